@@ -1,0 +1,108 @@
+"""Every error that raystate raises on purpose.
+
+They derive from `RaystateError`, pickle (Ray moves them between processes), and carry the facts of the failure as attributes, so
+that neither a person nor a program has to parse the message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RaystateError(Exception):
+    """Base of all raystate errors.
+
+    Args:
+        message: one sentence for a person, naming the thing that is wrong.
+        **details: facts by name, such as `step`, `host`, `rank`, `path`, `expected`, `got`, `waited_s`. Each becomes an attribute;
+            a fact that was not given reads as None.
+    """
+
+    details: dict[str, Any]
+
+    def __init__(self, message: str, **details: Any):
+        super().__init__(message)
+        self.details = details
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached for names that are not real attributes.
+        if name.startswith("__") or name == "details":
+            raise AttributeError(name)
+        return self.details.get(name)
+
+    def __reduce__(self):
+        return (_rebuild, (type(self), self.message, self.details))
+
+
+def _rebuild(kind: type[RaystateError], message: str, details: dict[str, Any]) -> RaystateError:
+    return kind(message, **details)
+
+
+class ConfigError(RaystateError):
+    """A setting is unknown, ill-typed or contradicts another; `field` names it."""
+
+
+class StorageError(RaystateError):
+    """An operation on storage failed for good; names the operation and the path."""
+
+
+class CorruptCheckpointError(RaystateError):
+    """Stored or held bytes do not match their checksum, or a piece of an array is missing."""
+
+
+class StepNotFoundError(RaystateError, FileNotFoundError):
+    """The requested step does not exist."""
+
+
+class StepOrderError(RaystateError):
+    """`save` was called with a step older than the newest one."""
+
+
+class ReferenceMismatchError(RaystateError):
+    """The reference and the checkpoint differ; the message lists all differences."""
+
+
+class ItemTopologyError(RaystateError):
+    """Per-process item states cannot be dealt out to another number of processes."""
+
+
+class CapacityError(RaystateError):
+    """The state does not fit the memory cap or the shared-memory mount; the message has the numbers and what would fit."""
+
+
+class BarrierTimeoutError(RaystateError):
+    """Not every rank (or host) arrived in time; names the missing ones, the phase and the seconds waited."""
+
+
+class RunInUseError(RaystateError):
+    """A live run owns this storage."""
+
+
+class StaleAttemptError(RaystateError):
+    """A newer attempt has claimed this run. Final: nothing re-claims after it."""
+
+
+class Interrupted(RaystateError):  # noqa: N818 - the contract's name: it is an end, not an error
+    """The attempt must end here; the step is durable and the run will be resumed."""
+
+
+class RunFailedError(RaystateError):
+    """`fit` gave up; the cause is the user's exception."""
+
+
+ALL_ERRORS: tuple[type[RaystateError], ...] = (
+    ConfigError, StorageError, CorruptCheckpointError, StepNotFoundError, StepOrderError, ReferenceMismatchError,
+    ItemTopologyError, CapacityError, BarrierTimeoutError, RunInUseError, StaleAttemptError, Interrupted, RunFailedError,
+)  # fmt: skip
+
+
+def error_from_name(name: str, message: str, details: dict[str, Any]) -> RaystateError:
+    """Build an error from its class name: how core's `Failure` becomes an exception in another process."""
+    for kind in ALL_ERRORS:
+        if kind.__name__ == name:
+            return kind(message, **details)
+    return RaystateError(f"{name}: {message}", **details)

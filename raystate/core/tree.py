@@ -1,0 +1,190 @@
+"""What a state looks like, without its bytes: the description that trainers, hosts, the Coordinator and readers share.
+
+A `TreeSpec` is one pytree in Orbax's serialized form (nested dicts and lists; NamedTuples and dataclasses as dicts by field name).
+A `Piece` is a box of one of its arrays that one process holds: `start` and `shape` in elements of the global array.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+PathKey = str | int  # a dict key or a sequence index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraySpec:
+    """One global array. `chunk` is the shape that is written as one zarr chunk; every shard is a whole number of chunks."""
+
+    shape: tuple[int, ...]
+    dtype: str  # numpy / ml_dtypes name: "float32", "bfloat16", "int4", …
+    chunk: tuple[int, ...]  # every entry >= 1
+    sharding: str | None = None  # Orbax's serialized sharding (the JSON string that goes into `_sharding`), None if it has none
+    typestr: Literal["jax.Array", "np.ndarray"] = "jax.Array"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafSpec:
+    """One leaf. kind "array": `array` is set; "scalar", "string": `value` is; "none", "dict", "list": an empty node."""
+
+    path: tuple[PathKey, ...]
+    kind: Literal["array", "scalar", "string", "none", "dict", "list"]
+    array: ArraySpec | None = None
+    value: int | float | bool | str | None = None
+
+    @property
+    def name(self) -> str:
+        """Orbax's parameter name."""
+        return ".".join(str(key) for key in self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeSpec:
+    """One array item of a step ("state", or an item that is a tree with arrays), leaves in the order of Orbax's serialized tree."""
+
+    item: str
+    leaves: tuple[LeafSpec, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> TreeSpec:
+        return cls(item=raw["item"], leaves=tuple(_leaf_from_json(leaf) for leaf in raw["leaves"]))
+
+
+def _leaf_from_json(raw: dict[str, Any]) -> LeafSpec:
+    array = raw["array"]
+    if array is not None:
+        array = ArraySpec(**{**array, "shape": tuple(array["shape"]), "chunk": tuple(array["chunk"])})
+    return LeafSpec(path=tuple(raw["path"]), kind=raw["kind"], array=array, value=raw["value"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A box of an array held by one process. `owned`: this process writes it to storage (exactly one process does)."""
+
+    tree: int  # index into the layout's trees
+    leaf: int  # index into that tree's leaves
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    offset: int  # bytes, in the slot's data region
+    nbytes: int
+    owned: bool
+
+    def to_json(self) -> list[Any]:
+        return [self.tree, self.leaf, self.start, self.shape, self.offset, self.nbytes, int(self.owned)]
+
+    @classmethod
+    def from_json(cls, raw: list[Any]) -> Piece:
+        tree, leaf, start, shape, offset, nbytes, owned = raw
+        return cls(
+            tree=tree, leaf=leaf, start=tuple(start), shape=tuple(shape), offset=offset, nbytes=nbytes, owned=bool(owned)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One process's share of the state: the global trees and this process's pieces."""
+
+    trees: tuple[TreeSpec, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def data_bytes(self) -> int:
+        return max((piece.offset + piece.nbytes for piece in self.pieces), default=0)
+
+    def global_hash(self) -> str:
+        """Hash of what is equal on all processes: trees, shapes, dtypes, shardings; not scalar values."""
+        trees = [_without_values(tree) for tree in self.trees]
+        return hashlib.sha256(json.dumps(trees, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_bytes(self) -> bytes:
+        raw = {"trees": [t.to_json() for t in self.trees], "pieces": [p.to_json() for p in self.pieces]}
+        return json.dumps(raw, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Layout:
+        raw = json.loads(data)
+        return cls(
+            trees=tuple(TreeSpec.from_json(tree) for tree in raw["trees"]),
+            pieces=tuple(Piece.from_json(piece) for piece in raw["pieces"]),
+        )
+
+
+def _without_values(tree: TreeSpec) -> dict[str, Any]:
+    raw = tree.to_json()
+    for leaf in raw["leaves"]:
+        leaf["value"] = None
+    return raw
+
+
+# What an item that is not an array tree is stored as, per process.
+ItemKind = Literal["iterator", "json"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotTable:
+    """The small part of a slot, beside the array bytes: which layout, the checksums, and everything that was serialized in save()."""
+
+    layout_ref: str  # content hash of Layout.to_bytes(), stored once per arena
+    crc32c: tuple[int, ...]  # per piece, in the layout's order
+    values: tuple[tuple[int | float | bool | str | None, ...], ...] = ()  # per tree: values of its scalar and string leaves, in order
+    iterators: dict[str, bytes] = dataclasses.field(default_factory=dict)  # item -> this process's state
+    json_items: dict[str, Any] = dataclasses.field(default_factory=dict)  # item -> process 0's value; empty elsewhere
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    custom: Any = None
+
+    def to_bytes(self) -> bytes:
+        raw = dataclasses.asdict(self)
+        raw["iterators"] = {item: base64.b64encode(state).decode() for item, state in self.iterators.items()}
+        return json.dumps(raw, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SlotTable:
+        raw = json.loads(data)
+        raw["crc32c"] = tuple(raw["crc32c"])
+        raw["values"] = tuple(tuple(values) for values in raw["values"])
+        raw["iterators"] = {item: base64.b64decode(state) for item, state in raw["iterators"].items()}
+        return cls(**raw)
+
+
+# ---------------------------------------------------------------- a committed step in storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataObject:
+    """One immutable object of array bytes under a writer's unique name, relative to the step's folder."""
+
+    name: str
+    size: int
+    crc32c: int
+    writer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """Everything that makes a step: the bytes of every fixed-name file, and every data object with its checksum."""
+
+    step: int
+    save: str
+    run: str
+    files: dict[str, bytes]  # name relative to the step's folder -> bytes; commit_success.txt markers included
+    objects: tuple[DataObject, ...]
+    format: int = 1
+
+    def to_bytes(self) -> bytes:
+        raw = dataclasses.asdict(self)
+        raw["files"] = {name: base64.b64encode(data).decode() for name, data in sorted(self.files.items())}
+        return json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Package:
+        raw = json.loads(data)
+        raw["files"] = {name: base64.b64decode(text) for name, text in raw["files"].items()}
+        raw["objects"] = tuple(DataObject(**obj) for obj in raw["objects"])
+        return cls(**raw)
