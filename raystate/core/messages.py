@@ -103,6 +103,9 @@ class HostSummary:
     seq: int
     staged: tuple[Staged, ...] = ()
     trainers: tuple[TrainerSeen, ...] = ()
+    base: Invalidate | None = None  # newest one it has applied
+    advised: tuple[int, int] | None = None  # (attempt, seq) of the newest Advice it has; None: unknown
+    proposal: Proposal | None = None  # of that Advice, so that a new Coordinator can go on with it
 
 
 # ---------------------------------------------------------------- the log
@@ -212,6 +215,9 @@ class HostWord:
 # ---------------------------------------------------------------- replies to trainers and to the driver
 
 
+TIERS = ("memory", "peer", "storage", "source", "init")  # fastest first
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinReply:
     lineage: str
@@ -235,9 +241,10 @@ class RestoreChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreSettled:
-    """All ranks have restored the same step."""
+    """All ranks have restored the same step. `tier` is the slowest that any rank needed."""
 
     step: int
+    tier: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +335,8 @@ class RestoreTried:
     step: int
     ok: bool
     error: str = ""
+    damaged: bool = True  # not ok: the bytes are bad (another copy or step is used); False: they could not be reached
+    tier: str = ""  # where this rank got its pieces: "memory", "peer", "storage", "source" or "init"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,13 +433,28 @@ class RetireDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptDead:
+    """That attempt's process is known to be gone: what it left open can be closed."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """The steps that must not be retired now, all of them; replaces the previous set."""
+
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed; deadlines are looked at. The shell sends one every 0.1 s or so."""
 
 
 Event = (
     Claimed | HostUp | HostDown | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked | LeaveAsked
-    | ReleaseAsked | DeleteAsked | StopAsked | Invalidated | Written | Packaged | Appended | PublishDone | RetireDone | Tick
+    | ReleaseAsked | DeleteAsked | StopAsked | Invalidated | Written | Packaged | Appended | PublishDone | RetireDone | AttemptDead
+    | Pinned | Tick
 )  # fmt: skip
 
 
@@ -476,6 +500,9 @@ class Invalidate:
     host: HostId
     lineage: str
     step: int
+    by: str = ""  # the lineage that recovers; its own slots and those of later lineages are spared
+    attempt: int = 0  # (attempt, seq) orders them: one that is not newer than the last applied is acknowledged and does nothing
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

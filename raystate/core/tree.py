@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ class ArraySpec:
     chunk: tuple[int, ...]  # every entry >= 1
     sharding: str | None = None  # Orbax's serialized sharding (the JSON string that goes into `_sharding`), None if it has none
     typestr: Literal["jax.Array", "np.ndarray"] = "jax.Array"
+    key_impl: str | None = None  # typed PRNG keys are stored as their uint32 key data; this names the implementation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,12 @@ class TreeSpec:
 
     item: str
     leaves: tuple[LeafSpec, ...]
+
+    def with_values(self, values: Sequence[int | float | bool | str | None]) -> TreeSpec:
+        """The same tree with these values of its scalar and string leaves, in order (`SlotTable.values`)."""
+        rest = iter(values)
+        leaves = (dataclasses.replace(x, value=next(rest)) if x.kind in ("scalar", "string") else x for x in self.leaves)
+        return dataclasses.replace(self, leaves=tuple(leaves))
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -1,0 +1,53 @@
+# Everything runs in .venv, which is made on the first call from nothing but python3, pip and make.
+#   make demo [ARGS=…]   make test   make test-core   make check   make bench [ARGS=…]   make format   make clean
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Named by what was installed: a change of either file sets up again, anything else does not.
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
+
+.PHONY: demo test test-core check bench format clean venv
+.DEFAULT_GOAL := test
+
+venv: $(STAMP)
+
+$(STAMP): | pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "raystate needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Name another one: make PYTHON=python3.11"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV) >/dev/null 2>&1; } || { \
+	  : "a Python without ensurepip: pip itself can fill the environment"; \
+	  rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[jobs,dev]'
+	@rm -f $(VENV)/.installed-* && touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m jobs.demo $(ARGS)
+
+# Fast layers first: what core decides is wrong long before a cluster shows it.
+test: test-core
+	$(PYTEST) tests --ignore=tests/core $(ARGS)
+
+test-core: $(STAMP)
+	$(PYTEST) tests/core $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/house
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""A byte-level language model: raystate's example of a real training job."""

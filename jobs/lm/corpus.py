@@ -1,0 +1,110 @@
+"""The training text: the Python standard library's own source files, read in place. No download, the same on every host that
+runs the same Python.
+"""
+
+from __future__ import annotations
+
+import collections
+import fnmatch
+import hashlib
+import math
+import os
+import sysconfig
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jobs.lm.config import DataConfig
+
+_SEPARATOR = b"\n"
+
+
+class CorpusError(Exception):
+    """There is no usable corpus on this host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """Both texts as uint8 arrays of shape [bytes], and what identifies them."""
+
+    train: np.ndarray
+    val: np.ndarray
+    train_files: tuple[str, ...]  # relative, sorted
+    val_files: tuple[str, ...]
+    fingerprint: str  # sha256 over role, name and content of every file
+
+
+def load_corpus(config: DataConfig, root: str | Path | None = None) -> Corpus:
+    """Read the corpus.
+
+    Files are ranked by a hash of their relative name, so that neither the size cap nor the split favours a letter of the alphabet,
+    and taken until the cap; each text then has its files in the order of their names.
+
+    Args:
+        config: which files, how many bytes.
+        root: the folder to read; None is the standard library.
+
+    Raises:
+        CorpusError: the folder is missing or has too little text.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"] if root is None else root)
+    ranked = sorted((_rank(name), name) for name in _python_files(root, config.exclude))
+    texts: dict[str, dict[str, bytes]] = {"train": {}, "val": {}}
+    total_bytes = 0
+    for rank, name in ranked:
+        data = (root / name).read_bytes()
+        if total_bytes + len(data) > config.max_bytes:
+            continue
+        total_bytes += len(data)
+        # Ranking uses the first half of the hash, the split the second: they must not be the same choice.
+        role = "val" if int(rank[32:40], 16) < config.val_fraction * 2**32 else "train"
+        texts[role][name] = data
+    digest = hashlib.sha256()
+    arrays: dict[str, np.ndarray] = {}
+    for role, files in texts.items():
+        for name in sorted(files):
+            digest.update(f"{role} {name} {len(files[name])}\n".encode())
+            digest.update(files[name])
+        arrays[role] = np.frombuffer(_SEPARATOR.join(files[name] for name in sorted(files)), np.uint8)
+    if arrays["train"].size < 65536 // 4 or arrays["val"].size < 1024:
+        raise CorpusError(
+            f"{root} has too little Python text: {arrays['train'].size} bytes to train on, {arrays['val'].size} to validate on"
+        )
+    return Corpus(
+        train=arrays["train"],
+        val=arrays["val"],
+        train_files=tuple(sorted(texts["train"])),
+        val_files=tuple(sorted(texts["val"])),
+        fingerprint=digest.hexdigest(),
+    )
+
+
+def _rank(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def _python_files(root: Path, exclude: tuple[str, ...]) -> list[str]:
+    """Relative names with forward slashes. `exclude` has patterns for a folder's or a file's own name."""
+
+    def excluded(name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+
+    found: list[str] = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not excluded(name)]
+        relative = Path(folder).relative_to(root)
+        found += [(relative / name).as_posix() for name in files if name.endswith(".py") and not excluded(name)]
+    return found
+
+
+def zlib_bits_per_byte(text: np.ndarray) -> float:
+    """What `zlib` at its best level needs for this text, uint8 [bytes]."""
+    return 8 * len(zlib.compress(text.tobytes(), 9)) / text.size
+
+
+def entropy_bits_per_byte(text: np.ndarray) -> float:
+    """Order-0 entropy of this text's own bytes: what a model needs that knows only how frequent each byte is."""
+    counts = collections.Counter(text.tobytes())
+    return -sum(n / text.size * math.log2(n / text.size) for n in counts.values())

@@ -1,0 +1,93 @@
+"""raystate: the training state of JAX jobs on Ray, kept through crashes and preemptions as plain Orbax checkpoints.
+
+Names load on first use (PEP 562), so `import raystate` is cheap and `raystate.core` needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from raystate.core.errors import (
+    BarrierTimeoutError,
+    CapacityError,
+    ConfigError,
+    CorruptCheckpointError,
+    Interrupted,
+    ItemTopologyError,
+    RaystateError,
+    ReferenceMismatchError,
+    RunFailedError,
+    RunInUseError,
+    StaleAttemptError,
+    StepNotFoundError,
+    StepOrderError,
+    StorageError,
+)
+
+if TYPE_CHECKING:
+    from raystate.config import StateConfig
+    from raystate.manager import StateManager
+    from raystate.reader import Reader, load, metadata, save
+    from raystate.restored import Restored
+    from raystate.train import RayTrainCallback, RunResult, fit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BarrierTimeoutError",
+    "CapacityError",
+    "ConfigError",
+    "CorruptCheckpointError",
+    "Interrupted",
+    "ItemTopologyError",
+    "RayTrainCallback",
+    "RaystateError",
+    "Reader",
+    "ReferenceMismatchError",
+    "Restored",
+    "RunFailedError",
+    "RunInUseError",
+    "RunResult",
+    "StaleAttemptError",
+    "StateConfig",
+    "StateManager",
+    "StepNotFoundError",
+    "StepOrderError",
+    "StorageError",
+    "__version__",
+    "fit",
+    "load",
+    "metadata",
+    "save",
+]
+
+# Public name -> the module that defines it. Errors are not here: they are light and are imported above.
+_LAZY = {
+    "StateConfig": "raystate.config",
+    "StateManager": "raystate.manager",
+    "Restored": "raystate.restored",
+    "Reader": "raystate.reader",
+    "save": "raystate.reader",
+    "load": "raystate.reader",
+    "metadata": "raystate.reader",
+    "fit": "raystate.train",
+    "RayTrainCallback": "raystate.train",
+    "RunResult": "raystate.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        close = difflib.get_close_matches(name, __all__, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise AttributeError(f"module 'raystate' has no attribute {name!r}{hint}", name=name)
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value  # the next access doesn't come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

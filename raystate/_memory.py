@@ -1,0 +1,140 @@
+"""A snapshot that is still in host memory, as something to restore from: this node's arena first, other nodes' HostActors next."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from raystate._session import Session
+from raystate.actors.host_service import RankData
+from raystate.arena import SlotSet
+from raystate.arrays import Holding, MemorySource, PieceSource, ReadRequest, UncoveredError
+from raystate.core.errors import CorruptCheckpointError
+from raystate.core.messages import HostId, RestoreChoice, Staged
+from raystate.core.tree import Layout, SlotTable
+from raystate.restored import StepContent, with_values
+
+
+class MemorySnapshot:
+    """The pieces of (lineage, step), fetched as far as they are needed. Not thread-safe; use within one restore."""
+
+    def __init__(self, session: Session, choice: RestoreChoice):
+        self._session = session
+        self._choice = choice
+        self._host_of = dict(choice.hosts)
+        self._holdings: dict[int, Holding] = {}
+        self._tables: dict[int, SlotTable] = {}
+        self._sets: list[SlotSet] = []
+        self.used_peer = False
+        found: list[tuple[str, int, Staged]] = session.call_host("contents", timeout_s=session.config.restore_timeout_s)
+        for path, slot_index, staged in found:
+            if staged.lineage == choice.lineage and staged.step == choice.step and staged.rank not in self._holdings:
+                self._open_local(Path(path), slot_index, staged.rank)
+
+    def _open_local(self, path: Path, slot_index: int, rank: int) -> None:
+        slot_set = SlotSet.open(path)
+        self._sets.append(slot_set)
+        content = slot_set.slots[slot_index].read()
+        if content is None or (content.header.lineage, content.header.step) != (self._choice.lineage, self._choice.step):
+            raise CorruptCheckpointError(
+                f"the slot of rank {rank} for step {self._choice.step} changed while it was read", step=self._choice.step, rank=rank
+            )
+        table = SlotTable.from_bytes(content.table)
+        layout = Layout.from_bytes((self._session.arena_path / "layouts" / table.layout_ref).read_bytes())
+        self._tables[rank] = table
+        self._holdings[rank] = Holding(layout=layout, data=content.data, crc32c=table.crc32c, holder=f"rank {rank} on this node")
+
+    def _fetch(self, rank: int, *, with_data: bool) -> None:
+        host = HostId(self._host_of[rank])
+        got: RankData = self._session.call_host(
+            "fetch",
+            timeout_s=self._session.config.restore_timeout_s,
+            host=host,
+            lineage=self._choice.lineage,
+            step=self._choice.step,
+            rank=rank,
+            with_data=with_data,
+        )
+        self.used_peer = self.used_peer or with_data
+        table = self._tables[rank] = SlotTable.from_bytes(got.table)
+        layout = Layout.from_bytes(got.layout)
+        if got.data is not None:
+            self._holdings[rank] = Holding(
+                layout=layout, data=got.data, crc32c=table.crc32c, holder=f"rank {rank} on node {host[:8]}"
+            )
+        self._layouts[rank] = layout
+
+    @functools.cached_property
+    def _layouts(self) -> dict[int, Layout]:
+        return {rank: holding.layout for rank, holding in self._holdings.items()}
+
+    def table(self, rank: int) -> SlotTable:
+        if rank not in self._tables:
+            self._fetch(rank, with_data=False)
+        return self._tables[rank]
+
+    def layout(self, rank: int) -> Layout:
+        if rank not in self._layouts:
+            self._fetch(rank, with_data=False)
+        return self._layouts[rank]
+
+    def local(self) -> list[Holding]:
+        return list(self._holdings.values())
+
+    def everything(self) -> list[Holding]:
+        """All ranks' pieces, other nodes' too."""
+        for rank in sorted(set(self._host_of) - set(self._holdings)):
+            self._fetch(rank, with_data=True)
+        return list(self._holdings.values())
+
+    def close(self) -> None:
+        """Unmap this node's slots. The arrays made from them are copies."""
+        self._holdings.clear()
+        for slot_set in self._sets:
+            slot_set.close()
+
+
+class _LocalFirst:
+    """A PieceSource that goes to other nodes only for what this node's arena doesn't cover."""
+
+    def __init__(self, snapshot: MemorySnapshot, item: str):
+        self._snapshot = snapshot
+        self._item = item
+
+    def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
+        local = self._snapshot.local()
+        if local:
+            try:
+                return MemorySource(local, self._item).read(requests)
+            except UncoveredError:
+                pass
+        return MemorySource(self._snapshot.everything(), self._item).read(requests)
+
+
+def content_from_memory(snapshot: MemorySnapshot, choice: RestoreChoice) -> StepContent:
+    ranks = sorted(rank for rank, _ in choice.hosts)
+    first = snapshot.table(ranks[0])
+    layout = snapshot.layout(ranks[0])
+    trees = {tree.item: with_values(tree, values) for tree, values in zip(layout.trees, first.values, strict=True)}
+
+    def source(item: str) -> PieceSource:
+        return _LocalFirst(snapshot, item)
+
+    def iterator_states(item: str) -> tuple[dict[int, bytes], int]:
+        return {rank: snapshot.table(rank).iterators[item] for rank in ranks}, len(ranks)
+
+    return StepContent(
+        step=choice.step,
+        tier="memory",
+        trees=trees,
+        source=source,
+        iterator_states=iterator_states,
+        iterators=tuple(first.iterators),
+        json_items=first.json_items,
+        metrics=first.metrics,
+        custom=first.custom,
+        used_tier=lambda: "peer" if snapshot.used_peer else "memory",
+    )

@@ -1,0 +1,1 @@
+"""The actors of a run, thin shells over core: one Coordinator, one HostActor per node."""

@@ -1,0 +1,241 @@
+"""The Coordinator actor: one per run, detached and named. It holds no accelerator and nothing that it can't rebuild."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from raystate.actors.host import create_host
+from raystate.actors.ledger import Recovery
+from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name
+from raystate.config import StateConfig
+from raystate.core.messages import Advice, Event, Failure, HostId, Invalidate, Reply, Write
+
+GOODBYE_S = 5.0  # how long the ended Coordinator waits for trainers to have read their last reply
+CLOSE_HOST_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who uses the run: the Ray job that asks."""
+
+    job_id: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    attempt: int
+    pid: int
+    protocol: int
+    newest_step: int
+
+
+class RayHosts:
+    """`Hosts` over Ray actors: every call returns at once."""
+
+    def __init__(self, config: StateConfig, run_hash: str):
+        self._config = config
+        self._run_hash = run_hash
+        self._handles: dict[HostId, Any] = {}
+
+    def _handle(self, host: HostId) -> Any | None:
+        if host not in self._handles:
+            handle = find_actor(host_name(self._run_hash, host))
+            if handle is None:
+                return None
+            self._handles[host] = handle
+        return self._handles[host]
+
+    def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
+        if self._handle(host) is not None:
+            return
+        handle = self._handles[host] = create_host(
+            run=self._config.run,
+            run_hash=self._run_hash,
+            storage_url=self._config.storage,
+            host=host,
+            host_memory=self._config.host_memory,
+            arena_dir=self._config.arena_dir,
+        )
+
+        def check(future: Future[Any]) -> None:
+            error = future.exception()
+            if error is not None:
+                on_error(str(error).strip().splitlines()[-1])
+
+        handle.hello.remote().future().add_done_callback(check)
+
+    def _send(self, host: HostId, method: str, *args: Any) -> None:
+        handle = self._handle(host)
+        if handle is not None:
+            getattr(handle, method).remote(*args)
+
+    def advise(self, host: HostId, advice: Advice) -> None:
+        self._send(host, "advise", advice)
+
+    def invalidate(self, command: Invalidate) -> None:
+        self._send(command.host, "invalidate", command)
+
+    def end_trainers(self, host: HostId, lineage: str, reason: str) -> None:
+        self._send(host, "end_trainers", lineage, reason)
+
+    def write(self, command: Write) -> Future[Any]:
+        handle = self._handle(command.host)
+        if handle is None:
+            failed: Future[Any] = Future()
+            failed.set_exception(RuntimeError(f"host {command.host[:8]} has no HostActor"))
+            return failed
+        return handle.write.remote(command).future()
+
+    def close_all(self, *, remove_arena: bool) -> None:
+        handles = {host: self._handle(host) for host in {*self._handles, *find_hosts(self._run_hash)}}
+        refs = [handle.close.remote(remove_arena) for handle in handles.values() if handle is not None]
+        ray.wait(refs, num_returns=len(refs), timeout=CLOSE_HOST_TIMEOUT_S)
+        for handle in handles.values():
+            if handle is not None:
+                ray.kill(handle, no_restart=True)
+
+
+class CoordinatorActor:
+    """A thin shell: the core machine decides, `CoordinatorService` carries out, this class makes it callable."""
+
+    def __init__(self, config: StateConfig, run_hash: str, owner: Owner):
+        # Orbax imports JAX here, for small files only: it must never take an accelerator.
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        for name in [name for name in os.environ if name.startswith("TPU_")]:
+            del os.environ[name]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        from raystate.actors.coordinator_service import CoordinatorService
+        from raystate.storage import open_storage
+
+        _log_to_stderr()
+        self._owner = owner
+        self._lefts: set[int] = set()
+        self._left_all = threading.Event()
+        self._world = 1
+        self._kill_me = ray.get_runtime_context().current_actor
+        cluster = cluster_token()
+        identity = f"{cluster}.{run_hash}"
+        self._service = CoordinatorService(
+            settings=config.core_settings(),
+            storage=open_storage(config.storage),
+            hosts=RayHosts(config, run_hash),
+            known_hosts=find_hosts(run_hash),
+            writer=f"{identity}.{secrets.token_hex(4)}",
+            # This actor's name is unique in its cluster: whoever had it before is dead.
+            is_dead=lambda writer: writer.startswith(f"{identity}."),
+            on_end=self._on_end,
+        )
+
+    def _on_end(self, reason: str) -> None:
+        threading.Thread(target=self._end, name="raystate-end", daemon=True).start()
+
+    def _end(self) -> None:
+        self._left_all.wait(GOODBYE_S)
+        ray.kill(self._kill_me, no_restart=True)
+
+    async def hello(self, owner: Owner, takeover: bool) -> Hello | Failure:
+        """Who is asking. RunInUseError while another job's trainers are alive, unless `takeover`."""
+        service = self._service
+        if service.failed is not None:
+            return service.failed
+        if owner.job_id != self._owner.job_id and service.ledger.trainers_alive and not takeover:
+            return Failure(
+                error="RunInUseError",
+                message=f"the run is in use by Ray job {self._owner.job_id} on node {self._owner.node[:8]}; "
+                "pass takeover=True to end it",
+                details=dataclasses.asdict(self._owner),
+            )
+        self._owner = owner
+        return Hello(attempt=service.attempt, pid=os.getpid(), protocol=PROTOCOL, newest_step=service.ledger.newest_step)
+
+    async def ask(self, event: Any) -> Reply:
+        return await asyncio.wrap_future(self._service.ask(event))
+
+    async def tell(self, event: Event) -> None:
+        self._service.post(event)
+
+    async def left(self, rank: int, world: int) -> None:
+        """A trainer has read its LeaveReply."""
+        self._lefts.add(rank)
+        if len(self._lefts) >= world:
+            self._left_all.set()
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def recoveries(self) -> list[Recovery]:
+        return self._service.ledger.recoveries
+
+    async def newest_step(self) -> int:
+        return self._service.ledger.newest_step
+
+
+def _log_to_stderr() -> None:
+    """Ray shows an actor's stderr in the driver: calm, one line each."""
+    import logging
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("raystate %(levelname)s %(message)s"))
+    root = logging.getLogger("raystate")
+    root.handlers = [handler]
+    root.setLevel(logging.INFO)
+    root.propagate = False
+
+
+def cluster_token() -> str:
+    """A random name of this Ray cluster incarnation, the same in all its processes.
+
+    Ray has no public id of a cluster, so one is kept in its key-value store (tests/cluster notices if that changes).
+    """
+    from ray.experimental import internal_kv
+
+    key = b"raystate:cluster"
+    token = internal_kv._internal_kv_get(key)
+    if token is None:
+        internal_kv._internal_kv_put(key, secrets.token_hex(6).encode(), overwrite=False)
+        token = internal_kv._internal_kv_get(key)
+    assert token is not None
+    return token.decode()
+
+
+def ensure_coordinator(config: StateConfig, run_hash: str, owner: Owner) -> Any:
+    """The run's Coordinator, made if there is none. Its process starts while the caller goes on."""
+    return (
+        ray.remote(CoordinatorActor)
+        .options(
+            name=coordinator_name(run_hash),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+        )
+        .remote(config, run_hash, owner)
+    )
+
+
+def this_owner() -> Owner:
+    context = ray.get_runtime_context()
+    return Owner(job_id=context.get_job_id(), node=context.get_node_id())
+
+
+def wait_until_gone(name: str, timeout_s: float) -> bool:
+    """Whether the named actor is gone within `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while find_actor(name) is not None:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,325 @@
+"""What the Coordinator actor does, without Ray: feeds events to the core machine and carries out its commands.
+
+One thread owns the machine. Slow commands run on worker threads and come back as events. Nothing here decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+from raystate.actors.ledger import Ledger
+from raystate.actors.packaging import build_package
+from raystate.core.coordinator import Coordinator
+from raystate.core.errors import StaleAttemptError, StorageError
+from raystate.core.log import claim_entry
+from raystate.core.messages import (
+    Advice,
+    Advise,
+    Answer,
+    Append,
+    Appended,
+    BuildPackage,
+    Claimed,
+    Command,
+    Discard,
+    EndTrainers,
+    Event,
+    Failure,
+    Finish,
+    HostDown,
+    HostId,
+    Invalidate,
+    Joined,
+    Log,
+    LogEntry,
+    Packaged,
+    Publish,
+    PublishDone,
+    Reply,
+    Retire,
+    RetireDone,
+    Settings,
+    Superseded,
+    Tick,
+    Write,
+    Written,
+)
+from raystate.core.tree import Package
+from raystate.storage import RunLog, StepFolder, Storage, collect_garbage, foreign_steps
+
+logger = logging.getLogger("raystate.coordinator")
+
+TICK_S = 0.1
+
+
+class Hosts(Protocol):
+    """How the service reaches the HostActors. All calls return at once."""
+
+    def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None: ...
+    def advise(self, host: HostId, advice: Advice) -> None: ...
+    def invalidate(self, command: Invalidate) -> None: ...
+    def end_trainers(self, host: HostId, lineage: str, reason: str) -> None: ...
+    def write(self, command: Write) -> Future[Any]: ...
+    def close_all(self, *, remove_arena: bool) -> None: ...
+
+
+class CoordinatorService:
+    """See the module.
+
+    Args:
+        settings: what the decisions depend on.
+        storage: where the run's log and steps are.
+        hosts: the HostActors.
+        known_hosts: those that exist already.
+        writer: random id of this process, for the log.
+        is_dead: tells whether the process behind a log writer id is known to be dead.
+        on_end: called once from the service's thread when the run is released or superseded.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        storage: Storage,
+        hosts: Hosts,
+        known_hosts: tuple[HostId, ...],
+        writer: str,
+        is_dead: Callable[[str], bool],
+        on_end: Callable[[str], None],
+    ):
+        self._settings = settings
+        self._storage = storage
+        self._hosts = hosts
+        self._log = RunLog(storage)
+        self._machine = Coordinator(settings)
+        self._writer = writer
+        self._is_dead = is_dead
+        self._on_end = on_end
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._asks: dict[str, Future[Reply]] = {}
+        self._asks_lock = threading.Lock()
+        self._parts: dict[str, dict[HostId, Any]] = {}
+        self._packages: dict[str, Package] = {}
+        self._worlds: dict[str, int] = {}
+        self._workers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="raystate-work")
+        self._appender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raystate-log")
+        self._ended = threading.Event()
+        self.ledger = Ledger(storage)
+        self.attempt = -1
+        self.failed: Failure | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(known_hosts,), name="raystate-coordinator", daemon=True
+        )
+        self._thread.start()
+
+    # ------------------------------------------------------------ from other threads
+
+    def post(self, event: Event) -> None:
+        self._events.put(event)
+
+    def ask(self, event: Any) -> Future[Reply]:
+        """Post an event that is answered; the same ask posted twice gets the same answer."""
+        with self._asks_lock:
+            future = self._asks.get(event.ask)
+            if future is None:
+                future = self._asks[event.ask] = Future()
+                if self.failed is not None:
+                    future.set_result(self.failed)
+        if isinstance(event, Joined):
+            self._hosts.ensure(event.host, functools.partial(self._host_failed, event.host))
+        self.post(event)
+        return future
+
+    def _host_failed(self, host: HostId, reason: str) -> None:
+        self.post(HostDown(host=host, reason=reason))
+
+    # ------------------------------------------------------------ the machine's thread
+
+    def _run(self, known_hosts: tuple[HostId, ...]) -> None:
+        try:
+            self._claim(known_hosts)
+            while not self._ended.is_set():
+                try:
+                    event = self._events.get(timeout=TICK_S)
+                except queue.Empty:
+                    event = Tick()
+                if event is not None:
+                    self._handle(event)
+        except Exception as error:
+            logger.exception("the coordinator stopped")
+            self._fail_all(Failure(error="RaystateError", message=f"the coordinator of run {self._settings.run!r} stopped: {error}"))
+            self._on_end(f"stopped: {error}")
+
+    def _claim(self, known_hosts: tuple[HostId, ...]) -> None:
+        """Become the newest attempt. Storage that is unusable now is a StorageError for whoever joins."""
+        try:
+            self._storage.self_test()
+            dead: list[int] = []
+
+            def entry_after(tail: LogEntry | None) -> LogEntry:
+                if tail is not None and self._is_dead(tail.writer):
+                    dead.append(tail.attempt)
+                live = () if tail is None else tuple(step.step for step in tail.live)
+                return claim_entry(tail, self._writer, self._settings.run, foreign_steps(self._storage, live))
+
+            entry = self._log.claim(entry_after)
+        except StorageError as error:
+            self._fail_all(Failure(error="StorageError", message=error.message, details=error.details))
+            self._on_end(error.message)
+            self._ended.set()
+            return
+        self.attempt = entry.attempt
+        logger.info("attempt %d of run %r on %s", entry.attempt, self._settings.run, self._storage.url)
+        self.ledger.begin(entry.attempt)
+        self._handle(Claimed(entry=entry, hosts=known_hosts, dead=tuple(dead)))
+        self._workers.submit(self._collect_garbage, entry)
+
+    def _collect_garbage(self, entry: LogEntry) -> None:
+        try:
+            collect_garbage(self._storage, {s.save for s in entry.live if s.save} | {i.save for i in entry.intents if i.save})
+        except StorageError as error:
+            logger.warning("left-overs of earlier attempts stay for now: %s", error)
+
+    def _handle(self, event: Event) -> None:
+        now_s = time.monotonic()
+        if isinstance(event, Joined):
+            self._worlds[event.group] = event.world
+        self.ledger.observe(event, now_s)
+        for command in self._machine.handle(event, now_s):
+            self.ledger.observe(command, now_s)
+            self._execute(command)
+
+    def _execute(self, command: Command) -> None:
+        match command:
+            case Answer(ask=ask, reply=reply):
+                with self._asks_lock:
+                    future = self._asks.setdefault(ask, Future())
+                if not future.done():
+                    future.set_result(reply)
+            case Advise(host=host, advice=advice):
+                self._hosts.advise(host, advice)
+            case Invalidate():
+                self._hosts.invalidate(command)
+            case EndTrainers(host=host, lineage=lineage, reason=reason):
+                self._hosts.end_trainers(host, lineage, reason)
+            case Write():
+                self._hosts.write(command).add_done_callback(functools.partial(self._on_written, command))
+            case BuildPackage():
+                self._workers.submit(self._build, command)
+            case Append(entry=entry):
+                self._appender.submit(self._append, entry)
+            case Publish(step=step, save=save):
+                self._workers.submit(self._publish, step, save)
+            case Retire():
+                self._workers.submit(self._retire, command)
+            case Discard(step=step, save=save):
+                self._parts.pop(save, None)
+                self._workers.submit(self._discard, step, save)
+            case Log(level=level, text=text):
+                logger.log(getattr(logging, level.upper()), "%s", text)
+            case Finish(reason=reason):
+                self._finish(reason)
+            case Superseded(by_attempt=by_attempt, reason=reason):
+                self._superseded(by_attempt, reason)
+
+    # ------------------------------------------------------------ slow commands, on worker threads
+
+    def _on_written(self, command: Write, future: Future[Any]) -> None:
+        error = future.exception()
+        if error is None:
+            self._parts.setdefault(command.save, {})[command.host] = future.result()
+        self.post(Written(host=command.host, save=command.save, error=_one_line(error)))
+
+    def _build(self, command: BuildPackage) -> None:
+        error = ""
+        metrics: dict[str, float] = {}
+        try:
+            parts = [self._parts[command.save][host] for host in command.hosts]
+            package = build_package(self._storage, self._settings.run, command.step, command.save, parts)
+            folder = StepFolder(self._storage, command.step, command.save)
+            folder.assemble(package)
+            folder.put_package(package)
+            self._packages[command.save] = package
+            metrics = min(((rank, t) for p in parts for rank, t in p.tables.items()), key=lambda pair: pair[0])[1].metrics
+        except Exception as caught:
+            logger.debug("building step %d failed", command.step, exc_info=True)
+            error = _one_line(caught)
+        self._parts.pop(command.save, None)
+        self.post(Packaged(save=command.save, metrics=metrics, time_s=time.time(), error=error))
+
+    def _append(self, entry: LogEntry) -> None:
+        entry = dataclasses.replace(entry, writer=self._writer)
+        try:
+            outcome = self._log.append(entry)
+        except Exception as error:
+            outcome = Appended(seq=entry.seq, outcome="failed", error=_one_line(error))
+        self.post(outcome)
+
+    def _publish(self, step: int, save: str) -> None:
+        error = ""
+        try:
+            folder = StepFolder(self._storage, step, save)
+            package = self._packages.get(save) or folder.read_package()
+            folder.publish(package)
+            self._packages.pop(save, None)
+        except Exception as caught:
+            logger.debug("publishing step %d failed", step, exc_info=True)
+            error = _one_line(caught)
+        self.post(PublishDone(step=step, save=save, error=error))
+
+    def _retire(self, command: Retire) -> None:
+        error = ""
+        try:
+            StepFolder(self._storage, command.step, command.save).retire(aside=command.aside)
+        except Exception as caught:
+            error = _one_line(caught)
+        self.post(RetireDone(step=command.step, error=error))
+
+    def _discard(self, step: int, save: str) -> None:
+        try:
+            StepFolder(self._storage, step, save).discard()
+        except Exception as error:
+            logger.warning("left-overs of save %s stay for the next start or gc: %s", save, error)
+
+    # ------------------------------------------------------------ ends
+
+    def _finish(self, reason: str) -> None:
+        logger.info("run %r released: %s", self._settings.run, reason)
+        self._ended.set()
+        self._appender.shutdown(wait=True)
+        self._workers.shutdown(wait=True)
+        self.ledger.end(reason)
+        self._hosts.close_all(remove_arena=True)
+        self._on_end(reason)
+
+    def _superseded(self, by_attempt: int, reason: str) -> None:
+        self._fail_all(
+            Failure(
+                error=StaleAttemptError.__name__,
+                message=f"attempt {self.attempt} of {self._storage.url} was superseded by attempt {by_attempt}: {reason}",
+                details={"attempt": self.attempt, "by_attempt": by_attempt},
+            )
+        )
+
+    def _fail_all(self, failure: Failure) -> None:
+        with self._asks_lock:
+            self.failed = failure
+            waiting = [future for future in self._asks.values() if not future.done()]
+        for future in waiting:
+            future.set_result(failure)
+
+
+def _one_line(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    cause = getattr(error, "cause", None) or error  # Ray wraps the HostActor's exception
+    text = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {text[-1] if text else ''}"

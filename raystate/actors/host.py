@@ -1,0 +1,113 @@
+"""The HostActor: one per node and run, detached, pinned to its node. Neither jax nor orbax is imported here."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raystate.actors.naming import NAMESPACE, coordinator_name, find_actor, host_name
+from raystate.core.messages import Advice, Event, HostId, Invalidate, Write
+
+HOST_THREADS = 16  # calls served at once: writes and fetches take long, advice must not wait behind them
+
+
+class HostActor:
+    """A thin shell: `HostService` does the work (see there), this class makes it callable.
+
+    Everything it owns lies in the arena, so that Ray can restart it after a kill: the new process adopts what the old one held.
+    """
+
+    def __init__(
+        self, *, run: str, run_hash: str, storage_url: str, host: HostId, host_memory: str | int, arena_dir: str | None
+    ):
+        from raystate.actors.host_service import HostService
+        from raystate.arena import HostArena, arena_path, default_root, parse_memory
+        from raystate.storage import open_storage
+
+        self._run_hash = run_hash
+        self._coordinator: Any = None
+        arena = HostArena.open(
+            arena_path(default_root(arena_dir), run_hash, host),
+            run=run,
+            storage=storage_url,
+            node_id=host,
+            cap_bytes=parse_memory(host_memory),
+        )
+        self._path = str(arena.path)
+        self._service = HostService(
+            arena=arena,
+            storage=open_storage(storage_url),
+            host=host,
+            incarnation=secrets.token_hex(4),
+            tell=self._tell,
+        )
+
+    def _tell(self, event: Event) -> None:
+        # Fire and forget: a report that gets lost is repeated at the next heartbeat.
+        if self._coordinator is None:
+            self._coordinator = find_actor(coordinator_name(self._run_hash))
+        if self._coordinator is None:
+            return
+        try:
+            self._coordinator.tell.remote(event)
+        except Exception:
+            self._coordinator = None
+
+    def hello(self) -> tuple[int, str]:
+        """(pid, path of the arena)."""
+        return os.getpid(), self._path
+
+    def allot(self, **request: Any) -> tuple[str, int]:
+        return self._service.allot(**request)
+
+    def contents(self) -> Any:
+        return self._service.contents()
+
+    def fetch(self, **request: Any) -> Any:
+        return self._service.fetch(**request)
+
+    def advise(self, advice: Advice) -> None:
+        self._service.advise(advice)
+
+    def invalidate(self, command: Invalidate) -> None:
+        self._service.invalidate(command)
+
+    def end_trainers(self, lineage: str, reason: str) -> int:
+        return self._service.end_trainers(lineage=lineage, reason=reason)
+
+    def write(self, command: Write) -> Any:
+        return self._service.write(command)
+
+    def close(self, remove_arena: bool) -> None:
+        self._service.close(remove_arena=remove_arena)
+
+
+def create_host(
+    *, run: str, run_hash: str, storage_url: str, host: HostId, host_memory: str | int, arena_dir: str | None
+) -> Any:
+    """The node's HostActor of this run, made if there is none."""
+    return (
+        ray.remote(HostActor)
+        .options(
+            name=host_name(run_hash, host),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=HOST_THREADS,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=host, soft=False),
+        )
+        .remote(
+            run=run,
+            run_hash=run_hash,
+            storage_url=storage_url,
+            host=host,
+            host_memory=host_memory,
+            arena_dir=arena_dir,
+        )
+    )

@@ -1,0 +1,111 @@
+"""The ledger of a run: what died, what came back, from where, and how long it took. For reports; nothing depends on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from raystate.core.errors import RaystateError
+from raystate.core.messages import Answer, EndTrainers, HostReported, RestoreSettled, TrainerExited
+from raystate.storage import Storage
+
+logger = logging.getLogger("raystate.coordinator")
+
+EVENTS = ".raystate/events"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """One restart of the trainers. `seconds`: from the news of the death to the first new step."""
+
+    attempt: int
+    cause: str
+    step: int  # the step it went on from
+    tier: str  # "memory", "peer", "storage", …
+    seconds: float
+    steps_repeated: int
+
+
+class Ledger:
+    """Watches the events and commands that pass through the Coordinator. Called from its thread only."""
+
+    def __init__(self, storage: Storage):
+        self._storage = storage
+        self._attempt = -1
+        self._newest: dict[str, int] = {}  # lineage -> newest step seen
+        self._ended: set[str] = set()  # lineages that died
+        self._open: dict[str, Any] | None = None
+        self._alive: dict[str, bool] = {}  # host -> has trainers
+        self.recoveries: list[Recovery] = []
+        self.newest_step = -1
+
+    def begin(self, attempt: int) -> None:
+        self._attempt = attempt
+
+    @property
+    def trainers_alive(self) -> bool:
+        return any(self._alive.values())
+
+    def observe(self, message: Any, now_s: float) -> None:
+        match message:
+            case TrainerExited(lineage=lineage, clean=False, reason=reason) if lineage not in self._ended:
+                self._ended.add(lineage)
+                if self._open is None:
+                    self._open = {"cause": reason, "since_s": now_s, "newest": self._newest.get(lineage, -1)}
+            case EndTrainers(lineage=lineage):
+                self._ended.add(lineage)
+            case Answer(reply=RestoreSettled(step=step, tier=tier)) if self._open is not None:
+                self._open |= {"step": step, "tier": tier}
+            case HostReported(summary=summary):
+                self._alive[summary.host] = bool(summary.trainers)
+                for trainer in summary.trainers:
+                    self._newest[trainer.lineage] = max(self._newest.get(trainer.lineage, -1), trainer.newest_step)
+                    self.newest_step = max(self.newest_step, trainer.newest_step)
+                    self._close(trainer.lineage, trainer.newest_step, now_s)
+            case _:
+                pass
+
+    def _close(self, lineage: str, newest_step: int, now_s: float) -> None:
+        """A recovery ends with the first new step of a living lineage."""
+        if self._open is None or "step" not in self._open or lineage in self._ended or newest_step <= self._open["step"]:
+            return
+        recovery = Recovery(
+            attempt=self._attempt,
+            cause=self._open["cause"],
+            step=self._open["step"],
+            tier=self._open["tier"],
+            seconds=round(now_s - self._open["since_s"], 3),
+            steps_repeated=max(0, self._open["newest"] - self._open["step"]),
+        )
+        self._open = None
+        self.recoveries.append(recovery)
+        logger.info(
+            "back at step %d from %s after %.1f s, %d steps repeated (%s)",
+            recovery.step, recovery.tier, recovery.seconds, recovery.steps_repeated, recovery.cause,
+        )  # fmt: skip
+        name = f"{EVENTS}/{self._attempt:06d}-{len(self.recoveries):04d}.json"
+        data = json.dumps({"kind": "recovery", "time_s": time.time(), **dataclasses.asdict(recovery)}).encode()
+        # On a thread of its own: a slow storage must not delay the Coordinator, and nobody waits for a report.
+        threading.Thread(target=self._write, args=(name, data), name="raystate-ledger", daemon=True).start()
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            self._storage.create(name, data)
+        except RaystateError as error:
+            logger.warning("the ledger could not be written: %s", error)
+
+
+def read_recoveries(storage: Storage) -> list[Recovery]:
+    """All recoveries of a run, oldest first."""
+    recoveries: list[Recovery] = []
+    fields = {field.name for field in dataclasses.fields(Recovery)}
+    for info in sorted(storage.list(EVENTS), key=lambda info: info.name):
+        raw = json.loads(storage.read(info.name))
+        if raw.get("kind") == "recovery":
+            recoveries.append(Recovery(**{key: raw[key] for key in fields}))
+    return recoveries

@@ -1,0 +1,54 @@
+"""Names of the actors of a run, and how to find them.
+
+All live in the Ray namespace `raystate`, named by the run's hash (of canonical storage URL and run name), HostActors also by node.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from raystate.core.messages import HostId
+
+NAMESPACE = "raystate"
+PROTOCOL = 1  # of the messages between trainers, HostActors and Coordinator
+
+
+def coordinator_name(run_hash: str) -> str:
+    return f"coordinator-{run_hash}"
+
+
+def host_name(run_hash: str, host: HostId) -> str:
+    return f"host-{run_hash}-{host}"
+
+
+def find_actor(name: str) -> Any | None:
+    """The actor's handle, or None if Ray knows no living actor of that name."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def find_hosts(run_hash: str) -> tuple[HostId, ...]:
+    """The nodes on which a HostActor of this run is alive (or being restarted by Ray)."""
+    prefix = host_name(run_hash, HostId(""))
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return tuple(
+        HostId(actor["name"].removeprefix(prefix))
+        for actor in actors
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix)
+    )
+
+
+def run_actors(run_hash: str) -> list[str]:
+    """Names of all living actors of this run."""
+    names = {coordinator_name(run_hash)}
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    prefix = host_name(run_hash, HostId(""))
+    return sorted(
+        actor["name"]
+        for actor in actors
+        if actor["namespace"] == NAMESPACE and (actor["name"] in names or actor["name"].startswith(prefix))
+    )

@@ -1,0 +1,61 @@
+"""From the hosts' parts of a save to its package: coverage, merge, small files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raystate.actors.host_service import HostPart
+from raystate.core.errors import CorruptCheckpointError
+from raystate.core.tree import DataObject, Layout, Package, SlotTable, TreeSpec
+from raystate.orbax.coverage import coverage_gaps
+from raystate.orbax.merge import build_files
+from raystate.storage import StepFolder, Storage
+
+
+def build_package(storage: Storage, run: str, step: int, save: str, parts: Sequence[HostPart]) -> Package:
+    """Merge exactly these writers. CorruptCheckpointError when a chunk is missing or written twice, or when the parts differ.
+
+    The tree, scalars, JSON items, metrics and `custom` are rank 0's; iterator states come from every rank.
+    """
+    tables: dict[int, SlotTable] = {rank: table for part in parts for rank, table in part.tables.items()}
+    trees = _common_trees(step, parts)
+    prefix = StepFolder(storage, step, save).write_prefix
+    objects: list[DataObject] = []
+    for tree in trees:
+        claims = [claim for part in parts for claim in part.claims.get(tree.item, [])]
+        problems = coverage_gaps(tree, claims)
+        if problems:
+            shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+            raise CorruptCheckpointError(f"step {step}, item {tree.item!r} is incomplete: {shown}", step=step, item=tree.item)
+        for part in parts:
+            for obj in part.objects.get(tree.item, []):
+                objects.append(
+                    DataObject(name=f"{tree.item}/{obj.name}", size=obj.size, crc32c=obj.crc32c, writer=part.writer)
+                )
+    first = tables[min(tables)]
+    iterators: dict[str, dict[int, bytes]] = {}
+    for rank, table in tables.items():
+        for item, state in table.iterators.items():
+            iterators.setdefault(item, {})[rank] = state
+    files, merged = build_files(
+        step,
+        save,
+        trees,
+        first.values,
+        {tree.item: [part.writer for part in parts if tree.item in part.objects] for tree in trees},
+        lambda item: storage.kvstore(f"{prefix}/{item}"),
+        iterators=iterators,
+        json_items=first.json_items,
+        metrics=first.metrics,
+        custom=first.custom,
+        world=len(tables),
+    )
+    return Package(step=step, save=save, run=run, files=files, objects=tuple([*objects, *merged]))
+
+
+def _common_trees(step: int, parts: Sequence[HostPart]) -> tuple[TreeSpec, ...]:
+    hashes = {part.host: Layout(trees=part.trees, pieces=()).global_hash() for part in parts}
+    if len(set(hashes.values())) != 1:
+        shown = ", ".join(f"{host[:8]}: {value}" for host, value in sorted(hashes.items()))
+        raise CorruptCheckpointError(f"step {step}: the hosts describe different states ({shown})", step=step)
+    return parts[0].trees

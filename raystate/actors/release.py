@@ -1,0 +1,79 @@
+"""The driver's side of a run's end, and of asking how far it is."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from raystate.actors.naming import NAMESPACE, coordinator_name, find_actor, run_actors
+from raystate.config import StateConfig
+from raystate.core.errors import RaystateError, error_from_name
+from raystate.core.messages import Ask, Failure, LeaveReply, ReleaseAsked
+from raystate.storage import open_storage, run_hash, visible_steps
+
+GONE_POLL_S = 0.05
+QUICK_S = 5.0
+
+
+def newest_step(config: StateConfig) -> int | None:
+    """The newest step of all tiers; None if nobody can say."""
+    coordinator = find_actor(coordinator_name(run_hash(config.storage, config.run)))
+    in_memory = -1
+    if coordinator is not None:
+        try:
+            in_memory = ray.get(coordinator.newest_step.remote(), timeout=QUICK_S)
+        except (RayActorError, GetTimeoutError):
+            return None
+    return max([in_memory, *visible_steps(open_storage(config.storage))])
+
+
+def release(config: StateConfig, reason: str, deadline_s: float) -> int | None:
+    """Make the newest complete snapshot durable and end the run's actors, if any are left.
+
+    Args:
+        reason: for the log.
+        deadline_s: seconds; afterwards what is left is killed.
+
+    Returns:
+        The durable last step if the Coordinator said it, else None.
+
+    Raises:
+        RaystateError: the newest snapshot could not be made durable (everything is ended nevertheless).
+    """
+    name = run_hash(config.storage, config.run)
+    end_s = time.monotonic() + deadline_s
+    step: int | None = None
+    failure: RaystateError | None = None
+    ask = Ask(secrets.token_hex(8))
+    while (coordinator := find_actor(coordinator_name(name))) is not None and time.monotonic() < end_s:
+        try:
+            reply: Any = ray.get(
+                coordinator.ask.remote(ReleaseAsked(ask=ask, reason=reason)), timeout=max(0.1, end_s - time.monotonic())
+            )
+        except (RayActorError, GetTimeoutError):
+            time.sleep(GONE_POLL_S)
+            continue
+        if isinstance(reply, LeaveReply):
+            step = reply.step
+        elif isinstance(reply, Failure):
+            failure = error_from_name(reply.error, reply.message, reply.details)
+        break
+    _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()))
+    if failure is not None:
+        raise failure
+    return step
+
+
+def _wait_or_kill(name: str, timeout_s: float) -> None:
+    end_s = time.monotonic() + min(timeout_s, 2 * QUICK_S)
+    while run_actors(name):
+        if time.monotonic() > end_s:
+            for left in run_actors(name):
+                actor = ray.get_actor(left, namespace=NAMESPACE)
+                ray.kill(actor, no_restart=True)
+            return
+        time.sleep(GONE_POLL_S)

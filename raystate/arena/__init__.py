@@ -1,0 +1,47 @@
+"""Shared host memory that outlives the processes that fill it.
+
+The HostActor opens a `HostArena` and allots slot sets; a trainer attaches to its set with `TrainerArena`, copies snapshots into
+slots, and reads and writes control words. Slots describe themselves, so a new HostActor finds in the files
+all that the old one knew:
+
+    <root>/raystate-<run hash>-<node>/      0700
+        meta.json  host.lock                whose it is; held by the HostActor
+        layouts/<hash>                      descriptions that slots refer to
+        set-<n>/                            one trainer's
+            set.json  trainer.lock.<hash>   capacities and whose it is; held by that trainer
+            trainer.cell  host.cell         the two control words
+            slot-<i>                        header page, table, data
+"""
+
+from raystate.arena.checksum import copy_with_crc, crc32c
+from raystate.arena.files import arena_path, default_root
+from raystate.arena.host import HostArena, TrainerState
+from raystate.arena.memory import NodeMemory, format_bytes, node_memory, parse_memory
+from raystate.arena.meta import ArenaMeta
+from raystate.arena.slot import Slot, SlotContent, SlotHeader
+from raystate.arena.slot_set import SlotSet
+from raystate.arena.sweep import sweep
+from raystate.arena.trainer import TrainerArena
+from raystate.arena.word import MAX_WORD_BYTES, WordCell
+
+__all__ = [
+    "MAX_WORD_BYTES",
+    "ArenaMeta",
+    "HostArena",
+    "NodeMemory",
+    "Slot",
+    "SlotContent",
+    "SlotHeader",
+    "SlotSet",
+    "TrainerArena",
+    "TrainerState",
+    "WordCell",
+    "arena_path",
+    "copy_with_crc",
+    "crc32c",
+    "default_root",
+    "format_bytes",
+    "node_memory",
+    "parse_memory",
+    "sweep",
+]

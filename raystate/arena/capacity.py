@@ -1,0 +1,173 @@
+"""Refuse at the start what cannot fit, with the numbers and the setting that would fit."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from raystate.arena.files import PREFIX
+from raystate.arena.memory import NodeMemory, format_bytes, node_memory
+from raystate.core.errors import CapacityError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What is about to be reserved, in bytes: `slots` copies of `slot_bytes`, and a little around them."""
+
+    slot_bytes: int
+    slots: int
+    other_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.slot_bytes * self.slots + self.other_bytes
+
+
+def arena_bytes(path: Path) -> tuple[int, int]:
+    """(promised, reserved) bytes of one arena: files are sized first and reserved after, so promised is never less."""
+    promised = reserved = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            try:
+                found = os.stat(os.path.join(directory, name), follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            promised += max(found.st_size, found.st_blocks * 512)
+            reserved += found.st_blocks * 512
+    return promised, reserved
+
+
+def all_arenas(root: Path) -> list[Path]:
+    """Every arena under `root`, of whatever run and node."""
+    try:
+        return sorted(Path(entry.path) for entry in os.scandir(root) if entry.name.startswith(PREFIX) and entry.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+def check_capacity(
+    root: Path, need: Need, *, cap_bytes: int, memory_threshold: float | None = 0.95, node: NodeMemory | None = None
+) -> None:
+    """Check that `need` fits this node, before a byte of it is reserved.
+
+    Args:
+        root: directory with all arenas of this node.
+        cap_bytes: the setting host_memory in bytes, over all arenas in `root`.
+        memory_threshold: share of the node's memory above which Ray kills workers; None: Ray's monitor is off.
+        node: this node's memory, read anew when None.
+
+    Raises:
+        CapacityError: with `needed_bytes`, `available_bytes`, `slot_bytes`, `slots`, `slots_that_fit`, `limit` ("host_memory",
+            "mount" or "memory"), `cap_bytes`, `used_bytes`, `path`.
+    """
+    sizes = [arena_bytes(path) for path in all_arenas(root)]
+    promised = sum(size for size, _ in sizes)
+    outstanding = promised - sum(size for _, size in sizes)  # promised to others who are still reserving
+    node = node or node_memory()
+    free = cap_bytes - promised
+    if need.total_bytes > free:
+        percent = -(-100 * (promised + need.total_bytes) // node.total_bytes)
+        enough = promised + need.total_bytes
+        setting = f'host_memory="{percent}%" ({enough} bytes)' if percent <= 90 else "more hosts, so that each holds less"
+        used = f", of which {format_bytes(promised)} are in use by the arenas of this node" if promised else ""
+        raise _refusal(
+            need,
+            free,
+            limit="host_memory",
+            cap_bytes=cap_bytes,
+            used_bytes=promised,
+            path=root,
+            says=f"host_memory allows {format_bytes(cap_bytes)}{used}. What would fit: {setting}{_fewer(need, free)}.",
+        )
+    mount = os.statvfs(root)
+    size = mount.f_blocks * mount.f_frsize
+    free = mount.f_bavail * mount.f_frsize - outstanding
+    if need.total_bytes > free:
+        wanted = size + need.total_bytes - free
+        raise _refusal(
+            need,
+            free,
+            limit="mount",
+            cap_bytes=cap_bytes,
+            used_bytes=promised,
+            path=root,
+            says=f"the file system at {root} ({format_bytes(size)}) has no more. What would fit: a mount of "
+            f"{format_bytes(wanted)}{_fewer(need, free)}.\n"
+            f"{mount_advice(root, wanted)}",
+        )
+    limit = int(node.total_bytes * (1.0 if memory_threshold is None else memory_threshold))
+    free = limit - node.used_bytes - outstanding
+    if need.total_bytes > free:
+        whose = "this machine" if node.source == "machine" else f"the control group {node.source}"
+        share = "" if memory_threshold is None else f", and above {memory_threshold:.0%} of it Ray ends workers"
+        raise _refusal(
+            need,
+            free,
+            limit="memory",
+            cap_bytes=cap_bytes,
+            used_bytes=node.used_bytes,
+            path=root,
+            says=f"{whose} has {format_bytes(node.total_bytes)} of memory with {format_bytes(node.used_bytes)} in use{share}. What "
+            f"would fit: a memory limit {format_bytes(need.total_bytes - free)} larger{_fewer(need, free)}.",
+        )
+
+
+def reservation_failed(root: Path, need: Need, cap_bytes: int) -> CapacityError:
+    """The error for a file system that said no in spite of the check: somebody else was quicker, or it counts otherwise."""
+    mount = os.statvfs(root)
+    free = mount.f_bavail * mount.f_frsize
+    return _refusal(
+        need,
+        free,
+        limit="mount",
+        cap_bytes=cap_bytes,
+        used_bytes=sum(arena_bytes(path)[0] for path in all_arenas(root)),
+        path=root,
+        says=f"the file system at {root} ran out of space while it was being reserved.\n"
+        f"{mount_advice(root, mount.f_blocks * mount.f_frsize + need.total_bytes)}",
+    )
+
+
+def mount_advice(root: Path, size_bytes: int) -> str:
+    """How to give a container a mount of at least `size_bytes` under `root`: Kubernetes and KubeRay, and plain containers."""
+    size = -(-size_bytes // 1024**3)  # GiB
+    mounts = [path for path in (root, *root.parents) if os.path.ismount(path) and path != Path("/")]
+    root = mounts[0] if mounts else root
+    return (
+        f"In Kubernetes (KubeRay: the pod template of the worker group) mount memory there, and let the container's memory limit "
+        f"include it:\n"
+        f"  spec:\n"
+        f"    containers:\n"
+        f"    - name: ray-worker\n"
+        f"      volumeMounts: [{{name: raystate-memory, mountPath: {root}}}]\n"
+        f"    volumes:\n"
+        f"    - name: raystate-memory\n"
+        f"      emptyDir: {{medium: Memory, sizeLimit: {size}Gi}}\n"
+        f"With docker: --shm-size={size}g. On a machine of your own: mount -o remount,size={size}G {root}."
+    )
+
+
+def _fewer(need: Need, free: int) -> str:
+    fit = _slots_that_fit(need, free)
+    return f", or {fit} snapshot slot{'s' * (fit != 1)} instead of {need.slots}" if 0 < fit < need.slots else ""
+
+
+def _slots_that_fit(need: Need, free: int) -> int:
+    return max(free - need.other_bytes, 0) // max(need.slot_bytes, 1)
+
+
+def _refusal(need: Need, free: int, *, limit: str, cap_bytes: int, used_bytes: int, path: Path, says: str) -> CapacityError:
+    return CapacityError(
+        f"snapshots need {format_bytes(need.total_bytes)} of host memory ({need.slots} slots of {format_bytes(need.slot_bytes)}), "
+        f"{format_bytes(max(free, 0))} are available: {says}",
+        needed_bytes=need.total_bytes,
+        available_bytes=max(free, 0),
+        slot_bytes=need.slot_bytes,
+        slots=need.slots,
+        slots_that_fit=_slots_that_fit(need, free),
+        limit=limit,
+        cap_bytes=cap_bytes,
+        used_bytes=used_bytes,
+        path=str(path),
+    )

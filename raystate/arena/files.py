@@ -1,0 +1,130 @@
+"""Names, modes and small file habits of an arena: everything private to its user, every small file replaced in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+from typing import Any
+
+from raystate.core.errors import ConfigError, RaystateError
+
+FORMAT = 1  # of everything in an arena; another number is never adopted
+PREFIX = "raystate-"
+PAGE_BYTES = 4096
+
+META = "meta.json"
+HOST_LOCK = "host.lock"
+LAYOUTS = "layouts"
+SET_META = "set.json"
+SET_PREFIX = "set-"
+SLOT_PREFIX = "slot-"
+TRAINER_LOCK_PREFIX = "trainer.lock."
+TRAINER_CELL = "trainer.cell"
+HOST_CELL = "host.cell"
+
+_NAME = re.compile(r"^[A-Za-z0-9_.-]+$")
+
+
+def default_root(arena_dir: str | None = None) -> Path:
+    """Where this node's arenas live.
+
+    Args:
+        arena_dir: the setting of that name; None: the system's shared memory.
+
+    Returns:
+        An existing directory.
+
+    Raises:
+        ConfigError: it is not a directory that this process may write to.
+    """
+    root = Path(arena_dir) if arena_dir is not None else Path("/dev/shm")
+    if not root.is_dir() or not os.access(root, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"arena_dir: {root} is not a writable directory; set arena_dir to a memory-backed directory (tmpfs) of this node",
+            field="arena_dir",
+            got=str(root),
+        )
+    return root
+
+
+def arena_path(root: Path, run_hash: str, node_id: str) -> Path:
+    """The arena of one run on one Ray node: several runs and several simulated nodes can share a file system."""
+    if not _NAME.match(run_hash) or not _NAME.match(node_id):
+        raise RaystateError(f"arena names are made of letters, digits, '.', '_' and '-': run {run_hash!r}, node {node_id!r}")
+    return Path(root) / f"{PREFIX}{run_hash}-{node_id[:12]}"
+
+
+def make_private_dir(path: Path) -> None:
+    """Create `path` with mode 0700, or check that what is there is a real directory of this user that nobody else can enter.
+
+    Raises:
+        RaystateError: somebody else's, or a link: shared memory is writable by everybody, so a name proves nothing.
+    """
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise RaystateError(
+                f"{path} exists and is not a private directory of user {os.geteuid()} "
+                f"(owner {found.st_uid}, mode {stat.filemode(found.st_mode)}); remove it or set another arena_dir",
+                path=str(path),
+            ) from None
+
+
+def create_file(path: Path, size_bytes: int = 0) -> int:
+    """Create a file of mode 0600 that must not exist yet; returns its descriptor (read and write). Not reserved yet, only sized."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if size_bytes:
+        os.ftruncate(fd, size_bytes)
+    return fd
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `path` so that a reader sees the old bytes, the new bytes, or (if it was absent) nothing; never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    fd = create_file(temporary)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.rename(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    replace_file(path, json.dumps(value, sort_keys=True).encode())
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None if it is absent or is not a JSON object."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def remove_tree(path: Path, *, last: str = "") -> None:
+    """Remove a directory; what is already gone is fine. `last` names the direct entry that goes last."""
+    try:
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name == last)
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            remove_tree(Path(entry.path))
+        else:
+            Path(entry.path).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.rmdir()
+
+
+def page_ceil(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES

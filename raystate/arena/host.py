@@ -1,0 +1,367 @@
+"""The host's side of the arena: it owns the files, says which trainer gets which slots, and outlives every trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+from raystate.arena import layouts
+from raystate.arena.capacity import Need, check_capacity, reservation_failed
+from raystate.arena.files import (
+    HOST_CELL,
+    HOST_LOCK,
+    LAYOUTS,
+    META,
+    SET_PREFIX,
+    SLOT_PREFIX,
+    TRAINER_CELL,
+    create_file,
+    page_ceil,
+    remove_tree,
+    write_json,
+)
+from raystate.arena.locks import FileLock
+from raystate.arena.meta import ArenaMeta, lock_arena
+from raystate.arena.processes import ProcessMark, boot_id, is_gone, mark_process
+from raystate.arena.slot import SlotHeader, create_slot_file, fill_slot_file, slot_file_bytes
+from raystate.arena.slot_set import SetInfo, SlotSet, read_note, release_all, seize, trainer_lock
+from raystate.arena.word import CELL_BYTES, WordCell
+from raystate.core.errors import RaystateError
+
+TrainerState = Literal["expected", "attached", "gone"]
+
+_ROOT_LOCK_TIMEOUT_S = 30.0  # sizes are added up and promised under it, which takes milliseconds
+
+
+class HostArena:
+    """One node's shared memory for one run. Methods may be called from several threads.
+
+    Attributes:
+        path: its directory.
+        sets: all slot sets, by index; those of dead trainers and of an earlier HostActor too.
+        adopted: whether it was there already.
+        notes: what was decided while opening and handing out, for the log.
+    """
+
+    def __init__(self, path: Path, lock: FileLock, *, cap_bytes: int, memory_threshold: float | None):
+        self.path = path
+        self.cap_bytes = cap_bytes
+        self.sets: list[SlotSet] = []
+        self.adopted = False
+        self.notes: list[str] = []
+        self._lock = lock
+        self._memory_threshold = memory_threshold
+        self._guard = threading.RLock()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        run: str,
+        storage: str,
+        node_id: str,
+        cap_bytes: int,
+        node_pid: int | None = None,
+        memory_threshold: float | None = 0.95,
+        timeout_s: float = 5.0,
+    ) -> HostArena:
+        """Create the arena at `path`, or adopt the one of a HostActor that is gone.
+
+        Adopted is only the same format, run, storage, node and boot; anything else is removed, and the arena starts empty.
+
+        Args:
+            path: from `arena_path`; its parent exists.
+            cap_bytes: the setting host_memory in bytes (`parse_memory`), over all arenas beside this one.
+            node_pid: the node's own process (Ray: the raylet, a worker's parent). Once it is gone, `sweep` may take the arena.
+            memory_threshold: share of the node's memory above which Ray kills workers; None: Ray's monitor is off.
+            timeout_s: how long to wait for the holder, which may be about to die.
+
+        Raises:
+            RaystateError: another process has this arena open (`pid`), or the path is not this user's private directory.
+        """
+        path = Path(path)
+        lock = lock_arena(path, timeout_s)
+        arena = cls(path, lock, cap_bytes=cap_bytes, memory_threshold=memory_threshold)
+        try:
+            here = mark_process(os.getpid())
+            lock.write(str(here.pid).encode())
+            wanted = ArenaMeta(
+                run=run,
+                storage=storage,
+                node_id=node_id,
+                boot=boot_id(),
+                host=here,
+                node=mark_process(node_pid) if node_pid else None,
+            )
+            arena._adopt_or_empty(wanted)
+            (path / LAYOUTS).mkdir(mode=0o700, exist_ok=True)
+            write_json(path / META, dataclasses.asdict(wanted))
+        except BaseException:
+            arena.close()
+            raise
+        return arena
+
+    # ------------------------------------------------------------ sets
+
+    def allot(
+        self, *, trainer: str, data_bytes: int, table_bytes: int, slots: int = 3, rank: int | None = None, pid: int | None = None
+    ) -> SlotSet:
+        """Give a trainer's incarnation a set of slots of its own, whose contents stay readable until it writes.
+
+        A set that nobody has and that is large enough is handed on, with empty control words; one with a snapshot of `rank` is
+        preferred, then the smallest. The same trainer asking again gets the same set. Otherwise a new one is reserved and touched,
+        which takes about half a second per GiB.
+
+        Args:
+            trainer: name of the incarnation, unique.
+            data_bytes, table_bytes: what each slot must hold at least.
+            pid: the trainer's process on this node, so that a trainer that dies before it attaches doesn't keep its set.
+
+        Raises:
+            CapacityError: it does not fit; nothing was changed. `drop_stale_sets` may make room.
+        """
+        with self._guard:
+            fits = [
+                held
+                for held in self.sets
+                if held.info.data_bytes >= data_bytes and held.info.table_bytes >= table_bytes and held.info.slots >= slots
+            ]
+            for held in fits:
+                if held.trainer == trainer and self.trainer_state(held) != "gone":
+                    return held
+            for held in sorted(fits, key=lambda held: (not _has_rank(held, rank), held.info.data_bytes, held.index)):
+                if self.trainer_state(held) == "gone" and self._hand_over(held, trainer, pid):
+                    return held
+            return self._create(trainer, data_bytes=data_bytes, table_bytes=table_bytes, slots=slots, pid=pid)
+
+    def check(self, *, data_bytes: int, table_bytes: int, slots: int) -> None:
+        """Whether so many more slots would fit, without reserving any (say, this node's own and its peers' together).
+
+        Raises:
+            CapacityError: with the numbers and what would fit.
+        """
+        check_capacity(
+            self.path.parent,
+            _need(data_bytes, table_bytes, slots),
+            cap_bytes=self.cap_bytes,
+            memory_threshold=self._memory_threshold,
+        )
+
+    def trainer_state(self, held: SlotSet) -> TrainerState:
+        """ "attached": its process holds the lock. "expected": allotted, and it has not come yet. "gone": nobody has the set."""
+        with self._guard:
+            locks = seize(held.path)
+            if locks is None:
+                return "attached"
+            release_all(locks)
+            lock_path = trainer_lock(held.path, held.trainer)
+            if not held.trainer or not lock_path.exists() or lock_path.stat().st_size:
+                return "gone"
+            return "gone" if held.info.owner and is_gone(held.info.owner) else "expected"
+
+    def trainer_alive(self, held: SlotSet) -> bool:
+        """Whether the set's trainer lives or may still come."""
+        return self.trainer_state(held) != "gone"
+
+    def trainer_pid(self, held: SlotSet) -> int | None:
+        """The process that attached, if that very process still runs."""
+        note = read_note(trainer_lock(held.path, held.trainer))
+        mark = ProcessMark.from_json(note["process"]) if note else None
+        return mark.pid if mark and not is_gone(mark) else None
+
+    def release(self, held: SlotSet) -> bool:
+        """Expect the set's trainer no longer: it died, or was told to go, before it attached. False: it is attached."""
+        with self._guard:
+            locks = seize(held.path)
+            if locks is None:
+                return False
+            try:
+                held.info = dataclasses.replace(held.info, trainer="", owner=None)
+                held.info.write(held.path)
+            finally:
+                release_all(locks)
+            return True
+
+    def remove_set(self, held: SlotSet) -> None:
+        """Give a set's memory back. Views of its slots stay readable until they are dropped.
+
+        Raises:
+            RaystateError: a trainer is attached to it.
+        """
+        with self._guard:
+            locks = seize(held.path)
+            if locks is None:
+                raise RaystateError(f"slot set {held.path}: trainer {held.trainer!r} is attached to it", path=str(held.path))
+            try:
+                self.sets.remove(held)
+                held.close()
+                remove_tree(held.path)
+            finally:
+                release_all(locks)
+
+    def drop_stale_sets(self, keep: Callable[[SlotHeader], bool]) -> list[int]:
+        """Remove sets without a trainer, there or expected, that hold no snapshot for which `keep` is true; returns their indices.
+
+        Say True for what is being written, sent or read, and for everything a recovery might need.
+        """
+        with self._guard:
+            dropped: list[int] = []
+            for held in list(self.sets):
+                headers = [header for slot in held.slots if (header := slot.read_header())]
+                if self.trainer_state(held) == "gone" and not any(keep(header) for header in headers):
+                    with contextlib.suppress(RaystateError):
+                        self.remove_set(held)
+                        dropped.append(held.index)
+            return dropped
+
+    # ------------------------------------------------------------ layouts
+
+    def put_layout(self, data: bytes) -> str:
+        return layouts.put_layout(self.path, data)
+
+    def get_layout(self, ref: str) -> bytes:
+        return layouts.get_layout(self.path, ref)
+
+    def prune_layouts(self, keep: Collection[str]) -> None:
+        layouts.prune_layouts(self.path, keep)
+
+    # ------------------------------------------------------------ life
+
+    def close(self, remove: bool = False) -> None:
+        """Unmap and unlock; the files stay for the next HostActor.
+
+        Args:
+            remove: the run is over: remove all files too. A trainer that is still attached keeps its pages until it ends, under no
+                name, so nobody else can get them.
+        """
+        with self._guard:
+            if not self._lock.held:
+                return
+            for held in self.sets:
+                held.close()
+            self.sets = []
+            if remove:
+                remove_tree(self.path, last=HOST_LOCK)
+            self._lock.release()
+
+    def __enter__(self) -> HostArena:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _adopt_or_empty(self, wanted: ArenaMeta) -> None:
+        found = ArenaMeta.read(self.path)
+        names = ("format", "run", "storage", "node_id", "boot")
+        differ = "it was never finished" if found is None else ""
+        if found:
+            pairs = [(name, getattr(found, name), getattr(wanted, name)) for name in names]
+            differ = ", ".join(f"{name} {got!r} is not {want!r}" for name, got, want in pairs if got != want)
+        for entry in sorted(self.path.iterdir()):
+            if entry.name in (HOST_LOCK, META):
+                continue
+            if differ:
+                remove_tree(entry) if entry.is_dir() else entry.unlink()
+            elif entry.name.startswith(SET_PREFIX):
+                self._adopt_set(entry)
+        self.sets.sort(key=lambda held: held.index)
+        self.adopted = not differ
+        if found:
+            self.notes.append(
+                f"removed the old arena: {differ}" if differ else f"adopted the arena with {len(self.sets)} slot sets"
+            )
+
+    def _adopt_set(self, path: Path) -> None:
+        try:
+            self.sets.append(SlotSet.open(path, role="host"))
+        except (RaystateError, OSError, ValueError, TypeError, KeyError) as error:
+            self.notes.append(f"removed {path.name}, which was never finished: {error}")
+            remove_tree(path)
+
+    def _hand_over(self, held: SlotSet, trainer: str, pid: int | None) -> bool:
+        """Make the set `trainer`'s; False if somebody has come to hold it meanwhile."""
+        locks = seize(held.path)
+        if locks is None:
+            return False
+        try:
+            with contextlib.closing(WordCell.open(held.path / TRAINER_CELL, writable=True)) as cell:
+                cell.clear()
+            held.host_cell.clear()
+            new = trainer_lock(held.path, trainer)
+            for lock in locks:
+                if lock.path == new:
+                    lock.write(b"")
+            with contextlib.suppress(FileExistsError):
+                os.close(create_file(new))
+            self.notes.append(f"handed slot set {held.index} of trainer {held.trainer!r}, who is gone, to {trainer!r}")
+            held.info = dataclasses.replace(held.info, trainer=trainer, owner=mark_process(pid) if pid else None)
+            held.info.write(held.path)
+            for lock in locks:
+                if lock.path != new:
+                    lock.path.unlink(missing_ok=True)
+        finally:
+            release_all(locks)
+        return True
+
+    def _create(self, trainer: str, *, data_bytes: int, table_bytes: int, slots: int, pid: int | None) -> SlotSet:
+        need = _need(data_bytes, table_bytes, slots)
+        root, size = self.path.parent, slot_file_bytes(table_bytes, data_bytes)
+        index = max((held.index for held in self.sets), default=-1) + 1
+        path = self.path / f"{SET_PREFIX}{index}"
+        files: list[int] = []
+        try:
+            # Adding up and promising is one act for all hosts on this node; reserving, which takes longer, is not.
+            root_lock = FileLock.take(root, shared=False, timeout_s=_ROOT_LOCK_TIMEOUT_S)
+            if root_lock is None:
+                raise RaystateError(
+                    f"{root} was locked by another process for {_ROOT_LOCK_TIMEOUT_S:g} s",
+                    path=str(root),
+                    waited_s=_ROOT_LOCK_TIMEOUT_S,
+                )
+            with root_lock:
+                check_capacity(root, need, cap_bytes=self.cap_bytes, memory_threshold=self._memory_threshold)
+                path.mkdir(mode=0o700)
+                files += [create_slot_file(path / f"{SLOT_PREFIX}{number}", size) for number in range(slots)]
+            try:
+                with ThreadPoolExecutor(len(files), thread_name_prefix="raystate-reserve") as pool:
+                    list(pool.map(lambda fd: fill_slot_file(fd, size), files))
+                for name in (TRAINER_CELL, HOST_CELL):
+                    WordCell.create(path / name)
+            except OSError as error:
+                raise reservation_failed(root, need, self.cap_bytes) from error
+            os.close(create_file(trainer_lock(path, trainer)))
+            info = SetInfo(
+                index=index,
+                slots=slots,
+                data_bytes=page_ceil(data_bytes),
+                table_bytes=page_ceil(table_bytes),
+                trainer=trainer,
+                owner=mark_process(pid) if pid else None,
+            )
+            info.write(path)
+            held = SlotSet(path, info, role="host")
+        except BaseException:
+            remove_tree(path)
+            raise
+        finally:
+            for fd in files:
+                os.close(fd)
+        self.sets.append(held)
+        return held
+
+
+def _need(data_bytes: int, table_bytes: int, slots: int) -> Need:
+    return Need(slot_bytes=slot_file_bytes(table_bytes, data_bytes), slots=slots, other_bytes=2 * CELL_BYTES)
+
+
+def _has_rank(held: SlotSet, rank: int | None) -> bool:
+    return rank is not None and any((header := slot.read_header()) and header.rank == rank for slot in held.slots)

@@ -1,0 +1,244 @@
+"""One snapshot's place in shared memory, which describes itself.
+
+A slot file is a header page, a table region and a data region, each starting on a page. The header names what is in the slot and
+carries a checksum of itself and of the table; the data's checksums are in the table. It is invalidated before the first byte of the
+data changes and written last, so whoever maps the file, at whatever time and after whatever death, either sees a snapshot that was
+completed or nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import google_crc32c
+import numpy as np
+
+from raystate.arena.checksum import Bytes, crc32c
+from raystate.arena.files import FORMAT, PAGE_BYTES, create_file, page_ceil
+from raystate.core.errors import CapacityError, RaystateError
+
+Role = Literal["host", "trainer", "reader"]
+
+_MAGIC = b"raystat1"
+_PREFIX = struct.Struct("<8sIII")  # magic, format, length of the JSON, crc32c of (format, length, JSON)
+_TOUCH_BYTES = 64 * 1024 * 1024  # per turn of a thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotHeader:
+    """What a slot holds: one trainer's complete piece of one snapshot."""
+
+    lineage: str
+    step: int
+    rank: int
+    world: int
+    layout: str  # hash of the whole state's layout, equal on all ranks of a snapshot
+    durable: bool
+    data_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotContent:
+    """A complete snapshot as it lies in the slot. `data` is no copy: it is good for as long as nobody reuses the slot."""
+
+    header: SlotHeader
+    table: bytes
+    data: Bytes  # (header.data_bytes,), read-only
+
+
+class Slot:
+    """One slot, opened in a role. The trainer writes data and header, the host may only invalidate, a reader only reads."""
+
+    def __init__(self, path: Path, *, index: int, table_bytes: int, data_bytes: int, role: Role):
+        """Map the slot file.
+
+        Args:
+            table_bytes, data_bytes: capacities, whole pages.
+        """
+        self.index = index
+        self.path = path
+        self.table_capacity_bytes = table_bytes
+        self.data_capacity_bytes = data_bytes
+        self.role: Role = role
+        self._filling = False
+        size = slot_file_bytes(table_bytes, data_bytes)
+        fd = os.open(path, (os.O_RDONLY if role == "reader" else os.O_RDWR) | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.fstat(fd).st_size != size:
+                raise RaystateError(f"{path} has {os.fstat(fd).st_size} bytes, expected {size}", path=str(path))
+            # The host's mapping of the data is read-only as well: no mistake of its own can damage what it guards.
+            self._maps = [mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if role == "trainer" else mmap.ACCESS_READ)]
+            if role == "host":
+                self._maps.append(mmap.mmap(fd, PAGE_BYTES, access=mmap.ACCESS_WRITE))
+        finally:
+            os.close(fd)
+        self._body: Bytes | None = np.frombuffer(self._maps[0], np.uint8)
+
+    # ------------------------------------------------------------ everybody
+
+    def read_header(self) -> SlotHeader | None:
+        """What the slot holds; None if it holds nothing complete. Cheap: one page."""
+        found = _parse(self._page())
+        return found[0] if found else None
+
+    def read(self) -> SlotContent | None:
+        """The slot's snapshot with its table checked; None if there is none. The data's checksums are the caller's to check."""
+        page = self._page()
+        found = _parse(page)
+        if found is None:
+            return None
+        header, table_len, table_crc = found
+        if table_len > self.table_capacity_bytes or header.data_bytes > self.data_capacity_bytes:
+            return None
+        body = self._mapped()
+        table = body[PAGE_BYTES : PAGE_BYTES + table_len].tobytes()
+        if crc32c(table) != table_crc or self._page() != page:
+            return None
+        start = PAGE_BYTES + self.table_capacity_bytes
+        data = body[start : start + header.data_bytes]
+        data.flags.writeable = False
+        return SlotContent(header=header, table=table, data=data)
+
+    # ------------------------------------------------------------ host and trainer
+
+    def invalidate(self) -> None:
+        """The slot holds nothing from now on. The bytes stay where they are."""
+        if self.role == "reader":
+            raise RaystateError(f"slot {self.path} is open for reading only")
+        self._maps[-1][: _PREFIX.size] = bytes(_PREFIX.size)
+
+    # ------------------------------------------------------------ trainer
+
+    def begin(self) -> None:
+        """Before the first byte changes: whatever was here is gone."""
+        if self.role != "trainer":
+            raise RaystateError(f"slot {self.path} is open as {self.role}: only its trainer writes")
+        self.invalidate()
+        self._filling = True
+
+    @property
+    def data_mut(self) -> Bytes:
+        """(data_capacity_bytes,) writable, page-aligned, between `begin` and `commit`. Drop the views before the arena closes."""
+        if not self._filling:
+            raise RaystateError(f"slot {self.path}: begin() comes before writing", path=str(self.path))
+        start = PAGE_BYTES + self.table_capacity_bytes
+        return self._mapped()[start : start + self.data_capacity_bytes]
+
+    def commit(self, header: SlotHeader, table: bytes) -> None:
+        """The data is in place: write the table, then the header, from which moment the slot holds this snapshot.
+
+        Raises:
+            CapacityError: the table or the data is larger than the slot's region; the slot holds nothing then.
+        """
+        if not self._filling:
+            raise RaystateError(f"slot {self.path}: begin() comes before commit()", path=str(self.path))
+        for what, size, capacity in (
+            ("table", len(table), self.table_capacity_bytes),
+            ("data", header.data_bytes, self.data_capacity_bytes),
+        ):
+            if size > capacity:
+                raise CapacityError(
+                    f"step {header.step} of rank {header.rank}: the {what} has {size} bytes, its slot has room for {capacity}",
+                    step=header.step,
+                    rank=header.rank,
+                    needed_bytes=size,
+                    available_bytes=capacity,
+                    limit=what,
+                )
+        text = json.dumps({**asdict(header), "table_len": len(table), "table_crc32c": crc32c(table)}).encode()
+        if _PREFIX.size + len(text) > PAGE_BYTES:
+            raise RaystateError(f"slot header of {len(text)} bytes does not fit a page", path=str(self.path))
+        shared = self._maps[0]
+        shared[PAGE_BYTES : PAGE_BYTES + len(table)] = table
+        shared[_PREFIX.size : _PREFIX.size + len(text)] = text
+        shared[: _PREFIX.size] = _PREFIX.pack(_MAGIC, FORMAT, len(text), _crc(text))
+        self._filling = False
+
+    # ------------------------------------------------------------ life
+
+    def touch(self) -> None:
+        """Map every page into this process now, with several threads, so that the first snapshot doesn't pay for it."""
+        touch_pages(self._mapped(), write=False)
+
+    def close(self) -> list[mmap.mmap]:
+        """Unmap. Returns the mappings that views still use; each goes when its last view does."""
+        self._body = None
+        self._filling = False
+        maps, self._maps = self._maps, []
+        return [mapping for mapping in maps if not _closed(mapping)]
+
+    def _page(self) -> bytes:
+        self._mapped()
+        return self._maps[0][:PAGE_BYTES]
+
+    def _mapped(self) -> Bytes:
+        if self._body is None:
+            raise RaystateError(f"slot {self.path} is closed", path=str(self.path))
+        return self._body
+
+
+def slot_file_bytes(table_bytes: int, data_bytes: int) -> int:
+    """Size of a slot's file."""
+    return PAGE_BYTES + page_ceil(table_bytes) + page_ceil(data_bytes)
+
+
+def create_slot_file(path: Path, size_bytes: int) -> int:
+    """Promise a slot's bytes: visible to everybody who adds up sizes, not reserved yet. Returns the descriptor."""
+    return create_file(path, size_bytes)
+
+
+def fill_slot_file(fd: int, size_bytes: int) -> None:
+    """Reserve every page (an error now, never a signal later) and touch it once: fresh pages cost twenty times as much.
+
+    Raises:
+        OSError: ENOSPC, the file system is full.
+    """
+    os.posix_fallocate(fd, 0, size_bytes)
+    touch_pages(np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8), write=True)
+
+
+def touch_pages(body: Bytes, *, write: bool) -> None:
+    """Access one byte of every page, on several threads. `write`: set it to zero."""
+
+    def visit(start: int) -> None:
+        pages = body[start : start + _TOUCH_BYTES : PAGE_BYTES]
+        if write:
+            pages[...] = 0
+        else:
+            pages.max()
+
+    threads = min(8, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="raystate-touch") as pool:
+        for _ in pool.map(visit, range(0, body.size, _TOUCH_BYTES)):
+            pass
+
+
+def _closed(mapping: mmap.mmap) -> bool:
+    try:
+        mapping.close()
+    except BufferError:  # somebody holds a view of it
+        return False
+    return True
+
+
+def _parse(page: bytes) -> tuple[SlotHeader, int, int] | None:
+    magic, version, length, crc = _PREFIX.unpack_from(page)
+    if magic != _MAGIC or version != FORMAT or length > PAGE_BYTES - _PREFIX.size:
+        return None
+    text = page[_PREFIX.size : _PREFIX.size + length]
+    if _crc(text) != crc:
+        return None
+    raw = json.loads(text)
+    table_len, table_crc = raw.pop("table_len"), raw.pop("table_crc32c")
+    return SlotHeader(**raw), table_len, table_crc
+
+
+def _crc(text: bytes) -> int:
+    return google_crc32c.value(struct.pack("<II", FORMAT, len(text)) + text)

@@ -1,0 +1,153 @@
+"""The slots and control words of one trainer, and who may write to them.
+
+A set belongs to one incarnation of a trainer at a time. That trainer holds a shared lock on a file of its own in the set; the lock
+ends with its process, whatever ends it. The host hands a set on only while it holds every lock file of the set itself, so a
+trainer that slept through its own replacement finds the set taken, and one that still maps the set keeps it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raystate.arena.files import (
+    FORMAT,
+    HOST_CELL,
+    SET_META,
+    SLOT_PREFIX,
+    TRAINER_CELL,
+    TRAINER_LOCK_PREFIX,
+    read_json,
+    write_json,
+)
+from raystate.arena.locks import FileLock
+from raystate.arena.processes import ProcessMark
+from raystate.arena.slot import Role, Slot
+from raystate.arena.word import WordCell
+from raystate.core.errors import RaystateError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetInfo:
+    """What `set.json` says. It is written last, so a set without it was never finished."""
+
+    index: int
+    slots: int
+    data_bytes: int  # capacity of each slot, whole pages
+    table_bytes: int
+    trainer: str  # the incarnation it was allotted to; "": nobody's
+    owner: ProcessMark | None = None  # that trainer's process, if whoever asked for the set said so
+
+    def write(self, path: Path) -> None:
+        raw = {name: getattr(self, name) for name in ("index", "slots", "data_bytes", "table_bytes", "trainer")}
+        write_json(path / SET_META, {**raw, "owner": self.owner and self.owner.to_json(), "format": FORMAT})
+
+    @classmethod
+    def read(cls, path: Path) -> SetInfo | None:
+        raw = read_json(path / SET_META)
+        if raw is None or raw.pop("format", None) != FORMAT:
+            return None
+        return cls(**{**raw, "owner": ProcessMark.from_json(raw["owner"])})
+
+
+class SlotSet:
+    """A set of slots, opened in a role.
+
+    Attributes:
+        index: number within the arena.
+        path: its directory; what a trainer attaches to.
+        info: capacities, and whom it was allotted to when this object last looked.
+        slots: in order of their index.
+        trainer_cell: the word trainer -> host.
+        host_cell: the word host -> trainer.
+    """
+
+    def __init__(self, path: Path, info: SetInfo, *, role: Role):
+        self.path = path
+        self.info = info
+        self.index = info.index
+        self.slots: list[Slot] = []
+        self._cells: list[WordCell] = []
+        try:
+            for number in range(info.slots):
+                self.slots.append(
+                    Slot(
+                        path / f"{SLOT_PREFIX}{number}",
+                        index=number,
+                        table_bytes=info.table_bytes,
+                        data_bytes=info.data_bytes,
+                        role=role,
+                    )
+                )
+            for name, writer in ((TRAINER_CELL, "trainer"), (HOST_CELL, "host")):
+                self._cells.append(WordCell.open(path / name, writable=role == writer))
+        except BaseException:
+            self.close()
+            raise
+        self.trainer_cell, self.host_cell = self._cells
+
+    @classmethod
+    def open(cls, path: str | Path, *, role: Role = "reader") -> SlotSet:
+        """Map a finished set, by default only to read what is in it (say, the slots of a trainer that is gone).
+
+        Raises:
+            RaystateError: there is no finished set of this format at `path`.
+        """
+        info = SetInfo.read(Path(path))
+        if info is None:
+            raise RaystateError(f"{path} is not a finished slot set of format {FORMAT}", path=str(path))
+        return cls(Path(path), info, role=role)
+
+    @property
+    def trainer(self) -> str:
+        return self.info.trainer
+
+    def close(self) -> list[mmap.mmap]:
+        """Unmap everything. Returns the mappings that views still use; each goes when its last view does."""
+        left = [mapping for slot in self.slots for mapping in slot.close()]
+        for cell in self._cells:
+            cell.close()
+        self._cells = []
+        return left
+
+
+def trainer_lock(path: Path, trainer: str) -> Path:
+    """The lock file of one incarnation in the set at `path`; any text can name a trainer."""
+    return path / f"{TRAINER_LOCK_PREFIX}{hashlib.sha256(trainer.encode()).hexdigest()[:16]}"
+
+
+def trainer_locks(path: Path) -> list[Path]:
+    return sorted(path.glob(f"{TRAINER_LOCK_PREFIX}*"))
+
+
+def attach_note(trainer: str, mark: ProcessMark) -> bytes:
+    """What a trainer leaves in its lock file: an empty one was never taken."""
+    return json.dumps({"trainer": trainer, "process": mark.to_json()}).encode()
+
+
+def read_note(path: Path) -> dict[str, Any] | None:
+    return read_json(path)
+
+
+def seize(path: Path) -> list[FileLock] | None:
+    """Hold every trainer's lock of the set at `path`, or None if a trainer holds one. The caller releases them."""
+    held: list[FileLock] = []
+    for lock_path in trainer_locks(path):
+        try:
+            lock = FileLock.take(lock_path, shared=False)
+        except FileNotFoundError:
+            continue
+        if lock is None:
+            release_all(held)
+            return None
+        held.append(lock)
+    return held
+
+
+def release_all(locks: list[FileLock]) -> None:
+    for lock in locks:
+        lock.release()

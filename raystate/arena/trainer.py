@@ -1,0 +1,137 @@
+"""The trainer's side of the arena: it needs no host to be alive, and leaves behind everything that it completed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from raystate.arena import layouts
+from raystate.arena.locks import FileLock
+from raystate.arena.processes import mark_process
+from raystate.arena.slot import Slot
+from raystate.arena.slot_set import SetInfo, SlotSet, attach_note, read_note, trainer_lock
+from raystate.arena.word import WordCell
+from raystate.core.errors import RaystateError
+
+
+class TrainerArena:
+    """One incarnation's hold on its slot set, from `attach` to `close` or to the end of the process."""
+
+    def __init__(self, opened: SlotSet, lock: FileLock, trainer: str):
+        self._set = opened
+        self._lock = lock
+        self.trainer = trainer
+        self.path = opened.path
+
+    @classmethod
+    def attach(cls, set_path: str | os.PathLike[str], *, trainer: str, timeout_s: float = 5.0, touch: bool = True) -> TrainerArena:
+        """Take the set that the host allotted to this incarnation.
+
+        Args:
+            set_path: `SlotSet.path` as the host said it.
+            trainer: the name that the set was allotted to, unique per incarnation.
+            timeout_s: how long to wait for the host, which takes the lock for a moment when it looks.
+            touch: map all pages now, on several threads, instead of in the first snapshot.
+
+        Raises:
+            RaystateError: the set is not, or no longer, this trainer's; it was attached to before under this name; or it is gone.
+        """
+        path = Path(set_path)
+        try:
+            lock = FileLock.take(trainer_lock(path, trainer), shared=True, timeout_s=timeout_s)
+        except FileNotFoundError:
+            raise _not_yours(path, trainer) from None
+        if lock is None:
+            raise RaystateError(
+                f"slot set {path}: the lock of trainer {trainer!r} was not to be had in {timeout_s:g} s",
+                path=str(path),
+                waited_s=timeout_s,
+            )
+        try:
+            # Under the lock: the host hands a set on only while nobody has it.
+            info = SetInfo.read(path)
+            if info is None or info.trainer != trainer:
+                raise _not_yours(path, trainer)
+            if note := read_note(lock.path):
+                pid = note.get("process", {}).get("pid")
+                raise RaystateError(
+                    f"slot set {path}: process {pid} has attached as trainer {trainer!r}; ask the host for a set again",
+                    path=str(path),
+                    pid=pid,
+                )
+            lock.write(attach_note(trainer, mark_process(os.getpid())))
+            opened = SlotSet(path, info, role="trainer")
+            if touch:
+                for slot in opened.slots:
+                    slot.touch()
+        except BaseException:
+            lock.release()
+            raise
+        return cls(opened, lock, trainer)
+
+    @property
+    def slots(self) -> list[Slot]:
+        return self._set.slots
+
+    @property
+    def trainer_cell(self) -> WordCell:
+        """This trainer's own word: only it writes."""
+        return self._set.trainer_cell
+
+    @property
+    def host_cell(self) -> WordCell:
+        """The host's word to this trainer."""
+        return self._set.host_cell
+
+    def put_layout(self, data: bytes) -> str:
+        return layouts.put_layout(self.path.parent, data)
+
+    def get_layout(self, ref: str) -> bytes:
+        return layouts.get_layout(self.path.parent, ref)
+
+    def close(self) -> bool:
+        """Unmap the set and give its lock back.
+
+        Returns:
+            True if both happened. False while numpy views of a slot are still alive: whoever has one could still write, so the
+            lock goes back by itself when the last of them is dropped.
+        """
+        lock, left = self._lock, self._set.close()
+        if not left:
+            lock.release()
+            return True
+        waiting = {id(mapping) for mapping in left}
+
+        def unmapped(number: int) -> None:
+            waiting.discard(number)
+            if not waiting:
+                lock.release()
+
+        for mapping in left:
+            _when_unmapped(mapping, unmapped)
+        return False
+
+    def __enter__(self) -> TrainerArena:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _when_unmapped(mapping: mmap.mmap, call: Callable[[int], None]) -> None:
+    weakref.finalize(mapping, call, id(mapping)).atexit = False  # at exit the kernel releases the lock
+
+
+def _not_yours(path: Path, trainer: str) -> RaystateError:
+    info = SetInfo.read(path)
+    if info is None:
+        return RaystateError(f"slot set {path} does not exist (any more)", path=str(path), trainer=trainer)
+    return RaystateError(
+        f"slot set {path} belongs to trainer {info.trainer!r}, not to {trainer!r}",
+        path=str(path),
+        trainer=trainer,
+        got=info.trainer,
+    )

@@ -1,0 +1,27 @@
+"""The JAX side: flatten a state, who owns which piece of it, device -> slot, slot or storage -> device."""
+
+from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iterators
+from raystate.arrays.memory import Holding, MemorySource, UncoveredError
+from raystate.arrays.restore import PieceSource, ReadRequest, restore_tree
+from raystate.arrays.stage import Held, copy, hold
+from raystate.arrays.tree import Described, Plan, array_leaves, describe
+
+__all__ = [
+    "Described",
+    "Held",
+    "Holding",
+    "MemorySource",
+    "PackedItems",
+    "PieceSource",
+    "Plan",
+    "ReadRequest",
+    "UncoveredError",
+    "array_leaves",
+    "copy",
+    "describe",
+    "hold",
+    "is_iterator",
+    "pack_items",
+    "restore_tree",
+    "set_iterators",
+]

@@ -1,0 +1,71 @@
+"""A pytree as a flat list with Orbax's names, without importing orbax (that costs seconds at the start of every trainer).
+
+tests/arrays/test_paths.py proves the equality with `orbax.checkpoint.tree` for the containers that people train with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+
+from raystate.core.errors import RaystateError
+from raystate.core.tree import PathKey
+
+Path = tuple[PathKey, ...]
+
+
+class Node(NamedTuple):
+    """A leaf of the serialized tree: a pytree leaf, or a container without children (`empty`)."""
+
+    path: Path
+    value: Any
+    empty: bool
+
+
+def flatten(tree: Any) -> list[Node]:
+    """Leaves and empty containers in the order of `jax.tree_util.tree_flatten`. None counts as an empty container, as in jax."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_empty)
+    return [Node(tuple(map(path_key, keys)), value, is_empty(value)) for keys, value in flat]
+
+
+def is_empty(value: Any) -> bool:
+    """True for None and for a container without children."""
+    structure = jax.tree_util.tree_structure(value)
+    return structure.num_leaves == 0 and structure.num_nodes == 1
+
+
+def empty_kind(value: Any) -> str:
+    """How Orbax stores an empty container: as itself if it is a dict or a sequence, otherwise as None."""
+    if isinstance(value, Mapping):
+        return "dict"
+    if isinstance(value, list) or (isinstance(value, tuple) and not hasattr(value, "_fields")):
+        return "list"
+    return "none"
+
+
+def path_key(key: Any) -> PathKey:
+    """Orbax's name of one level: an index stays a number, everything else becomes a string."""
+    match key:
+        case SequenceKey(idx=index):
+            return index
+        case DictKey(key=name):
+            return str(name)
+        case GetAttrKey(name=name):
+            return name
+        case FlattenedIndexKey(key=index):
+            return index
+        case _:
+            raise RaystateError(f"a pytree key of type {type(key).__name__} has no name in a checkpoint: {key!r}", got=repr(key))
+
+
+def shown(path: Path) -> str:
+    """A path for people: `opt_state/0/mu/kernel`."""
+    return "/".join(map(str, path)) or "(the tree itself)"
+
+
+def names(path: Path) -> tuple[str, ...]:
+    """What paths are matched by: a list index and a dict key "0" are the same place (flax stores optimizer tuples as dicts)."""
+    return tuple(map(str, path))

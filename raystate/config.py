@@ -1,0 +1,299 @@
+"""StateConfig: everything a run can be told, checked once, before anything starts.
+
+A config is a frozen value. It pickles, so that the driver, the trainers and the actors all see the same one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+
+import pydantic
+from pydantic import Field
+
+from raystate.arena.memory import parse_memory
+from raystate.core.errors import ConfigError
+from raystate.core.messages import Settings
+from raystate.storage.url import canonical_url
+
+AUTOMATIC_SAVE_EVERY_S = 600.0  # the durable interval when no save rule is given
+SECTION = "state"  # of a YAML file that also holds the job's own settings
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NaturalInt = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class StateConfig(pydantic.BaseModel, frozen=True):
+    """The settings of a run. All keyword-only; a bad one is a `ConfigError` that names the field, the value and what is allowed.
+
+    Attributes:
+        storage: the run's identity: `gs://…`, `file://…` or a directory (also a PathLike). Kept in canonical form.
+        run: name of the run, in actors, metrics and logs: letters, digits, `.`, `_`, `-`.
+        save_every_steps: steps between durable saves: the first `save()` at or after each multiple.
+        save_every_s: seconds between durable saves, decided once for all hosts. With `save_every_steps` too, whichever is due.
+            With no save rule at all: automatic, every 600 s.
+        save_policy: an Orbax `SaveDecisionPolicy` instead of `save_every_*`.
+        snapshot_every_steps: steps between snapshots in host memory, the same steps on all hosts; 0: no snapshots.
+        snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (one is being filled, one is kept).
+        replicas: copies of each host's snapshots on peers, in other failure domains where there are any; 0: none.
+        host_memory: cap per node over all runs: percent of the node's memory (`"40%"`), bytes (an int) or a size (`"8GiB"`).
+        arena_dir: absolute directory for the snapshots; None: the system's shared memory.
+        keep_last: how many of the newest durable steps to keep; None: none for being recent. With no keep rule at all (this one
+            None too) every step is kept.
+        keep_every_steps: keep steps that are a multiple of it, in addition.
+        keep_every_s: keep one step for each such number of seconds, in addition.
+        keep_best: how many of the best durable steps to keep, in addition, by `best_metric`.
+        best_metric: the name in `save(metrics=…)` that ranks steps; needed by `keep_best`.
+        best_mode: "min": smaller is better; "max": larger is.
+        keep_policy: an Orbax `PreservationPolicy` instead of `keep_*`.
+        start_timeout_s: seconds until all ranks of a worker group have joined.
+        save_timeout_s: seconds for one durable save, from staged to published.
+        barrier_timeout_s: seconds until all ranks have arrived at the same collective call.
+        restore_timeout_s: seconds for a restore.
+        hang_timeout_s: seconds without a new step after which a trainer counts as hung and is ended; None: never.
+        idle_timeout_s: seconds without any trainer after which the newest snapshot is made durable and the run released.
+        host_timeout_s: seconds of silence after which a host counts as down.
+    """
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+
+    storage: str
+    run: str
+
+    save_every_steps: PositiveInt | None = None
+    save_every_s: Seconds | None = None
+    save_policy: Any = None
+
+    snapshot_every_steps: NaturalInt = 1
+    snapshot_slots: Annotated[int, Field(ge=2)] = 3
+    replicas: NaturalInt = 1
+    host_memory: str | int = "40%"
+    arena_dir: str | None = None
+
+    keep_last: PositiveInt | None = 3
+    keep_every_steps: PositiveInt | None = None
+    keep_every_s: Seconds | None = None
+    keep_best: PositiveInt | None = None
+    best_metric: str | None = None
+    best_mode: Literal["min", "max"] = "min"
+    keep_policy: Any = None
+
+    start_timeout_s: Seconds = 300.0
+    save_timeout_s: Seconds = 600.0
+    barrier_timeout_s: Seconds = 120.0
+    restore_timeout_s: Seconds = 600.0
+    hang_timeout_s: Seconds | None = None
+    idle_timeout_s: Seconds = 900.0
+    host_timeout_s: Seconds = 10.0
+
+    if not TYPE_CHECKING:  # type checkers keep the signature that pydantic derives from the fields
+
+        def __init__(self, **values: Any):
+            _refuse_unknown(values)
+            try:
+                super().__init__(**values)
+            except pydantic.ValidationError as error:
+                raise _config_error(error) from None
+
+    # ------------------------------------------------------------ construction
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], **overrides: Any) -> Self:
+        """Read the `state:` section of a YAML file; other sections are the job's own.
+
+        Args:
+            path: a local file.
+            **overrides: fields that win over the file's.
+
+        Raises:
+            ConfigError: the file can't be read, or a field is bad; names file, section and field.
+        """
+        section = _read_section(Path(path))
+        try:
+            return cls(**{**section, **overrides})
+        except ConfigError as error:
+            if error.field in overrides:
+                raise
+            facts = {**error.details, "file": str(path), "section": SECTION}
+            raise ConfigError(f"{path}, section {SECTION!r}: {error.message}", **facts) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with these fields changed, checked again as a whole.
+
+        Raises:
+            ConfigError: a change is bad, or contradicts a field that was set before (set that one to None in the same call).
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**given, **changes})
+
+    # ------------------------------------------------------------ what follows from the fields
+
+    @property
+    def effective_save_every_s(self) -> float | None:
+        """Seconds between time-based durable saves, the automatic interval included; None: steps or a policy decide alone."""
+        if self.save_every_s is None and self.save_every_steps is None and self.save_policy is None:
+            return AUTOMATIC_SAVE_EVERY_S
+        return self.save_every_s
+
+    def core_settings(self) -> Settings:
+        """What the Coordinator's decisions depend on: every field that core knows, under the same name."""
+        known = {field.name for field in dataclasses.fields(Settings)} & set(type(self).model_fields)
+        values: dict[str, Any] = {name: getattr(self, name) for name in known}
+        values["save_every_s"] = self.effective_save_every_s
+        return Settings(**values)
+
+    # ------------------------------------------------------------ checks
+
+    @pydantic.field_validator("storage", mode="before")
+    @classmethod
+    def _storage_is_canonical(cls, value: Any) -> str:
+        return canonical_url(value)  # its ConfigError names the field already
+
+    @pydantic.field_validator("run")
+    @classmethod
+    def _run_is_a_name(cls, value: str) -> str:
+        if not _RUN_NAME.fullmatch(value):
+            raise ValueError("must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit")
+        return value
+
+    @pydantic.field_validator("host_memory", mode="before")
+    @classmethod
+    def _host_memory_is_a_size(cls, value: Any) -> str | int:
+        parse_memory(value, total_bytes=1 << 40)  # its ConfigError names the field already
+        return value
+
+    @pydantic.field_validator("arena_dir", mode="before")
+    @classmethod
+    def _arena_dir_is_absolute(cls, value: object) -> object:
+        if value is None:
+            return None
+        text = str(value) if isinstance(value, str | PurePath) else ""
+        if not os.path.isabs(text):
+            raise ValueError("must be an absolute directory (every node opens it) or None")
+        return os.path.normpath(text)
+
+    @pydantic.field_validator("best_metric")
+    @classmethod
+    def _best_metric_is_not_empty(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError("must be the name of a metric or None")
+        return value
+
+    @pydantic.field_validator("save_policy")
+    @classmethod
+    def _save_policy_decides(cls, value: Any) -> Any:
+        return _check_policy(value, "should_save", "SaveDecisionPolicy")
+
+    @pydantic.field_validator("keep_policy")
+    @classmethod
+    def _keep_policy_decides(cls, value: Any) -> Any:
+        return _check_policy(value, "should_preserve", "PreservationPolicy")
+
+    @pydantic.model_validator(mode="after")
+    def _no_contradiction(self) -> Self:
+        if self.keep_policy is not None and "keep_last" not in self.model_fields_set:
+            # The default steps aside for a policy. Past `frozen`, and without marking the field as given.
+            object.__setattr__(self, "keep_last", None)
+        self._exclude("save_policy", "save_every_steps", "save_every_s")
+        self._exclude("keep_policy", "keep_last", "keep_every_steps", "keep_every_s", "keep_best")
+        if self.keep_best is not None and self.best_metric is None:
+            raise _contradiction("best_metric", None, f"must name a metric, because keep_best={self.keep_best} ranks steps by it")
+        return self
+
+    def _exclude(self, policy: str, *rules: str) -> None:
+        if getattr(self, policy) is None:
+            return
+        for rule in rules:
+            if (value := getattr(self, rule)) is not None:
+                raise _contradiction(rule, value, f"must be None when {policy} is given: the policy decides alone")
+
+
+def _check_policy(value: Any, method: str, protocol: str) -> Any:
+    if value is not None and (isinstance(value, type) or not callable(getattr(value, method, None))):
+        raise ValueError(f"must be an Orbax {protocol} object (with a `{method}` method) or None")
+    return value
+
+
+# ---------------------------------------------------------------- errors
+
+
+def _contradiction(field: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(_sentence(field, value, allowed), field=field, got=_plain(value), expected=allowed)
+
+
+def _plain(value: object) -> object:
+    """What an error may carry between processes: a plain value as it is, anything else as text."""
+    return value if value is None or isinstance(value, str | int | float) else repr(value)
+
+
+def _sentence(field: str, value: object, allowed: str) -> str:
+    return f"{field} = {value!r}: {allowed}"
+
+
+def _refuse_unknown(values: Mapping[str, Any]) -> None:
+    fields = list(StateConfig.model_fields)
+    for name, value in values.items():
+        if name not in fields:
+            close = difflib.get_close_matches(str(name), fields, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"the fields are: {', '.join(fields)}"
+            raise ConfigError(
+                f"{name}: there is no such field; {hint}", field=str(name), got=_plain(value), expected=close or fields
+            )
+
+
+def _config_error(error: pydantic.ValidationError) -> ConfigError:
+    """One ConfigError for everything that is wrong; `field`, `got` and `expected` are those of the first."""
+    faults: dict[str, tuple[object, str]] = {}
+    for fault in error.errors(include_url=False):
+        field = str(fault["loc"][0]) if fault["loc"] else "StateConfig"
+        got = None if fault["type"] == "missing" else fault["input"]
+        allowed = _allowed(fault["type"], fault["msg"])
+        if field in faults:  # the other branch of a union, such as "or None"
+            allowed = f"{faults[field][1]}, or {allowed.removeprefix('must be ')}"
+        faults[field] = (got, allowed)
+    text = "; ".join(
+        f"{field}: {allowed}" if allowed == _MISSING else _sentence(field, got, allowed) for field, (got, allowed) in faults.items()
+    )
+    field, (got, expected) = next(iter(faults.items()))
+    return ConfigError(text, field=field, got=_plain(got), expected=expected, fields=sorted(faults))
+
+
+_MISSING = "must be given"
+
+
+def _allowed(kind: str, message: str) -> str:
+    if kind == "missing":
+        return _MISSING
+    return message.removeprefix("Value error, ").replace("Input should be", "must be")
+
+
+def _read_section(path: Path) -> dict[str, Any]:
+    import yaml  # only this function needs it
+
+    facts = {"file": str(path), "section": SECTION}
+    try:
+        raw: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: can't be read: {error.strerror or error}", **facts) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}", **facts) from error
+    top = _mapping(raw)
+    if top is None or SECTION not in top:
+        found = ", ".join(top) if top is not None else f"a {type(raw).__name__}"
+        raise ConfigError(f"{path}: has no section {SECTION!r} at the top level (found: {found or 'nothing'})", **facts)
+    section = _mapping(top[SECTION])
+    if section is None:
+        raise ConfigError(f"{path}: section {SECTION!r} must hold `field: value` lines, not {top[SECTION]!r}", **facts)
+    return section
+
+
+def _mapping(raw: object) -> dict[str, Any] | None:
+    return {str(name): value for name, value in cast("dict[object, Any]", raw).items()} if isinstance(raw, dict) else None

@@ -1,0 +1,72 @@
+"""What the Coordinator's machines share: settings, the time of the event at hand, and the commands they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from raystate.core.messages import Answer, Ask, Command, Failure, Log, Reply, Settings
+
+_REMEMBERED_REPLIES = 4096
+
+
+class Desk:
+    """One event's worth of output, and the replies given so far.
+
+    `stir` is set by whoever changed something that another machine may be waiting for; the Coordinator then lets all of them look.
+    """
+
+    __slots__ = ("attempt", "now_s", "out", "replies", "settings", "stir")
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.now_s = 0.0
+        self.out: list[Command] = []
+        self.stir = False
+        self.attempt = 0
+        self.replies: dict[Ask, Reply] = {}
+
+    def log(self, level: Any, text: str) -> None:
+        self.out.append(Log(level=level, text=text))
+
+    def answer(self, ask: Ask, reply: Reply) -> None:
+        """Answer and remember: a caller that repeats its ask gets the same reply."""
+        if len(self.replies) >= _REMEMBERED_REPLIES:
+            del self.replies[next(iter(self.replies))]
+        self.replies[ask] = reply
+        self.out.append(Answer(ask=ask, reply=reply))
+
+    def fail(self, asks: Iterable[Ask], error: str, message: str, **details: Any) -> None:
+        failure = Failure(error=error, message=message, details=details)
+        for ask in asks:
+            self.answer(ask, failure)
+
+
+class Barrier:
+    """Who has asked, by rank. Every rank may have asked more than once (a repeated call); all its asks get the reply."""
+
+    __slots__ = ("asks", "opened_s")
+
+    def __init__(self, opened_s: float):
+        self.opened_s = opened_s
+        self.asks: dict[int, list[Ask]] = {}
+
+    def add(self, rank: int, ask: Ask) -> None:
+        mine = self.asks.setdefault(rank, [])
+        if ask not in mine:
+            mine.append(ask)
+
+    def missing(self, world: int | None) -> list[int]:
+        return [] if world is None else [rank for rank in range(world) if rank not in self.asks]
+
+    def everybody(self) -> list[Ask]:
+        return [ask for rank in sorted(self.asks) for ask in self.asks[rank]]
+
+    def has(self, ask: Ask) -> bool:
+        return any(ask in asks for asks in self.asks.values())
+
+
+def ranks_text(ranks: Iterable[int], hosts: dict[int, Any]) -> str:
+    """`rank 1 (host ab12), rank 3`: for messages."""
+    parts = [f"rank {rank} (host {hosts[rank]})" if rank in hosts else f"rank {rank}" for rank in ranks]
+    return ", ".join(parts) if parts else "nobody"

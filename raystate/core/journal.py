@@ -1,0 +1,264 @@
+"""The log as one attempt writes it: one entry at a time, and every open intent carried out.
+
+What "failed" means for an append: nobody knows whether the entry is there. So the same entry is tried again until the answer is
+known, and what it decided is neither abandoned nor discarded in between.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from raystate.core.desk import Desk
+from raystate.core.log import IntentKey, key_of, next_entry, published_steps, refuse_retire, refuse_save
+from raystate.core.messages import (
+    Append,
+    Appended,
+    Claimed,
+    Intent,
+    LiveStep,
+    LogEntry,
+    Publish,
+    PublishDone,
+    Retire,
+    RetireDone,
+    Superseded,
+)
+
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 30.0
+CLOSE_AFTER_S = 30.0
+
+Change = tuple[LiveStep | None, list[tuple[int, bool, str]], str]
+"""(step to commit, steps to retire as (step, aside, reason), why)."""
+
+
+class _Work:
+    """An intent that is being carried out."""
+
+    __slots__ = ("busy", "intent", "next_s", "tries")
+
+    def __init__(self, intent: Intent):
+        self.intent = intent
+        self.tries = 0
+        self.busy = False
+        self.next_s = 0.0
+
+
+def retry_delay_s(tries: int) -> float:
+    return min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** max(0, tries - 1))
+
+
+class Journal:
+    """The attempt's own end of the log."""
+
+    def __init__(self, desk: Desk):
+        self.desk = desk
+        self.tail: LogEntry | None = None
+        self.writer = ""
+        self.dead: set[int] = set()
+        self.carried: set[IntentKey] = set()
+        self.published: tuple[int, ...] = ()
+        self.live: frozenset[int] = frozenset()
+        self.troubles: list[str] = []  # storage failures since the last published step, newest last
+        self.superseded: Superseded | None = None
+        self._work: dict[IntentKey, _Work] = {}
+        self._requests: deque[tuple[Callable[[], Change | None], Callable[[LogEntry | None], None]]] = deque()
+        self._flight: LogEntry | None = None
+        self._done: Callable[[LogEntry | None], None] | None = None
+        self._resend_s: float | None = None
+        self._tries = 0
+        self._changed_s = 0.0
+
+    # ---------------------------------------------------------------- state
+
+    @property
+    def durable_step(self) -> int:
+        """Newest published step, -1: none."""
+        return self.published[-1] if self.published else -1
+
+    @property
+    def busy(self) -> bool:
+        """An entry is being written or waits to be."""
+        return self._flight is not None or bool(self._requests)
+
+    @property
+    def publishing(self) -> tuple[int, ...]:
+        """Committed steps that are not visible yet."""
+        return tuple(one.intent.step for one in self._work.values() if one.intent.kind == "commit")
+
+    @property
+    def working(self) -> bool:
+        return bool(self._work)
+
+    @property
+    def closable(self) -> bool:
+        """An entry now would close something."""
+        tail = self.tail
+        return tail is not None and any(
+            key_of(one) in self.carried and (one.attempt == self.desk.attempt or one.attempt in self.dead) for one in tail.intents
+        )
+
+    def refuse_save(self, step: int) -> str | None:
+        assert self.tail is not None
+        return refuse_save(self.tail, step, attempt=self.desk.attempt, carried=self.carried, dead=self.dead)
+
+    def refuse_retire(self, step: int) -> str | None:
+        assert self.tail is not None
+        return refuse_retire(self.tail, step, attempt=self.desk.attempt, carried=self.carried, dead=self.dead)
+
+    def trouble(self, text: str) -> None:
+        self.desk.log("warning", text)
+        if not self.troubles or self.troubles[-1] != text:
+            self.troubles = [*self.troubles[-4:], text]
+        self.desk.stir = True
+
+    # ---------------------------------------------------------------- writing entries
+
+    def start(self, event: Claimed) -> None:
+        self.writer = event.entry.writer
+        self.dead = set(event.dead)
+        self._arrived(event.entry)
+
+    def request(self, build: Callable[[], Change | None], done: Callable[[LogEntry | None], None]) -> None:
+        """Write an entry as soon as the one before it is known.
+
+        Args:
+            build: called then; gives what the entry changes, or None if it is no longer wanted.
+            done: called with the entry once it is in the log, or with None if build gave None.
+        """
+        self._requests.append((build, done))
+        self.desk.stir = True
+
+    def close(self, why: str) -> None:
+        self.request(lambda: (None, [], why) if self.closable else None, _ignore)
+
+    def turn(self) -> None:
+        """Give what can be given now."""
+        desk = self.desk
+        if self._work:
+            publishing = any(one.intent.kind == "commit" for one in self._work.values())
+            for work in self._work.values():
+                intent = work.intent
+                # A newer step must be visible before the ones that it replaces go.
+                if work.busy or work.next_s > desk.now_s or (publishing and intent.kind == "retire"):
+                    continue
+                work.busy = True
+                if intent.kind == "commit":
+                    desk.out.append(Publish(step=intent.step, save=intent.save or ""))
+                else:
+                    desk.out.append(Retire(step=intent.step, save=intent.save, aside=intent.aside))
+        if self._flight is not None:
+            if self._resend_s is not None and desk.now_s >= self._resend_s:
+                self._resend_s = None
+                desk.out.append(Append(entry=self._flight))
+            return
+        while self._requests and self._flight is None:
+            build, done = self._requests.popleft()
+            change = build()
+            if change is None:
+                done(None)
+                continue
+            commit, retires, why = change
+            assert self.tail is not None
+            entry = next_entry(
+                self.tail,
+                attempt=desk.attempt,
+                writer=self.writer,
+                carried=self.carried,
+                dead=self.dead,
+                commit=commit,
+                retires=retires,
+                reason=why,
+            )
+            self._flight, self._done, self._tries, self._resend_s = entry, done, 0, None
+            desk.log("info", f"log entry {entry.seq} ({entry.kind}): {why}")
+            desk.out.append(Append(entry=entry))
+
+    def tick(self) -> None:
+        if self._resend_s is not None or any(not one.busy for one in self._work.values()):
+            self.desk.stir = True
+        elif not self.busy and not self._work and self.desk.now_s - self._changed_s >= CLOSE_AFTER_S and self.closable:
+            self.close("nothing else to log")
+
+    def appended(self, event: Appended) -> None:
+        flight = self._flight
+        if flight is None or event.seq != flight.seq:
+            return
+        if event.outcome == "failed":
+            if self._resend_s is None:
+                self._tries += 1
+                self._resend_s = self.desk.now_s + retry_delay_s(self._tries)
+                self.trouble(f"log entry {flight.seq} ({flight.kind}) could not be written: {event.error}; it is tried again")
+            return
+        if event.outcome == "taken":
+            tail = event.tail
+            # Our own entry under our own name: the acknowledgement of an earlier try was lost.
+            if tail is None or tail.writer != self.writer or tail.attempt != self.desk.attempt:
+                self._supersede(tail, flight)
+                return
+            if tail.seq < flight.seq:
+                self._resend_s = self.desk.now_s
+                self.desk.stir = True
+                return
+        done, self._flight, self._done = self._done, None, None
+        self._arrived(flight)
+        if done is not None:
+            done(flight)
+
+    def _supersede(self, tail: LogEntry | None, flight: LogEntry) -> None:
+        attempt = -1 if tail is None else tail.attempt
+        text = f"log entry {flight.seq} belongs to attempt {attempt}: this attempt ({self.desk.attempt}) has been superseded"
+        self.superseded = Superseded(by_attempt=attempt, reason=text)
+
+    def _arrived(self, entry: LogEntry) -> None:
+        self.tail = entry
+        open_keys: set[IntentKey] = set()
+        for intent in entry.intents:
+            key = key_of(intent)
+            open_keys.add(key)
+            if key not in self.carried and key not in self._work:
+                self._work[key] = _Work(intent)
+        self.carried &= open_keys
+        self._looked()
+
+    def _looked(self) -> None:
+        tail = self.tail
+        self.published = published_steps(tail, self.carried)
+        self.live = frozenset(one.step for one in tail.live) if tail is not None else frozenset()
+        self._changed_s = self.desk.now_s
+        self.desk.stir = True
+
+    # ---------------------------------------------------------------- carrying out
+
+    def publish_done(self, event: PublishDone) -> None:
+        self._work_done("commit", event.step, event.save, event.error)
+
+    def retire_done(self, event: RetireDone) -> None:
+        self._work_done("retire", event.step, None, event.error)
+
+    def _work_done(self, kind: str, step: int, save: str | None, error: str) -> None:
+        for key, work in self._work.items():
+            intent = work.intent
+            if intent.kind != kind or intent.step != step or not work.busy or (kind == "commit" and intent.save != save):
+                continue
+            if error:
+                work.busy = False
+                work.tries += 1
+                work.next_s = self.desk.now_s + retry_delay_s(work.tries)
+                what = "published" if kind == "commit" else "retired"
+                self.trouble(f"step {step} could not be {what}: {error}; it is tried again")
+                return
+            del self._work[key]
+            self.carried.add(key)
+            if kind == "commit":
+                self.troubles = []
+                self.desk.log("info", f"step {step} is durable (save {save})")
+            else:
+                self.desk.log("info", f"step {step} is retired: {intent.reason}")
+            self._looked()
+            return
+
+
+def _ignore(entry: LogEntry | None) -> None:
+    """Nobody waits for this entry."""

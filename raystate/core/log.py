@@ -1,0 +1,147 @@
+"""The log of a run as pure functions: which entry may follow which, what is live, and which opposite has to wait.
+
+An entry holds the whole state after it. An intent is open from the entry that decided it until a later entry of the same attempt
+drops it, or until its attempt is known dead. While an intent of a superseded attempt is open, its process may still wake up and carry
+it out; so nobody performs the opposite on that step meanwhile (the hold rule).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from raystate.core.messages import Intent, LiveStep, LogEntry
+
+IntentKey = tuple[str, int, str | None, int]
+"""(kind, step, save, seq): names an intent for ever."""
+
+NOTHING: frozenset[IntentKey] = frozenset()
+
+
+def key_of(intent: Intent) -> IntentKey:
+    return (intent.kind, intent.step, intent.save, intent.seq)
+
+
+def claim_entry(tail: LogEntry | None, writer: str, run: str, adopted: Iterable[int] = (), reason: str = "") -> LogEntry:
+    """The entry that makes its writer the owner of the run.
+
+    Args:
+        tail: newest entry of the log, None when there is none.
+        writer: random id of the claiming process.
+        run: the run's name.
+        adopted: steps that are visible in storage; those which the log doesn't know were written by stock Orbax and become live.
+        reason: for people.
+
+    Returns:
+        Entry tail.seq + 1 with attempt tail.attempt + 1; live steps and open intents are the tail's.
+    """
+    if tail is None:
+        live: tuple[LiveStep, ...] = ()
+        intents: tuple[Intent, ...] = ()
+        seq, attempt = 1, 1
+    else:
+        live, intents, seq, attempt = tail.live, tail.intents, tail.seq + 1, tail.attempt + 1
+    known = {step.step for step in live}
+    # A step whose retirement is under way may still be visible: adopting it would bring it back.
+    known.update(intent.step for intent in intents)
+    new = [LiveStep(step=step, save=None) for step in sorted(set(adopted)) if step not in known]
+    if new:
+        live = tuple(sorted((*live, *new), key=lambda step: step.step))
+    text = reason or ("first claim" if tail is None else f"claimed after attempt {tail.attempt}")
+    return LogEntry(seq=seq, attempt=attempt, writer=writer, kind="claim", run=run, live=live, intents=intents, reason=text)
+
+
+def is_closed(intent: Intent, *, attempt: int, carried: Collection[IntentKey], dead: Collection[int]) -> bool:
+    """True if the next entry of `attempt` drops this intent: it is carried out, and nobody can come late with it."""
+    return key_of(intent) in carried and (intent.attempt == attempt or intent.attempt in dead)
+
+
+def next_entry(
+    tail: LogEntry,
+    *,
+    attempt: int,
+    writer: str,
+    carried: Collection[IntentKey],
+    dead: Collection[int],
+    commit: LiveStep | None = None,
+    retires: Sequence[tuple[int, bool, str]] = (),
+    reason: str,
+) -> LogEntry:
+    """The entry of `attempt` after its own tail.
+
+    Args:
+        tail: the newest entry; it must be the attempt's own.
+        carried: intents that are carried out by now; those that nobody can repeat are dropped.
+        dead: attempts whose process is known to be gone.
+        commit: step that becomes live with this entry.
+        retires: (step, aside, reason) of live steps that stop being live with this entry.
+    """
+    seq = tail.seq + 1
+    intents = [one for one in tail.intents if not is_closed(one, attempt=attempt, carried=carried, dead=dead)]
+    live = {one.step: one for one in tail.live}
+    for step, aside, why in retires:
+        gone = live.pop(step)
+        intents.append(Intent(kind="retire", step=step, save=gone.save, attempt=attempt, seq=seq, aside=aside, reason=why))
+    if commit is not None:
+        live[commit.step] = commit
+        intents.append(Intent(kind="commit", step=commit.step, save=commit.save, attempt=attempt, seq=seq, reason=reason))
+    return LogEntry(
+        seq=seq,
+        attempt=attempt,
+        writer=writer,
+        kind="commit" if commit is not None else "retire" if retires else "close",
+        run=tail.run,
+        live=tuple(live[step] for step in sorted(live)),
+        intents=tuple(intents),
+        reason=reason,
+    )
+
+
+def live_steps(entry: LogEntry | None) -> tuple[int, ...]:
+    """Committed steps, ascending; some may not be published yet."""
+    return () if entry is None else tuple(one.step for one in entry.live)
+
+
+def published_steps(entry: LogEntry | None, carried: Collection[IntentKey] = NOTHING) -> tuple[int, ...]:
+    """Live steps without a commit intent that is still to be carried out, ascending: what `all_steps()` lists.
+
+    Args:
+        carried: intents known to be carried out although the log holds them open; a reader that knows none gives none.
+    """
+    if entry is None:
+        return ()
+    waiting = {one.step for one in entry.intents if one.kind == "commit" and key_of(one) not in carried}
+    return tuple(one.step for one in entry.live if one.step not in waiting)
+
+
+def refuse_save(
+    entry: LogEntry, step: int, *, attempt: int, carried: Collection[IntentKey] = NOTHING, dead: Collection[int] = ()
+) -> str | None:
+    """Why a save of this step number may not be committed now, or None if it may."""
+    for one in entry.live:
+        if one.step == step:
+            return f"step {step} is committed already"
+    for one in entry.intents:
+        if one.step == step and not is_closed(one, attempt=attempt, carried=carried, dead=dead):
+            return _held(one, attempt, "saved again")
+    return None
+
+
+def refuse_retire(
+    entry: LogEntry, step: int, *, attempt: int, carried: Collection[IntentKey] = NOTHING, dead: Collection[int] = ()
+) -> str | None:
+    """Why this step may not be retired now, or None if it may."""
+    if all(one.step != step for one in entry.live):
+        return f"step {step} is not live"
+    for one in entry.intents:
+        if one.step == step and not is_closed(one, attempt=attempt, carried=carried, dead=dead):
+            return _held(one, attempt, "retired")
+    return None
+
+
+def _held(intent: Intent, attempt: int, what: str) -> str:
+    if intent.attempt == attempt:
+        return f"step {intent.step} cannot be {what} yet: its {intent.kind} (entry {intent.seq}) is not carried out"
+    return (
+        f"step {intent.step} cannot be {what}: a {intent.kind} of attempt {intent.attempt} (entry {intent.seq}) is open and that "
+        f"attempt is not known to be dead; `raystate gc --assume-dead {intent.attempt}` releases it"
+    )

@@ -1,0 +1,373 @@
+"""From the hosts' reports to advice: which step is stable, which is dead, how often to snapshot, and what must be kept.
+
+Hosts that skip different steps would never have one in common. So every host learns which steps are dead, and when hosts skip, all
+get a larger common interval.
+"""
+
+from __future__ import annotations
+
+from raystate.core.desk import Desk
+from raystate.core.group import RESEND_S, Joins
+from raystate.core.journal import Journal
+from raystate.core.memory import HostView, Key, Memory
+from raystate.core.messages import Advice, Advise, Failure, HostDown, HostId, HostReported, HostUp, Invalidate, Invalidated, Proposal
+from raystate.core.saves import Saves
+
+MAX_INTERVAL = 64
+_NO_HOST = HostId("")
+CALM_SNAPSHOTS = 16  # stable snapshots in a row without a skip before the interval is halved
+
+
+class Snapshots:
+    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves):
+        self.desk = desk
+        self.memory = memory
+        self.joins = joins
+        self.journal = journal
+        self.saves = saves
+        self.stable = -1
+        self.dead: set[int] = set()
+        self.interval = 1
+        self.proposal: Proposal | None = None
+        self.failure: Failure | None = None
+        self.gathering: set[str] = set()  # hosts that existed at the claim and have not reported yet
+        self.gather_until_s = 0.0
+        self.last_trainer_s = 0.0  # when a trainer was last seen alive
+        self.seq = 0
+        self._lineage = ""
+        self._content: object = None
+        self._forced = False
+        self._mark = -1  # skips up to this step were caused by the interval before
+        self._calm = 0
+        self._base_seq = 0
+        self._lag_s: float | None = None
+
+    # ---------------------------------------------------------------- events
+
+    def start(self, hosts: tuple[str, ...]) -> None:
+        self.gathering = set(hosts)
+        self.gather_until_s = self.desk.now_s + self.desk.settings.host_timeout_s
+        self.last_trainer_s = self.desk.now_s
+
+    def host_up(self, event: HostUp) -> None:
+        view = self.memory.view(event.host, self.desk.now_s)
+        if self._speaks(view, event.incarnation):
+            self._rise(view)
+
+    def _speaks(self, view: HostView, incarnation: str) -> bool:
+        """False for an incarnation that has been replaced."""
+        new = self.memory.incarnate(view, incarnation)
+        if new:
+            self.saves.host_gone(view.host, f"its HostActor started anew ({incarnation})")
+            self.memory.place(view, ())
+            self.desk.stir = True
+        return new is not None
+
+    def _rise(self, view: HostView) -> None:
+        view.heard_s = self.desk.now_s
+        if not view.up:
+            view.up = True
+            self.desk.log("info", f"host {view.host} is back")
+            self.desk.stir = True
+
+    def host_down(self, event: HostDown) -> None:
+        view = self.memory.hosts.get(event.host)
+        if view is not None and view.up:
+            self._fall(view, event.reason)
+
+    def _fall(self, view: HostView, why: str) -> None:
+        self.desk.log("warning", f"host {view.host} is down: {why}")
+        self.memory.forget(view, why)
+        self.gathering.discard(view.host)
+        self.saves.host_gone(view.host, why)
+        self.desk.stir = True
+
+    def reported(self, event: HostReported) -> None:
+        summary = event.summary
+        memory = self.memory
+        view = memory.view(summary.host, self.desk.now_s)
+        if not self._speaks(view, summary.incarnation) or summary.seq <= view.summary_seq:
+            return
+        self._rise(view)
+        first = view.reported_s is None
+        touched = memory.take(view, summary, self.desk.now_s)
+        moved = self.joins.observe(view)
+        if summary.trainers:
+            self.last_trainer_s = self.desk.now_s
+        if self.gathering:
+            self.gathering.discard(summary.host)
+        if first or moved or touched:
+            self.desk.stir = True
+        group = self.joins.group
+        if group is not None and group.lineage != self._lineage:
+            self._follow()
+        for snap in touched:
+            if not snap.complete:
+                continue
+            if snap.durable:
+                self.saves.offer(snap)
+            if group is not None and snap.lineage == group.lineage and snap.step > self.stable and snap.step not in self.dead:
+                self._stable(snap.step)
+        if group is not None and (touched or moved):
+            self._find_dead(view, {snap.step for snap in touched if snap.lineage == group.lineage})
+        if view.advised is not None and view.sent is not None and view.advised < (self.desk.attempt, view.sent_seq):
+            if self.desk.now_s - view.sent_s >= RESEND_S:
+                view.sent = None
+                self.desk.stir = True
+        if summary.proposal is not None and self.proposal is None and group is not None and group.adopted:
+            # An earlier attempt proposed it; trainers may be waiting for its outcome.
+            if summary.proposal.state != "withdrawn":
+                self.proposal = summary.proposal
+                self.desk.stir = True
+        self._tell_base(view)
+
+    # ---------------------------------------------------------------- stable and dead
+
+    def _follow(self) -> None:
+        """Another group is the current one now."""
+        group = self.joins.group
+        assert group is not None
+        self._lineage = group.lineage
+        self.stable = -1
+        self.dead = set()
+        self.interval = 1
+        self._mark = -1
+        self._calm = 0
+        self._lag_s = None
+        self.failure = None
+        if not group.adopted:
+            self.proposal = None
+        for snap in list(self.memory.snaps.values()):
+            if snap.complete and snap.lineage == group.lineage and snap.step > self.stable:
+                self._stable(snap.step)
+
+    def rewind(self, step: int) -> None:
+        """The current group has restored a step of its own past: what came after it is taken again."""
+        group = self.joins.group
+        assert group is not None
+        self.stable = min(self.stable, step)
+        self.dead = set()
+        self._mark = -1
+        for rank, seen in group.seen.items():
+            if seen.newest_step > step:
+                group.rewound[rank] = seen.newest_step
+        self.desk.stir = True
+
+    def _stable(self, step: int) -> None:
+        group = self.joins.group
+        assert group is not None
+        self.stable = step
+        group.decided = True
+        if self.dead:
+            self.dead = {one for one in self.dead if one > step}
+        self._calm += 1
+        if self._calm >= CALM_SNAPSHOTS and self.interval > 1:
+            self._set_interval(self.interval // 2, f"{self._calm} snapshots without a skip")
+
+    def _find_dead(self, view: HostView, new_steps: set[int]) -> None:
+        """A step is dead once a rank has passed it and neither holds it nor is still staging it.
+
+        A report shows a trainer's word and its slots together (the word is read first), so one report is enough to judge its ranks.
+        """
+        group = self.joins.group
+        assert group is not None
+        if not group.alive:
+            return
+        open_steps = [
+            snap.step
+            for snap in self.memory.snaps.values()
+            if snap.lineage == group.lineage and snap.step > self.stable and not snap.complete and snap.step not in self.dead
+        ]
+        for step in open_steps:
+            views = self.memory.hosts.values() if step in new_steps else (view,)
+            for other in views:
+                for one in other.trainers:
+                    if one.lineage != group.lineage or one.newest_step < step or step in one.pending or one.rank in group.rewound:
+                        continue
+                    if not any(p.rank == one.rank and p.step == step and p.lineage == one.lineage for p in other.staged):
+                        self._dead(step, one.rank, other)
+                        break
+                if step in self.dead:
+                    break
+
+    def _dead(self, step: int, rank: int, view: HostView) -> None:
+        group = self.joins.group
+        assert group is not None
+        self.dead.add(step)
+        self.desk.stir = True
+        why = f"rank {rank} (host {view.host}) skipped step {step}"
+        self.desk.log("debug", why)
+        if any(step in seen.durable_due for seen in group.seen.values()):
+            self.saves.lost((group.lineage, step), why)
+        unit = self.interval * max(1, self.desk.settings.snapshot_every_steps)
+        if step > self._mark and step % unit == 0 and self.interval < MAX_INTERVAL:
+            self._set_interval(self.interval * 2, why)
+
+    def _set_interval(self, interval: int, why: str) -> None:
+        group = self.joins.group
+        self.interval = interval
+        self._mark = -1 if group is None else group.newest
+        self._calm = 0
+        self.desk.stir = True
+        self.desk.log("info", f"snapshots every {interval * max(1, self.desk.settings.snapshot_every_steps)} steps from now: {why}")
+
+    # ---------------------------------------------------------------- recovery's decisions reach the hosts
+
+    def rebase(self, by: str, lineage: str, step: int) -> None:
+        """Only (lineage, <= step) and what `by` and later lineages stage counts from now on, wherever it is held."""
+        self._base_seq += 1
+        self.memory.base = Invalidate(
+            host=_NO_HOST, lineage=lineage, step=step, by=by, attempt=self.desk.attempt, seq=self._base_seq
+        )
+        for view in self.memory.hosts.values():
+            view.told_base_s = -1e9
+            self._tell_base(view)
+        self.desk.stir = True
+
+    def has_base(self, view: HostView) -> bool:
+        base = self.memory.base
+        return base is None or view.base_order >= (base.attempt, base.seq)
+
+    def _tell_base(self, view: HostView) -> None:
+        base = self.memory.base
+        if base is None or not view.up or view.base_order >= (base.attempt, base.seq):
+            return
+        if self.desk.now_s - view.told_base_s >= RESEND_S:
+            view.told_base_s = self.desk.now_s
+            self.desk.out.append(
+                Invalidate(
+                    host=view.host, lineage=base.lineage, step=base.step, by=base.by, attempt=base.attempt, seq=base.seq
+                )
+            )
+
+    def invalidated(self, event: Invalidated) -> None:
+        view, base = self.memory.hosts.get(event.host), self.memory.base
+        if view is None or base is None or (event.lineage, event.step) != (base.lineage, base.step):
+            return
+        view.base_order = max(view.base_order, (base.attempt, base.seq))
+        self.desk.stir = True
+
+    # ---------------------------------------------------------------- advice
+
+    def keep(self) -> tuple[Key, ...]:
+        """What must not be overwritten although another lineage is the current one."""
+        keys: list[Key] = self.saves.keys()
+        group, base = self.joins.group, self.memory.base
+        if group is None or self.stable >= 0:
+            return tuple(keys)
+        if base is not None and base.by == group.lineage:
+            if base.lineage:
+                keys.append((base.lineage, base.step))
+            return tuple(keys)
+        best = self.memory.candidates()[:1]
+        keys += [(snap.lineage, snap.step) for snap in best]
+        if not group.decided:
+            # Not known yet which one will be restored: one that a host still has to report about may turn out complete.
+            floor = (best[0].order, best[0].step) if best else None
+            for snap in self.memory.snaps.values():
+                if snap.order < group.order and (floor is None or (snap.order, snap.step) > floor):
+                    if self.memory.believed(snap.lineage, snap.step):
+                        keys.append((snap.lineage, snap.step))
+        return tuple(sorted(set(keys)))
+
+    def demand_fresh(self) -> int:
+        """Give every host new advice, so that a report which knows it is from after now. Returns its seq."""
+        self._forced = True
+        self.advise()
+        return self.seq
+
+    def advise(self) -> None:
+        group = self.joins.group
+        if group is None or self.gathering:
+            return
+        if group.lineage != self._lineage:
+            self._follow()
+        if not group.decided and group.world is not None and len(group.seen) == group.world:
+            if all(seen.newest_step >= 0 for seen in group.seen.values()):
+                group.decided = True
+        journal = self.journal
+        content = (
+            group.lineage, self.stable, tuple(sorted(self.dead)), self.keep(), self.interval, self.proposal,
+            self.failure, journal.durable_step, journal.troubles,
+        )  # fmt: skip
+        if content != self._content or self._forced:
+            self._content = content
+            self._forced = False
+            self.seq += 1
+        advice: Advice | None = None
+        for view in self.memory.hosts.values():
+            if not view.up or view.sent == self.seq:
+                continue
+            if advice is None:
+                advice = Advice(
+                    attempt=self.desk.attempt,
+                    seq=self.seq,
+                    lineage=group.lineage,
+                    stable=self.stable,
+                    dead=content[2],
+                    keep=content[3],
+                    interval=self.interval,
+                    proposal=self.proposal,
+                    failure=self.failure,
+                    durable_step=journal.durable_step,
+                    save_errors=tuple(journal.troubles),
+                )
+            view.sent = self.seq
+            view.sent_seq = self.seq
+            view.sent_s = self.desk.now_s
+            self.desk.out.append(Advise(host=view.host, advice=advice))
+
+    # ---------------------------------------------------------------- time
+
+    def tick(self) -> None:
+        now_s, settings = self.desk.now_s, self.desk.settings
+        for view in self.memory.hosts.values():
+            if view.up and now_s - view.heard_s >= settings.host_timeout_s:
+                self._fall(view, f"it has said nothing for {now_s - view.heard_s:.1f} s")
+            elif view.up:
+                self._tell_base(view)
+        if self.gathering and now_s >= self.gather_until_s:
+            self.desk.log("warning", f"hosts {sorted(self.gathering)} have not reported; going on without them")
+            self.gathering = set()
+            self.desk.stir = True
+        self._watch_lag()
+
+    def _watch_lag(self) -> None:
+        """Some ranks save and others don't: say so instead of waiting for ever."""
+        group = self.joins.group
+        if group is None or not group.alive or group.world is None or len(group.seen) < group.world or self.failure is not None:
+            return
+        newest = group.newest
+        behind = [rank for rank, seen in group.seen.items() if seen.newest_step < newest]
+        limit_s = self.desk.settings.barrier_timeout_s
+        lagging = [rank for rank in behind if self.desk.now_s - group.moved_s.get(rank, group.first_s) >= limit_s]
+        if not lagging:
+            self._lag_s = None
+            return
+        if self._lag_s is None:
+            # Until now everybody was level, or the others had stopped too.
+            self._lag_s = min(
+                group.moved_s[rank] for rank in group.seen if group.seen[rank].newest_step == newest and rank in group.moved_s
+            )
+        waited_s = self.desk.now_s - self._lag_s
+        if waited_s < limit_s:
+            return
+        lagging.sort()
+        message = (
+            f"save() of step {newest} was not called by {self.joins.where(lagging)} within {waited_s:.1f} s, while others did; "
+            "every process must call save() for the same steps"
+        )
+        self.desk.log("error", message)
+        self.failure = Failure(
+            error="BarrierTimeoutError",
+            message=message,
+            details={
+                "missing_ranks": lagging,
+                "hosts": [group.hosts.get(rank) for rank in lagging],
+                "step": newest,
+                "phase": "save",
+                "waited_s": waited_s,
+            },
+        )
+        self.desk.stir = True
+

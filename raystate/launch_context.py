@@ -1,0 +1,115 @@
+"""What a training process was told by whoever launched it: the seam between `train.py` and `manager.py`.
+
+Standard library only: it is imported in every worker before the training function, and by processes that have no Ray.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from raystate.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Why a worker group was started again.
+
+    Attributes:
+        attempt: the worker group that was started because of it, counted from 1 in this `fit`; so the first restart is 2.
+        group: that worker group's token.
+        cause: one line for a person.
+        interrupted: the group before ended on purpose (`Interrupted`, a preempted node), not by a failure.
+        seconds: from noticing the end of the group before to the training function running again; None while that is not known.
+    """
+
+    attempt: int
+    group: str
+    cause: str
+    interrupted: bool = False
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchContext:
+    """One process's place in a worker group.
+
+    Attributes:
+        config: the run's `StateConfig`.
+        group: token of this start of the worker group: equal on all its ranks, different after every restart.
+        rank: world rank, 0 <= rank < world; equal to `jax.process_index()`.
+        world: processes in the group; must equal `jax.process_count()` (see `check_world`).
+        restarts: the restarts so far, oldest first; the last one led to this group.
+    """
+
+    config: Any
+    group: str
+    rank: int
+    world: int
+    restarts: tuple[Restart, ...] = field(default=())
+
+
+_current: LaunchContext | None = None
+_summary: dict[str, Any] = {}
+
+
+def set_context(context: LaunchContext | None) -> None:
+    """Set this process's context (None: forget it) and forget what an earlier training function left in `note`."""
+    global _current
+    _current = context
+    _summary.clear()
+
+
+def current() -> LaunchContext | None:
+    """This process's context, or None if no launcher set one."""
+    return _current
+
+
+def note(**facts: Any) -> None:
+    """Leave picklable facts of the finished training for `fit`'s result; the last value of a name counts, rank 0's are used.
+
+    `fit` looks at `step` (int), `metrics` (dict) and `recoveries` (list of dicts with `group`, `step`, `tier`, `seconds`,
+    `steps_repeated`; any of them may be missing).
+    """
+    _summary.update(facts)
+
+
+def summary() -> dict[str, Any]:
+    """What `note` was given in this process since `set_context`."""
+    return dict(_summary)
+
+
+def check_world(world: int, process_count: int | None = None) -> None:
+    """Refuse to train when the processes of the worker group do not form one JAX job.
+
+    Without this check every process would train alone on its own data, with wrong sums and a successful exit.
+
+    Args:
+        world: processes in the worker group.
+        process_count: what JAX says; None asks `jax.process_count()`, which initialises JAX's backends.
+
+    Raises:
+        ConfigError: the two differ.
+    """
+    if process_count is None:
+        import jax
+
+        process_count = jax.process_count()
+    if process_count == world:
+        return
+    from_cpu = (
+        " On CPU hosts JaxTrainer starts jax.distributed only with jax_config=JaxConfig(use_gpu=True) and"
+        ' RunConfig(worker_runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}}); raystate.fit does both by itself.'
+        " On TPU and GPU hosts set use_tpu=True or use_gpu=True in the ScalingConfig."
+    )
+    early = ""
+    if process_count == 1 and "jax" in sys.modules:
+        early = " Or JAX was used in this process before jax.distributed was initialised."
+    raise ConfigError(
+        f"the worker group has {world} processes but jax.process_count() is {process_count}:"
+        f" each process would train alone.{from_cpu}{early}",
+        field="jax_config",
+        expected=world,
+        got=process_count,
+    )

@@ -1,0 +1,90 @@
+"""TensorStore key-value stores of a step: where things lie, waiting with a deadline, and errors that name the thing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorstore as ts
+
+from raystate.core.errors import CorruptCheckpointError, RaystateError, StorageError
+
+# Orbax's own settings for a checkpoint: values up to 1 KiB lie in the B-tree's nodes, one manifest file.
+OCDBT_CONFIG = {"manifest_kind": "single", "max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000}
+_CACHE = "cache_pool#ocdbt"
+_NODE_CACHE_BYTES = 100_000_000
+
+# The status codes by which TensorStore says that what it read is wrong or is not there, rather than that it could not read.
+_DAMAGE = ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
+
+
+def context(*, io_concurrency: int, copy_concurrency: int | None = None) -> ts.Context:
+    """A context of our own, so that caches and thread limits end with the work they were made for."""
+    spec: dict[str, Any] = {
+        "file_io_concurrency": {"limit": io_concurrency},
+        "gcs_request_concurrency": {"limit": io_concurrency},
+        _CACHE: {"total_bytes_limit": _NODE_CACHE_BYTES},
+    }
+    if copy_concurrency is not None:
+        spec["data_copy_concurrency"] = {"limit": copy_concurrency}
+    return ts.Context(spec)
+
+
+def below(base: dict[str, Any], name: str) -> dict[str, Any]:
+    """The spec of a folder (`name` ends in "/") or object inside the folder `base`."""
+    return {**base, "path": base.get("path", "") + name}
+
+
+def ocdbt(base: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """The spec of an existing OCDBT database in the folder `base`, for reading, or as the source or target of a merge."""
+    return {"driver": "ocdbt", "base": base, "manifest": base, "path": path, "cache_pool": _CACHE}
+
+
+def ocdbt_for_writing(base: dict[str, Any], path: str, *, data_file_bytes: int) -> dict[str, Any]:
+    """The spec of a new database. Data files need no atomic rename, for only a complete manifest refers to them."""
+    data = {**base, "file_io_locking": {"mode": "non_atomic"}} if base["driver"] == "file" else base
+    return {
+        **ocdbt(base, path),
+        "base": data,
+        "config": OCDBT_CONFIG,
+        "assume_config": True,
+        "target_data_file_size": data_file_bytes,
+    }
+
+
+def open_store(spec: dict[str, Any], *, timeout_s: float, ctx: ts.Context | None = None) -> ts.KvStore:
+    return ts.KvStore.open(spec, context=ctx).result(timeout=timeout_s)
+
+
+def list_keys(store: ts.KvStore, prefix: str = "", *, timeout_s: float) -> list[str]:
+    """All keys that begin with `prefix`, in order."""
+    last = prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
+    return sorted(key.decode() for key in store.list(ts.KvStore.KeyRange(prefix, last)).result(timeout=timeout_s))
+
+
+def read_key(store: ts.KvStore, key: str, *, timeout_s: float) -> bytes | None:
+    """The value, or None if there is none."""
+    got = store.read(key).result(timeout=timeout_s)
+    return got.value if got.state == "value" else None
+
+
+@contextlib.contextmanager
+def named_errors(what: str, *, damage: bool, **details: Any) -> Iterator[None]:
+    """Turn what TensorStore raises into raystate's errors.
+
+    Args:
+        what: the sentence's beginning, such as "reading array 'w' of item 'state' of step 1200".
+        damage: whether data that is wrong or missing is a CorruptCheckpointError; otherwise everything is a StorageError.
+        **details: the error's facts.
+    """
+    try:
+        yield
+    except RaystateError:
+        raise
+    except TimeoutError as error:
+        raise StorageError(f"{what}: no answer from storage before the deadline", **details) from error
+    except Exception as error:  # TensorStore has no class of its own: a ValueError whose text begins with the status code
+        text = str(error).strip().splitlines()[0][:500] if str(error).strip() else type(error).__name__
+        kind = CorruptCheckpointError if damage and (text.startswith(_DAMAGE) or isinstance(error, KeyError)) else StorageError
+        raise kind(f"{what}: {text}", **details) from error

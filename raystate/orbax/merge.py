@@ -1,0 +1,262 @@
+"""Coordinator side of a step: merge exactly the writers of one save, and make the bytes of every fixed-name file.
+
+Nothing fixed-name is written here. What the merge itself adds to storage lies under names that no other save uses.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from raystate.core.errors import ConfigError, CorruptCheckpointError
+from raystate.core.tree import ArraySpec, DataObject, LeafSpec, TreeSpec
+from raystate.orbax import kv
+from raystate.orbax.coverage import chunk_grid
+from raystate.orbax.writer import WRITER_PREFIX, checksums, write_item
+
+Value = int | float | bool | str | None
+
+MARKER = "commit_success.txt"
+CUSTOM_KEY = "raystate.custom"  # holds a custom value that isn't a dict, for Orbax takes only dicts
+
+
+def build_files(
+    step: int,
+    save: str,
+    trees: Sequence[TreeSpec],
+    values: Sequence[Sequence[Value]],
+    writers: Mapping[str, Sequence[str]],
+    kv_base_of: Callable[[str], dict[str, Any]],
+    *,
+    iterators: Mapping[str, Mapping[int, bytes]] | None = None,
+    json_items: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    custom: Any = None,
+    world: int = 1,
+    timeout_s: float = 600.0,
+) -> tuple[dict[str, bytes], list[DataObject]]:
+    """Merge the writers of a save and make the bytes of every fixed-name file of its step.
+
+    Blocking; may run in any thread of a long-lived process. Uses jax on CPU only, and Orbax only in a scratch directory.
+
+    Args:
+        step: number of the step.
+        save: id of this save try, letters and digits; makes the merge's own objects unique.
+        trees: the array items, "state" first or not.
+        values: per tree: the values of its scalar and string leaves, in the order of its leaves.
+        writers: item -> the writers whose data make up the item. Others in the same folder are ignored.
+        kv_base_of: item -> TensorStore kvstore spec of the item's folder (path ending in "/"), where the writers wrote.
+        iterators: item -> process -> state; every process below `world` must be there.
+        json_items: item -> JSON value.
+        metrics: as given to save.
+        custom: JSON value; becomes Orbax's custom_metadata.
+        world: number of processes.
+        timeout_s: for each wait on storage.
+
+    Returns:
+        (files, objects): name relative to the step's folder -> bytes, the markers `commit_success.txt` included; and the objects that
+        the merge itself wrote to storage, their names relative to the step's folder.
+
+    Raises:
+        CorruptCheckpointError: after the merge an array or chunk is missing; names it.
+        ConfigError: names clash, a value cannot be stored, or a process's iterator state is missing.
+        StorageError: storage failed.
+    """
+    from raystate.orbax import scratch  # loads nothing heavy itself, but Orbax at its first use
+
+    iterators, json_items = iterators or {}, json_items or {}
+    _check_items(trees, iterators, json_items, world)
+    own = f"{save}c"
+    strings: list[dict[int, str]] = []
+    files: dict[str, bytes] = {}
+    objects: list[DataObject] = []
+    for tree, given in zip(trees, values, strict=True):
+        scalars, texts = _split_values(tree, given)
+        strings.append(texts)
+        base, names = kv_base_of(tree.item), list(writers.get(tree.item, ()))
+        if scalars:
+            written = write_item(
+                base, own, _as_arrays(tree, scalars), [(i, (), v) for i, v in scalars.items()], timeout_s=timeout_s
+            )
+            objects += [_below_item(tree.item, written_object) for written_object in written]
+            names.append(own)
+        manifest, merged = merge_writers(base, names, save=save, tree=tree, timeout_s=timeout_s)
+        files[f"{tree.item}/manifest.ocdbt"] = manifest
+        objects += [_below_item(tree.item, merged_object) for merged_object in merged]
+        if shardings := _shardings(tree):
+            files[f"{tree.item}/_sharding"] = shardings
+        if metadatas := _array_metadatas(tree):
+            files[f"{tree.item}/array_metadatas/process_0"] = metadatas
+    small = scratch.small_files(
+        step,
+        trees,
+        strings,
+        iterators={
+            item: {f"process_{process}-of-{world}.json": state for process, state in states.items()}
+            for item, states in iterators.items()
+        },
+        json_items=json_items,
+        metrics=metrics or {},
+        custom={} if custom is None else custom if isinstance(custom, dict) and custom else {CUSTOM_KEY: custom},
+    )
+    files |= small
+    for name in files:
+        if name.rpartition("/")[2] == MARKER:  # Orbax writes the path of the scratch directory into it
+            files[name] = f"step {step}, save {save}\n".encode()
+    return files, objects
+
+
+def merge_writers(
+    base: dict[str, Any], writers: Sequence[str], *, save: str, tree: TreeSpec, timeout_s: float = 600.0
+) -> tuple[bytes, list[DataObject]]:
+    """Merge the databases of exactly these writers, and check that the outcome has every array and every chunk.
+
+    The merged database only points into the writers' data. Its manifest is kept in memory and returned; its B-tree nodes, if it needs
+    any, are written to `d/<save>…` of the item's folder.
+
+    Returns:
+        (bytes of manifest.ocdbt, objects written, names relative to the item's folder)
+    """
+    where = f"item {tree.item!r} of save {save}"
+    nodes = f"d/{save}m"
+    with kv.named_errors(f"merging {where}", damage=True, item=tree.item):
+        ctx = kv.context(io_concurrency=32)
+        # Source and target of a copy between databases must share context and cache, and name their manifest's place.
+        target = {
+            **kv.ocdbt(base),
+            "manifest": "memory://",
+            "config": kv.OCDBT_CONFIG,
+            "assume_config": True,
+            "value_data_prefix": nodes,
+            "btree_node_data_prefix": nodes,
+            "version_tree_node_data_prefix": nodes,
+        }
+        parent = kv.open_store(target, timeout_s=timeout_s, ctx=ctx)
+        transaction = ts.Transaction(atomic=True)
+        copies: list[Any] = []
+        for writer in writers:
+            folder = kv.below(base, f"{WRITER_PREFIX}{writer}/")
+            if kv.read_key(kv.open_store(folder, timeout_s=timeout_s), "manifest.ocdbt", timeout_s=timeout_s) is None:
+                raise CorruptCheckpointError(f"{where}: writer {writer} has left no manifest", item=tree.item, writer=writer)
+            child = kv.open_store(kv.ocdbt(folder), timeout_s=timeout_s, ctx=ctx)
+            copies.append(child.experimental_copy_range_to(parent.with_transaction(transaction)))
+        for copy in copies:
+            copy.result(timeout=timeout_s)
+        transaction.commit_async().result(timeout=timeout_s)
+        _check_complete(parent, tree, where, timeout_s=timeout_s)
+        manifest = kv.read_key(
+            kv.open_store({"driver": "memory"}, timeout_s=timeout_s, ctx=ctx), "manifest.ocdbt", timeout_s=timeout_s
+        )
+        if manifest is None:
+            raise CorruptCheckpointError(f"{where}: nothing was written", item=tree.item)
+    return manifest, checksums(base, nodes, writer=f"{save}m", item=tree.item, timeout_s=timeout_s)
+
+
+def _check_complete(store: ts.KvStore, tree: TreeSpec, where: str, *, timeout_s: float) -> None:
+    """Every array's metadata and every chunk's key are in the merged database (cheap: only B-tree nodes are read)."""
+    found: dict[str, int] = {}
+    for key in kv.list_keys(store, timeout_s=timeout_s):
+        if key.endswith("/zarr.json"):
+            found[key[: -len("/zarr.json")]] = found.get(key[: -len("/zarr.json")], 0)
+        else:
+            name = key.rpartition("/c")[0] if key.endswith("/c") else key[: key.rindex("/c/")] if "/c/" in key else key
+            found[name] = found.get(name, 0) + 1
+    lacking: list[str] = []
+    for leaf in tree.leaves:
+        if leaf.kind == "scalar" or leaf.array is not None:
+            expected = math.prod(chunk_grid(leaf.array)) if leaf.array is not None else 1
+            if leaf.name not in found:
+                lacking.append(f"{leaf.name} is missing")
+            elif found[leaf.name] != expected:
+                lacking.append(f"{leaf.name} has {found[leaf.name]} of {expected} chunks")
+    if lacking:
+        more = f", and {len(lacking) - 10} more" if len(lacking) > 10 else ""
+        raise CorruptCheckpointError(f"{where}: {'; '.join(lacking[:10])}{more}", item=tree.item, missing=lacking[:100])
+
+
+# ---------------------------------------------------------------- values
+
+
+def _split_values(tree: TreeSpec, values: Sequence[Value]) -> tuple[dict[int, np.ndarray], dict[int, str]]:
+    """(leaf index -> 0-d array of each scalar, leaf index -> each string)."""
+    valued = [i for i, leaf in enumerate(tree.leaves) if leaf.kind in ("scalar", "string")]
+    if len(values) != len(valued):
+        raise ConfigError(f"item {tree.item!r} has {len(valued)} scalars and strings, not {len(values)}", item=tree.item)
+    scalars: dict[int, np.ndarray] = {}
+    texts: dict[int, str] = {}
+    for index, value in zip(valued, values, strict=True):
+        leaf = tree.leaves[index]
+        if leaf.kind == "string":
+            texts[index] = str(value)
+            continue
+        try:
+            array = np.asarray(value)
+        except OverflowError:
+            array = np.asarray(None)
+        if array.shape != () or array.dtype.kind not in "biuf":
+            raise ConfigError(
+                f"leaf {leaf.name!r} of item {tree.item!r}: {value!r} is no number that can be stored", path=leaf.name
+            )
+        scalars[index] = array
+    return scalars, texts
+
+
+def _as_arrays(tree: TreeSpec, scalars: Mapping[int, np.ndarray]) -> TreeSpec:
+    """The tree with its scalars as the 0-d arrays that Orbax stores them as."""
+    leaves = list(tree.leaves)
+    for index, value in scalars.items():
+        array = ArraySpec(shape=(), dtype=value.dtype.name, chunk=())
+        leaves[index] = LeafSpec(path=leaves[index].path, kind="array", array=array)
+    return TreeSpec(item=tree.item, leaves=tuple(leaves))
+
+
+# ---------------------------------------------------------------- files that Orbax's array handler would write
+
+
+def _shardings(tree: TreeSpec) -> bytes | None:
+    by_name = {
+        base64.urlsafe_b64encode(leaf.name.encode()).decode(): leaf.array.sharding
+        for leaf in tree.leaves
+        if leaf.array is not None and leaf.array.sharding is not None
+    }
+    return json.dumps(by_name, separators=(",", ":")).encode() if by_name else None
+
+
+def _array_metadatas(tree: TreeSpec) -> bytes | None:
+    entries = [
+        {"param_name": leaf.name, "write_shape": leaf.array.chunk, "chunk_shape": leaf.array.chunk, "ext_metadata": None}
+        for leaf in tree.leaves
+        if leaf.array is not None and leaf.array.typestr == "jax.Array"
+    ]
+    return json.dumps({"array_metadatas": [{"array_metadata": entry} for entry in entries]}).encode() if entries else None
+
+
+# ---------------------------------------------------------------- items
+
+
+def _check_items(
+    trees: Sequence[TreeSpec], iterators: Mapping[str, Mapping[int, bytes]], json_items: Mapping[str, Any], world: int
+) -> None:
+    names = [*(tree.item for tree in trees), *iterators, *json_items]
+    for name in names:
+        if names.count(name) > 1 or name in ("metrics", "", ".", "..") or "/" in name:
+            raise ConfigError(f"item name {name!r} is reserved, no plain name, or given twice", field=name)
+    for tree in trees:
+        doubled = len(tree.leaves) - len({leaf.name for leaf in tree.leaves})
+        if doubled:
+            raise ConfigError(
+                f"item {tree.item!r}: {doubled} leaves have the same name once their keys are joined by dots", item=tree.item
+            )
+    for item, states in iterators.items():
+        if lacking := sorted(set(range(world)) - set(states)):
+            raise ConfigError(f"item {item!r}: no iterator state of processes {lacking} of {world}", item=item)
+
+
+def _below_item(item: str, data: DataObject) -> DataObject:
+    return DataObject(name=f"{item}/{data.name}", size=data.size, crc32c=data.crc32c, writer=data.writer)

@@ -1,0 +1,218 @@
+"""Orbax in a private scratch directory: it writes the small files of a step there, and nowhere else.
+
+Orbax's own commit cannot be fenced, so raystate never lets it see the shared storage. Here it gets a tree whose arrays are mere
+stand-ins: their data was written by the hosts. What it leaves in the scratch directory is read back and the directory removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from raystate.core.errors import ConfigError
+from raystate.core.tree import LeafSpec, TreeSpec
+
+# What grain's checkpoint handler calls itself in `_CHECKPOINT_METADATA`; grain need not be installed where the Coordinator runs.
+GRAIN_HANDLER = "grain._src.python.checkpoint.handler.CheckpointHandler"
+
+# Orbax says these when arrays are written by others, which is what we want. Each stands at one place in Orbax.
+_EXPECTED_WARNINGS = ("No jax.Array in TypeHandlerRegistry", "Skipping merge of OCDBT checkpoints: No")
+_one_at_a_time = threading.Lock()  # Orbax counts its saves in globals
+
+
+@dataclass(frozen=True)
+class JaxArray:
+    """A leaf in place of a jax.Array whose bytes lie elsewhere. `write_shape` goes into `_METADATA`."""
+
+    write_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NumpyArray:
+    """A leaf in place of a numpy array; Orbax records no write shape for it."""
+
+    write_shape: None = None
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A leaf in place of a Python number."""
+
+    write_shape: None = None
+
+
+_TYPESTRS = {JaxArray: "jax.Array", NumpyArray: "np.ndarray", Scalar: "scalar"}  # Orbax chooses a handler by class
+
+
+def small_files(
+    step: int,
+    trees: Sequence[TreeSpec],
+    values: Sequence[Mapping[int, Any]],
+    *,
+    iterators: Mapping[str, Mapping[str, bytes]],
+    json_items: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    custom: dict[str, Any],
+) -> dict[str, bytes]:
+    """Every file that Orbax writes for such a step, except array data: name relative to the step's folder -> bytes.
+
+    Args:
+        step: number of the step.
+        trees: the array items.
+        values: per tree: leaf index -> value of its string leaves.
+        iterators: item -> file name -> bytes.
+        json_items: item -> value.
+        metrics: written as CheckpointManager does; nothing if empty.
+        custom: `custom_metadata` of the step.
+    """
+    api = _orbax()
+    ocp = api.ocp
+    with tempfile.TemporaryDirectory(prefix="raystate-scratch-") as scratch, _one_at_a_time, _expected_warnings_silenced():
+        handlers: dict[str, Any] = {}
+        args: dict[str, Any] = {}
+        for tree, strings in zip(trees, values, strict=True):
+            handlers[tree.item] = api.tree_handler()
+            args[tree.item] = ocp.args.PyTreeSave(
+                nest(tree, {i: stand_in(leaf, strings.get(i)) for i, leaf in enumerate(tree.leaves)})
+            )
+        for item, files in iterators.items():
+            handlers[item] = api.FilesHandler()
+            args[item] = api.FilesSave(files)
+        for item, value in json_items.items():
+            handlers[item] = ocp.JsonCheckpointHandler()
+            args[item] = ocp.args.JsonSave(value)
+        if metrics:
+            handlers["metrics"] = ocp.JsonCheckpointHandler(filename="metrics")
+            args["metrics"] = ocp.args.JsonSave(dict(metrics))
+        root = Path(scratch) / str(step)
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as checkpointer:
+            checkpointer.save(root, args=ocp.args.Composite(**args), custom_metadata=custom)
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def stand_in(leaf: LeafSpec, value: Any) -> Any:
+    """What Orbax is given for a leaf."""
+    match leaf.kind:
+        case "array":
+            assert leaf.array is not None
+            return JaxArray(leaf.array.chunk) if leaf.array.typestr == "jax.Array" else NumpyArray()
+        case "scalar":
+            return Scalar()
+        case "string":
+            return value
+        case "none":
+            return None
+        case "dict":
+            return {}
+        case "list":
+            return []
+
+
+def nest(tree: TreeSpec, leaves: Mapping[int, Any]) -> Any:
+    """The nested dicts and lists of a tree, with a value for each leaf index."""
+    root: dict[str, Any] = {}
+    for index, leaf in enumerate(tree.leaves):
+        node: Any = root
+        path = ("", *leaf.path)  # so that a tree that is one leaf is no special case
+        for key, below in zip(path, path[1:], strict=False):
+            empty: Any = [] if isinstance(below, int) else {}
+            if isinstance(key, int) and key == len(node):
+                node.append(empty)
+            elif not isinstance(key, int):
+                node.setdefault(key, empty)
+            try:
+                node = node[key]
+            except IndexError:
+                raise ConfigError(f"item {tree.item!r}: {leaf.name!r} comes before its list's item {len(node)}") from None
+        last = path[-1]
+        if isinstance(last, int):
+            if last != len(node):
+                raise ConfigError(f"item {tree.item!r}: {leaf.name!r} is not the list's next item, {len(node)}")
+            node.append(leaves[index])
+        else:
+            node[last] = leaves[index]
+    return root.get("", {})
+
+
+@contextlib.contextmanager
+def _expected_warnings_silenced() -> Iterator[None]:
+    def unexpected(record: logging.LogRecord) -> bool:
+        return not any(text in str(record.msg) for text in _EXPECTED_WARNINGS)
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(unexpected)
+    try:
+        yield
+    finally:
+        logger.removeFilter(unexpected)
+
+
+@functools.cache
+def _orbax() -> SimpleNamespace:
+    """Orbax and our small classes on top of it; imported at the first save, on CPU."""
+    if "jax" not in sys.modules:
+        import jax
+
+        # A Coordinator may run on a machine with an accelerator, which belongs to the trainers.
+        jax.config.update("jax_platforms", "cpu")
+    import orbax.checkpoint as ocp
+
+    class StandInHandler(ocp.type_handlers.TypeHandler):
+        def __init__(self, typestr: str):
+            self._typestr = typestr
+
+        def typestr(self) -> str:
+            return self._typestr
+
+        async def metadata(self, infos: Any) -> Any:
+            raise NotImplementedError("stand-ins are only saved")
+
+        async def deserialize(self, infos: Any, args: Any = None) -> Any:
+            raise NotImplementedError("stand-ins are only saved")
+
+        async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
+            for value, info in zip(values, infos, strict=True):
+                info.write_shape = value.write_shape
+            return []
+
+    def tree_handler() -> Any:
+        registry = ocp.type_handlers.create_type_handler_registry(
+            *((kind, StandInHandler(typestr)) for kind, typestr in _TYPESTRS.items()),
+            (str, ocp.type_handlers.StringHandler()),
+        )
+        return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, type_handler_registry=registry)
+
+    class FilesHandler(ocp.CheckpointHandler):
+        """Writes the given files and calls itself grain's handler, which reads them."""
+
+        def save(self, directory: Any, args: Any) -> None:
+            for name, data in args.files.items():
+                (directory / name).write_bytes(data)
+
+        def restore(self, directory: Any, args: Any = None) -> Any:
+            raise NotImplementedError("only saves")
+
+        @classmethod
+        def typestr(cls) -> str:
+            return GRAIN_HANDLER
+
+    @ocp.args.register_with_handler(FilesHandler, for_save=True)
+    @dataclass
+    class FilesSave(ocp.args.CheckpointArgs):
+        files: Mapping[str, bytes]
+
+    @ocp.args.register_with_handler(FilesHandler, for_restore=True)  # Orbax knows a handler only by both
+    @dataclass
+    class FilesRestore(ocp.args.CheckpointArgs):
+        pass
+
+    return SimpleNamespace(ocp=ocp, tree_handler=tree_handler, FilesHandler=FilesHandler, FilesSave=FilesSave)

@@ -1,0 +1,179 @@
+"""Host side of a step: one writer's chunks of one array item, as zarr3 in an OCDBT database of its own. Loads neither jax nor orbax.
+
+The arrays are written as Orbax writes them, with one addition: a crc32c codec after `bytes`. Each chunk then carries its checksum, and
+any reader, stock Orbax too, refuses a chunk with a flipped bit. Nothing outside `ocdbt.process_<writer>/` is touched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import google_crc32c
+import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
+import numpy as np
+import tensorstore as ts
+
+from raystate.core.errors import ConfigError, StorageError
+from raystate.core.tree import ArraySpec, DataObject, TreeSpec
+from raystate.orbax import kv
+
+WRITER_PREFIX = "ocdbt.process_"  # Orbax's name for the folder of one process
+_READ_BACK_BYTES = 8 << 20  # small enough that the allocator keeps reusing the same pages
+
+
+def write_item(
+    kv_base: dict[str, Any],
+    writer: str,
+    tree: TreeSpec,
+    pieces: Iterable[tuple[int, tuple[int, ...], np.ndarray]],
+    *,
+    io_concurrency: int = 16,
+    copy_concurrency: int | None = None,
+    data_file_bytes: int = 128 << 20,
+    timeout_s: float = 600.0,
+) -> list[DataObject]:
+    """Write one writer's share of an item, durably, in one atomic transaction.
+
+    TensorStore writes straight from the pieces' memory (no copy if they are C-contiguous), so their bytes must not change until this
+    returns.
+
+    Args:
+        kv_base: TensorStore kvstore spec of the item's folder, its path ending in "/".
+        writer: unique name, letters and digits, such as "a7k1h3".
+        tree: the whole item, equal for all writers.
+        pieces: (leaf index, start, data): boxes of whole chunks, in elements of the global array. A piece without elements makes the
+            array known (an array of size zero needs one).
+        io_concurrency: requests to storage at a time; on an object store that many data files are in memory at most.
+        copy_concurrency: threads that encode; None: as many as cores.
+        data_file_bytes: a data file is closed when it has grown to this size.
+        timeout_s: for the whole call.
+
+    Returns:
+        Every object under the writer's folder, names relative to the item's folder; size and crc32c as read back from storage. Empty if
+        there was no piece.
+
+    Raises:
+        ConfigError: a piece or an array that cannot be written; names item and leaf.
+        StorageError: the write failed; nothing refers to what it may have left in the writer's folder.
+    """
+    if not writer.isalnum() or not writer.isascii():
+        raise ConfigError(f"writer {writer!r} must be letters and digits", writer=writer)
+    folder = kv.below(kv_base, f"{WRITER_PREFIX}{writer}/")
+    where = f"item {tree.item!r}, writer {writer}"
+    with kv.named_errors(f"writing {where}", damage=False, item=tree.item, writer=writer):
+        ctx = kv.context(io_concurrency=io_concurrency, copy_concurrency=copy_concurrency)
+        transaction = ts.Transaction(atomic=True)
+        stores: dict[int, ts.TensorStore] = {}
+        writes: list[ts.WriteFutures] = []
+        try:
+            for leaf, start, data in pieces:
+                array = _checked(tree, leaf, start, data)
+                if leaf not in stores:
+                    spec = array_spec(folder, tree.leaves[leaf].name, array, data_file_bytes=data_file_bytes)
+                    opening = ts.open(ts.Spec(spec), create=True, open=True, context=ctx, transaction=transaction)
+                    stores[leaf] = opening.result(timeout=timeout_s)
+                if data.size:
+                    box = tuple(slice(s, s + n) for s, n in zip(start, data.shape, strict=True))
+                    writes.append(stores[leaf][box].write(data, can_reference_source_data_indefinitely=True))
+            for write in writes:
+                write.copy.result(timeout=timeout_s)
+        except BaseException:
+            transaction.abort()
+            raise
+        if not stores:
+            transaction.abort()
+            return []
+        transaction.commit_async().result(timeout=timeout_s)
+    return inventory(kv_base, writer, item=tree.item, timeout_s=timeout_s)
+
+
+def array_spec(folder: dict[str, Any], name: str, array: ArraySpec, *, data_file_bytes: int) -> dict[str, Any]:
+    """The TensorStore spec by which one writer creates an array in its folder."""
+    return {
+        "driver": "zarr3",
+        "kvstore": kv.ocdbt_for_writing(folder, f"{name}/", data_file_bytes=data_file_bytes),
+        "dtype": array.dtype,
+        "metadata": {
+            "shape": array.shape,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.chunk}},
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+        },
+        # So that an absent chunk always means lost data, never a chunk of zeros.
+        "store_data_equal_to_fill_value": True,
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+    }
+
+
+def inventory(kv_base: dict[str, Any], writer: str, *, item: str, timeout_s: float = 600.0) -> list[DataObject]:
+    """Every object under a writer's folder as storage has it, sorted by name (relative to the item's folder)."""
+    return checksums(kv_base, f"{WRITER_PREFIX}{writer}/", writer=writer, item=item, timeout_s=timeout_s)
+
+
+def checksums(kv_base: dict[str, Any], prefix: str, *, writer: str, item: str, timeout_s: float) -> list[DataObject]:
+    """Read every object whose name begins with `prefix` back from storage, in small ranges: little memory however big it is."""
+    with kv.named_errors(f"reading back {item!r}/{prefix}", damage=False, item=item, writer=writer):
+        store = kv.open_store(kv_base, timeout_s=timeout_s)
+        names = kv.list_keys(store, prefix, timeout_s=timeout_s)
+        with ThreadPoolExecutor(max_workers=min(4, max(1, len(names))), thread_name_prefix="raystate-read-back") as pool:
+            return list(pool.map(lambda name: _checksum(store, name, writer, timeout_s), names))
+
+
+def _checksum(store: ts.KvStore, name: str, writer: str, timeout_s: float) -> DataObject:
+    crc, size, ended = google_crc32c.Checksum(), 0, False
+    while not ended:
+        try:
+            got = store.read(name, byte_range=slice(size, size + _READ_BACK_BYTES)).result(timeout=timeout_s)
+        except ValueError as error:  # the range must lie inside the object, whose size TensorStore doesn't tell: this is the end
+            if not str(error).startswith("OUT_OF_RANGE"):
+                raise
+            got = store.read(name, byte_range=slice(size, None)).result(timeout=timeout_s)
+            ended = True
+        if got.state != "value":
+            raise StorageError(f"{name} is gone right after it was written", path=name, writer=writer)
+        crc.update(got.value)
+        size += len(got.value)
+    return DataObject(name=name, size=size, crc32c=int.from_bytes(crc.digest(), "big"), writer=writer)
+
+
+@functools.cache
+def storable(dtype: str) -> bool:
+    """Whether TensorStore's zarr3 can hold the dtype."""
+    try:
+        np.dtype(dtype)
+        spec = {"driver": "zarr3", "kvstore": "memory://", "dtype": dtype, "metadata": {"shape": []}}
+        ts.open(ts.Spec(spec), create=True).result(timeout=60)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _checked(tree: TreeSpec, leaf: int, start: tuple[int, ...], data: np.ndarray) -> ArraySpec:
+    """The leaf's array, if the piece is one that may be written into it."""
+    spec = tree.leaves[leaf]
+    array, name, facts = spec.array, spec.name, {"item": tree.item, "path": spec.name}
+    if array is None:
+        raise ConfigError(f"leaf {name!r} of item {tree.item!r} is not an array but {spec.kind}", **facts)
+    if not storable(array.dtype):
+        raise ConfigError(f"leaf {name!r} of item {tree.item!r}: dtype {array.dtype} cannot be stored as zarr3", **facts)
+    if data.dtype != np.dtype(array.dtype):
+        raise ConfigError(f"leaf {name!r} of item {tree.item!r}: piece of {data.dtype}, array of {array.dtype}", **facts)
+    if problem := misfit(array, tuple(start), data.shape):
+        raise ConfigError(f"leaf {name!r} of item {tree.item!r}: piece at {tuple(start)} of shape {data.shape} {problem}", **facts)
+    return array
+
+
+def misfit(array: ArraySpec, start: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """Why a box is not a union of whole chunks of the array, or ""."""
+    if len(start) != len(array.shape) or len(shape) != len(array.shape):
+        return f"has not the array's {len(array.shape)} dimensions"
+    for begin, length, whole, chunk in zip(start, shape, array.shape, array.chunk, strict=True):
+        end = begin + length
+        if begin < 0 or length < 0 or end > whole:
+            return f"reaches outside the array's shape {array.shape}"
+        if length and (begin % chunk or (end % chunk and end != whole)):
+            return f"is not made of whole chunks of {array.chunk}"
+    return ""

@@ -1,0 +1,165 @@
+"""Reading without Ray: claims nothing, writes nothing; safe beside a running training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from raystate.core.errors import StepNotFoundError
+from raystate.core.tree import TreeSpec
+from raystate.orbax.step_reader import StepReader
+from raystate.restored import ReadOptions, Restored, content_from_storage
+from raystate.storage import open_storage, visible_steps
+
+FOLLOW_POLL_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetadata:
+    """What a step holds, without its bytes."""
+
+    step: int
+    trees: Mapping[str, TreeSpec]
+    items: tuple[str, ...]
+    metrics: Mapping[str, float]
+    custom: Any
+
+
+class Reader:
+    """Steps of a run, or of a directory that Orbax alone wrote.
+
+    Args:
+        storage: gs://…, file://…, a directory or a PathLike.
+    """
+
+    def __init__(self, storage: Any):
+        self._storage = open_storage(storage)
+
+    def all_steps(self) -> list[int]:
+        """Complete, visible steps, ascending."""
+        return sorted(visible_steps(self._storage))
+
+    def latest_step(self) -> int | None:
+        steps = self.all_steps()
+        return steps[-1] if steps else None
+
+    def best_step(self, metric: str | None = None, mode: Literal["min", "max"] = "min") -> int | None:
+        """The step with the best value of `metric` (None: the only metric that was saved). None if no step has it."""
+        best: tuple[float, int] | None = None
+        for step in self.all_steps():
+            metrics = self._step_reader(step).metrics()
+            name = metric if metric is not None else (next(iter(metrics)) if len(metrics) == 1 else None)
+            if name is None or name not in metrics:
+                continue
+            value = metrics[name] if mode == "min" else -metrics[name]
+            if best is None or value <= best[0]:
+                best = (value, step)
+        return best[1] if best is not None else None
+
+    def metadata(self, step: int | None = None) -> StepMetadata:
+        step = self._existing(step)
+        content = content_from_storage(self._step_reader(step), step)
+        names = sorted({*content.json_items, *content.iterators, *content.trees})
+        return StepMetadata(
+            step=step, trees=content.trees, items=tuple(names), metrics=dict(content.metrics), custom=content.custom
+        )
+
+    def restore(
+        self,
+        reference: Any = None,
+        step: int | None = None,
+        items: Mapping[str, Any] | None = None,
+        partial: bool = False,
+        cast: bool = False,
+        shapes: Literal["match", "checkpoint"] = "match",
+        transforms: Callable[[Any], Any] | None = None,
+    ) -> Restored:
+        """The newest step, or exactly `step`, placed as `reference` says (None: a raw tree of numpy arrays).
+
+        Local: in a multi-process program each process reads its own share.
+
+        Raises:
+            StepNotFoundError, ReferenceMismatchError, CorruptCheckpointError.
+        """
+        step = self._existing(step)
+        options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
+        content = content_from_storage(self._step_reader(step), step)
+        import jax
+
+        return content.restore(reference, items, options, world=jax.process_count(), process_index=jax.process_index())
+
+    def follow(
+        self, reference: Any = None, after: int | None = None, timeout_s: float | None = None, **options: Any
+    ) -> Iterator[Restored]:
+        """Each new step as it becomes durable, or the newest if behind. Ends after `timeout_s` without a new step (None: never)."""
+        last = after if after is not None else -1
+        deadline_s = time.monotonic() + timeout_s if timeout_s is not None else None
+        while True:
+            newest = self.latest_step()
+            if newest is not None and newest > last:
+                try:
+                    restored = self.restore(reference, newest, **options)
+                except StepNotFoundError:
+                    continue  # retired between the listing and the read: a newer one is there
+                last = newest
+                yield restored
+                deadline_s = time.monotonic() + timeout_s if timeout_s is not None else None
+                continue
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                return
+            time.sleep(FOLLOW_POLL_S if deadline_s is None else max(0.0, min(FOLLOW_POLL_S, deadline_s - time.monotonic())))
+
+    def _existing(self, step: int | None) -> int:
+        steps = self.all_steps()
+        if step is None:
+            if not steps:
+                raise StepNotFoundError(f"{self._storage.url} has no step", path=self._storage.url)
+            return steps[-1]
+        if step not in steps:
+            raise StepNotFoundError(f"{self._storage.url} has no step {step}; it has {steps[-10:]}", step=step, path=self._storage.url)
+        return step
+
+    def _step_reader(self, step: int) -> StepReader:
+        return StepReader(self._storage, str(step))
+
+
+def save(path: Any, tree: Any) -> None:
+    """Write one pytree as a plain Orbax checkpoint at `path`, which must not exist yet. No run, no step, no Ray."""
+    from orbax.checkpoint import v1 as ocp
+
+    ocp.save(_plain_path(path), tree)
+
+
+def load(path_or_run: Any, reference: Any = None) -> Any:
+    """The tree of one checkpoint, or of a run's newest step, placed as `reference` says (None: numpy arrays)."""
+    reader, step = _open(path_or_run)
+    content = content_from_storage(reader, step)
+    return content.restore(reference, None, ReadOptions(), world=1, process_index=0).state
+
+
+def metadata(path: Any) -> StepMetadata:
+    """What the checkpoint at `path` (or a run's newest step) holds."""
+    reader, step = _open(path)
+    content = content_from_storage(reader, step)
+    names = sorted({*content.json_items, *content.iterators, *content.trees})
+    return StepMetadata(step=step, trees=content.trees, items=tuple(names), metrics=dict(content.metrics), custom=content.custom)
+
+
+def _plain_path(path: Any) -> str:
+    url = open_storage(path).url
+    return url.removeprefix("file://")
+
+
+def _open(path: Any) -> tuple[StepReader, int]:
+    """A checkpoint's own folder, else the newest step of the run at `path`."""
+    parent, _, name = open_storage(path).url.rpartition("/")
+    storage = open_storage(parent)
+    if storage.exists(f"{name}/_CHECKPOINT_METADATA"):
+        return StepReader(storage, name), int(name) if name.isdigit() else 0
+    run = Reader(path)
+    newest = run.latest_step()
+    if newest is None:
+        raise StepNotFoundError(f"{path} is neither a checkpoint nor a run with a step", path=str(path))
+    return StepReader(open_storage(path), str(newest)), newest

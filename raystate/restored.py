@@ -1,0 +1,181 @@
+"""What a restore gives back, and how a step's bytes are read, whichever tier holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from raystate.arrays import PieceSource, ReadRequest, is_iterator, restore_tree, set_iterators
+from raystate.core.errors import ReferenceMismatchError
+from raystate.core.tree import TreeSpec
+from raystate.orbax.step_reader import StepReader
+
+STATE = "state"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A restored step.
+
+    Attributes:
+        step: completed steps; 0 when fresh.
+        state: the state, in the reference's structure and shardings.
+        items: by name: iterators (set in place), trees, JSON values.
+        metrics: what was saved with the step.
+        custom: what was saved with the step.
+        tier: the slowest that any process needed: "memory", "peer", "storage", "source" or "init".
+        set_aside: (step, reason) of newer steps that were found damaged.
+    """
+
+    step: int
+    state: Any
+    items: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    custom: Any = None
+    tier: str = "init"
+    set_aside: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How strictly a reference must match; see DESIGN, References."""
+
+    partial: bool = False
+    cast: bool = False
+    shapes: Literal["match", "checkpoint"] = "match"
+    transforms: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepContent:
+    """A step that can be read, from whichever tier."""
+
+    step: int
+    tier: str
+    trees: Mapping[str, TreeSpec]  # array items; "state" among them, whatever Orbax called it
+    source: Callable[[str], PieceSource]  # item -> its bytes
+    iterator_states: Callable[[str], tuple[dict[int, bytes], int]]  # item -> (by process, process count)
+    iterators: tuple[str, ...]
+    json_items: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    custom: Any
+    used_tier: Callable[[], str]  # the slowest tier that reading has needed so far
+
+    def restore(
+        self, reference: Any, items: Mapping[str, Any] | None, options: ReadOptions, *, world: int, process_index: int
+    ) -> Restored:
+        """Read what the reference and the items ask for.
+
+        Raises:
+            ReferenceMismatchError: all differences in one; ItemTopologyError; CorruptCheckpointError.
+        """
+        state = self._tree(STATE, reference, options)
+        got: dict[str, Any] = dict(self.json_items)
+        iterators: dict[str, Any] = {}
+        for name, wanted in (items or {}).items():
+            if is_iterator(wanted):
+                if name not in self.iterators:
+                    raise ReferenceMismatchError(
+                        f"step {self.step} has no iterator item {name!r}; it has {sorted(self.iterators)}", step=self.step, item=name
+                    )
+                iterators[name] = got[name] = wanted
+            elif name in self.trees:
+                got[name] = self._tree(name, wanted, options)
+            elif name not in self.json_items and not options.partial:
+                have = sorted({*self.json_items, *self.iterators, *self.trees} - {STATE})
+                raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
+        if iterators:
+            states = {name: self.iterator_states(name) for name in iterators}
+            for name, (by_process, old_world) in states.items():
+                set_iterators(
+                    {name: iterators[name]}, {name: by_process}, old_world=old_world, world=world, process_index=process_index
+                )
+        return Restored(
+            step=self.step,
+            state=state,
+            items=got,
+            metrics=dict(self.metrics),
+            custom=self.custom,
+            tier=self.used_tier(),
+        )
+
+    def _tree(self, item: str, reference: Any, options: ReadOptions) -> Any:
+        spec, source = self.trees[item], self.source(item)
+        if options.transforms is not None:
+            raw = options.transforms(restore_tree(None, spec, source))
+            spec, source = in_memory(item, raw)
+        return restore_tree(
+            reference, spec, source, partial=options.partial, cast=options.cast, shapes=options.shapes
+        )
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """A PieceSource over numpy arrays."""
+
+    arrays: dict[int, np.ndarray]
+
+    def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
+        boxes = [(r, tuple(slice(a, a + n) for a, n in zip(r.start, r.shape, strict=True))) for r in requests]
+        return [np.array(self.arrays[r.leaf][box]) for r, box in boxes]
+
+
+def in_memory(item: str, tree: Any) -> tuple[TreeSpec, PieceSource]:
+    """A pytree of numpy arrays as something to restore from."""
+    from raystate.arrays import describe
+
+    described = describe({item: tree}, process_index=0)
+    spec = with_values(described.layout.trees[0], described.values[0])
+    arrays = (leaf for leaf in _serialized_arrays(described))
+    return spec, _Arrays({i: np.asarray(a) for i, a in zip(_array_leaves(spec), arrays, strict=True)})
+
+
+def _array_leaves(spec: TreeSpec) -> list[int]:
+    return [i for i, leaf in enumerate(spec.leaves) if leaf.kind == "array"]
+
+
+def _serialized_arrays(described: Any) -> list[Any]:
+    from raystate.arrays import array_leaves
+
+    return array_leaves(described, 0)
+
+
+def with_values(spec: TreeSpec, values: Sequence[Any]) -> TreeSpec:
+    """The tree with a step's values of its scalar and string leaves, in order."""
+    rest = iter(values)
+    leaves = tuple(
+        dataclasses.replace(leaf, value=next(rest)) if leaf.kind in ("scalar", "string") else leaf for leaf in spec.leaves
+    )
+    return dataclasses.replace(spec, leaves=leaves)
+
+
+@dataclass(frozen=True)
+class _StorageSource:
+    reader: StepReader
+    item: str
+
+    def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
+        return self.reader.read(self.item, [(r.leaf, r.start, r.shape) for r in requests])
+
+
+def content_from_storage(reader: StepReader, step: int) -> StepContent:
+    """A step in storage: raystate's own, or stock Orbax's."""
+    kinds = reader.items()
+    arrays = [name for name, kind in kinds.items() if kind == "arrays"]
+    orbax_name = {(STATE if name == reader.state_item() else name): name for name in arrays}
+    return StepContent(
+        step=step,
+        tier="storage",
+        trees={name: reader.tree(item) for name, item in orbax_name.items()},
+        source=lambda name: _StorageSource(reader, orbax_name[name]),
+        iterator_states=reader.iterator_states,
+        iterators=tuple(name for name, kind in kinds.items() if kind == "iterator"),
+        json_items={name: reader.json(name) for name, kind in kinds.items() if kind == "json" and name != "metrics"},
+        metrics=reader.metrics(),
+        custom=reader.custom(),
+        used_tier=lambda: "storage",
+    )

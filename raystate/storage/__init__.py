@@ -1,0 +1,26 @@
+"""Objects under a URL: create-once, list, delete; the log of a run and the life of a step on top of them."""
+
+from raystate.storage.base import ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
+from raystate.storage.garbage import collect_garbage
+from raystate.storage.log import RunLog
+from raystate.storage.steps import StepFolder, foreign_steps, visible_steps
+from raystate.storage.url import StorageUrl, canonical_url, open_storage, run_hash
+from raystate.storage.wrapping import StorageWrapper
+
+__all__ = [
+    "ObjectChangedError",
+    "ObjectExistsError",
+    "ObjectInfo",
+    "ObjectMissingError",
+    "RunLog",
+    "StepFolder",
+    "Storage",
+    "StorageUrl",
+    "StorageWrapper",
+    "canonical_url",
+    "collect_garbage",
+    "foreign_steps",
+    "open_storage",
+    "run_hash",
+    "visible_steps",
+]

@@ -1,0 +1,76 @@
+"""Retrying what may pass by itself, and turning every other failure into a StorageError that names the operation and the path."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TypeVar
+
+import tenacity
+
+from raystate.core.errors import StorageError
+
+Result = TypeVar("Result")
+
+# ESTALE: an NFS handle that went away under us; a fresh lookup finds the file or says that it is gone.
+_PASSING_ERRNOS = frozenset({errno.EINTR, errno.EAGAIN, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EBUSY})
+
+_HINTS = {
+    errno.ENOSPC: "the file system is full: free space or keep fewer steps",
+    errno.EDQUOT: "the quota is used up: free space or keep fewer steps",
+    errno.EROFS: "it is mounted read-only",
+    errno.EACCES: "this user may not do that: check owner and mode",
+    errno.EPERM: "this user or this file system does not allow it",
+}
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may succeed a moment later."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _PASSING_ERRNOS
+    return isinstance(error, TimeoutError | ConnectionError)
+
+
+def describe(error: BaseException) -> str:
+    """One line: what the system said, and what to do where that is known."""
+    if isinstance(error, OSError) and error.errno is not None:
+        text = f"{errno.errorcode.get(error.errno, error.errno)}: {error.strerror or error}"
+        hint = _HINTS.get(error.errno)
+        return f"{text} ({hint})" if hint else text
+    return f"{type(error).__name__}: {error}"
+
+
+def storage_error(operation: str, path: str, error: BaseException) -> StorageError:
+    """A StorageError with `operation`, `path` and, where there is one, `errno`."""
+    number = error.errno if isinstance(error, OSError) else None
+    return StorageError(f"{operation} {path} failed: {describe(error)}", operation=operation, path=path, errno=number)
+
+
+def attempt(
+    operation: str, path: str, call: Callable[[], Result], *, timeout_s: float, let_through: tuple[type[Exception], ...] = ()
+) -> Result:
+    """Run `call`, again while it fails with a passing error and `timeout_s` has not gone by; StorageErrors pass through at once.
+
+    Args:
+        operation: verb for the error.
+        path: what it was done to, for the error.
+        call: the operation; it must be repeatable.
+        timeout_s: no retry begins later than this after the first call.
+        let_through: exceptions that the caller handles itself.
+
+    The deadline bounds the retries; a call that the kernel or a client library never returns from is bounded by these.
+    """
+    try:
+        for again in tenacity.Retrying(
+            retry=tenacity.retry_if_exception(is_passing),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=5.0),
+            stop=tenacity.stop_before_delay(timeout_s),
+            reraise=True,
+        ):
+            with again:
+                return call()
+    except (StorageError, *let_through):
+        raise
+    except Exception as error:
+        raise storage_error(operation, path, error) from error
+    raise AssertionError("unreachable: tenacity returns or raises")

@@ -1,0 +1,173 @@
+"""What every storage backend can do, and the errors it raises.
+
+Names are relative to the storage's URL, with "/" between components. An object is immutable once created: there is no overwrite.
+The one primitive that decides anything is `create` (create-once).
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from raystate.core.errors import StorageError
+
+TEMPORARY_PREFIX = ".raystate-tmp-"  # of files that a directory backend is still writing; never listed
+
+
+class ObjectExistsError(StorageError):
+    """The name is taken. It may have been taken by this very call if its answer was lost: read it back to know."""
+
+
+class ObjectMissingError(StorageError):
+    """There is no object (or, for `rename_tree`, no folder) of that name."""
+
+
+class ObjectChangedError(StorageError):
+    """The object is not of the generation that the caller looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """One object, or a folder (its name ends in "/", size 0). `generation` is opaque: equal means the same object."""
+
+    name: str
+    size: int  # bytes
+    generation: str = ""
+
+    @property
+    def is_folder(self) -> bool:
+        return self.name.endswith("/")
+
+
+Listing: TypeAlias = list[ObjectInfo]
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it is a relative, normalized name that stays inside the storage.
+
+    Raises:
+        StorageError: it is empty, absolute, contains "", "." or ".." as a component, a NUL, or is reserved for temporary files.
+    """
+    parts = name.split("/")
+    if any(part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts) or "\0" in name:
+        raise StorageError(f"not a valid object name: {name!r}", operation="name", path=name)
+    return name
+
+
+class Storage(abc.ABC):
+    """Objects under one URL. Every method raises StorageError (naming `operation` and `path`) when it fails for good.
+
+    Wrappers (fault injection, counting) subclass `raystate.storage.wrapping.StorageWrapper`.
+    """
+
+    url: str  # canonical
+    is_directory: bool  # True: folders can be renamed, and files must be fsynced; False: an object store
+
+    @abc.abstractmethod
+    def create(self, name: str, data: bytes) -> None:
+        """Create-once: the object appears whole and durable, or not at all.
+
+        Raises:
+            ObjectExistsError: the name is taken (perhaps by this call, see there).
+            StorageError: unknown outcome; it may even appear later.
+        """
+
+    def create_or_same(self, name: str, data: bytes) -> None:
+        """Like `create`, but an object of equal bytes is success: the answer to a lost acknowledgement and to a second publisher.
+
+        Raises:
+            ObjectExistsError: the name is taken by other bytes.
+        """
+        try:
+            self.create(name, data)
+        except StorageError as error:
+            try:
+                found = self.read(name)
+            except StorageError:
+                raise error from None
+            if found != data:
+                raise ObjectExistsError(
+                    f"{self.url}/{name} exists with other bytes ({len(found)} bytes, expected {len(data)})",
+                    operation="create", path=name, expected=len(data), got=len(found),
+                ) from error  # fmt: skip
+
+    @abc.abstractmethod
+    def read(self, name: str) -> bytes:
+        """The object's bytes. Raises ObjectMissingError."""
+
+    @abc.abstractmethod
+    def exists(self, name: str) -> bool:
+        """Whether there is an object (not a folder) of that name."""
+
+    @abc.abstractmethod
+    def stat(self, name: str) -> ObjectInfo:
+        """Raises ObjectMissingError."""
+
+    @abc.abstractmethod
+    def list(self, prefix: str = "", recursive: bool = True) -> Listing:
+        """What lies in the folder `prefix` ("" is the root), sorted by name; empty if there is no such folder.
+
+        Args:
+            prefix: a folder, not a string prefix: "12" does not list "1200/…".
+            recursive: True: all objects below it, no folders. False: its objects and its folders.
+        """
+
+    @abc.abstractmethod
+    def delete(self, name: str, generation: str | None = None) -> bool:
+        """Delete one object; False if it is absent.
+
+        Raises:
+            ObjectChangedError: `generation` is given and the object is of another one.
+        """
+
+    @abc.abstractmethod
+    def delete_tree(self, prefix: str) -> None:
+        """Delete the folder and everything in it, in no particular order; absent is fine."""
+
+    @abc.abstractmethod
+    def copy(self, source: str, target: str) -> None:
+        """Copy one object; a target that exists is replaced by the same bytes. Raises ObjectMissingError."""
+
+    @abc.abstractmethod
+    def kvstore(self, prefix: str) -> dict[str, Any]:
+        """The TensorStore kvstore spec of a folder, its path ending in "/"."""
+
+    # Directories only: an object store raises StorageError (local_path, rename_tree) or has nothing to do (fsync_tree, sweep).
+
+    @abc.abstractmethod
+    def local_path(self, name: str) -> Path:
+        """The absolute path of a name ("" is the root)."""
+
+    @abc.abstractmethod
+    def fsync_tree(self, prefix: str) -> None:
+        """Make the folder durable: its files, then its directories bottom-up, then the directories above it up to the root.
+
+        An absent folder is fine: then its absence becomes durable.
+        """
+
+    @abc.abstractmethod
+    def rename_tree(self, source: str, target: str) -> None:
+        """Rename a folder atomically and durably.
+
+        Raises:
+            ObjectMissingError: there is no `source`.
+            ObjectExistsError: there is a `target`.
+        """
+
+    @abc.abstractmethod
+    def sweep(self, prefix: str) -> int:
+        """Remove the temporary files below a folder that dead writers left. A live writer notices and writes its file again.
+
+        Returns:
+            the number of files removed.
+        """
+
+    @abc.abstractmethod
+    def self_test(self, prefix: str = ".raystate/selftest") -> None:
+        """Prove in a scratch folder that this storage has what the commit protocol stands on, and clean up.
+
+        Raises:
+            StorageError: it has not; names the operation, the path and what to do.
+        """

@@ -1,0 +1,355 @@
+"""A directory on a local or shared POSIX file system.
+
+Create-once is `link()` of a finished, fsynced temporary file to the name: atomic on local file systems and on NFS, and it says
+EEXIST instead of replacing. Mounts without it are refused by `self_test`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raystate.core.errors import StorageError
+from raystate.storage.attempts import attempt, describe
+from raystate.storage.base import (
+    TEMPORARY_PREFIX,
+    Listing,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectInfo,
+    ObjectMissingError,
+    Storage,
+    check_name,
+)
+
+Result = TypeVar("Result")
+
+_ABSENT = (FileNotFoundError, NotADirectoryError)  # a file in the place of a folder: what lies "below" it is absent, too
+_CREATE_TRIES = 5  # a sweep or a removal of the folder can take the temporary file away; it will not do so again and again
+
+
+class DirectoryStorage(Storage):
+    """Storage in a directory, which is created by the first write.
+
+    Args:
+        url: canonical, "file:///…".
+        timeout_s: see `open_storage`.
+    """
+
+    is_directory = True
+
+    def __init__(self, url: str, *, timeout_s: float = 60.0):
+        self.url = url
+        self._root = url.removeprefix("file://")
+        self._timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return f"DirectoryStorage({self.url!r})"
+
+    # ------------------------------------------------------------ objects
+
+    def create(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        for tries_left in reversed(range(_CREATE_TRIES)):
+            try:
+                return self._call("create", path, lambda: _link_once(path, data))
+            except ObjectMissingError:
+                if not tries_left:
+                    raise
+
+    def read(self, name: str) -> bytes:
+        path = self._path(name)
+
+        def read() -> bytes:
+            with open(path, "rb") as file:
+                return file.read()
+
+        return self._call("read", path, read)
+
+    def exists(self, name: str) -> bool:
+        try:
+            return not self.stat(name).is_folder
+        except ObjectMissingError:
+            return False
+
+    def stat(self, name: str) -> ObjectInfo:
+        path = self._path(name)
+        status = self._call("stat", path, lambda: os.stat(path))
+        if not _is_file(status):
+            raise ObjectMissingError(f"{path} is not an object", operation="stat", path=path)
+        return ObjectInfo(name=name, size=status.st_size, generation=_generation(status))
+
+    def list(self, prefix: str = "", recursive: bool = True) -> Listing:
+        path = self._path(prefix) if prefix else self._root
+        below = f"{prefix}/" if prefix else ""
+        return self._call("list", path, lambda: sorted(_scan(path, below, recursive), key=lambda info: info.name))
+
+    def delete(self, name: str, generation: str | None = None) -> bool:
+        path = self._path(name)
+
+        def delete() -> bool:
+            try:
+                if generation is not None and (got := _generation(os.stat(path))) != generation:
+                    raise ObjectChangedError(
+                        f"delete {path} refused: it is another object now", operation="delete", path=path,
+                        expected=generation, got=got,
+                    )  # fmt: skip
+                os.unlink(path)
+            except (*_ABSENT, IsADirectoryError):  # a folder is no object
+                return False
+            _fsync(os.path.dirname(path))
+            return True
+
+        return self._call("delete", path, delete)
+
+    def delete_tree(self, prefix: str) -> None:
+        path = self._path(prefix)
+        self._call("delete_tree", path, lambda: _remove_tree(path))
+
+    def copy(self, source: str, target: str) -> None:
+        self.create_or_same(target, self.read(source))
+
+    def kvstore(self, prefix: str) -> dict[str, Any]:
+        return {"driver": "file", "path": f"{self._path(prefix) if prefix else self._root}/"}
+
+    # ------------------------------------------------------------ folders
+
+    def local_path(self, name: str) -> Path:
+        return Path(self._path(name) if name else self._root)
+
+    def fsync_tree(self, prefix: str) -> None:
+        path = self._path(prefix)
+
+        def fsync() -> None:
+            # Bottom-up, so that no directory entry is durable before what it names.
+            for folder, _, files in os.walk(path, topdown=False):
+                for file in files:
+                    _fsync(os.path.join(folder, file))
+                _fsync(folder)
+            _fsync_above(path, self._root)
+
+        self._call("fsync", path, fsync)
+
+    def rename_tree(self, source: str, target: str) -> None:
+        source_path, target_path = self._path(source), self._path(target)
+
+        def rename() -> None:
+            if not os.path.lexists(source_path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source_path)
+            # rename() itself refuses a folder with something in it, which is what matters; it would replace an empty one.
+            if os.path.lexists(target_path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target_path)
+            _make_parents(target_path)
+            os.rename(source_path, target_path)
+            _fsync(os.path.dirname(target_path))
+            _fsync(os.path.dirname(source_path))
+
+        self._call("rename", f"{source_path} -> {target_path}", rename)
+
+    def sweep(self, prefix: str) -> int:
+        path = self._path(prefix) if prefix else self._root
+
+        def sweep() -> int:
+            removed = 0
+            for folder, _, files in os.walk(path):
+                for file in files:
+                    if file.startswith(TEMPORARY_PREFIX):
+                        removed += _unlink_quietly(os.path.join(folder, file))
+            return removed
+
+        return self._call("sweep", path, sweep)
+
+    def self_test(self, prefix: str = ".raystate/selftest") -> None:
+        scratch = f"{prefix}.{secrets.token_hex(4)}"
+        # Probed only after a create made the folder, so that an unwritable root is reported as what it is.
+        try:
+            self.create(f"{scratch}/once/first", b"1")
+            try:
+                self.create(f"{scratch}/once/first", b"2")
+            except ObjectExistsError:
+                pass
+            else:
+                raise self._unfit("link", f"{scratch}/once/first", "a second link() to a taken name succeeded")
+            if (got := self.read(f"{scratch}/once/first")) != b"1":
+                raise self._unfit("read", f"{scratch}/once/first", f"it was created as b'1' and reads as {got!r}")
+            self.create(f"{scratch}/full/first", b"1")
+            self._refuses_rename(f"{scratch}/once", f"{scratch}/full")
+            self.fsync_tree(scratch)
+            self.rename_tree(f"{scratch}/once", f"{scratch}/renamed")
+            if self.exists(f"{scratch}/once/first") or not self.exists(f"{scratch}/renamed/first"):
+                raise self._unfit("rename", f"{scratch}/once", "a renamed folder is not where it should be")
+        except StorageError as error:
+            if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL):
+                raise self._unfit(str(error.operation), str(error.path), error.message) from error
+            raise
+        finally:
+            try:
+                self.delete_tree(scratch)
+            except StorageError:  # the failure that is already on its way says more
+                pass
+
+    # ------------------------------------------------------------ inside
+
+    def _refuses_rename(self, source: str, target: str) -> None:
+        source_path, target_path = self._path(source), self._path(target)
+        try:
+            os.rename(source_path, target_path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return
+            raise self._unfit("rename", target_path, describe(error)) from error
+        raise self._unfit("rename", target_path, "a folder that is not empty was replaced")
+
+    def _unfit(self, operation: str, path: str, why: str) -> StorageError:
+        return StorageError(
+            f"{self.url} cannot hold a run: {operation} {path}: {why}. Mounts without create-once, exclusive renames and fsync"
+            " would lose steps silently; use a local or NFS file system, or gs://",
+            operation=operation, path=path,
+        )  # fmt: skip
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{check_name(name)}"
+
+    def _call(self, operation: str, path: str, call: Callable[[], Result]) -> Result:
+        def mapped() -> Result:
+            try:
+                return call()
+            except _ABSENT as error:
+                if operation in ("create", "rename") and error.errno == errno.ENOTDIR:
+                    raise  # not absent: a file stands where a folder is needed
+                raise ObjectMissingError(
+                    f"{operation} {path} failed: {describe(error)}", operation=operation, path=path, errno=error.errno
+                ) from error
+            except IsADirectoryError as error:
+                kind = ObjectMissingError if operation == "read" else StorageError
+                raise kind(f"{operation} {path} failed: it is a folder", operation=operation, path=path) from error
+            except OSError as error:
+                if operation in ("create", "rename") and error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise ObjectExistsError(f"{operation} {path} failed: it exists", operation=operation, path=path) from error
+                raise
+
+        return attempt(operation, path, mapped, timeout_s=self._timeout_s)
+
+
+def _link_once(path: str, data: bytes) -> None:
+    folder = os.path.dirname(path)
+    _make_parents(path)
+    temporary = f"{folder}/{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+            identity = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            # NFS repeats a link() whose answer was lost and then reports its own success as EEXIST.
+            if not _is_same_file(path, identity):
+                raise
+        _fsync(folder)
+    finally:
+        _unlink_quietly(temporary)
+
+
+def _make_parents(path: str) -> None:
+    """Create the directories above `path`, durably; existing ones cost one stat."""
+    missing: list[str] = []
+    folder = os.path.dirname(path)
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for folder in reversed(missing):
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            if not os.path.isdir(folder):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
+        _fsync(os.path.dirname(folder))
+
+
+def _fsync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fsync_above(path: str, root: str) -> None:
+    while path != root:
+        path = os.path.dirname(path)
+        if os.path.isdir(path):
+            _fsync(path)
+
+
+def _scan(path: str, below: str, recursive: bool) -> Iterator[ObjectInfo]:
+    try:
+        entries = list(os.scandir(path))
+    except _ABSENT:
+        return
+    for entry in entries:
+        if entry.name.startswith(TEMPORARY_PREFIX):
+            continue
+        name = below + entry.name
+        # A step that somebody replaced by a symbolic link to elsewhere still lists as a folder.
+        if entry.is_dir():
+            if recursive:
+                yield from _scan(entry.path, f"{name}/", recursive)
+            else:
+                yield ObjectInfo(name=f"{name}/", size=0)
+            continue
+        try:
+            status = entry.stat()
+        except FileNotFoundError:  # deleted since, or a dangling link
+            continue
+        yield ObjectInfo(name=name, size=status.st_size, generation=_generation(status))
+
+
+def _remove_tree(path: str) -> None:
+    if os.path.islink(path):  # only our name goes, never what somebody else's link points to
+        _unlink_quietly(path)
+    elif os.path.lexists(path):
+        shutil.rmtree(path, onerror=_unless_absent)
+    else:
+        return
+    _fsync(os.path.dirname(path))
+
+
+def _unless_absent(_function: Any, _path: str, info: Any) -> None:
+    if not isinstance(info[1], FileNotFoundError):  # another remover was faster
+        raise info[1]
+
+
+def _unlink_quietly(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
+
+
+def _is_file(status: os.stat_result) -> bool:
+    return (status.st_mode & 0o170000) == 0o100000
+
+
+def _is_same_file(path: str, identity: os.stat_result) -> bool:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == (identity.st_dev, identity.st_ino)
+
+
+def _generation(status: os.stat_result) -> str:
+    # Objects are never modified in place: another object of the same name has another inode or, if that was reused, another time.
+    return f"{status.st_ino}.{status.st_mtime_ns}"

@@ -1,0 +1,66 @@
+"""Where everything lies below a storage's URL."""
+
+from __future__ import annotations
+
+import re
+
+STATE = ".raystate"
+MARKER = "commit_success.txt"
+METADATA = "_CHECKPOINT_METADATA"
+GUARD = f"{STATE}/{MARKER}"  # stock Orbax's cleanup deletes folders without it
+LOG = f"{STATE}/log"
+PACKAGES = f"{STATE}/steps"
+WORK = f"{STATE}/work"
+TRASH = f"{STATE}/trash"
+ASIDE = f"{STATE}/aside"
+
+_SAVE = re.compile(r"a(\d+)k[0-9A-Za-z]+")
+_WRITER = re.compile(r"ocdbt\.process_(a\d+k[0-9a-gi-zA-Z]+)h[0-9a-z]*")
+
+
+def log_name(seq: int) -> str:
+    return f"{LOG}/{seq:012d}.json"
+
+
+def package_name(step: int, save: str) -> str:
+    return f"{PACKAGES}/{step}.{save}.json"
+
+
+def work_name(step: int, save: str) -> str:
+    return f"{WORK}/{step}.{save}"
+
+
+def step_name(step: int) -> str:
+    return str(step)
+
+
+def step_of(folder: str) -> int | None:
+    """The step that a folder's name stands for; None for any other name, such as Orbax's temporary ones."""
+    return int(folder) if re.fullmatch(r"0|[1-9][0-9]*", folder) else None
+
+
+def writer_name(save: str, host: int | str) -> str:
+    """A writer's unique name, as in `ocdbt.process_<writer>`. `host`: an index, or lower-case letters (the Coordinator: "c")."""
+    return f"{save}h{host}"
+
+
+def save_of(name: str) -> str | None:
+    """The save whose writer an object's name belongs to: "state/ocdbt.process_a7k1h0/d/12" gives "a7k1"; None for fixed names."""
+    for part in name.split("/"):
+        if found := _WRITER.fullmatch(part):
+            return found[1]
+    return None
+
+
+def attempt_of(save: str) -> int | None:
+    """The attempt in a save id; None if it is not one."""
+    found = _SAVE.fullmatch(save)
+    return int(found[1]) if found else None
+
+
+def split_saved(name: str) -> tuple[int, str] | None:
+    """(step, save) of a work folder, package file or set-aside folder's base name "<step>.<save>[.…]"; None for anything else."""
+    step, _, rest = name.partition(".")
+    save = rest.partition(".")[0]
+    number = step_of(step)
+    return None if number is None or attempt_of(save) is None else (number, save)

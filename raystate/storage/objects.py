@@ -1,0 +1,227 @@
+"""An object store through fsspec: names instead of folders, exclusive create instead of link, a marker instead of a rename."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raystate.core.errors import StorageError
+from raystate.storage.attempts import attempt
+from raystate.storage.base import (
+    Listing,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectInfo,
+    ObjectMissingError,
+    Storage,
+    check_name,
+)
+
+Result = TypeVar("Result")
+
+# fsspec's memory file system looks for a name and then stores it; the lock makes these one operation, as a real store's create is.
+_memory_lock = threading.Lock()
+
+
+class ObjectStorage(Storage):
+    """Objects behind any fsspec file system whose `mode="create"` is exclusive (`self_test` proves it).
+
+    Args:
+        url: canonical, with a scheme that fsspec knows.
+        timeout_s: see `open_storage`.
+    """
+
+    is_directory = False
+
+    def __init__(self, url: str, *, timeout_s: float = 60.0):
+        self.url = url
+        self._scheme, _, rest = url.partition("://")
+        # fsspec spells a path of the memory file system with a leading slash and a bucket's without.
+        self._root = f"/{rest}" if self._scheme == "memory" else rest
+        self._timeout_s = timeout_s
+        self._opened: Any = None
+
+    def __repr__(self) -> str:
+        return f"ObjectStorage({self.url!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url, "timeout_s": self._timeout_s}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def create(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+
+        def create() -> None:
+            if self._scheme == "memory":
+                with _memory_lock:
+                    self._fs.pipe_file(path, data, mode="create")
+            else:
+                self._fs.pipe_file(path, data, mode="create")
+
+        try:
+            self._call("create", name, create)
+        except FileExistsError as error:
+            # Some file systems also say so when a folder, or an object in the place of a folder, is in the way.
+            if not self.exists(name):
+                raise StorageError(
+                    f"create {self.url}/{name} failed: refused as existing, but it is absent", operation="create", path=name
+                ) from error
+            raise ObjectExistsError(f"create {self.url}/{name} failed: it exists", operation="create", path=name) from error
+
+    def read(self, name: str) -> bytes:
+        path = self._path(name)
+        return self._call("read", name, lambda: bytes(self._fs.cat_file(path)))
+
+    def exists(self, name: str) -> bool:
+        # Not fs.exists() or isfile(): they take any failure for "no".
+        try:
+            self.stat(name)
+        except ObjectMissingError:
+            return False
+        return True
+
+    def stat(self, name: str) -> ObjectInfo:
+        path = self._path(name)
+        found = self._call("stat", name, lambda: self._fs.info(path))
+        if found["type"] != "file":
+            raise ObjectMissingError(f"{self.url}/{name} is not an object", operation="stat", path=name)
+        return _info(name, found)
+
+    def list(self, prefix: str = "", recursive: bool = True) -> Listing:
+        path = self._path(prefix) if prefix else self._root
+        # Not "/" + path: the root of the listing decides where the relative names start.
+        offset = len(path) + 1
+
+        def listed() -> Listing:
+            try:
+                found = list(self._fs.find(path, detail=True).values()) if recursive else self._fs.ls(path, detail=True)
+            except FileNotFoundError:
+                return []
+            infos: Listing = []
+            for raw in found:
+                relative = raw["name"].rstrip("/")[offset:]
+                if not relative:  # an object of the very name, or a folder's placeholder
+                    continue
+                name = f"{prefix}/{relative}" if prefix else relative
+                infos.append(ObjectInfo(name=f"{name}/", size=0) if raw["type"] == "directory" else _info(name, raw))
+            return sorted(infos, key=lambda info: info.name)
+
+        return self._call("list", prefix, listed)
+
+    def delete(self, name: str, generation: str | None = None) -> bool:
+        path = self._path(name)
+
+        def delete() -> bool:
+            try:
+                if generation is not None:
+                    # Look, then delete: as safe as the hold rule. A store with conditional deletes overrides this.
+                    self._check_generation(name, generation)
+                self._fs.rm_file(path)
+            except (FileNotFoundError, ObjectMissingError):
+                return False
+            return True
+
+        return self._call("delete", name, delete)
+
+    def delete_tree(self, prefix: str) -> None:
+        for info in self.list(prefix):
+            self.delete(info.name)
+
+    def copy(self, source: str, target: str) -> None:
+        paths = self._path(source), self._path(target)
+        self._call("copy", source, lambda: self._fs.cp_file(*paths))
+
+    def kvstore(self, prefix: str) -> dict[str, Any]:
+        if self._scheme != "gs":
+            raise self._not_here("kvstore", prefix, f"TensorStore has no driver for {self._scheme}:// that fsspec shares")
+        path = self._path(prefix) if prefix else self._root
+        bucket, _, rest = path.partition("/")
+        return {"driver": "gcs", "bucket": bucket, "path": f"{rest}/" if rest else ""}
+
+    def local_path(self, name: str) -> Path:
+        raise self._not_here("local_path", name, "an object store has no local paths")
+
+    def fsync_tree(self, prefix: str) -> None:
+        check_name(prefix)  # an object is durable when its create has returned
+
+    def rename_tree(self, source: str, target: str) -> None:
+        raise self._not_here("rename", f"{source} -> {target}", "an object store renames nothing atomically")
+
+    def sweep(self, prefix: str) -> int:
+        del prefix
+        return 0  # no temporary files: an object appears whole
+
+    def self_test(self, prefix: str = ".raystate/selftest") -> None:
+        name = f"{prefix}.{secrets.token_hex(4)}/once"
+        self.create(name, b"1")
+        try:
+            try:
+                self.create(name, b"2")
+            except ObjectExistsError:
+                pass
+            else:
+                raise self._unfit("create", name, "a second exclusive create of one name succeeded")
+            if (got := self.read(name)) != b"1":
+                raise self._unfit("read", name, f"it was created as b'1' and reads as {got!r}")
+            if name not in [info.name for info in self.list(prefix=name.rpartition("/")[0])]:
+                raise self._unfit("list", name, "a created object is not listed")
+        finally:
+            self.delete(name)
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def _fs(self) -> Any:
+        if self._opened is None:
+            import fsspec  # pyright: ignore[reportMissingTypeStubs]
+
+            # A cached listing would show a step that is gone, or hide one.
+            self._opened = fsspec.filesystem(self._scheme, use_listings_cache=False)  # pyright: ignore[reportUnknownMemberType]
+        return self._opened
+
+    def _check_generation(self, name: str, generation: str) -> None:
+        got = self.stat(name).generation
+        if got != generation:
+            raise ObjectChangedError(
+                f"delete {self.url}/{name} refused: it is another object now", operation="delete", path=name,
+                expected=generation, got=got,
+            )  # fmt: skip
+
+    def _unfit(self, operation: str, name: str, why: str) -> StorageError:
+        return StorageError(
+            f"{self.url} cannot hold a run: {operation} {name}: {why}. Use a bucket with strong consistency and preconditions",
+            operation=operation, path=name,
+        )  # fmt: skip
+
+    def _not_here(self, operation: str, name: str, why: str) -> StorageError:
+        return StorageError(f"{operation} {self.url}/{name} is not possible: {why}", operation=operation, path=name)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{check_name(name)}"
+
+    def _call(self, operation: str, name: str, call: Callable[[], Result]) -> Result:
+        def mapped() -> Result:
+            try:
+                return call()
+            except (FileNotFoundError, IsADirectoryError) as error:
+                raise ObjectMissingError(
+                    f"{operation} {self.url}/{name} failed: there is no such object", operation=operation, path=name
+                ) from error
+
+        return attempt(operation, f"{self.url}/{name}", mapped, timeout_s=self._timeout_s, let_through=(FileExistsError,))
+
+
+def _info(name: str, raw: dict[str, Any]) -> ObjectInfo:
+    # What a store calls its version of an object, the most exact first; the memory file system only knows when it was created,
+    # as a datetime from info() and as seconds from find().
+    for key in ("generation", "etag", "ETag", "created", "mtime"):
+        version = raw.get(key)
+        if version is not None:
+            seconds = getattr(version, "timestamp", None)
+            return ObjectInfo(name=name, size=int(raw["size"]), generation=str(seconds() if seconds else version))
+    return ObjectInfo(name=name, size=int(raw["size"]))

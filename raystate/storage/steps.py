@@ -1,0 +1,274 @@
+"""The storage side of one step, from its first byte to its removal, on directories and on object stores.
+
+A directory assembles the step in a work folder and renames it into its place. An object store has the data in place from the start,
+under unique names, and creates the fixed-name files one by one, the marker last. Everything here may be repeated, by anybody and
+from any point: it ends in the same tree.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+
+from raystate.core.errors import CorruptCheckpointError, StorageError
+from raystate.core.tree import Package
+from raystate.storage.base import ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
+from raystate.storage.names import (
+    ASIDE,
+    MARKER,
+    METADATA,
+    TRASH,
+    package_name,
+    save_of,
+    step_name,
+    step_of,
+    work_name,
+)
+
+
+class StepFolder:
+    """One save of one step.
+
+    Args:
+        storage: of the run.
+        step: number of completed steps.
+        save: the save id; None for a step that stock Orbax wrote, which can only be retired.
+    """
+
+    def __init__(self, storage: Storage, step: int, save: str | None):
+        self.storage = storage
+        self.step = step
+        self.save = save
+        self.name = step_name(step)  # where the published step lies
+
+    @property
+    def write_prefix(self) -> str:
+        """The folder below which hosts write array data, under names that carry their writer (`names.writer_name`)."""
+        return work_name(self.step, self._save()) if self.storage.is_directory else self.name
+
+    # ------------------------------------------------------------ before the commit
+
+    def assemble(self, package: Package) -> None:
+        """Last check before the commit; on a directory, also the whole step, durable in its work folder.
+
+        Raises:
+            StorageError: the package is not of this save or has no marker, a data object is missing or of another size, or
+                something else lies where the step would be published.
+        """
+        self._check_mine(package)
+        if MARKER not in package.files:
+            raise self._error("assemble", f"its package has no {MARKER}: nobody would ever see it")
+        if (taken := self._taken()) is not None:
+            raise self._error("assemble", f"{taken} is there already")
+        if self.storage.is_directory:
+            for name, data in package.files.items():
+                self.storage.create_or_same(f"{self.write_prefix}/{name}", data)
+        if (missing := self._missing_object(self.write_prefix, package)) is not None:
+            raise self._error("assemble", missing)
+        self.storage.sweep(self.write_prefix)
+        self.storage.fsync_tree(self.write_prefix)
+
+    def put_package(self, package: Package) -> None:
+        """Create the package object. Idempotent.
+
+        Raises:
+            ObjectExistsError: this save has another package.
+        """
+        self._check_mine(package)
+        self.storage.create_or_same(package_name(self.step, self._save()), package.to_bytes())
+
+    def read_package(self) -> Package:
+        """Raises ObjectMissingError, StorageError, CorruptCheckpointError."""
+        name = package_name(self.step, self._save())
+        data = self.storage.read(name)
+        try:
+            package = Package.from_bytes(data)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptCheckpointError(
+                f"{self.storage.url}/{name} is not a package: {error}", step=self.step, path=name
+            ) from error
+        self._check_mine(package)
+        return package
+
+    # ------------------------------------------------------------ after the commit
+
+    def publish(self, package: Package) -> None:
+        """Make the committed step visible. Idempotent, and two may do it at once.
+
+        Raises:
+            StorageError: something else lies at the step's place, or its data is gone. Nothing was changed: stop and report.
+        """
+        self._check_mine(package)
+        if self.storage.is_directory:
+            self._publish_directory(package)
+        else:
+            self._publish_objects(package)
+
+    def retire(self, *, aside: bool = False) -> None:
+        """Make the step invisible, then remove it with its package, or keep its data below aside/. Idempotent; absent is fine.
+
+        A step of the same number that another save has published is not touched: this one is gone already.
+        """
+        found = self.storage.list(self.name)
+        if not self._is_anothers(found):
+            if self.storage.is_directory:
+                self._retire_directory(aside)
+            else:
+                self._retire_objects(found, aside)
+        if not aside:
+            _empty_trash(self.storage, self.step)
+            if self.save is not None:
+                self.storage.delete(package_name(self.step, self.save))
+
+    def discard(self) -> None:
+        """Remove what a save that was not committed left: its work folder or its writers' objects, and its package. Idempotent."""
+        if self.storage.is_directory:
+            remove_work(self.storage, self.step, self._save())
+        else:
+            for info in self.storage.list(self.name):
+                if save_of(info.name) == self._save():
+                    self.storage.delete(info.name)
+        self.storage.delete(package_name(self.step, self._save()))
+
+    # ------------------------------------------------------------ inside
+
+    def _publish_directory(self, package: Package) -> None:
+        work, why = self.write_prefix, ""
+        for _ in range(2):  # when the work folder goes away under us, somebody else has just published: look again
+            if self.storage.list(self.name, recursive=False):
+                self._check_equal(package)
+                self.storage.fsync_tree(self.name)  # whoever renamed it may have died before it was durable
+                return
+            missing = self._missing_object(work, package) or self._differing_file(work, package)
+            if missing is None:
+                try:
+                    self.storage.rename_tree(work, self.name)
+                    return
+                except (ObjectMissingError, ObjectExistsError) as error:
+                    missing = error.message
+            why = missing
+        raise self._error("publish", f"it is neither published nor complete in {work}: {why}")
+
+    def _publish_objects(self, package: Package) -> None:
+        if (missing := self._missing_object(self.name, package)) is not None:
+            raise self._error("publish", missing)
+        for name in sorted(package.files, key=_marker_last):
+            try:
+                self.storage.create_or_same(f"{self.name}/{name}", package.files[name])
+            except ObjectExistsError as error:
+                raise self._error("publish", f"{self.name}/{name} exists with other bytes; nothing was overwritten") from error
+
+    def _retire_directory(self, aside: bool) -> None:
+        target = f"{ASIDE if aside else TRASH}/{self.name}.{self.save or 'orbax'}.{secrets.token_hex(4)}"
+        try:
+            self.storage.rename_tree(self.name, target)
+        except ObjectMissingError:
+            self.storage.fsync_tree(self.name)  # it was renamed before; that may not be durable yet
+
+    def _retire_objects(self, found: list[ObjectInfo], aside: bool) -> None:
+        kept = f"{ASIDE}/{self.name}.{self.save or 'orbax'}"
+        marker = f"{self.name}/{MARKER}"
+        # Every object is copied before it goes, so a repetition finds each either here or there. sorted() is stable.
+        for info in sorted(found, key=lambda info: info.name != marker):
+            if aside:
+                self.storage.copy(info.name, f"{kept}/{info.name.removeprefix(f'{self.name}/')}")
+            self.storage.delete(info.name, info.generation or None)
+
+    def _is_anothers(self, found: Iterable[ObjectInfo]) -> bool:
+        names = {info.name for info in found}
+        writers = {save_of(name) for name in names} - {None}
+        if self.save is None or not writers or self.save in writers:
+            return False
+        # Writers of other saves only. A step that was imported has them too, so its package decides.
+        try:
+            package = self.read_package()
+        except ObjectMissingError:
+            return True
+        return not any(f"{self.name}/{obj.name}" in names for obj in package.objects)
+
+    def _taken(self) -> str | None:
+        """What is at the fixed names of the step, if anything. Unique names, of whatever save, take no place."""
+        if self.storage.is_directory:
+            return self.name if self.storage.list(self.name, recursive=False) else None
+        return next((info.name for info in self.storage.list(self.name) if save_of(info.name) is None), None)
+
+    def _missing_object(self, prefix: str, package: Package) -> str | None:
+        sizes = {info.name: info.size for info in self.storage.list(prefix)}
+        for obj in package.objects:
+            size = sizes.get(f"{prefix}/{obj.name}")
+            if size != obj.size:
+                got = "is missing" if size is None else f"has {size} bytes instead of {obj.size}"
+                return f"{prefix}/{obj.name} (writer {obj.writer}) {got}"
+        return None
+
+    def _differing_file(self, prefix: str, package: Package) -> str | None:
+        for name, data in package.files.items():
+            try:
+                if self.storage.read(f"{prefix}/{name}") != data:
+                    return f"{prefix}/{name} differs from the package"
+            except ObjectMissingError:
+                return f"{prefix}/{name} is missing"
+        return None
+
+    def _check_equal(self, package: Package) -> None:
+        if (differing := self._differing_file(self.name, package)) is not None:
+            raise self._error("publish", f"another step is there: {differing}; nothing was overwritten")
+
+    def _check_mine(self, package: Package) -> None:
+        if (package.step, package.save) != (self.step, self.save):
+            raise self._error("package", f"it is the package of step {package.step}, save {package.save}")
+
+    def _save(self) -> str:
+        if self.save is None:
+            raise self._error("save", "stock Orbax wrote it: it has no save id")
+        return self.save
+
+    def _error(self, operation: str, why: str) -> StorageError:
+        where = f"{self.storage.url}/{self.name}"
+        return StorageError(
+            f"{operation} step {self.step} (save {self.save}) at {where} failed: {why}",
+            operation=operation, path=where, step=self.step, save=self.save,
+        )  # fmt: skip
+
+
+def visible_steps(storage: Storage) -> tuple[int, ...]:
+    """Steps that stock Orbax would list, ascending: folders named by a number that have a marker.
+
+    A directory's marker may also be Orbax's own `_CHECKPOINT_METADATA`: there it is the rename that publishes.
+    """
+    markers = (MARKER, METADATA) if storage.is_directory else (MARKER,)
+    folders = [info.name.rstrip("/") for info in storage.list(recursive=False) if info.is_folder]
+    steps = [step for folder in folders if (step := step_of(folder)) is not None]
+    return tuple(sorted(step for step in steps if any(storage.exists(f"{step}/{marker}") for marker in markers)))
+
+
+def foreign_steps(storage: Storage, live: Iterable[int]) -> tuple[int, ...]:
+    """Visible steps that the log doesn't know: stock Orbax wrote them, and a claim adopts them.
+
+    Args:
+        storage: of the run.
+        live: live steps of the log's tail. Steps with an open intent are left out by `core.log.claim_entry`.
+    """
+    known = set(live)
+    return tuple(step for step in visible_steps(storage) if step not in known)
+
+
+def remove_work(storage: Storage, step: int, save: str) -> None:
+    """Remove a work folder. It leaves its place in one rename, so that a work folder is whole or absent."""
+    try:
+        storage.rename_tree(work_name(step, save), f"{TRASH}/{step}.{save}.{secrets.token_hex(4)}")
+    except ObjectMissingError:
+        pass
+    _empty_trash(storage, step)
+
+
+def _empty_trash(storage: Storage, step: int) -> None:
+    for info in storage.list(TRASH, recursive=False):
+        if info.name.startswith(f"{TRASH}/{step}."):
+            storage.delete_tree(info.name.rstrip("/"))
+
+
+def _marker_last(name: str) -> tuple[bool, int, str]:
+    """Sort key: plain files, then the items' markers, the step's own marker at the very end."""
+    is_marker = name.rpartition("/")[2] == MARKER
+    return (is_marker, -name.count("/") if is_marker else 0, name)

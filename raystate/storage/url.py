@@ -1,0 +1,106 @@
+"""The one spelling of a storage URL, the identity that is fenced, and the backend behind it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from typing import cast
+
+from raystate.core.errors import ConfigError
+from raystate.storage.base import Storage
+
+StorageUrl = str | os.PathLike[str]
+
+OBJECT_SCHEMES = ("gs", "memory")
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*):/(/?)(.*)$", re.DOTALL)
+_BUCKET = re.compile(r"^[a-z0-9][a-z0-9._\-]{1,220}[a-z0-9]$")
+
+
+def canonical_url(url: StorageUrl) -> str:
+    """The canonical string of a storage: two spellings of one place give one string, and it is its own canonical form.
+
+    Args:
+        url: "gs://bucket/prefix", "memory://name" (tests), "file:///absolute/path" (taken literally, no percent escapes), a
+            directory, or a PathLike. "~" is expanded and symbolic links are resolved; a directory need not exist yet.
+
+    Returns:
+        "gs://bucket/prefix" or "file:///real/absolute/path", without a trailing slash.
+
+    Raises:
+        ConfigError: field "storage": empty, not text, another scheme, or a spelling that cannot be meant.
+    """
+    try:
+        text = cast(object, os.fspath(url))
+    except TypeError:
+        raise _bad(url, "expected a URL, a directory or a PathLike") from None
+    if not isinstance(text, str):
+        raise _bad(url, "expected text, not bytes")
+    if not text.strip():
+        raise _bad(url, "it is empty")
+    if text != text.strip() or any(ord(char) < 32 or ord(char) == 127 for char in text):
+        raise _bad(url, "it has spaces around it or control characters in it")
+
+    found = _SCHEME.match(text)
+    if found is None:
+        return _directory(url, text)
+    scheme, second_slash, rest = found[1].lower(), found[2], found[3]
+    if not second_slash:
+        raise _bad(url, f"did you mean {scheme}://{rest}? pathlib.Path drops a slash of a URL, pass it as text")
+    if scheme == "file":
+        if rest.startswith("localhost/"):
+            rest = rest[len("localhost") :]
+        if not rest.startswith("/"):
+            raise _bad(url, "a file:// URL needs an absolute path, as in file:///data/run")
+        return _directory(url, rest)
+    if scheme not in OBJECT_SCHEMES:
+        raise _bad(url, f"unsupported scheme {scheme}://; use gs://bucket/…, file:///… or a directory", scheme=scheme)
+    return _objects(url, scheme, rest)
+
+
+def run_hash(url: StorageUrl, run: str) -> str:
+    """16 hex characters that name the actors and arenas of a run: a hash of (canonical URL, run)."""
+    return hashlib.sha256(f"{canonical_url(url)}\0{run}".encode()).hexdigest()[:16]
+
+
+def open_storage(url: StorageUrl, *, timeout_s: float = 60.0) -> Storage:
+    """The storage behind a URL. Neither reads nor writes anything yet, so a reader may open what it must not touch.
+
+    Args:
+        url: see `canonical_url`.
+        timeout_s: for how long one operation is retried while its errors look passing.
+
+    Raises:
+        ConfigError: see `canonical_url`.
+    """
+    canonical = canonical_url(url)
+    if canonical.startswith("file://"):
+        from raystate.storage.directory import DirectoryStorage
+
+        return DirectoryStorage(canonical, timeout_s=timeout_s)
+    from raystate.storage.objects import ObjectStorage  # imports fsspec, which a directory does not need
+
+    return ObjectStorage(canonical, timeout_s=timeout_s)
+
+
+def _directory(url: object, text: str) -> str:
+    path = os.path.expanduser(text) if text.startswith("~") else text
+    if path.startswith("~"):
+        raise _bad(url, "no such home directory; write ./~name for a directory of that name")
+    real = os.path.realpath(path)
+    if real == "/":
+        raise _bad(url, "it is the root of the file system")
+    return f"file://{real}"
+
+
+def _objects(url: object, scheme: str, rest: str) -> str:
+    bucket, *parts = rest.rstrip("/").split("/")
+    if scheme == "gs" and not _BUCKET.match(bucket):
+        raise _bad(url, f"{bucket!r} is not a bucket name")
+    if not bucket or any(part in ("", ".", "..") for part in parts):
+        raise _bad(url, "it has an empty, '.' or '..' component")
+    return f"{scheme}://{'/'.join((bucket, *parts))}"
+
+
+def _bad(url: object, why: str, **details: object) -> ConfigError:
+    return ConfigError(f"storage: {url!r} is not usable: {why}", field="storage", got=repr(url), **details)

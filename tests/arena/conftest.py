@@ -1,0 +1,67 @@
+"""A private root on shared memory for each test, and the proof that nothing else was left there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raystate.arena import HostArena, arena_path
+
+SHARED = Path("/dev/shm")
+NODE = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    base = SHARED if SHARED.is_dir() and os.access(SHARED, os.W_OK) else None
+    directory = Path(tempfile.mkdtemp(prefix="raystate_test_", dir=base))
+    yield directory
+    shutil.rmtree(directory)
+    assert base is None or directory.name not in os.listdir(base)
+
+
+@pytest.fixture
+def open_host(root: Path) -> Iterator[Callable[..., HostArena]]:
+    """Opens arenas of run `run` on node `node` under the test's root; closes them after."""
+    opened: list[HostArena] = []
+
+    def open_(run: str = "r1", node: str = NODE, **options: object) -> HostArena:
+        known = {"run": run, "storage": "/s", "node_id": node, "cap_bytes": 1 << 40, "timeout_s": 0.0, "memory_threshold": None}
+        arena = HostArena.open(arena_path(root, run, node), **{**known, **options})  # pyright: ignore[reportArgumentType]
+        opened.append(arena)
+        return arena
+
+    yield open_
+    for arena in opened:
+        arena.close()
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Runs a Python script in a real process that says something on stdout once it is where the test wants it."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(script: str, *args: object) -> subprocess.Popen[bytes]:
+        prelude = "import sys, os, time\nimport numpy as np\nfrom raystate.arena import *\n"
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        process = subprocess.Popen(
+            [sys.executable, "-c", prelude + script, *map(str, args)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from raystate.arena import checksum, copy_with_crc, crc32c
+
+
+@pytest.fixture(params=["c", "python"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "python":
+        monkeypatch.setattr(checksum, "_extend", None)
+
+
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 262_144, 262_145, 1_000_003])
+def test_equals_the_reference_and_copies_every_byte(size: int):
+    source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    target = np.zeros(size, np.uint8)
+    expected = google_crc32c.value(source.tobytes())
+    assert crc32c(source) == crc32c(source.tobytes()) == copy_with_crc(target, source) == expected
+    assert np.array_equal(source, target)
+    assert crc32c(source[size // 2 :], crc32c(source[: size // 2])) == expected
+
+
+@pytest.mark.usefixtures("implementation")
+def test_many_blocks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checksum, "_BIG_BYTES", 1000)
+    source = np.arange(10_007, dtype=np.uint8).reshape(1, -1)
+    assert crc32c(source) == google_crc32c.value(source.tobytes())
+
+
+def test_read_only_and_shaped_sources_are_fine_others_are_refused():
+    source = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    source.flags.writeable = False
+    target = np.zeros(24, np.uint8)
+    assert copy_with_crc(target, source) == crc32c(target)
+    for wrong in (source[:, :, ::2], source.view(np.uint16)):
+        with pytest.raises(ValueError, match="contiguous uint8"):
+            crc32c(wrong)
+    with pytest.raises(ValueError, match="24 bytes into 23"):
+        copy_with_crc(target[:23], source)
+
+
+def test_blocks_grow_while_other_threads_take_turns_and_shrink_after():
+    pace = checksum._Pace()
+    small = pace.block_bytes
+    for _ in range(20):
+        pace.note(pace.block_bytes, elapsed_s=pace.block_bytes / 1e9 + 0.005)
+    assert pace.block_bytes == checksum._BIG_BYTES
+    for _ in range(20):
+        pace.note(pace.block_bytes, elapsed_s=pace.block_bytes / 10e9)
+    assert pace.block_bytes == small

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raystate.arena import HostArena, SlotHeader, TrainerArena, arena_path, default_root
+from raystate.core.errors import ConfigError, RaystateError
+
+NODE = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+OpenHost = Callable[..., HostArena]
+Child = Callable[..., "subprocess.Popen[bytes]"]
+SIZES = {"data_bytes": 8192, "table_bytes": 100}
+
+
+def stage(path: Path, trainer: str, step: int, rank: int = 0) -> None:
+    with TrainerArena.attach(path, trainer=trainer) as arena:
+        arena.slots[0].begin()
+        arena.slots[0].data_mut[:] = step
+        header = SlotHeader(lineage="1.1.a", step=step, rank=rank, world=2, layout="l", durable=False, data_bytes=8192)
+        arena.slots[0].commit(header, b"")
+
+
+def test_names_keep_runs_and_nodes_apart(root: Path):
+    assert arena_path(root, "0123456789abcdef", NODE) == root / "raystate-0123456789abcdef-0a1b2c3d4e5f"
+    with pytest.raises(RaystateError, match="names"):
+        arena_path(root, "../x", NODE)
+    assert default_root(str(root)) == root
+    with pytest.raises(ConfigError, match="arena_dir"):
+        default_root(str(root / "missing"))
+
+
+def test_a_second_opener_is_told_who_has_it(open_host: OpenHost):
+    open_host()
+    with pytest.raises(RaystateError, match=f"in use by process {os.getpid()}") as caught:
+        open_host()
+    assert caught.value.pid == os.getpid()
+    open_host(node="ffffffffffffff")  # another simulated node on the same file system
+    open_host(run="r2")
+
+
+_HOLDS = """
+host = HostArena.open(sys.argv[1], run="r1", storage="/s", node_id=sys.argv[2], cap_bytes=1 << 40, memory_threshold=None)
+held = host.allot(trainer="t1", data_bytes=8192, table_bytes=100)
+held.host_cell.write(b"grants")
+print(held.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_host_frees_its_lock_and_the_next_adopts_everything(root: Path, open_host: OpenHost, child: Child):
+    process = child(_HOLDS, arena_path(root, "r1", NODE), NODE)
+    assert process.stdout
+    path = Path(process.stdout.readline().decode().strip())
+    with pytest.raises(RaystateError, match=f"process {process.pid}"):
+        open_host()
+    stage(path, "t1", step=5)
+    process.kill()
+    process.wait()
+    host = open_host()
+    assert host.adopted and host.notes == ["adopted the arena with 1 slot sets"]
+    (held,) = host.sets
+    assert held.trainer == "t1" and host.trainer_state(held) == "gone"
+    content = held.slots[0].read()
+    assert content is not None and content.header.step == 5 and bool((content.data == 5).all())
+    assert held.host_cell.read() == (1, b"grants")
+    # A new trainer gets the same slots with their contents, and empty words whose numbers go on.
+    again = host.allot(trainer="t2", **SIZES)
+    assert again is held and held.trainer == "t2"
+    assert held.host_cell.read() is None and held.host_cell.write(b"new") == 3
+    with TrainerArena.attach(held.path, trainer="t2") as trainer:
+        content = trainer.slots[0].read()
+        assert content is not None and content.header.step == 5
+
+
+@pytest.mark.parametrize("change", [{"format": 0}, {"storage": "/other"}, {"node_id": "0a1b2c3d4e5fnew"}, {"boot": "earlier"}])
+def test_another_format_storage_node_or_boot_starts_anew(open_host: OpenHost, change: dict[str, object]):
+    host = open_host()
+    stage(host.allot(trainer="t1", **SIZES).path, "t1", step=5)
+    host.put_layout(b"layout")
+    host.close()
+    meta = host.path / "meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_bytes()), **change}))
+    anew = open_host()
+    assert not anew.adopted and not anew.sets
+    assert f"removed the old arena: {next(iter(change))}" in anew.notes[0]
+    assert sorted(os.listdir(anew.path)) == ["host.lock", "layouts", "meta.json"] and not os.listdir(anew.path / "layouts")
+
+
+def test_a_set_that_was_never_finished_is_removed(open_host: OpenHost):
+    host = open_host()
+    host.allot(trainer="t1", **SIZES)
+    host.allot(trainer="t2", **SIZES)
+    host.close()
+    (host.path / "set-1" / "set.json").unlink()
+    again = open_host()
+    assert [held.index for held in again.sets] == [0] and not (host.path / "set-1").exists()
+    assert "set-1, which was never finished" in again.notes[0]
+
+
+def test_somebody_elses_directory_is_refused(root: Path, open_host: OpenHost):
+    path = arena_path(root, "r1", NODE)
+    path.mkdir()
+    path.chmod(0o777)
+    with pytest.raises(RaystateError, match="not a private directory"):
+        open_host()
+    path.rmdir()
+    path.symlink_to(root)
+    with pytest.raises(RaystateError, match="not a private directory"):
+        open_host()
+
+
+def test_allot_reuses_what_is_free_and_fits(open_host: OpenHost):
+    host = open_host()
+    big = host.allot(trainer="big", data_bytes=81920, table_bytes=100)
+    small = host.allot(trainer="small", **SIZES)
+    assert host.allot(trainer="small", **SIZES) is small  # asked again
+    assert host.allot(trainer="third", **SIZES).index == 2  # the others are expected
+    for held, rank in ((big, 1), (small, 0)):
+        stage(held.path, held.trainer, step=1, rank=rank)
+    assert host.allot(trainer="next", rank=1, **SIZES) is big  # has its rank's snapshot
+    assert host.allot(trainer="after", rank=1, **SIZES) is small
+    assert host.allot(trainer="large", data_bytes=9000, table_bytes=100).index == 3
+    assert host.allot(trainer="more", data_bytes=8192, table_bytes=100, slots=4).index == 4
+
+
+def test_a_zombies_set_is_neither_handed_out_nor_removed(open_host: OpenHost):
+    host = open_host()
+    held = host.allot(trainer="zombie", **SIZES)
+    with TrainerArena.attach(held.path, trainer="zombie"):
+        host.close()
+        host = open_host()
+        assert host.allot(trainer="new", **SIZES).index == 1
+        assert not host.release(host.sets[0])
+        assert host.drop_stale_sets(lambda _: False) == []
+        with pytest.raises(RaystateError, match="'zombie' is attached"):
+            host.remove_set(host.sets[0])
+    assert host.drop_stale_sets(lambda _: False) == [0]
+
+
+def test_a_trainer_that_comes_late_finds_its_set_taken(open_host: OpenHost):
+    host = open_host()
+    held = host.allot(trainer="late", **SIZES)
+    assert host.release(held)
+    assert host.allot(trainer="new", **SIZES) is held
+    with pytest.raises(RaystateError, match="belongs to trainer 'new', not to 'late'"):
+        TrainerArena.attach(held.path, trainer="late")
+    with TrainerArena.attach(held.path, trainer="new"):
+        with pytest.raises(RaystateError, match=f"process {os.getpid()} has attached as trainer 'new'"):
+            TrainerArena.attach(held.path, trainer="new")
+    host.remove_set(held)
+    with pytest.raises(RaystateError, match="does not exist"):
+        TrainerArena.attach(held.path, trainer="new")
+
+
+def test_a_trainer_that_died_before_it_came_does_not_keep_its_set(open_host: OpenHost, child: Child):
+    host = open_host()
+    process = child("print('here', flush=True); sys.stdin.read()")
+    assert process.stdout and process.stdout.readline()
+    held = host.allot(trainer="t1", pid=process.pid, **SIZES)
+    assert host.trainer_state(held) == "expected"
+    process.kill()
+    process.wait()
+    assert host.trainer_state(held) == "gone"
+    assert host.allot(trainer="t2", **SIZES) is held
+
+
+def test_a_forked_child_does_not_keep_its_parents_lock(open_host: OpenHost):
+    host = open_host()
+    held = host.allot(trainer="t1", **SIZES)
+    trainer = TrainerArena.attach(held.path, trainer="t1")
+    wait, go = os.pipe()
+    ready, say = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(go)
+        os.write(say, b"x")
+        os.read(wait, 1)
+        os._exit(0)
+    try:
+        os.read(ready, 1)
+        assert host.trainer_state(held) == "attached"
+        trainer.close()
+        assert host.trainer_state(held) == "gone"
+    finally:
+        for fd in (go, wait, ready, say):
+            os.close(fd)
+        os.waitpid(pid, 0)
+
+
+def test_drop_stale_sets_keeps_what_is_wanted_or_awaited(open_host: OpenHost):
+    host = open_host()
+    names = ["old", "wanted", "awaited"]
+    sets = [host.allot(trainer=name, **SIZES) for name in names]
+    stage(sets[0].path, "old", step=1)
+    stage(sets[1].path, "wanted", step=2)
+    content = sets[0].slots[0].read()
+    assert host.drop_stale_sets(lambda header: header.step == 2) == [0]
+    assert [held.index for held in host.sets] == [1, 2] and not sets[0].path.exists()
+    assert content is not None and bool((content.data == 1).all())  # a view outlives the file
+
+
+def test_layouts_are_shared_with_trainers_and_pruned(open_host: OpenHost):
+    host = open_host()
+    held = host.allot(trainer="t1", **SIZES)
+    with TrainerArena.attach(held.path, trainer="t1") as trainer:
+        refs = [trainer.put_layout(b"one"), host.put_layout(b"two")]
+        assert host.get_layout(refs[0]) == b"one" and trainer.get_layout(refs[1]) == b"two"
+    host.prune_layouts(keep=refs[:1])
+    assert os.listdir(host.path / "layouts") == refs[:1]
+
+
+def test_close_with_remove_leaves_nothing(root: Path, open_host: OpenHost):
+    host = open_host()
+    held = host.allot(trainer="t1", **SIZES)
+    stage(held.path, "t1", step=1)
+    view = held.slots[0].read()
+    host.close(remove=True)
+    assert not os.listdir(root)
+    assert view is not None and bool((view.data == 1).all())
+    assert not open_host().adopted
+
+
+def test_a_failed_reservation_leaves_nothing(open_host: OpenHost, monkeypatch: pytest.MonkeyPatch):
+    from raystate.arena import host as module
+
+    host = open_host()
+
+    def full(fd: int, size_bytes: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "fill_slot_file", full)
+    with pytest.raises(RaystateError, match="ran out of space"):
+        host.allot(trainer="t1", **SIZES)
+    assert not host.sets and not (host.path / "set-0").exists()

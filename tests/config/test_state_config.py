@@ -1,0 +1,225 @@
+"""StateConfig: a bad field is a ConfigError that names it; a good config is a value."""
+
+import dataclasses
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+from raystate import ConfigError, StateConfig
+from raystate.core.messages import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Both of Orbax's policy protocols at once."""
+
+    every: int = 10
+
+    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+        return True
+
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+        return []
+
+
+def config(**fields: Any) -> StateConfig:
+    return StateConfig(**{"storage": "/nonexistent/lm", "run": "lm", **fields})
+
+
+BAD: list[tuple[Mapping[str, Any], str, str]] = [
+    # fields, the one that is named, what the message says
+    ({"storage": ""}, "storage", "empty"),
+    ({"storage": 3}, "storage", "PathLike"),
+    ({"storage": None}, "storage", "None"),
+    ({"storage": "s3://bucket/x"}, "storage", "s3"),
+    ({"run": ""}, "run", "letters"),
+    ({"run": "a/b"}, "run", "'a/b'"),
+    ({"run": "-x"}, "run", "first"),
+    ({"run": "x" * 101}, "run", "100"),
+    ({"save_every_steps": 0}, "save_every_steps", "greater than 0"),
+    ({"save_every_steps": 1.5}, "save_every_steps", "integer"),
+    ({"save_every_steps": "3"}, "save_every_steps", "'3'"),
+    ({"save_every_steps": True}, "save_every_steps", "integer"),
+    ({"save_every_s": 0}, "save_every_s", "greater than 0"),
+    ({"save_every_s": float("nan")}, "save_every_s", "nan"),
+    ({"save_every_s": float("inf")}, "save_every_s", "finite"),
+    ({"save_policy": "often"}, "save_policy", "should_save"),
+    ({"save_policy": Policy}, "save_policy", "object"),
+    ({"save_policy": Policy(), "save_every_steps": 5}, "save_every_steps", "save_policy"),
+    ({"save_policy": Policy(), "save_every_s": 5.0}, "save_every_s", "save_policy"),
+    ({"snapshot_every_steps": -1}, "snapshot_every_steps", "greater than or equal to 0"),
+    ({"snapshot_slots": 1}, "snapshot_slots", "greater than or equal to 2"),
+    ({"replicas": -1}, "replicas", "greater than or equal to 0"),
+    ({"host_memory": "0%"}, "host_memory", "percentage"),
+    ({"host_memory": "101%"}, "host_memory", "101%"),
+    ({"host_memory": "8 gigs"}, "host_memory", "'8 gigs'"),
+    ({"host_memory": "8 pounds"}, "host_memory", "2GiB"),
+    ({"host_memory": 0}, "host_memory", "bytes"),
+    ({"host_memory": 0.4}, "host_memory", "0.4"),
+    ({"host_memory": True}, "host_memory", "True"),
+    ({"host_memory": None}, "host_memory", "None"),
+    ({"arena_dir": "relative/dir"}, "arena_dir", "absolute"),
+    ({"arena_dir": 7}, "arena_dir", "absolute"),
+    ({"keep_last": 0}, "keep_last", "greater than 0"),
+    ({"keep_every_steps": 0}, "keep_every_steps", "greater than 0"),
+    ({"keep_every_s": -1.0}, "keep_every_s", "greater than 0"),
+    ({"keep_best": 0, "best_metric": "loss"}, "keep_best", "greater than 0"),
+    ({"keep_best": 2}, "best_metric", "keep_best=2"),
+    ({"best_metric": " "}, "best_metric", "name of a metric"),
+    ({"best_mode": "minimum"}, "best_mode", "'min' or 'max'"),
+    ({"keep_policy": 3}, "keep_policy", "should_preserve"),
+    ({"keep_policy": Policy(), "keep_last": 3}, "keep_last", "keep_policy"),
+    ({"keep_policy": Policy(), "keep_every_steps": 3}, "keep_every_steps", "keep_policy"),
+    ({"keep_policy": Policy(), "keep_every_s": 3.0}, "keep_every_s", "keep_policy"),
+    ({"keep_policy": Policy(), "keep_best": 3, "best_metric": "loss"}, "keep_best", "keep_policy"),
+    *[
+        ({f"{what}_timeout_s": value}, f"{what}_timeout_s", said)
+        for what in ("start", "save", "barrier", "restore", "hang", "idle", "host")
+        for value, said in ((0, "greater than 0"), (float("inf"), "finite"), ("60", "number"))
+    ],
+    ({"save_every_step": 3}, "save_every_step", "did you mean 'save_every_steps'?"),
+    ({"colour": "red"}, "colour", "the fields are: storage, run"),
+]
+
+
+@pytest.mark.parametrize(("fields", "named", "said"), BAD, ids=[f"{list(fields)}={list(fields.values())}" for fields, _, _ in BAD])
+def test_bad_field_is_named(fields: Mapping[str, Any], named: str, said: str):
+    with pytest.raises(ConfigError) as caught:
+        config(**fields)
+    assert caught.value.field == named
+    assert named in caught.value.message
+    assert said in caught.value.message
+    again = pickle.loads(pickle.dumps(caught.value))  # Ray carries it between processes
+    assert again.details == caught.value.details or "nan" in str(again.details)
+
+
+def test_all_bad_fields_in_one_error():
+    with pytest.raises(ConfigError) as caught:
+        config(replicas=-1, keep_last=0, best_mode="up")
+    assert all(name in caught.value.message for name in ("replicas", "keep_last", "best_mode"))
+    assert caught.value.fields == ["best_mode", "keep_last", "replicas"]
+
+
+def test_missing_fields_are_named():
+    with pytest.raises(ConfigError, match="storage: must be given; run: must be given"):
+        StateConfig()  # pyright: ignore[reportCallIssue]
+
+
+def test_one_identity_for_all_spellings_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    spellings = [tmp_path / "lm", str(tmp_path / "lm"), f"file://{tmp_path}/lm", f"{tmp_path}//x/../lm/", "lm"]
+    assert len({config(storage=spelling) for spelling in spellings}) == 1
+
+
+def test_is_a_value():
+    one, other = config(save_every_steps=5), config(save_every_steps=5)
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != config(save_every_steps=6)
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        one.run = "other"  # pyright: ignore[reportAttributeAccessIssue]
+    again = pickle.loads(pickle.dumps(one))
+    assert again == one
+    assert hash(again) == hash(one)
+
+
+def test_replace_checks_the_whole_again():
+    base = config(save_every_steps=5)
+    assert base.replace(run="other") == config(save_every_steps=5, run="other")
+    assert base.run == "lm"
+    with pytest.raises(ConfigError, match="save_every_steps"):
+        base.replace(save_policy=Policy())
+    assert base.replace(save_policy=Policy(), save_every_steps=None).save_policy == Policy()
+    with pytest.raises(ConfigError, match="did you mean 'replicas'"):
+        base.replace(replica=2)
+
+
+def test_default_retention_steps_aside_for_a_policy():
+    assert config().keep_last == 3
+    with_policy = config(keep_policy=Policy())
+    assert with_policy.keep_last is None
+    assert config().replace(keep_policy=Policy()).keep_last is None
+    assert pickle.loads(pickle.dumps(with_policy)).replace(keep_policy=None).keep_last == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "every_s"),
+    [({}, 600.0), ({"save_every_steps": 5}, None), ({"save_every_s": 5}, 5.0), ({"save_policy": Policy()}, None)],
+)
+def test_save_interval_is_automatic_only_without_a_rule(fields: Mapping[str, Any], every_s: float | None):
+    assert config(**fields).effective_save_every_s == every_s
+    assert config(**fields).core_settings().save_every_s == every_s
+
+
+def test_core_settings_carry_every_field_that_core_knows():
+    fields: dict[str, Any] = {
+        "save_every_s": 7.0, "snapshot_every_steps": 2, "keep_last": 5, "keep_every_steps": 100, "keep_best": 2,
+        "best_metric": "accuracy", "best_mode": "max", "start_timeout_s": 1.0, "barrier_timeout_s": 2.0,
+        "save_timeout_s": 3.0, "restore_timeout_s": 4.0, "host_timeout_s": 5.0, "idle_timeout_s": 6.0,
+    }  # fmt: skip
+    settings = config(**fields).core_settings()
+    assert isinstance(settings, Settings)
+    assert {name: getattr(settings, name) for name in fields} == fields
+    assert (settings.run, settings.storage) == ("lm", config().storage)
+
+
+def test_defaults_agree_with_core():
+    ours = config().core_settings()
+    assert ours == Settings(run="lm", storage=ours.storage, save_every_s=600.0)
+
+
+# ---------------------------------------------------------------- files
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_from_file_with_overrides(tmp_path: Path):
+    path = write(
+        tmp_path, "model: {n: 2}\nstate:\n  storage: /nonexistent/lm\n  run: lm\n  save_every_steps: 20\n  host_memory: 1GiB\n"
+    )
+    assert StateConfig.from_file(path) == config(save_every_steps=20, host_memory="1GiB")
+    assert StateConfig.from_file(str(path), run="other", save_every_steps=None) == config(run="other", host_memory="1GiB")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("state:\n  storage: /x\n  run: lm\n  keep_last: -1\n", ["section 'state'", "keep_last = -1", "greater than 0"]),
+        ("state:\n  storage: /x\n  run: lm\n  keep_lsat: 1\n", ["section 'state'", "keep_lsat", "did you mean 'keep_last'?"]),
+        ("state:\n  run: lm\n", ["section 'state'", "storage: must be given"]),
+        ("model: {}\nstat: {}\n", ["no section 'state'", "model, stat"]),
+        ("", ["no section 'state'"]),
+        ("- state\n", ["no section 'state'"]),
+        ("state: 7\n", ["section 'state'", "7"]),
+        ("state:\n", ["section 'state'", "None"]),
+        ("state: {\n", ["not YAML", "line"]),
+    ],
+)
+def test_bad_file_is_named(tmp_path: Path, text: str, said: list[str]):
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        StateConfig.from_file(path)
+    assert caught.value.file == str(path)
+    assert caught.value.section == "state"
+    assert all(part in caught.value.message for part in [str(path), *said])
+
+
+def test_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"none\.yaml: can't be read"):
+        StateConfig.from_file(tmp_path / "none.yaml")
+
+
+def test_bad_override_is_not_blamed_on_the_file(tmp_path: Path):
+    path = write(tmp_path, "state: {storage: /x, run: lm}\n")
+    with pytest.raises(ConfigError) as caught:
+        StateConfig.from_file(path, keep_last=0)
+    assert caught.value.field == "keep_last"
+    assert caught.value.file is None

@@ -1,0 +1,82 @@
+"""What every layer shares: the environment, the order (fast layers first), and runs whose shared memory is checked at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Before anything imports jax, ray or gcsfs; child processes inherit it.
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else every gcsfs call to a local server hangs on a gRPC probe
+    "PYTHONFAULTHANDLER": "1",
+}
+for _name, _value in _ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
+
+# Wall-clock deadlines per example say nothing on a shared machine.
+settings.register_profile("house", deadline=None, print_blob=True)
+settings.load_profile("house")
+
+_SHM = Path("/dev/shm")
+_LAYERS = ("house", "core", "storage", "arena", "config", "arrays", "orbax", "cli", "testing", "jobs", "cluster")
+_RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a machine share a run name
+_counter = itertools.count()
+
+
+def _layer(item: pytest.Item) -> str:
+    relative = item.path.relative_to(Path(__file__).parent)
+    return relative.parts[0] if len(relative.parts) > 1 else ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _layer(item) == "cluster":
+            item.add_marker(pytest.mark.cluster)
+    # Stable: the order within a layer stays. A layer that isn't listed comes after those that are.
+    items.sort(key=lambda item: _LAYERS.index(_layer(item)) if _layer(item) in _LAYERS else len(_LAYERS))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FreshRun:
+    """A run of this test alone: a storage directory and a name that no other test and no other test run uses."""
+
+    storage: str
+    run: str
+
+    def arenas(self) -> list[Path]:
+        """What this run has in shared memory now."""
+        from raystate.storage.url import run_hash
+
+        return sorted(_SHM.glob(f"raystate-{run_hash(self.storage, self.run)}-*"))
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[Callable[[], FreshRun]]:
+    """A factory of fresh runs; when the test is over, none of them may have left anything in shared memory."""
+    made: list[FreshRun] = []
+
+    def make() -> FreshRun:
+        name = f"{_RUN_TAG}-{next(_counter)}"
+        made.append(FreshRun(storage=str(tmp_path / name), run=name))
+        return made[-1]
+
+    yield make
+    left = [str(path) for run in made for path in run.arenas()]
+    assert not left, f"left in shared memory: {left}"
+
+
+@pytest.fixture
+def fresh_run(make_run: Callable[[], FreshRun]) -> FreshRun:
+    return make_run()

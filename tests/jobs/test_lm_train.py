@@ -1,0 +1,104 @@
+"""The whole loop with a stand-in for the manager: a resume is the same run, and another corpus is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jobs.lm import train as lm_train
+from jobs.lm.config import Config, validate
+from jobs.lm.corpus import CorpusError
+from tests.jobs.lm_fake_manager import FakeManager
+
+
+def _config(**train: Any) -> Config:
+    return validate(
+        {
+            "model": {"d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 64, "ngram": 2, "ngram_buckets": 128},
+            "data": {"seq_len": 32, "max_bytes": 262_144},
+            "train": {
+                **{"steps": 20, "warmup_steps": 4, "batch_size": 8, "learning_rate": 0.01, "mesh": {"model": 2}},
+                **{"log_every_steps": 5, "eval_every_steps": 8, "eval_bytes": 4096, "sample_bytes": 40, **train},
+            },
+        }
+    )
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    return json.loads(Path(f"{path}.0").read_text())
+
+
+def test_a_resumed_run_ends_in_the_same_state_and_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = tmp_path / "events.jsonl"
+    whole = lm_train.Job(_config(digest_out=str(tmp_path / "whole"), events=str(events))).run(FakeManager())
+    output = capsys.readouterr().out
+
+    stopped = lm_train.Job(_config()).run(FakeManager(tmp_path / "steps", stop_at=11))
+    assert stopped == {"step": 11, "interrupted": True}
+    resumed = lm_train.Job(_config(digest_out=str(tmp_path / "resumed"))).run(FakeManager(tmp_path / "steps"))
+
+    assert whole["step"] == 20
+    assert whole["loss_hex"] == resumed["loss_hex"]
+    assert whole["loss"] < 5.0 < 5.5
+    assert _digest(tmp_path / "whole") == _digest(tmp_path / "resumed")
+    assert _digest(tmp_path / "whole")["iterator"] == {"next_index": 20}
+
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    assert lines[-1]["loss_hex"] == whole["loss_hex"]
+    assert set(lines[0]) == {"t", "pid", "rank", "step", "loss_hex"}
+    assert float.fromhex(lines[-1]["loss_hex"]) < float.fromhex(lines[0]["loss_hex"]) - 1
+
+    for text in ("step  5/20  loss", "tokens/s", "zlib -9", "byte entropy", "saved 20", "  | def ", whole["loss_hex"]):
+        assert text in output
+
+
+def test_a_finished_run_only_reports(tmp_path: Path) -> None:
+    first = lm_train.Job(_config(steps=6)).run(FakeManager(tmp_path))
+    again = lm_train.Job(_config(steps=6)).run(FakeManager(tmp_path))
+    assert again["val_bits_per_byte"] == first["val_bits_per_byte"]
+    assert again["loss_hex"] == first["loss_hex"]
+
+
+def test_another_corpus_is_refused_and_nothing_is_trained(tmp_path: Path) -> None:
+    lm_train.Job(_config(steps=4)).run(FakeManager(tmp_path))
+    config = _config(steps=8)
+    other = config.model_copy(update={"data": config.data.model_copy(update={"max_bytes": 300_000})})
+    manager = FakeManager(tmp_path)
+    refused = lm_train.Job(other).run(manager)["refused"]
+    assert "is not the one that step 4 was trained on" in refused
+    assert "\n" not in refused
+    assert manager.latest_step() == 4
+
+
+def test_a_host_with_another_corpus_than_the_driver_fails() -> None:
+    with pytest.raises(CorpusError, match="is not the one that this job's driver found, 0123456789ab"):
+        lm_train.Job(_config(), expected_corpus="0123456789abcdef")
+
+
+def test_saving_waits_for_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics given to save() are plain numbers from the last logged step: no array that has to be waited for."""
+    seen: list[dict[str, Any]] = []
+
+    class Watching(FakeManager):
+        def save(self, step: int, state: Any, **kwargs: Any) -> bool:
+            seen.append(dict(kwargs["metrics"]))
+            return super().save(step, state, **kwargs)
+
+    lm_train.Job(_config(steps=6)).run(Watching(every=100))
+    assert [set(metrics) for metrics in seen] == [set()] * 4 + [{"loss"}] * 2
+    assert not any(isinstance(value, jax.Array) for metrics in seen for value in metrics.values())
+
+
+def test_imports_leave_orbax_checkpoint_managers_alone() -> None:
+    """The driver's modules are light: a wrong key is reported without loading jax."""
+    import subprocess
+
+    code = "import sys; import jobs.train_lm; print(sorted({'jax', 'ray', 'flax', 'grain'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

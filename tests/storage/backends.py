@@ -1,0 +1,128 @@
+"""The backends that the contract runs against, wrappers that fail on purpose, and a small step to publish."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from raystate.core.errors import StorageError
+from raystate.core.tree import DataObject, Package
+from raystate.storage import Storage, StorageWrapper, open_storage
+
+STEP, SAVE = 1200, "a7k1"
+WRITERS = (f"{SAVE}h0", f"{SAVE}h1")
+
+
+@contextlib.contextmanager
+def directory_backend(tmp_path: Path) -> Iterator[Storage]:
+    yield open_storage(tmp_path / secrets.token_hex(4) / "run", timeout_s=2.0)
+
+
+@contextlib.contextmanager
+def memory_backend(_tmp_path: Path) -> Iterator[Storage]:
+    storage = open_storage(f"memory://{secrets.token_hex(6)}/run", timeout_s=2.0)
+    yield storage
+    for info in storage.list():
+        storage.delete(info.name)
+
+
+# A backend is a context manager that makes an empty storage. Add one here and every test of the contract runs against it.
+BACKENDS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Storage]]] = {
+    "directory": directory_backend,
+    "memory": memory_backend,
+}
+
+
+class DiedError(BaseException):
+    """The process is gone: not an Exception, so nothing handles it."""
+
+
+class Recording(StorageWrapper):
+    """Notes every operation."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.operations: list[tuple[str, str]] = []
+
+    def before(self, operation: str, name: str) -> None:
+        self.operations.append((operation, name))
+
+    def count(self, operation: str) -> int:
+        return sum(one == operation for one, _ in self.operations)
+
+
+class DyingAt(StorageWrapper):
+    """Dies before (or right after) the nth operation, and stays dead."""
+
+    def __init__(self, inner: Storage, nth: int, *, after: bool):
+        super().__init__(inner)
+        self.left = nth
+        self.late = after
+
+    def before(self, operation: str, name: str) -> None:
+        if self.left < 0 or (self.left == 0 and not self.late):
+            self.left = -1
+            raise DiedError(f"before {operation} {name}")
+
+    def after(self, operation: str, name: str) -> None:
+        if self.left == 0:
+            self.left = -1
+            raise DiedError(f"after {operation} {name}")
+        self.left -= 1
+
+
+class LosingAnswers(StorageWrapper):
+    """The first `times` operations of a kind take place and look failed."""
+
+    def __init__(self, inner: Storage, operation: str = "create", times: int = 1, only: str = ""):
+        super().__init__(inner)
+        self.operation, self.times, self.only = operation, times, only
+
+    def after(self, operation: str, name: str) -> None:
+        if operation == self.operation and self.times > 0 and self.only in name:
+            self.times -= 1
+            raise StorageError(f"{operation} {name} failed: connection reset", operation=operation, path=name)
+
+
+class Failing(StorageWrapper):
+    """Operations of the given kinds fail without taking place, for as long as `on` is True."""
+
+    def __init__(self, inner: Storage, *operations: str):
+        super().__init__(inner)
+        self.operations, self.on = operations, True
+
+    def before(self, operation: str, name: str) -> None:
+        if self.on and operation in self.operations:
+            raise StorageError(f"{operation} {name} failed: out of service", operation=operation, path=name)
+
+
+def tree(storage: Storage, prefix: str = "") -> dict[str, bytes]:
+    """All objects with their bytes."""
+    return {info.name: storage.read(info.name) for info in storage.list(prefix)}
+
+
+def a_package(step: int = STEP, save: str = SAVE, *, seed: int = 0) -> tuple[Package, dict[str, bytes]]:
+    """A package and the bytes of its data objects, by name relative to the step."""
+    data = {f"state/ocdbt.process_{save}h{host}/d/{part}": bytes([seed, host, part]) * 40 for host in range(2) for part in range(2)}
+    package = Package(
+        step=step,
+        save=save,
+        run="lm",
+        files={
+            "_CHECKPOINT_METADATA": b"{}",
+            "commit_success.txt": f"step {save}".encode(),
+            "state/_METADATA": b'{"tree": %d}' % seed,
+            "state/manifest.ocdbt": f"manifest of {save}".encode(),
+            "state/commit_success.txt": b"item",
+            "metrics/metrics": b'{"loss": 1.5}',
+        },
+        objects=tuple(DataObject(name=name, size=len(part), crc32c=0, writer=f"{save}h0") for name, part in data.items()),
+    )
+    return package, data
+
+
+def step_tree(package: Package, data: dict[str, bytes]) -> dict[str, bytes]:
+    """What a published step consists of."""
+    return {f"{package.step}/{name}": part for name, part in {**package.files, **data}.items()}
