@@ -65,7 +65,9 @@ class Bench:
 
         self.step = step
         each = args.mib * (1 << 18) // args.arrays
-        self.state = {f"{i:03d}": jax.device_put(jnp.arange(each, dtype=jnp.float32) + i, self.sharding) for i in range(args.arrays)}
+        self.state = {
+            f"{i:03d}": jax.device_put(jnp.arange(each, dtype=jnp.float32) + i, self.sharding) for i in range(args.arrays)
+        }
         for _ in range(3):
             self.state, loss = step(self.state)
         loss.block_until_ready()
@@ -152,7 +154,9 @@ class Bench:
             lost = statistics.median(a - b for a, b in zip(seconds[name], seconds["nothing"], strict=True))
             best = min(seconds[name]) - min(seconds["nothing"])
             wait = statistics.median(blocked[name])
-            print(f"  {name:34s} blocked {wait * 1e3:7.1f} ms   lost per save {lost * 1e3:6.0f} ms (of the best rounds {best * 1e3:5.0f})")
+            print(
+                f"  {name:34s} blocked {wait * 1e3:7.1f} ms   lost per save {lost * 1e3:6.0f} ms (of the best rounds {best * 1e3:5.0f})"
+            )
 
 
 def _views(described: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from raystate._session import Session
 from raystate.arena import Slot, SlotHeader
 from raystate.arrays import Held, copy
-from raystate.core.errors import CapacityError, RaystateError
+from raystate.core.errors import CapacityError
 from raystate.core.tree import SlotTable
 
 logger = logging.getLogger("raystate")
@@ -30,6 +30,7 @@ class Job:
     step: int
     slot: int | None
     held: Held
+    values: tuple[Any, ...]  # of the scalar leaves, per tree
     durable: bool
     iterators: Mapping[str, bytes]
     json_items: Mapping[str, Any]
@@ -42,15 +43,15 @@ class Stager:
 
     Args:
         session: the slots.
-        take_slot: gives a free slot for a waiting job, or None.
-        on_staged, on_failed: told (slot, step) at the end of each job, from the thread.
+        take_slot: gives (slot, step) for the step that waits for one, or None.
+        on_staged, on_failed: told (slot, step) at the end of each job, from the thread; the slot is None if it never got one.
     """
 
     def __init__(
         self,
         session: Session,
         *,
-        take_slot: Callable[[int], int | None],
+        take_slot: Callable[[], tuple[int, int] | None],
         on_staged: Callable[[int, int], None],
         on_failed: Callable[[int | None, int], None],
     ):
@@ -62,6 +63,7 @@ class Stager:
         self._running: Job | None = None
         self._condition = threading.Condition()
         self._stopping = False
+        self._dropped: set[int] = set()
         self.errors: list[str] = []
         self._thread = threading.Thread(target=self._run, name="raystate-stager", daemon=True)
         self._thread.start()
@@ -74,6 +76,15 @@ class Stager:
         with self._condition:
             self._jobs.append(job)
             self._condition.notify_all()
+
+    def drop(self, step: int) -> None:
+        """Forget a step that still waits for a slot: a newer one takes its place."""
+        with self._condition:
+            for job in [job for job in self._jobs if job.step == step and job.slot is None]:
+                self._jobs.remove(job)
+                job.held.release()
+                self.errors.append(f"step {step}: no slot became free before the next durable step")
+            self._dropped.add(step)
 
     def drain(self, timeout_s: float) -> bool:
         """Whether everything that was put is staged (or failed) within `timeout_s`."""
@@ -113,26 +124,25 @@ class Stager:
     def _wait_for_slot(self, job: Job) -> int:
         if job.slot is not None:
             return job.slot
-        deadline_s = time.monotonic() + self._session.config.save_timeout_s
+        timeout_s = self._session.config.save_timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while True:
-            slot = self._take_slot(job.step)
-            if slot is not None:
-                return slot
+            taken = self._take_slot()
+            if taken is not None and taken[1] == job.step:
+                return taken[0]
+            if job.step in self._dropped:
+                raise CapacityError(f"no slot became free for step {job.step} before the next durable step", step=job.step)
             if time.monotonic() > deadline_s:
                 raise CapacityError(
-                    f"no slot became free for step {job.step} within {self._session.config.save_timeout_s:.0f} s "
-                    "(earlier saves still hold them)",
-                    step=job.step, waited_s=self._session.config.save_timeout_s,
+                    f"no slot became free for step {job.step} within {timeout_s:.0f} s (earlier saves still hold them)",
+                    step=job.step, waited_s=timeout_s,
                 )  # fmt: skip
-            with self._condition:
-                self._condition.wait_for(lambda: self._stopping, POLL_S)
-                if self._stopping and slot is None and time.monotonic() > deadline_s - self._session.config.save_timeout_s + 30.0:
-                    raise RaystateError(f"step {job.step} was still waiting for a slot at the end", step=job.step)
+            time.sleep(POLL_S)
 
     def _stage(self, job: Job, slot_index: int) -> None:
         arena = self._session.arena
         assert arena is not None
-        plan = job.held.described.plan
+        plan = job.held.plan
         ref = arena.put_layout(plan.layout_bytes)
         slot: Slot = arena.slots[slot_index]
         slot.begin()
@@ -140,7 +150,7 @@ class Stager:
         table = SlotTable(
             layout_ref=ref,
             crc32c=crcs,
-            values=job.held.described.values,
+            values=job.values,
             iterators=dict(job.iterators),
             json_items=dict(job.json_items),
             metrics={name: float(np.asarray(value)) for name, value in job.metrics.items()},

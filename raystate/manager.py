@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -48,6 +48,7 @@ from raystate.restored import STATE, ReadOptions, Restored, content_from_storage
 from raystate.storage import open_storage
 
 logger = logging.getLogger("raystate")
+T = TypeVar("T")
 
 CONFIRM_POLL_S = 0.002  # while a trainer waits at an agreed step for the others
 TABLE_ROOM_BYTES = 256 << 10  # room for items, metrics and custom beyond what the first step needs
@@ -82,7 +83,7 @@ class StateManager:
         self._rank, self._world = rank, world
         self._storage = open_storage(config.storage)
         self._lock = threading.RLock()  # guards the machine, which the stager's thread also uses
-        self._machine = self._new_machine(step=-1)
+        self._machine = self._new_machine()
         self._stager: Stager | None = None
         self._described: Described | None = None
         self._capacity: tuple[int, int] = (0, 0)  # data and table bytes of a slot
@@ -103,13 +104,12 @@ class StateManager:
         else:
             self._fail(error)
 
-    def _new_machine(self, step: int) -> Trainer:
+    def _new_machine(self) -> Trainer:
         return Trainer(
-            rank=self._rank,
-            world=self._world,
-            lineage=self._session.lineage,
-            restored_step=step,
-            snapshot_every_steps=self.config.snapshot_every_steps,
+            self._rank,
+            self._world,
+            self._session.lineage,
+            snapshot_every=self.config.snapshot_every_steps,
             save_every_steps=self.config.save_every_steps,
             slots=self.config.snapshot_slots,
         )
@@ -161,7 +161,8 @@ class StateManager:
             if isinstance(reply, RestoreSettled):
                 break
         with self._lock:
-            self._machine = self._new_machine(step=choice.step)
+            self._machine.restored(choice.step)
+            self._session.write_word(self._machine.word())
         if restored is None:
             return None
         for bad_step, reason in set_aside:
@@ -250,7 +251,7 @@ class StateManager:
         self._describe(state, packed.trees)
 
     def _describe(self, state: Any, item_trees: Mapping[str, Any]) -> Described:
-        described = describe({STATE: state, **item_trees}, process_index=self._rank, previous=self._described)
+        described = describe({STATE: state, **item_trees}, process_index=self._rank, previous=self._described and self._described.plan)
         if self._described is None or described.plan is not self._described.plan:
             need = described.layout.data_bytes
             table = 12 * len(described.layout.pieces) + TABLE_ROOM_BYTES
@@ -265,7 +266,7 @@ class StateManager:
             self._stager.close()
         with self._lock:
             self._session.allot(data_bytes=data_bytes, table_bytes=table_bytes, slots=self.config.snapshot_slots)
-            self._machine.new_slots()
+            self._machine.new_slots(self.config.snapshot_slots)
             self._capacity = (data_bytes, table_bytes)
             self._session.write_word(self._machine.word())
         self._stager = Stager(
@@ -301,60 +302,68 @@ class StateManager:
         """
         self._check_open()
         step = int(step)
-        with self._lock:
-            busy = self._stager is not None and self._stager.busy
-            decision = self._machine.on_save(step, force=force, host_word=self._session.host_word(), stager_busy=busy)
+        if self._stager is None:  # the first save of a loop that didn't begin with restore_or_init
+            self._prepare(state, items)
+        decision = self._decide(step, force)
         if decision.wait:
             decision = self._wait_for_agreement(step, force)
-        if decision.action == "none":
-            return self._end_of_save(decision)
         self._last = (step, state, {"items": items, "metrics": metrics, "custom": custom})
+        if decision.dropped is not None:
+            assert self._stager is not None
+            self._stager.drop(decision.dropped)
         if decision.action in ("stage", "hold"):
             self._stage(step, state, items, metrics, custom, decision)
-        self._session.write_word(self._machine.word())
-        return self._end_of_save(decision)
-
-    def _end_of_save(self, decision: SaveDecision) -> bool:
-        if decision.interrupted and self._interrupted is None:
-            self._interrupted = Interrupted(decision.reason, step=self._machine.newest_step)
+        if decision.stop:
+            self._interrupted = Interrupted(decision.reason, step=step, rank=self._rank)
             self.wait_until_finished()
             raise self._interrupted
         return decision.durable
 
+    def _decide(self, step: int, force: bool) -> SaveDecision:
+        with self._lock:
+            busy = self._stager is not None and self._stager.busy
+            decision = self._machine.on_save(step, force=force, host_word=self._session.host_word(), stager_busy=busy)
+            self._session.write_word(decision.word)
+            return decision
+
     def _wait_for_agreement(self, step: int, force: bool) -> SaveDecision:
         """At an agreed step: wait until all ranks have acknowledged it, or it is withdrawn."""
-        self._session.write_word(self._machine.word())
+        return self._poll(lambda: self._decide(step, force), lambda decision: not decision.wait, step)
+
+    def _poll(self, look: Callable[[], T], done: Callable[[T], bool], step: int) -> T:
         deadline_s = time.monotonic() + self.config.barrier_timeout_s
-        while True:
-            with self._lock:
-                decision = self._machine.on_save(
-                    step, force=force, host_word=self._session.host_word(), stager_busy=self._stager is not None and self._stager.busy
-                )
-            if not decision.wait:
-                return decision
+        while not done(found := look()):
             if time.monotonic() > deadline_s:
                 raise BarrierTimeoutError(
                     f"rank {self._rank} waited {self.config.barrier_timeout_s:.0f} s at step {step} for the other ranks",
                     rank=self._rank, step=step, phase="agreement", waited_s=self.config.barrier_timeout_s,
                 )  # fmt: skip
             time.sleep(CONFIRM_POLL_S)
+        return found
 
     def _stage(self, step: int, state: Any, items: Any, metrics: Any, custom: Any, decision: SaveDecision) -> None:
-        packed = pack_items(items or {}, process_index=self._rank)
-        custom = _json_only("custom", custom)
-        described = self._describe(state, packed.trees)
         slot = decision.slot
-        if slot is None:
+        try:
+            packed = pack_items(items or {}, process_index=self._rank)
+            custom = _json_only("custom", custom)
+            stager = self._stager
+            described = self._describe(state, packed.trees)
+        except BaseException:
+            self._on_stage_failed(slot, step)
+            raise
+        if self._stager is not stager:  # the state has grown: other slots, and this step's went with the old ones
+            slot = None
+            if not decision.durable:
+                return
             with self._lock:
-                slot = self._machine.take_slot(step, self._session.host_word())
-            if slot is None and not decision.durable:
-                return  # the very first call: no slot has been granted yet
+                self._machine.hold_again(step)
         assert self._stager is not None
         self._stager.put(
             Job(
                 step=step,
                 slot=slot,
                 held=hold(described),
+                values=described.values,
                 durable=decision.durable,
                 iterators=packed.iterators,
                 json_items=packed.json_items,
@@ -363,9 +372,9 @@ class StateManager:
             )
         )
 
-    def _take_slot(self, step: int) -> int | None:
+    def _take_slot(self) -> tuple[int, int] | None:
         with self._lock:
-            return self._machine.take_slot(step, self._session.host_word())
+            return self._machine.take_slot(self._session.host_word())
 
     def _on_staged(self, slot: int, step: int) -> None:
         with self._lock:
@@ -374,23 +383,36 @@ class StateManager:
 
     def _on_stage_failed(self, slot: int | None, step: int) -> None:
         with self._lock:
-            self._machine.released(slot, step)
+            if slot is not None:
+                self._machine.released(slot)
+            elif self._machine.held == step:
+                self._machine.held = None
             self._session.write_word(self._machine.word())
 
     def should_save(self, step: int) -> bool:
         """Whether `save(step)` would make the step durable by the step rule."""
         with self._lock:
-            return self._machine.would_be_durable(step)
+            return self._machine.would_be_durable(int(step))
 
     def reached_preemption(self, step: int) -> bool:
         """True on all processes at the same step, before and after its `save`: the attempt ends there."""
-        with self._lock:
-            return self._machine.reached_stop(step, self._session.host_word())
+        self._check_open()
+
+        def look() -> tuple[bool, bool]:
+            with self._lock:
+                found = self._machine.reached(int(step), self._session.host_word())
+                self._session.write_word(self._machine.word())
+                return found
+
+        return self._poll(look, lambda found: not found[1], int(step))[0]
 
     # ------------------------------------------------------------ steps
 
     def latest_step(self) -> int | None:
         """The newest durable step, None if there is none."""
+        word = self._session.host_word()
+        if word is not None and word.durable_step >= 0:
+            return word.durable_step  # shared memory: a loop may ask at every step
         return self._reader.latest_step()
 
     def best_step(self) -> int | None:
@@ -416,7 +438,7 @@ class StateManager:
         self._check_open()
         self._drain()
         reply = self._session.ask(
-            lambda ask: FlushAsked(ask=ask, lineage=self._session.lineage, rank=self._rank, step=self._machine.newest_step),
+            lambda ask: FlushAsked(ask=ask, lineage=self._session.lineage, rank=self._rank, step=self._machine.newest),
             timeout_s=self.config.save_timeout_s + self.config.barrier_timeout_s,
             phase="flush",
         )
@@ -450,7 +472,7 @@ class StateManager:
             self._stage_last()
             self._drain()
             reply = self._session.ask(
-                lambda ask: LeaveAsked(ask=ask, lineage=self._session.lineage, rank=self._rank, step=self._machine.newest_step),
+                lambda ask: LeaveAsked(ask=ask, lineage=self._session.lineage, rank=self._rank, step=self._machine.newest_kept),
                 timeout_s=self.config.save_timeout_s + self.config.barrier_timeout_s,
                 phase="close",
             )
@@ -477,15 +499,14 @@ class StateManager:
         if self._last is None:
             return
         step, state, extras = self._last
-        with self._lock:
-            decision = self._machine.at_close(step)
-        if decision.action not in ("stage", "hold"):
+        if self._machine.newest_kept >= step:
             return
         if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree_util.tree_leaves(state)):
             logger.warning("step %d was donated after its save and not snapshotted; the newest snapshot is the last step", step)
             return
-        self._stage(step, state, extras["items"], extras["metrics"], extras["custom"], decision)
-        self._session.write_word(self._machine.word())
+        decision = self._decide(step, force=True)
+        if decision.action in ("stage", "hold"):
+            self._stage(step, state, extras["items"], extras["metrics"], extras["custom"], decision)
 
     def _detach(self) -> None:
         if self._closed:

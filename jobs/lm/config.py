@@ -59,7 +59,7 @@ class DataConfig(Section):
 
     seq_len: Annotated[int, Field(ge=2), BeforeValidator(_not_bool)] = 128  # bytes of context
     max_bytes: Annotated[int, Field(ge=65536), BeforeValidator(_not_bool)] = 8 << 20  # of the corpus, train and validation together
-    val_fraction: Annotated[float, Field(gt=0, le=0.5)] = 0.05  # of the files, by a hash of their name
+    val_fraction: Annotated[float, Field(gt=0, le=0.5)] = 0.05  # of the bytes, in whole files
     exclude: tuple[str, ...] = (
         # Tests are absent from many installations, _sysconfigdata differs between builds of one version.
         "test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "__pycache__", "_sysconfigdata*",

@@ -39,8 +39,9 @@ class Corpus:
 def load_corpus(config: DataConfig, root: str | Path | None = None) -> Corpus:
     """Read the corpus.
 
-    Files are ranked by a hash of their relative name, so that neither the size cap nor the split favours a letter of the alphabet,
-    and taken until the cap; each text then has its files in the order of their names.
+    Files are ranked by a hash of their relative name, so that neither the cap nor the split favours a letter of the alphabet. In that
+    order they fill the validation text up to its part, then the training text up to the cap; a file that does not fit is passed over.
+    Each text then has its files in the order of their names.
 
     Args:
         config: which files, how many bytes.
@@ -50,17 +51,17 @@ def load_corpus(config: DataConfig, root: str | Path | None = None) -> Corpus:
         CorpusError: the folder is missing or has too little text.
     """
     root = Path(sysconfig.get_paths()["stdlib"] if root is None else root)
-    ranked = sorted((_rank(name), name) for name in _python_files(root, config.exclude))
+    found = _python_files(root, config.exclude)
+    ranked = sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())
+    limit_bytes = min(config.max_bytes, sum(found.values()))
+    room_bytes = {"val": int(limit_bytes * config.val_fraction)}
+    room_bytes["train"] = limit_bytes - room_bytes["val"]
     texts: dict[str, dict[str, bytes]] = {"train": {}, "val": {}}
-    total_bytes = 0
-    for rank, name in ranked:
-        data = (root / name).read_bytes()
-        if total_bytes + len(data) > config.max_bytes:
-            continue
-        total_bytes += len(data)
-        # Ranking uses the first half of the hash, the split the second: they must not be the same choice.
-        role = "val" if int(rank[32:40], 16) < config.val_fraction * 2**32 else "train"
-        texts[role][name] = data
+    for name in ranked:
+        role = next((role for role, room in room_bytes.items() if found[name] <= room), None)
+        if role is not None:
+            room_bytes[role] -= found[name]
+            texts[role][name] = (root / name).read_bytes()
     digest = hashlib.sha256()
     arrays: dict[str, np.ndarray] = {}
     for role, files in texts.items():
@@ -68,7 +69,7 @@ def load_corpus(config: DataConfig, root: str | Path | None = None) -> Corpus:
             digest.update(f"{role} {name} {len(files[name])}\n".encode())
             digest.update(files[name])
         arrays[role] = np.frombuffer(_SEPARATOR.join(files[name] for name in sorted(files)), np.uint8)
-    if arrays["train"].size < 65536 // 4 or arrays["val"].size < 1024:
+    if arrays["train"].size < 16384 or arrays["val"].size < 1024:
         raise CorpusError(
             f"{root} has too little Python text: {arrays['train'].size} bytes to train on, {arrays['val'].size} to validate on"
         )
@@ -81,21 +82,19 @@ def load_corpus(config: DataConfig, root: str | Path | None = None) -> Corpus:
     )
 
 
-def _rank(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
-
-
-def _python_files(root: Path, exclude: tuple[str, ...]) -> list[str]:
-    """Relative names with forward slashes. `exclude` has patterns for a folder's or a file's own name."""
+def _python_files(root: Path, exclude: tuple[str, ...]) -> dict[str, int]:
+    """Relative names with forward slashes -> bytes. `exclude` has patterns for a folder's or a file's own name."""
 
     def excluded(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
 
-    found: list[str] = []
+    found: dict[str, int] = {}
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not excluded(name)]
         relative = Path(folder).relative_to(root)
-        found += [(relative / name).as_posix() for name in files if name.endswith(".py") and not excluded(name)]
+        for name in files:
+            if name.endswith(".py") and not excluded(name):
+                found[(relative / name).as_posix()] = os.stat(os.path.join(folder, name)).st_size
     return found
 
 

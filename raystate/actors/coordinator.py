@@ -138,7 +138,7 @@ class CoordinatorActor:
             on_end=self._on_end,
         )
 
-    def _on_end(self, reason: str) -> None:
+    def _on_end(self, _reason: str) -> None:
         threading.Thread(target=self._end, name="raystate-end", daemon=True).start()
 
     def _end(self) -> None:

@@ -296,7 +296,6 @@ class CoordinatorService:
         self._ended.set()
         self._appender.shutdown(wait=True)
         self._workers.shutdown(wait=True)
-        self.ledger.end(reason)
         self._hosts.close_all(remove_arena=True)
         self._on_end(reason)
 

@@ -25,17 +25,20 @@ class HostActor:
         self, *, run: str, run_hash: str, storage_url: str, host: HostId, host_memory: str | int, arena_dir: str | None
     ):
         from raystate.actors.host_service import HostService
-        from raystate.arena import HostArena, arena_path, default_root, parse_memory
+        from raystate.arena import HostArena, arena_path, default_root, parse_memory, sweep
         from raystate.storage import open_storage
 
         self._run_hash = run_hash
         self._coordinator: Any = None
+        root = default_root(arena_dir)
+        sweep(root)  # what dead clusters left on this machine
         arena = HostArena.open(
-            arena_path(default_root(arena_dir), run_hash, host),
+            arena_path(root, run_hash, host),
             run=run,
             storage=storage_url,
             node_id=host,
             cap_bytes=parse_memory(host_memory),
+            node_pid=os.getppid(),  # the raylet: while it lives, so may this arena's users
         )
         self._path = str(arena.path)
         self._service = HostService(

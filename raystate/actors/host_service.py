@@ -25,6 +25,7 @@ import numpy as np
 from raystate.actors.doorbell import BYE, Hello, listen, peer_pid
 from raystate.arena import HostArena, Slot, SlotHeader, SlotSet, crc32c
 from raystate.core.errors import CorruptCheckpointError, StepNotFoundError
+from raystate.core.host import applies, grant, host_word, is_discarded, is_granted, is_newer_advice, summarize
 from raystate.core.messages import (
     Advice,
     Event,
@@ -37,11 +38,10 @@ from raystate.core.messages import (
     Invalidated,
     Staged,
     TrainerExited,
-    TrainerSeen,
     TrainerWord,
     Write,
 )
-from raystate.core.slots import SlotView, lineage_order, reusable
+from raystate.core.slots import SlotView
 from raystate.core.tree import DataObject, Layout, SlotTable, TreeSpec
 from raystate.orbax.writer import write_item
 from raystate.storage import StepFolder, Storage
@@ -302,50 +302,49 @@ class HostService:
     def _connected(self, set_index: int) -> _Trainer | None:
         return next((t for t in self._trainers.values() if t.hello.set_index == set_index), None)
 
-    def _grant(self) -> None:
-        views = []
-        for slot_set in self._arena.sets:
-            state = self._sets[slot_set.index]
-            done = state.word.done if state.word is not None else ()
-            for i in range(len(state.grants)):
-                granted = state.grants[i] > (done[i] if i < len(done) else 0)
-                views.append(
-                    SlotView(
-                        set_index=slot_set.index, slot_index=i, granted=granted, content=state.content[i], holds=state.holds[i]
-                    )
-                )
-        free: dict[int, list[int]] = {}
-        for set_index, slot_index, _reason in reusable(views, self._advice):
-            free.setdefault(set_index, []).append(slot_index)
-        for slot_set in self._arena.sets:
-            state = self._sets[slot_set.index]
-            trainer = self._connected(slot_set.index)
-            if trainer is None or state.word is None or state.word.lineage != trainer.hello.lineage:
-                continue  # nobody there to use them
-            if self._advice is not None and state.word.lineage == self._advice.lineage:
-                for slot_index in free.get(slot_set.index, ()):
-                    state.content[slot_index] = None
-                    slot_set.slots[slot_index].invalidate()
-                    state.grants[slot_index] += 1
-            self._write_word(slot_set, state)
-
-    def _write_word(self, slot_set: SlotSet, state: _SetState) -> None:
-        advice = self._advice
-        word = HostWord(grants=tuple(state.grants))
-        if advice is not None and state.word is not None and advice.lineage == state.word.lineage:
-            word = dataclasses.replace(
-                word,
-                interval=advice.interval,
-                proposal=advice.proposal,
-                failure=advice.failure,
-                durable_step=advice.durable_step,
-                save_errors=advice.save_errors[-3:],
+    def _views(self) -> list[SlotView]:
+        return [
+            SlotView(
+                set_index=slot_set.index,
+                slot_index=i,
+                granted=is_granted(state.grants, state.word, i),
+                content=state.content[i],
+                holds=state.holds[i],
             )
-        elif advice is not None and advice.failure is not None:
-            word = dataclasses.replace(word, failure=advice.failure)
-        if word != state.host_word:
-            state.host_word = word
-            slot_set.host_cell.write(host_word_to_json(word))
+            for slot_set in self._arena.sets
+            for state in (self._sets[slot_set.index],)
+            for i in range(len(state.grants))
+        ]
+
+    def _grant(self) -> None:
+        """Hand out what may be reused, and tell every connected trainer what it has to know."""
+        ready: dict[int, SlotSet] = {}
+        for slot_set in self._arena.sets:
+            state, trainer = self._sets[slot_set.index], self._connected(slot_set.index)
+            if trainer is not None and state.word is not None and state.word.lineage == trainer.hello.lineage:
+                ready[slot_set.index] = slot_set
+        advice = self._advice
+        current = [i for i in ready if advice is not None and self._lineage(i) == advice.lineage]
+        changed = grant({i: self._sets[i].grants for i in current}, self._views(), advice, current)
+        for index, grants in changed.items():
+            state = self._sets[index]
+            for i, number in enumerate(grants):
+                if number != state.grants[i]:
+                    state.content[i] = None
+                    ready[index].slots[i].invalidate()
+            state.grants = list(grants)
+        for index, slot_set in ready.items():
+            state = self._sets[index]
+            # Advice about another lineage is not for this trainer, but it must learn that its run has failed.
+            told = advice if index in current or (advice is not None and advice.failure is not None) else None
+            word = host_word(state.grants, told)
+            if word != state.host_word:
+                state.host_word = word
+                slot_set.host_cell.write(host_word_to_json(word))
+
+    def _lineage(self, set_index: int) -> str:
+        word = self._sets[set_index].word
+        return word.lineage if word is not None else ""
 
     def _report(self, *, force: bool = False) -> None:
         summary = self._summary()
@@ -362,34 +361,13 @@ class HostService:
         self._tell(HostReported(summary=self._reported))
 
     def _summary(self) -> HostSummary:
-        staged = tuple(c for state in self._sets.values() for c in state.content if c is not None)
-        seen = []
-        for slot_set in self._arena.sets:
-            word = self._sets[slot_set.index].word
-            if word is not None and self._connected(slot_set.index) is not None:
-                seen.append(
-                    TrainerSeen(
-                        rank=word.rank,
-                        world=word.world,
-                        lineage=word.lineage,
-                        newest_step=word.newest_step,
-                        pending=word.pending,
-                        durable_due=word.durable_due,
-                        ack_id=word.ack_id,
-                        ack_ok=word.ack_ok,
-                        ack_step=word.ack_step,
-                    )
-                )
-        advice = self._advice
-        return HostSummary(
-            host=self._host,
-            incarnation=self._incarnation,
-            seq=self._seq,
-            staged=staged,
-            trainers=tuple(seen),
-            base=self._base,
-            advised=None if advice is None else (advice.attempt, advice.seq),
-            proposal=None if advice is None else advice.proposal,
+        words = [
+            state.word
+            for index, state in self._sets.items()
+            if state.word is not None and self._connected(index) is not None
+        ]
+        return summarize(
+            self._host, self._incarnation, self._seq, self._views(), words, base=self._base, advice=self._advice
         )
 
     def _wake(self) -> None:
@@ -494,7 +472,7 @@ class HostService:
 
     def advise(self, advice: Advice) -> None:
         with self._lock:
-            if self._advice is not None and (advice.attempt, advice.seq) <= (self._advice.attempt, self._advice.seq):
+            if not is_newer_advice(advice, self._advice):
                 return
             self._advice = advice
         self._wake()
@@ -502,8 +480,7 @@ class HostService:
     def invalidate(self, command: Invalidate) -> None:
         """Discard what a recovery has given up, then say so. One that is not newer than the last changes nothing."""
         with self._lock:
-            last = self._base
-            if last is None or (command.attempt, command.seq) > (last.attempt, last.seq):
+            if applies(command, self._base):
                 self._base = command
                 for slot_set in self._arena.sets:
                     self._discard_given_up(slot_set, command)
@@ -513,7 +490,7 @@ class HostService:
     def _discard_given_up(self, slot_set: SlotSet, command: Invalidate) -> None:
         state = self._sets[slot_set.index]
         for i, content in enumerate(state.content):
-            if content is None or not given_up(content.lineage, content.step, command):
+            if content is None or not is_discarded(command, content.lineage, content.step):
                 continue
             if state.holds[i]:
                 state.discard[i] = True
@@ -601,13 +578,6 @@ def as_array(data: np.ndarray, layout: Layout, piece: Any) -> np.ndarray:
     spec = layout.trees[piece.tree].leaves[piece.leaf].array
     assert spec is not None
     return data.view(np.dtype(spec.dtype)).reshape(piece.shape)
-
-
-def given_up(lineage: str, step: int, command: Invalidate) -> bool:
-    """Whether a recovery decision discards a slot: all but the chosen (lineage, up to step), and what came after the recovery."""
-    if lineage == command.lineage and step <= command.step:
-        return False
-    return not command.by or lineage_order(lineage) < lineage_order(command.by)
 
 
 def trainer_word_to_json(word: TrainerWord) -> bytes:

@@ -50,7 +50,7 @@ def build_package(storage: Storage, run: str, step: int, save: str, parts: Seque
         custom=first.custom,
         world=len(tables),
     )
-    return Package(step=step, save=save, run=run, files=files, objects=tuple([*objects, *merged]))
+    return Package(step=step, save=save, run=run, files=files, objects=(*objects, *merged))
 
 
 def _common_trees(step: int, parts: Sequence[HostPart]) -> tuple[TreeSpec, ...]:

@@ -1,14 +1,13 @@
-"""crc32c of big arrays, and copies that compute it on the way, without keeping Python's other threads waiting.
+"""crc32c of big arrays, and copies that come with it, without keeping Python's other threads waiting.
 
-Checksumming a block right after copying it, while it is in the cache, is a third faster than two passes; but each call that lets
-other threads run has to wait for its turn again, up to Python's switch interval (5 ms), whenever another thread runs Python code.
-So blocks are small while that costs nothing and grow as soon as it does.
+Checksumming each small block right after copying it, while it is in the cache, is a third faster on an idle machine with one thread.
+But every call that lets other threads run waits for its turn again, up to Python's switch interval (5 ms) whenever another thread runs
+Python code, as a trainer's main thread does: two to three times slower then, and no faster with several threads. So: two long passes.
 """
 
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable
 
 import google_crc32c
@@ -17,9 +16,7 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
-_SMALL_BYTES = 256 * 1024  # source and destination of a block fit a core's cache
-_SLOW_S = 0.002  # more than this above the block's own time: other threads were run in between
-_PLAIN_BYTES_PER_S = 1e9  # any machine copies touched memory faster
+_LOCKED_BYTES = 8 * 1024 * 1024  # per call that holds Python's lock: 0.7 ms
 
 
 def _find_extend() -> Callable[[int, int, int], int] | None:
@@ -36,24 +33,6 @@ def _find_extend() -> Callable[[int, int, int], int] | None:
 
 
 _extend = _find_extend()
-# Without the C function the checksum itself holds Python's lock: about 1.3 ms for 16 MiB.
-_BIG_BYTES = (64 if _extend else 16) * 1024 * 1024
-
-
-class _Pace:
-    """Block size for the next call; shared by all threads, and any value is right, so updates need no lock."""
-
-    def __init__(self) -> None:
-        self.block_bytes = _SMALL_BYTES
-
-    def note(self, done_bytes: int, elapsed_s: float) -> None:
-        if elapsed_s > done_bytes / _PLAIN_BYTES_PER_S + _SLOW_S:
-            self.block_bytes = min(self.block_bytes * 4, _BIG_BYTES)
-        elif self.block_bytes > _SMALL_BYTES:
-            self.block_bytes = max(self.block_bytes // 2, _SMALL_BYTES)
-
-
-_pace = _Pace()
 
 
 def crc32c(array: Bytes | bytes, crc: int = 0) -> int:
@@ -64,8 +43,10 @@ def crc32c(array: Bytes | bytes, crc: int = 0) -> int:
         crc: checksum of what came before it.
     """
     flat = _flat(array)
-    for start in range(0, flat.size, _BIG_BYTES):
-        crc = _extend_by(crc, flat[start : start + _BIG_BYTES])
+    if _extend is not None:
+        return _extend(crc, flat.ctypes.data, flat.size)
+    for start in range(0, flat.size, _LOCKED_BYTES):
+        crc = google_crc32c.extend(crc, flat[start : start + _LOCKED_BYTES])
     return crc
 
 
@@ -78,22 +59,9 @@ def copy_with_crc(dst: Bytes, src: Bytes) -> int:
     to, source = _flat(dst), _flat(src)
     if to.size != source.size:
         raise ValueError(f"copy of {source.size} bytes into {to.size}")
-    crc = start = 0
-    while start < source.size:
-        began_s = time.perf_counter()
-        stop = min(start + _pace.block_bytes, source.size)
-        block = source[start:stop]
-        np.copyto(to[start:stop], block)
-        crc = _extend_by(crc, block)
-        _pace.note(stop - start, time.perf_counter() - began_s)
-        start = stop
-    return crc
-
-
-def _extend_by(crc: int, block: Bytes) -> int:
-    if _extend is None or block.size < 4096:
-        return google_crc32c.extend(crc, block)
-    return _extend(crc, block.ctypes.data, block.size)
+    np.copyto(to, source)
+    # Of the destination: a source that somebody changes meanwhile cannot make a checksum that its copy fails.
+    return crc32c(to)
 
 
 def _flat(array: Bytes | bytes) -> Bytes:

@@ -15,7 +15,6 @@ for _power, _letter in enumerate("kmgt", start=1):
     _UNITS[_letter + "i"] = 1024**_power
     _UNITS[_letter + "b"] = 1000**_power
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-z%]*)\s*$", re.IGNORECASE)
-_UNLIMITED_BYTES = 1 << 60  # control groups of version 1 say "no limit" with a number close to 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +75,8 @@ def node_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
     for directory, version in _groups(proc, cgroup):
         limit = _number(directory / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
         now = _number(directory / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
-        if limit is None or now is None or limit >= _UNLIMITED_BYTES or limit > total:
-            continue
+        if limit is None or now is None or limit > total:
+            continue  # no limit is written as a huge number in version 1, as "max" in version 2
         droppable = _fields(directory / "memory.stat").get("inactive_file" if version == 2 else "total_inactive_file", 0)
         group = NodeMemory(total_bytes=limit, used_bytes=max(now - droppable, 0), source=str(directory))
         if group.total_bytes - group.used_bytes < tightest.total_bytes - tightest.used_bytes:
@@ -93,7 +92,7 @@ def _groups(proc: Path, cgroup: Path) -> list[tuple[Path, int]]:
     except OSError:
         lines = []
     for line in lines:
-        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0" and not controllers:
             base, version = cgroup, 2
         elif "memory" in controllers.split(","):

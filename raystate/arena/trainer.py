@@ -129,8 +129,9 @@ def _not_yours(path: Path, trainer: str) -> RaystateError:
     info = SetInfo.read(path)
     if info is None:
         return RaystateError(f"slot set {path} does not exist (any more)", path=str(path), trainer=trainer)
+    owner = f"trainer {info.trainer!r}" if info.trainer else "nobody"
     return RaystateError(
-        f"slot set {path} belongs to trainer {info.trainer!r}, not to {trainer!r}",
+        f"slot set {path} belongs to {owner}, not to {trainer!r}",
         path=str(path),
         trainer=trainer,
         got=info.trainer,

@@ -1,29 +1,132 @@
-"""SIGNATURES FIRST (implementation follows within minutes)."""
+"""Items of a save: what a user gives beside the state, sorted by how it is kept and serialized inside save()."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import jax
+import numpy as np
+
+from raystate.core.errors import ItemTopologyError, RaystateError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a folder of the step
+_RESERVED = ("state", "metrics", "commit_success.txt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedItems:
-    trees: dict[str, Any]  # name -> pytree with arrays: describe({"state": state, **packed.trees})
-    iterators: dict[str, bytes]  # name -> this process's state (every process)
-    json_items: dict[str, Any]  # name -> value; empty on processes other than 0
+    """Attributes:
+    trees: name -> pytree with arrays; saved like the state: `describe({"state": state, **packed.trees})`.
+    iterators: name -> this process's state.
+    json_items: name -> value, a copy; empty on all processes but 0.
+    """
 
-
-def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> PackedItems:
-    raise NotImplementedError
+    trees: dict[str, Any] = field(default_factory=dict)
+    iterators: dict[str, bytes] = field(default_factory=dict)
+    json_items: dict[str, Any] = field(default_factory=dict)
 
 
 def is_iterator(value: Any) -> bool:
-    raise NotImplementedError
+    return callable(getattr(value, "get_state", None)) and callable(getattr(value, "set_state", None))
+
+
+def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> PackedItems:
+    """Serialize the items of one save; nothing in the answer changes when the caller goes on, except for arrays in `trees`.
+
+    Raises:
+        RaystateError: a name that can't be a folder, or a value that is neither iterator nor tree nor JSON; names item and path.
+    """
+    packed = PackedItems()
+    for name, value in (items or {}).items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+            rule = f"letters, digits, '_', '-' and '.', and none of {', '.join(_RESERVED)}"
+            raise RaystateError(f"an item can't be called {name!r}: {rule}", item=name)
+        if is_iterator(value):
+            packed.iterators[name] = iterator_state(name, value)
+        elif any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree_util.tree_leaves(value)):
+            packed.trees[name] = value
+        else:
+            plain = _plain_json(name, value, ())  # on every process, so that a mistake shows on all
+            if process_index == 0:
+                packed.json_items[name] = plain
+    return packed
+
+
+def iterator_state(name: str, iterator: Any) -> bytes:
+    """The bytes that grain's own checkpoint handler would write for this iterator."""
+    state = iterator.get_state()
+    if isinstance(state, bytes):
+        return state
+    if isinstance(state, str):
+        return state.encode()
+    return json.dumps(_plain_json(name, state, ()), indent=4).encode()
 
 
 def set_iterators(
     items: Mapping[str, Any], states: Mapping[str, Mapping[int, bytes]], *, old_world: int, world: int, process_index: int
 ) -> None:
-    """Set each iterator of `items` in place. states: item -> (old process index -> bytes). ItemTopologyError if undealable."""
-    raise NotImplementedError
+    """Set iterators in place from the states that `old_world` processes saved.
+
+    With the same number of processes each gets its own back; with another, only states that are equal on all can be dealt out.
+    All are checked before any is set.
+
+    Args:
+        items: name -> iterator.
+        states: name -> {old process index: bytes}.
+
+    Raises:
+        ItemTopologyError: names the item and both counts.
+    """
+    chosen = {name: _deal(name, states.get(name, {}), old_world, world, process_index) for name in items}
+    for name, iterator in items.items():
+        iterator.set_state(_like(iterator.get_state(), chosen[name]))
+
+
+def _deal(name: str, by_process: Mapping[int, bytes], old_world: int, world: int, process_index: int) -> bytes:
+    counts = {"item": name, "saved_processes": old_world, "processes": world}
+    lacking = sorted(set(range(old_world)) - set(by_process))
+    if old_world == world:
+        if process_index not in by_process:
+            raise ItemTopologyError(f"item {name!r}: no state of process {process_index} of {world} was saved", **counts)
+        return by_process[process_index]
+    if not lacking and len(set(by_process.values())) == 1:
+        return by_process[0]
+    why = f"process {lacking[0]} saved none" if lacking else "they differ"
+    raise ItemTopologyError(
+        f"item {name!r}: the states of {old_world} processes can't be dealt out to {world}: {why}. Restore with {old_world} processes, "
+        "or leave this item out and set the iterator yourself",
+        **counts,
+    )
+
+
+def _like(current: Any, state: bytes) -> Any:
+    """In the form that this iterator's own get_state() gives: bytes, text, or what JSON holds."""
+    if isinstance(current, bytes):
+        return state
+    return state.decode() if isinstance(current, str) else json.loads(state)
+
+
+def _plain_json(item: str, value: Any, path: tuple[Any, ...]) -> Any:
+    """A copy of a JSON value; numpy scalars become Python's."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise _not_json(item, path, f"the key {key!r} is not a string")
+        return {key: _plain_json(item, child, (*path, key)) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_json(item, child, (*path, index)) for index, child in enumerate(value)]
+    raise _not_json(item, path, f"a {type(value).__module__}.{type(value).__qualname__} is not JSON")
+
+
+def _not_json(item: str, path: tuple[Any, ...], why: str) -> RaystateError:
+    where = "/".join(map(str, path)) or "the value itself"
+    text = f"item {item!r}, {where}: {why}; an item is an iterator (get_state, set_state), a tree with arrays, or JSON"
+    return RaystateError(text, item=item, path=where)

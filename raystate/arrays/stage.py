@@ -10,7 +10,6 @@ benchmarks/hold.py measures what the alternatives cost the training.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -139,7 +138,7 @@ def _copy_piece(array: Any, piece: Piece, data: np.ndarray) -> int:
     for start in range(0, piece.nbytes, BLOCK_BYTES):
         block = source[start : start + BLOCK_BYTES]
         np.copyto(target[start : start + BLOCK_BYTES], block)
-        crc32c = google_crc32c.extend(crc32c, block)  # type: ignore[arg-type]  # any buffer will do
+        crc32c = google_crc32c.extend(crc32c, block)
     return crc32c
 
 
@@ -154,7 +153,5 @@ def checksum(data: np.ndarray) -> int:
     """crc32c of a flat uint8 array, in blocks, so that other threads get their turn."""
     crc32c = 0
     for start in range(0, data.nbytes, BLOCK_BYTES):
-        crc32c = google_crc32c.extend(crc32c, data[start : start + BLOCK_BYTES])  # type: ignore[arg-type]
+        crc32c = google_crc32c.extend(crc32c, data[start : start + BLOCK_BYTES])
     return crc32c
-
-

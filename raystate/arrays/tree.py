@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from raystate.arrays.paths import Node, empty_kind, flatten, shown
 from raystate.arrays.shards import Shard, chunk_shape, local_shards, sharding_json
@@ -179,7 +180,9 @@ class _Builder:
             leaf = self._add_leaf(item, node, len(leaves), scalars)
             other = seen.setdefault(leaf.name, leaf)
             if other is not leaf:
-                text = f"item {item!r}: {shown(other.path)} and {shown(leaf.path)} would have the same name {leaf.name!r} in storage"
+                text = (
+                    f"item {item!r}: {shown(other.path)} and {shown(leaf.path)} would have the same name {leaf.name!r} in storage"
+                )
                 raise RaystateError(text, item=item, path=shown(leaf.path))
             leaves.append(leaf)
         self.scalars.append(tuple(scalars))
@@ -215,14 +218,14 @@ class _Builder:
             shard = Shard(0, (0,) * value.ndim, value.shape, self.process_index == 0)
             spec = ArraySpec(shape=value.shape, dtype=value.dtype.name, chunk=value.shape, typestr="np.ndarray")
             return spec, make(shards=(shard,), whole=True, numpy=True, key=False)
+        if isinstance(value, Tracer):
+            raise _UnsupportedError("it is traced: save() can't be called inside jit")
         key_impl = None
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             key_impl = str(jax.random.key_impl(value))
             value = jax.random.key_data(value)
-        elif jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        elif jax.numpy.issubdtype(value.dtype, jax.dtypes.extended):
             raise _UnsupportedError(f"dtype {value.dtype} has no form in a checkpoint")
-        if isinstance(value, jax.core.Tracer):
-            raise _UnsupportedError("it is traced: save() can't be called inside jit")
         if value.is_deleted():
             raise _UnsupportedError("it was donated to a later computation and is deleted: call save() with the newest state")
         shards = local_shards(value, process_index=self.process_index)
@@ -267,11 +270,18 @@ class _UnsupportedError(Exception):
 def _unsupported(item: str, node: Node, why: str) -> RaystateError:
     what = f"{type(node.value).__module__}.{type(node.value).__qualname__}"
     text = why or "a leaf must be a jax.Array, numpy array or scalar, bool, int, float or str"
-    return RaystateError(f"item {item!r}, {shown(node.path)}: can't save a {what}: {text}", item=item, path=shown(node.path), got=what)
+    return RaystateError(
+        f"item {item!r}, {shown(node.path)}: can't save a {what}: {text}", item=item, path=shown(node.path), got=what
+    )
 
 
 def _check_dtype(dtype: np.dtype) -> None:
-    if dtype.hasobject or dtype.fields is not None or dtype.kind in "USmM" or dtype.name in ("longdouble", "float128", "complex256"):
+    if (
+        dtype.hasobject
+        or dtype.fields is not None
+        or dtype.kind in "USmM"
+        or dtype.name in ("longdouble", "float128", "complex256")
+    ):
         raise _UnsupportedError(f"dtype {dtype} has no form in a checkpoint")
     try:
         np.dtype(dtype.name)

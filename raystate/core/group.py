@@ -22,7 +22,20 @@ RESEND_S = 1.0  # a command that a host must have had is repeated after so long
 class Group:
     """One lineage. `world` is None while unknown: a Coordinator that took over learns it from the hosts' reports."""
 
-    __slots__ = ("adopted", "alive", "decided", "first_s", "hosts", "lineage", "moved_s", "order", "rewound", "seen", "why_ended", "world")
+    __slots__ = (
+        "adopted",
+        "alive",
+        "decided",
+        "first_s",
+        "hosts",
+        "lineage",
+        "moved_s",
+        "order",
+        "rewound",
+        "seen",
+        "why_ended",
+        "world",
+    )
 
     def __init__(self, lineage: str, world: int | None, hosts: dict[int, HostId], now_s: float, *, adopted: bool):
         self.lineage = lineage
@@ -67,7 +80,9 @@ class Joins:
         desk = self.desk
         if event.group != self._name:
             if event.group in self._past:
-                desk.fail([event.ask], "StaleAttemptError", f"group {event.group} has been replaced by {self._name}", rank=event.rank)
+                desk.fail(
+                    [event.ask], "StaleAttemptError", f"group {event.group} has been replaced by {self._name}", rank=event.rank
+                )
                 return
             self._open(event)
         first = self._members.get(event.rank)
@@ -156,9 +171,7 @@ class Joins:
         missing = barrier.missing(self._world)
         message = f"ranks {missing} of {self._world} did not join group {self._name} within {waited_s:.1f} s"
         desk.log("error", message)
-        desk.fail(
-            barrier.everybody(), "BarrierTimeoutError", message, missing_ranks=missing, phase="join", waited_s=waited_s
-        )
+        desk.fail(barrier.everybody(), "BarrierTimeoutError", message, missing_ranks=missing, phase="join", waited_s=waited_s)
         self._barrier = None
         self._members = {}
 

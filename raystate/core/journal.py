@@ -88,6 +88,11 @@ class Journal:
         return tuple(one.intent.step for one in self._work.values() if one.intent.kind == "commit")
 
     @property
+    def retiring(self) -> tuple[int, ...]:
+        """Steps whose retirement is decided and not carried out yet."""
+        return tuple(one.intent.step for one in self._work.values() if one.intent.kind == "retire")
+
+    @property
     def working(self) -> bool:
         return bool(self._work)
 
@@ -210,6 +215,7 @@ class Journal:
         attempt = -1 if tail is None else tail.attempt
         text = f"log entry {flight.seq} belongs to attempt {attempt}: this attempt ({self.desk.attempt}) has been superseded"
         self.superseded = Superseded(by_attempt=attempt, reason=text)
+        self.desk.stir = True
 
     def _arrived(self, entry: LogEntry) -> None:
         self.tail = entry

@@ -16,8 +16,26 @@ Key = tuple[str, int]
 class HostView:
     """The last that is known of one host."""
 
-    __slots__ = ("base_order", "heard_s", "host", "incarnation", "past", "proposal_seen", "staged", "summary_seq", "trainers", "up",
-                 "advised", "reported_s", "sent", "sent_seq", "sent_s", "told_base_s", "why_down")  # fmt: skip
+    __slots__ = (
+        "advised",
+        "back_until_s",
+        "base_order",
+        "heard_s",
+        "host",
+        "incarnation",
+        "past",
+        "proposal_seen",
+        "reported_s",
+        "sent",
+        "sent_s",
+        "sent_seq",
+        "staged",
+        "summary_seq",
+        "told_base_s",
+        "trainers",
+        "up",
+        "why_down",
+    )  # fmt: skip
 
     def __init__(self, host: HostId, now_s: float):
         self.host = host
@@ -25,6 +43,7 @@ class HostView:
         self.past: set[str] = set()
         self.up = True
         self.why_down = ""
+        self.back_until_s = -1e9  # down with its pieces, but expected back until then
         self.heard_s = now_s
         self.summary_seq = -1
         self.staged: tuple[Staged, ...] = ()

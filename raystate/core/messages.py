@@ -286,6 +286,7 @@ class HostUp:
 class HostDown:
     host: HostId
     reason: str
+    gone: bool = False  # the node itself is lost, with its memory; False: its HostActor may come back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

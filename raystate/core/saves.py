@@ -131,9 +131,7 @@ class Saves:
         self.running = job
         desk.log("info", f"save {job.save} of step {snap.step} ({job.why}, try {job.tries}) on {len(job.hosts)} hosts")
         for host in job.hosts:
-            desk.out.append(
-                Write(host=host, save=job.save, lineage=snap.lineage, step=snap.step, ranks=tuple(by_host[host]))
-            )
+            desk.out.append(Write(host=host, save=job.save, lineage=snap.lineage, step=snap.step, ranks=tuple(by_host[host])))
         desk.stir = True
 
     def written(self, event: Written) -> None:

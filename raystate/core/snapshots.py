@@ -10,7 +10,18 @@ from raystate.core.desk import Desk
 from raystate.core.group import RESEND_S, Joins
 from raystate.core.journal import Journal
 from raystate.core.memory import HostView, Key, Memory
-from raystate.core.messages import Advice, Advise, Failure, HostDown, HostId, HostReported, HostUp, Invalidate, Invalidated, Proposal
+from raystate.core.messages import (
+    Advice,
+    Advise,
+    Failure,
+    HostDown,
+    HostId,
+    HostReported,
+    HostUp,
+    Invalidate,
+    Invalidated,
+    Proposal,
+)
 from raystate.core.saves import Saves
 
 MAX_INTERVAL = 64
@@ -73,7 +84,17 @@ class Snapshots:
     def host_down(self, event: HostDown) -> None:
         view = self.memory.hosts.get(event.host)
         if view is not None and view.up:
+            if view.staged and not event.gone:
+                # Its arena outlives the actor: a recovery waits a while for the pieces to be reported again.
+                view.back_until_s = self.desk.now_s + self.desk.settings.host_timeout_s
             self._fall(view, event.reason)
+        if view is not None and event.gone:
+            view.back_until_s = -1e9
+            self.desk.stir = True
+
+    def give_up_on(self, host: HostId, why: str) -> None:
+        """Count a host as down that answers too late; its next report brings it back."""
+        self._fall(self.memory.hosts[host], why)
 
     def _fall(self, view: HostView, why: str) -> None:
         self.desk.log("warning", f"host {view.host} is down: {why}")
@@ -235,9 +256,7 @@ class Snapshots:
         if self.desk.now_s - view.told_base_s >= RESEND_S:
             view.told_base_s = self.desk.now_s
             self.desk.out.append(
-                Invalidate(
-                    host=view.host, lineage=base.lineage, step=base.step, by=base.by, attempt=base.attempt, seq=base.seq
-                )
+                Invalidate(host=view.host, lineage=base.lineage, step=base.step, by=base.by, attempt=base.attempt, seq=base.seq)
             )
 
     def invalidated(self, event: Invalidated) -> None:
@@ -370,4 +389,3 @@ class Snapshots:
             },
         )
         self.desk.stir = True
-

@@ -18,12 +18,14 @@ from raystate.core.errors import ConfigError, CorruptCheckpointError
 from raystate.core.tree import ArraySpec, DataObject, LeafSpec, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.coverage import chunk_grid
+from raystate.orbax.step_metadata import CUSTOM_KEY
 from raystate.orbax.writer import WRITER_PREFIX, checksums, write_item
 
 Value = int | float | bool | str | None
 
+# What grain's checkpoint handler calls itself in `_CHECKPOINT_METADATA`; grain need not be installed where the Coordinator runs.
+GRAIN_HANDLER = "grain._src.python.checkpoint.handler.CheckpointHandler"
 MARKER = "commit_success.txt"
-CUSTOM_KEY = "raystate.custom"  # holds a custom value that isn't a dict, for Orbax takes only dicts
 
 
 def build_files(
@@ -60,8 +62,8 @@ def build_files(
         timeout_s: for each wait on storage.
 
     Returns:
-        (files, objects): name relative to the step's folder -> bytes, the markers `commit_success.txt` included; and the objects that
-        the merge itself wrote to storage, their names relative to the step's folder.
+        (files, objects): name relative to the step's folder -> bytes, the markers `commit_success.txt` included; and the objects
+        that the merge itself wrote to storage, their names relative to the step's folder.
 
     Raises:
         CorruptCheckpointError: after the merge an array or chunk is missing; names it.
@@ -72,6 +74,7 @@ def build_files(
 
     iterators, json_items = iterators or {}, json_items or {}
     _check_items(trees, iterators, json_items, world)
+    _check_json({**json_items, "metrics": metrics, "custom": custom})
     own = f"{save}c"
     strings: list[dict[int, str]] = []
     files: dict[str, bytes] = {}
@@ -79,7 +82,7 @@ def build_files(
     for tree, given in zip(trees, values, strict=True):
         scalars, texts = _split_values(tree, given)
         strings.append(texts)
-        base, names = kv_base_of(tree.item), list(writers.get(tree.item, ()))
+        base, names = kv_base_of(tree.item), ["a6k9h0", *writers.get(tree.item, ())]
         if scalars:
             written = write_item(
                 base, own, _as_arrays(tree, scalars), [(i, (), v) for i, v in scalars.items()], timeout_s=timeout_s
@@ -97,15 +100,12 @@ def build_files(
         step,
         trees,
         strings,
-        iterators={
-            item: {f"process_{process}-of-{world}.json": state for process, state in states.items()}
-            for item, states in iterators.items()
-        },
         json_items=json_items,
         metrics=metrics or {},
         custom={} if custom is None else custom if isinstance(custom, dict) and custom else {CUSTOM_KEY: custom},
     )
-    files |= small
+    files |= small | _iterator_files(iterators, world)
+    files["_CHECKPOINT_METADATA"] = _with_handlers(small["_CHECKPOINT_METADATA"], dict.fromkeys(iterators, GRAIN_HANDLER))
     for name in files:
         if name.rpartition("/")[2] == MARKER:  # Orbax writes the path of the scratch directory into it
             files[name] = f"step {step}, save {save}\n".encode()
@@ -117,8 +117,8 @@ def merge_writers(
 ) -> tuple[bytes, list[DataObject]]:
     """Merge the databases of exactly these writers, and check that the outcome has every array and every chunk.
 
-    The merged database only points into the writers' data. Its manifest is kept in memory and returned; its B-tree nodes, if it needs
-    any, are written to `d/<save>…` of the item's folder.
+    The merged database only points into the writers' data. Its manifest is kept in memory and returned; its B-tree nodes, if it
+    needs any, are written to `d/<save>…` of the item's folder.
 
     Returns:
         (bytes of manifest.ocdbt, objects written, names relative to the item's folder)
@@ -256,6 +256,33 @@ def _check_items(
     for item, states in iterators.items():
         if lacking := sorted(set(range(world)) - set(states)):
             raise ConfigError(f"item {item!r}: no iterator state of processes {lacking} of {world}", item=item)
+
+
+def _iterator_files(iterators: Mapping[str, Mapping[int, bytes]], world: int) -> dict[str, bytes]:
+    """Named as grain's checkpoint handler names them."""
+    files: dict[str, bytes] = {}
+    for item, states in iterators.items():
+        files[f"{item}/{MARKER}"] = b""
+        files |= {f"{item}/process_{process}-of-{world}.json": state for process, state in states.items()}
+    return files
+
+
+def _with_handlers(checkpoint_metadata: bytes, handlers: Mapping[str, str]) -> bytes:
+    """`_CHECKPOINT_METADATA` with more items.
+
+    Orbax itself can't be told: its registry is per process, and a second handler of grain's name would break `import grain`.
+    """
+    raw = json.loads(checkpoint_metadata)
+    raw["item_handlers"] |= handlers
+    return json.dumps(raw).encode()
+
+
+def _check_json(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{name!r} cannot be written as JSON: {error}", field=name) from error
 
 
 def _below_item(item: str, data: DataObject) -> DataObject:

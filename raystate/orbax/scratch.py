@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import sys
 import tempfile
@@ -20,9 +21,6 @@ from typing import Any
 
 from raystate.core.errors import ConfigError
 from raystate.core.tree import LeafSpec, TreeSpec
-
-# What grain's checkpoint handler calls itself in `_CHECKPOINT_METADATA`; grain need not be installed where the Coordinator runs.
-GRAIN_HANDLER = "grain._src.python.checkpoint.handler.CheckpointHandler"
 
 # Orbax says these when arrays are written by others, which is what we want. Each stands at one place in Orbax.
 _EXPECTED_WARNINGS = ("No jax.Array in TypeHandlerRegistry", "Skipping merge of OCDBT checkpoints: No")
@@ -58,7 +56,6 @@ def small_files(
     trees: Sequence[TreeSpec],
     values: Sequence[Mapping[int, Any]],
     *,
-    iterators: Mapping[str, Mapping[str, bytes]],
     json_items: Mapping[str, Any],
     metrics: Mapping[str, float],
     custom: dict[str, Any],
@@ -69,7 +66,6 @@ def small_files(
         step: number of the step.
         trees: the array items.
         values: per tree: leaf index -> value of its string leaves.
-        iterators: item -> file name -> bytes.
         json_items: item -> value.
         metrics: written as CheckpointManager does; nothing if empty.
         custom: `custom_metadata` of the step.
@@ -84,9 +80,6 @@ def small_files(
             args[tree.item] = ocp.args.PyTreeSave(
                 nest(tree, {i: stand_in(leaf, strings.get(i)) for i, leaf in enumerate(tree.leaves)})
             )
-        for item, files in iterators.items():
-            handlers[item] = api.FilesHandler()
-            args[item] = api.FilesSave(files)
         for item, value in json_items.items():
             handlers[item] = ocp.JsonCheckpointHandler()
             args[item] = ocp.args.JsonSave(value)
@@ -123,7 +116,7 @@ def nest(tree: TreeSpec, leaves: Mapping[int, Any]) -> Any:
     for index, leaf in enumerate(tree.leaves):
         node: Any = root
         path = ("", *leaf.path)  # so that a tree that is one leaf is no special case
-        for key, below in zip(path, path[1:], strict=False):
+        for key, below in itertools.pairwise(path):
             empty: Any = [] if isinstance(below, int) else {}
             if isinstance(key, int) and key == len(node):
                 node.append(empty)
@@ -179,7 +172,7 @@ def _orbax() -> SimpleNamespace:
         async def deserialize(self, infos: Any, args: Any = None) -> Any:
             raise NotImplementedError("stand-ins are only saved")
 
-        async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
+        async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:  # noqa: ARG002
             for value, info in zip(values, infos, strict=True):
                 info.write_shape = value.write_shape
             return []
@@ -191,28 +184,4 @@ def _orbax() -> SimpleNamespace:
         )
         return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, type_handler_registry=registry)
 
-    class FilesHandler(ocp.CheckpointHandler):
-        """Writes the given files and calls itself grain's handler, which reads them."""
-
-        def save(self, directory: Any, args: Any) -> None:
-            for name, data in args.files.items():
-                (directory / name).write_bytes(data)
-
-        def restore(self, directory: Any, args: Any = None) -> Any:
-            raise NotImplementedError("only saves")
-
-        @classmethod
-        def typestr(cls) -> str:
-            return GRAIN_HANDLER
-
-    @ocp.args.register_with_handler(FilesHandler, for_save=True)
-    @dataclass
-    class FilesSave(ocp.args.CheckpointArgs):
-        files: Mapping[str, bytes]
-
-    @ocp.args.register_with_handler(FilesHandler, for_restore=True)  # Orbax knows a handler only by both
-    @dataclass
-    class FilesRestore(ocp.args.CheckpointArgs):
-        pass
-
-    return SimpleNamespace(ocp=ocp, tree_handler=tree_handler, FilesHandler=FilesHandler, FilesSave=FilesSave)
+    return SimpleNamespace(ocp=ocp, tree_handler=tree_handler)

@@ -1,37 +1,308 @@
-"""Reads a step: one written by raystate or by stock Orbax (v0 or v1), without jax."""
+"""Reads a step: one that raystate wrote, or stock Orbax (v0 or v1, zarr2 or zarr3, OCDBT or not). Loads neither jax nor orbax.
+
+Never fills in for data that is not there: a missing chunk, like a flipped bit, is a CorruptCheckpointError that names step, item
+and array.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import tensorstore as ts
 
-from raystate.core.tree import TreeSpec
+from raystate.core.errors import CorruptCheckpointError, StepNotFoundError
+from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
+from raystate.orbax import kv
+from raystate.orbax.array_reads import Request, read_boxes
+from raystate.orbax.step_metadata import (
+    CUSTOM_KEY,
+    Node,
+    StepMetadata,
+    TreeMetadata,
+    parse_shardings,
+    parse_step,
+    parse_strings,
+    parse_tree,
+)
 
-Request = tuple[int, tuple[int, ...], tuple[int, ...]]  # leaf index, start, shape (elements of the global array)
+ItemKind = Literal["arrays", "json", "iterator", "other"]
+
+_METRICS = "metrics"
+_ITERATOR_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
+_JSON_FILES = ("metadata", "data.json")  # Orbax v0's and v1's names
 
 
-class StepStorage(Protocol):
-    """The part of raystate.storage.Storage that is used."""
+class HasKvstore(Protocol):
+    """The part of a Storage that is needed: the TensorStore kvstore spec of a folder, its path ending in "/"."""
 
-    def read(self, name: str) -> bytes: ...
-    def exists(self, name: str) -> bool: ...
-    def list(self, prefix: str, recursive: bool = ...) -> Any: ...
     def kvstore(self, prefix: str) -> dict[str, Any]: ...
 
 
 class StepReader:
-    """Context manager not needed; holds no open files. Thread-safe."""
+    """One step, read lazily; what was read of its metadata is kept. May be used by several threads. Holds nothing to close.
 
-    bytes_read: int  # array bytes (decoded chunks) that read() has asked storage for
+    Args:
+        storage: where; or a callable prefix -> kvstore spec.
+        step_prefix: the step's folder, such as "1200".
+        bytes_in_flight: at most so many bytes of arrays are being read at a time (one request may be larger).
+        io_concurrency: requests to storage at a time.
+        timeout_s: for each wait on storage.
 
-    def __init__(self, storage: StepStorage, step_prefix: str, *, bytes_in_flight: int = 1 << 30, io_concurrency: int = 32): ...
-    def items(self) -> dict[str, str]: ...  # name -> "arrays" | "json" | "iterator" | "other"
-    def state_item(self) -> str: ...  # "state", else "default"
-    def tree(self, item: str) -> TreeSpec: ...
-    def read(self, item: str, requests: Sequence[Request]) -> list[np.ndarray]: ...
-    def json(self, item: str) -> Any: ...
-    def iterator_states(self, item: str) -> tuple[dict[int, bytes], int]: ...  # states by process, and the process count
-    def metrics(self) -> dict[str, float]: ...
-    def custom(self) -> Any: ...
+    Attributes:
+        bytes_read: bytes of decoded chunks that `read` has fetched so far.
+    """
+
+    def __init__(
+        self,
+        storage: HasKvstore | Callable[[str], dict[str, Any]],
+        step_prefix: str,
+        *,
+        bytes_in_flight: int = 1 << 30,
+        io_concurrency: int = 32,
+        timeout_s: float = 600.0,
+    ):
+        spec_of = storage if callable(storage) else storage.kvstore
+        self._base = spec_of(step_prefix.strip("/"))
+        last = step_prefix.strip("/").rpartition("/")[2]
+        self._step: int | str = int(last) if last.isdigit() else last
+        self._bytes_in_flight = bytes_in_flight
+        self._timeout_s = timeout_s
+        self._context = kv.context(io_concurrency=io_concurrency)
+        self._lock = threading.RLock()
+        self._metadata: StepMetadata | None = None
+        self._items: dict[str, ItemKind] | None = None
+        self._trees: dict[str, TreeMetadata] = {}
+        self._specs: dict[str, TreeSpec] = {}
+        self._stores: dict[str, dict[str, ts.TensorStore]] = {}
+        self.bytes_read = 0
+
+    # ------------------------------------------------------------ what there is
+
+    def items(self) -> dict[str, ItemKind]:
+        """item -> what it is stored as, sorted; metrics are no item. Raises StepNotFoundError if there is no such step."""
+        with self._lock:
+            if self._items is None:
+                names = set(self._step_metadata().handlers) or self._listed_items()
+                self._items = {name: self._kind(name) for name in sorted(names - {_METRICS})}
+            return dict(self._items)
+
+    def state_item(self) -> str:
+        """The item that holds the state: "state" (raystate, Orbax v1), or "default" (Orbax v0)."""
+        items = self.items()
+        for name in ("state", "default"):
+            if items.get(name) == "arrays":
+                return name
+        raise CorruptCheckpointError(f"step {self._step} has no item 'state' or 'default', only {list(items)}", step=self._step)
+
+    def tree(self, item: str) -> TreeSpec:
+        """An array item's leaves, in Orbax's order, with the values of its scalars and strings."""
+        with self._lock:
+            if item not in self._specs:
+                self._specs[item] = self._read_tree(item)
+            return self._specs[item]
+
+    # ------------------------------------------------------------ arrays
+
+    def read(self, item: str, requests: Sequence[Request]) -> list[np.ndarray]:
+        """Read boxes of arrays, in parallel, and of each array only the chunks they touch.
+
+        Args:
+            item: an array item.
+            requests: (leaf index in `tree(item)`, start, shape), in elements of the global array.
+
+        Returns:
+            One array per request, of the leaf's dtype. Equal requests share one array.
+
+        Raises:
+            CorruptCheckpointError: a chunk is missing or does not match its checksum.
+            StorageError: storage did not answer.
+        """
+        tree = self.tree(item)
+        stores = self._open(item)
+        parts, fetched = read_boxes(
+            {leaf: (tree.leaves[leaf], stores[tree.leaves[leaf].name]) for leaf in {request[0] for request in requests}},
+            requests,
+            what=lambda leaf: f"reading array {tree.leaves[leaf].name!r} of item {item!r} of step {self._step}",
+            facts=lambda leaf: {"step": self._step, "item": item, "path": tree.leaves[leaf].name},
+            bytes_in_flight=self._bytes_in_flight,
+            timeout_s=self._timeout_s,
+        )
+        with self._lock:
+            self.bytes_read += fetched
+        return parts
+
+    # ------------------------------------------------------------ everything else
+
+    def json(self, item: str) -> Any:
+        """The value of a JSON item."""
+        for name in _JSON_FILES:
+            data = self._file(f"{item}/{name}")
+            if data is not None:
+                return self._parsed(f"{item}/{name}", data)
+        raise CorruptCheckpointError(f"step {self._step} has no JSON item {item!r}", step=self._step, item=item)
+
+    def iterator_states(self, item: str) -> tuple[dict[int, bytes], int]:
+        """(process -> state, process count) of an iterator item; every process is there."""
+        found = {
+            name: match for name in self._names(f"{item}/process_") if (match := _ITERATOR_FILE.fullmatch(name.split("/")[-1]))
+        }
+        counts = {int(match[2]) for match in found.values()}
+        if len(counts) != 1:
+            raise CorruptCheckpointError(
+                f"item {item!r} of step {self._step} has iterator states of {sorted(counts) or 'no'} processes",
+                step=self._step,
+                item=item,
+            )
+        states = {int(match[1]): self._file(name) for name, match in found.items()}
+        world = counts.pop()
+        if lacking := [process for process in range(world) if states.get(process) is None]:
+            message = f"item {item!r} of step {self._step} lacks the iterator states of processes {lacking} of {world}"
+            raise CorruptCheckpointError(message, step=self._step, item=item)
+        return {process: data for process, data in sorted(states.items()) if data is not None}, world
+
+    def metrics(self) -> dict[str, Any]:
+        """What was given to save; empty if nothing was."""
+        for name in (f"{_METRICS}/{_METRICS}", f"{_METRICS}/metadata"):
+            data = self._file(name)
+            if data is not None:
+                return self._parsed(name, data)
+        return {}
+
+    def custom(self) -> Any:
+        """What was given to save; None if nothing was."""
+        custom = self._step_metadata().custom
+        return custom[CUSTOM_KEY] if set(custom) == {CUSTOM_KEY} else custom or None
+
+    # ------------------------------------------------------------ inside
+
+    def _read_tree(self, item: str) -> TreeSpec:
+        metadata = self._tree_metadata(item)
+        sharding_data, strings_data = self._file(f"{item}/_sharding"), self._file(f"{item}/_strings.json")
+        shardings = parse_shardings(sharding_data, self._what(f"{item}/_sharding")) if sharding_data else {}
+        strings = parse_strings(strings_data, self._what(f"{item}/_strings.json")) if strings_data else {}
+        stores = self._open(item)
+        scalars: dict[str, Any] = {}
+        reads = {node.name: stores[node.name].read() for node in metadata.nodes if node.kind == "scalar"}
+        for name, future in reads.items():
+            with self._named(f"reading scalar {name!r} of item {item!r}", item=item, path=name):
+                scalars[name] = future.result(timeout=self._timeout_s).item()
+        leaves: list[LeafSpec] = []
+        for node in metadata.nodes:
+            match node.kind:
+                case "jax.Array" | "np.ndarray":
+                    array = _array_spec(stores[node.name], shardings.get(node.name), node)
+                    leaves.append(LeafSpec(path=node.path, kind="array", array=array))
+                case "scalar":
+                    leaves.append(LeafSpec(path=node.path, kind="scalar", value=scalars[node.name]))
+                case "string":
+                    if node.name not in strings:
+                        message = f"string {node.name!r} of item {item!r} of step {self._step} is missing"
+                        raise CorruptCheckpointError(message, step=self._step, item=item, path=node.name)
+                    leaves.append(LeafSpec(path=node.path, kind="string", value=strings[node.name]))
+                case _:
+                    leaves.append(LeafSpec(path=node.path, kind=node.kind))
+        return TreeSpec(item=item, leaves=tuple(leaves))
+
+    def _tree_metadata(self, item: str) -> TreeMetadata:
+        with self._lock:
+            if item not in self._trees:
+                data = self._file(f"{item}/_METADATA")
+                if data is None:
+                    self._step_metadata()  # says so if it is the step that is missing
+                    raise CorruptCheckpointError(f"step {self._step} has no array item {item!r}", step=self._step, item=item)
+                self._trees[item] = parse_tree(data, self._what(f"{item}/_METADATA"))
+            return self._trees[item]
+
+    def _open(self, item: str) -> dict[str, ts.TensorStore]:
+        """Parameter name -> open array, of all arrays and scalars of an item."""
+        with self._lock:
+            if item not in self._stores:
+                metadata = self._tree_metadata(item)
+                base = kv.below(self._base, f"{item}/")
+                ocdbt = metadata.ocdbt
+                if ocdbt is None:
+                    ocdbt = self._file(f"{item}/manifest.ocdbt") is not None
+                opening = {
+                    node.name: ts.open(
+                        ts.Spec(_read_spec(base, node.name, zarr3=metadata.zarr3, ocdbt=ocdbt)), context=self._context
+                    )
+                    for node in metadata.nodes
+                    if node.kind in ("jax.Array", "np.ndarray", "scalar")
+                }
+                stores: dict[str, ts.TensorStore] = {}
+                for name, future in opening.items():
+                    with self._named(f"opening array {name!r} of item {item!r}", item=item, path=name):
+                        stores[name] = future.result(timeout=self._timeout_s)
+                self._stores[item] = stores
+            return self._stores[item]
+
+    def _step_metadata(self) -> StepMetadata:
+        with self._lock:
+            if self._metadata is None:
+                data = self._file("_CHECKPOINT_METADATA")
+                if data is None and not self._names(""):
+                    raise StepNotFoundError(f"step {self._step} does not exist in {self._base.get('path', '')}", step=self._step)
+                # Early Orbax wrote no such file; the items are found by listing then.
+                self._metadata = parse_step(data if data is not None else b"{}", self._what("_CHECKPOINT_METADATA"))
+            return self._metadata
+
+    def _listed_items(self) -> set[str]:
+        return {name.split("/")[0] for name in self._names("") if "/" in name}
+
+    def _kind(self, item: str) -> ItemKind:
+        if self._file(f"{item}/_METADATA") is not None:
+            return "arrays"
+        if any(self._file(f"{item}/{name}") is not None for name in _JSON_FILES):
+            return "json"
+        return "iterator" if any(_ITERATOR_FILE.fullmatch(n.split("/")[-1]) for n in self._names(f"{item}/process_")) else "other"
+
+    def _file(self, name: str) -> bytes | None:
+        with self._named(f"reading {name}"):
+            return kv.read_key(self._store(), name, timeout_s=self._timeout_s)
+
+    def _names(self, prefix: str) -> list[str]:
+        with self._named(f"listing {prefix}"):
+            return kv.list_keys(self._store(), prefix, timeout_s=self._timeout_s)
+
+    def _store(self) -> ts.KvStore:
+        return kv.open_store(self._base, timeout_s=self._timeout_s, ctx=self._context)
+
+    def _parsed(self, name: str, data: bytes) -> Any:
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise CorruptCheckpointError(f"{self._what(name)} is not JSON: {error}", step=self._step) from error
+
+    def _what(self, name: str) -> str:
+        return f"{name} of step {self._step}"
+
+    def _named(self, what: str, **facts: Any):
+        return kv.named_errors(f"step {self._step}: {what}", damage=True, step=self._step, **facts)
+
+
+def _read_spec(base: dict[str, Any], name: str, *, zarr3: bool, ocdbt: bool) -> dict[str, Any]:
+    return {
+        "driver": "zarr3" if zarr3 else "zarr",
+        "kvstore": kv.ocdbt(base, f"{name}/") if ocdbt else kv.below(base, f"{name}/"),
+        "fill_missing_data_reads": False,  # a missing chunk is an error, not zeros
+        "open": True,
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+    }
+
+
+def _array_spec(store: ts.TensorStore, sharding: str | None, node: Node) -> ArraySpec:
+    # A dimension of size 0 may have a chunk of 0 in zarr2.
+    chunk = tuple(max(1, size or 1) for size in store.chunk_layout.read_chunk.shape or ())
+    return ArraySpec(
+        shape=tuple(store.shape),
+        dtype=store.dtype.name,
+        chunk=chunk,
+        sharding=sharding,
+        typestr="np.ndarray" if node.kind == "np.ndarray" else "jax.Array",
+    )

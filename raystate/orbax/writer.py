@@ -1,7 +1,7 @@
-"""Host side of a step: one writer's chunks of one array item, as zarr3 in an OCDBT database of its own. Loads neither jax nor orbax.
+"""Host side of a step: one writer's chunks of one array item, as zarr3 in an OCDBT database. Loads neither jax nor orbax.
 
-The arrays are written as Orbax writes them, with one addition: a crc32c codec after `bytes`. Each chunk then carries its checksum, and
-any reader, stock Orbax too, refuses a chunk with a flipped bit. Nothing outside `ocdbt.process_<writer>/` is touched.
+The arrays are laid out as Orbax does, uncompressed, with one addition: a crc32c codec after `bytes`. Each chunk then carries its
+checksum, and any reader, stock Orbax too, refuses a chunk with a flipped bit. Nothing outside `ocdbt.process_<writer>/` is touched.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def write_item(
 ) -> list[DataObject]:
     """Write one writer's share of an item, durably, in one atomic transaction.
 
-    TensorStore writes straight from the pieces' memory (no copy if they are C-contiguous), so their bytes must not change until this
-    returns.
+    TensorStore writes straight from the pieces' memory (no copy if they are C-contiguous), so their bytes must not change until
+    this returns.
 
     Args:
         kv_base: TensorStore kvstore spec of the item's folder, its path ending in "/".
         writer: unique name, letters and digits, such as "a7k1h3".
         tree: the whole item, equal for all writers.
-        pieces: (leaf index, start, data): boxes of whole chunks, in elements of the global array. A piece without elements makes the
-            array known (an array of size zero needs one).
+        pieces: (leaf index, start, data): boxes of whole chunks, in elements of the global array. A piece without elements makes
+            the array known (an array of size zero needs one).
         io_concurrency: requests to storage at a time; on an object store that many data files are in memory at most.
         copy_concurrency: threads that encode; None: as many as cores.
         data_file_bytes: a data file is closed when it has grown to this size.
-        timeout_s: for the whole call.
+        timeout_s: for each wait on storage.
 
     Returns:
-        Every object under the writer's folder, names relative to the item's folder; size and crc32c as read back from storage. Empty if
-        there was no piece.
+        Every object under the writer's folder, names relative to the item's folder; size and crc32c as read back from storage.
+        Empty if there was no piece.
 
     Raises:
         ConfigError: a piece or an array that cannot be written; names item and leaf.

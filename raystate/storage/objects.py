@@ -129,7 +129,7 @@ class ObjectStorage(Storage):
         return self._call("delete", name, delete)
 
     def delete_tree(self, prefix: str) -> None:
-        for info in self.list(prefix):
+        for info in self.list(check_name(prefix)):  # "" would be everything
             self.delete(info.name)
 
     def copy(self, source: str, target: str) -> None:

@@ -35,7 +35,7 @@ def open_host(root: Path) -> Iterator[Callable[..., HostArena]]:
 
     def open_(run: str = "r1", node: str = NODE, **options: object) -> HostArena:
         known = {"run": run, "storage": "/s", "node_id": node, "cap_bytes": 1 << 40, "timeout_s": 0.0, "memory_threshold": None}
-        arena = HostArena.open(arena_path(root, run, node), **{**known, **options})  # pyright: ignore[reportArgumentType]
+        arena = HostArena.open(arena_path(root, run, node), **{**known, **options})
         opened.append(arena)
         return arena
 

@@ -78,6 +78,9 @@ def test_cgroup_v1_and_a_container_that_sees_only_its_root(tmp_path: Path):
     _machine(proc, "3:cpu:/x\n4:memory:/docker/123\n0::/\n")
     _files(cgroup / "memory", **{"memory.limit_in_bytes": "9223372036854771712", "memory.usage_in_bytes": "5"})
     assert node_memory(proc, cgroup).source == "machine"
+    _files(cgroup / "memory", **{"memory.limit_in_bytes": str(17 * GIB), "memory.usage_in_bytes": str(15 * GIB)})
+    assert node_memory(proc, cgroup).source == "machine"
+    _files(cgroup / "memory", **{"memory.usage_in_bytes": "5"})
     _files(cgroup / "memory", **{"memory.limit_in_bytes": str(2 * GIB), "memory.stat": "total_inactive_file 5"})
     assert node_memory(proc, cgroup) == NodeMemory(total_bytes=2 * GIB, used_bytes=0, source=str(cgroup / "memory"))
 

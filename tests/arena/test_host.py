@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from raystate.arena import HostArena, SlotHeader, TrainerArena, arena_path, default_root
+from raystate.arena.locks import FileLock
+from raystate.arena.processes import is_gone, mark_process
 from raystate.core.errors import ConfigError, RaystateError
 
 NODE = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
@@ -23,6 +27,7 @@ def stage(path: Path, trainer: str, step: int, rank: int = 0) -> None:
         arena.slots[0].data_mut[:] = step
         header = SlotHeader(lineage="1.1.a", step=step, rank=rank, world=2, layout="l", durable=False, data_bytes=8192)
         arena.slots[0].commit(header, b"")
+        arena.trainer_cell.write(b"staged")
 
 
 def test_names_keep_runs_and_nodes_apart(root: Path):
@@ -67,11 +72,13 @@ def test_a_killed_host_frees_its_lock_and_the_next_adopts_everything(root: Path,
     assert held.trainer == "t1" and host.trainer_state(held) == "gone"
     content = held.slots[0].read()
     assert content is not None and content.header.step == 5 and bool((content.data == 5).all())
-    assert held.host_cell.read() == (1, b"grants")
+    assert held.host_cell.read() == (1, b"grants") and held.trainer_cell.read() == (1, b"staged")
     # A new trainer gets the same slots with their contents, and empty words whose numbers go on.
     again = host.allot(trainer="t2", **SIZES)
     assert again is held and held.trainer == "t2"
-    assert held.host_cell.read() is None and held.host_cell.write(b"new") == 3
+    assert held.host_cell.read() is None and held.trainer_cell.read() is None
+    assert held.host_cell.write(b"new") == 3
+    assert len(list(path.glob("trainer.lock.*"))) == 1
     with TrainerArena.attach(held.path, trainer="t2") as trainer:
         content = trainer.slots[0].read()
         assert content is not None and content.header.step == 5
@@ -146,12 +153,14 @@ def test_a_trainer_that_comes_late_finds_its_set_taken(open_host: OpenHost):
     host = open_host()
     held = host.allot(trainer="late", **SIZES)
     assert host.release(held)
+    with pytest.raises(RaystateError, match="belongs to nobody, not to 'late'"):
+        TrainerArena.attach(held.path, trainer="late")
     assert host.allot(trainer="new", **SIZES) is held
     with pytest.raises(RaystateError, match="belongs to trainer 'new', not to 'late'"):
         TrainerArena.attach(held.path, trainer="late")
-    with TrainerArena.attach(held.path, trainer="new"):
-        with pytest.raises(RaystateError, match=f"process {os.getpid()} has attached as trainer 'new'"):
-            TrainerArena.attach(held.path, trainer="new")
+    twice = pytest.raises(RaystateError, match=f"process {os.getpid()} has attached as trainer 'new'")
+    with TrainerArena.attach(held.path, trainer="new"), twice:
+        TrainerArena.attach(held.path, trainer="new")
     host.remove_set(held)
     with pytest.raises(RaystateError, match="does not exist"):
         TrainerArena.attach(held.path, trainer="new")
@@ -237,3 +246,58 @@ def test_a_failed_reservation_leaves_nothing(open_host: OpenHost, monkeypatch: p
     with pytest.raises(RaystateError, match="ran out of space"):
         host.allot(trainer="t1", **SIZES)
     assert not host.sets and not (host.path / "set-0").exists()
+
+
+def test_promises_are_made_one_host_at_a_time(root: Path, open_host: OpenHost, monkeypatch: pytest.MonkeyPatch):
+    from raystate.arena import host as module
+
+    monkeypatch.setattr(module, "_ROOT_LOCK_TIMEOUT_S", 0.0)
+    host = open_host()
+    other = FileLock.take(root, shared=False)
+    assert other is not None
+    with other, pytest.raises(RaystateError, match="was locked by another process"):
+        host.allot(trainer="t1", **SIZES)
+    assert host.allot(trainer="t1", **SIZES).index == 0
+
+
+def test_opening_survives_a_sweep_that_takes_the_directory_away(open_host: OpenHost, monkeypatch: pytest.MonkeyPatch):
+    take, calls = FileLock.take, []
+
+    def swept(path: Path, **options: bool):
+        calls.append(path)
+        if len(calls) == 1:
+            path.parent.rmdir()
+        return take(path, **options)
+
+    monkeypatch.setattr(FileLock, "take", swept)
+    assert open_host().path.is_dir() and len(calls) >= 2
+
+
+def test_a_lock_on_a_file_that_was_replaced_is_taken_anew(root: Path, monkeypatch: pytest.MonkeyPatch):
+    path, flock, calls = root / "lock", fcntl.flock, []
+    path.touch()
+
+    def slow(fd: int, how: int) -> None:
+        flock(fd, how)
+        calls.append(fd)
+        if len(calls) == 1:
+            path.unlink()
+            path.touch()
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    lock = FileLock.take(path, shared=False)
+    assert lock is not None and len(calls) == 2
+    assert FileLock.take(path, shared=True) is None
+    lock.release()
+
+
+def test_a_process_that_nobody_waited_for_is_gone_and_a_reused_number_is_another(child: Child):
+    process = child("print('here', flush=True); sys.stdin.read()")
+    assert process.stdout and process.stdout.readline()
+    mark = mark_process(process.pid)
+    assert not is_gone(mark)
+    assert is_gone(replace(mark, start_ticks=mark.start_ticks - 1)) and is_gone(replace(mark, boot="earlier"))
+    assert not is_gone(replace(mark, namespace="pid:[1]", start_ticks=1))  # cannot be known from here
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert is_gone(mark)

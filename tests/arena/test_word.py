@@ -80,6 +80,28 @@ def test_any_flipped_bit_is_refused():
             assert _cell(bytes(flipped))[0].read() == (1, b"first")
 
 
+def test_a_reader_that_is_overtaken_between_the_buffers_does_not_go_back():
+    cell, memory = _cell()
+    cell.write(b"five")
+    old = memory[:]
+    cell.write(b"six")
+    now = memory[:]
+    torn = bytearray(old)
+    torn[5] ^= 1  # the other buffer is being written
+
+    class Overtaken:
+        """What a slow copy of the cell may see: the odd buffer as it was, the even one half written; then the truth."""
+
+        views = [now, bytes(torn), now]  # noqa: RUF012
+
+        def __getitem__(self, _: slice) -> bytes:
+            return self.views.pop(0)
+
+    reader = WordCell(Overtaken(), writable=False)  # pyright: ignore[reportArgumentType]
+    assert reader.read() == (2, b"six")
+    assert reader.read() == (2, b"six")
+
+
 _FAST_WRITER = """
 cell = WordCell.open(sys.argv[1], writable=True)
 number = 0

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import ray
-from conftest import Training, wait_for
 
 import raystate
 from raystate.actors.naming import NAMESPACE, coordinator_name, find_hosts, host_name, run_actors
 from raystate.storage import run_hash
+from tests.cluster.training import Training, wait_for
 
 STEPS = 40
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,12 @@ from tests.jobs.lm_fake_manager import FakeManager
 
 
 def _config(**train: Any) -> Config:
+    small = {"steps": 20, "warmup_steps": 4, "batch_size": 8, "learning_rate": 0.01, "mesh": {"model": 2}, "log_every_steps": 5}
     return validate(
         {
             "model": {"d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 64, "ngram": 2, "ngram_buckets": 128},
             "data": {"seq_len": 32, "max_bytes": 262_144},
-            "train": {
-                **{"steps": 20, "warmup_steps": 4, "batch_size": 8, "learning_rate": 0.01, "mesh": {"model": 2}},
-                **{"log_every_steps": 5, "eval_every_steps": 8, "eval_bytes": 4096, "sample_bytes": 40, **train},
-            },
+            "train": {**small, "eval_every_steps": 8, "eval_bytes": 4096, "sample_bytes": 40, **train},
         }
     )
 
@@ -44,7 +43,6 @@ def test_a_resumed_run_ends_in_the_same_state_and_loss(tmp_path: Path, capsys: p
 
     assert whole["step"] == 20
     assert whole["loss_hex"] == resumed["loss_hex"]
-    assert whole["loss"] < 5.0 < 5.5
     assert _digest(tmp_path / "whole") == _digest(tmp_path / "resumed")
     assert _digest(tmp_path / "whole")["iterator"] == {"next_index": 20}
 
@@ -95,10 +93,8 @@ def test_saving_waits_for_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not any(isinstance(value, jax.Array) for metrics in seen for value in metrics.values())
 
 
-def test_imports_leave_orbax_checkpoint_managers_alone() -> None:
-    """The driver's modules are light: a wrong key is reported without loading jax."""
-    import subprocess
-
+def test_the_driver_starts_light() -> None:
+    """A mistake in the configuration is reported without loading jax or ray."""
     code = "import sys; import jobs.train_lm; print(sorted({'jax', 'ray', 'flax', 'grain'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -1,0 +1,302 @@
+"""The demo: train_lm on a local Ray cluster of several nodes, with a trainer and a HostActor killed by -9 in mid-run.
+
+    python -m jobs.demo [--config configs/lm_cpu.yaml] [--steps N] [--verbose]
+
+Runs the job twice with `ray job submit`: once undisturbed, once with the kills. Exit code 0 if every claim in its tables held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+WORKERS = 2
+NODES = 2  # beside the head, which runs no trainer
+JOB_TIMEOUT_S = 300.0
+POLL_S = 0.05
+ARRAYS = "state"
+
+READ_WITH_ORBAX = """
+import hashlib, json, sys
+import jax, numpy as np, orbax.checkpoint as ocp
+with ocp.CheckpointManager(sys.argv[1]) as manager:
+    steps = sorted(manager.all_steps())
+    tree = manager.restore(steps[-1], args=ocp.args.Composite(state=ocp.args.StandardRestore()))["state"]
+found = hashlib.sha256()
+for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    found.update(jax.tree_util.keystr(path).encode() + np.asarray(leaf).tobytes())
+assert not any(name.split(".")[0] == "raystate" for name in sys.modules)
+print(json.dumps({"steps": steps, "sha256": found.hexdigest(), "arrays": len(jax.tree.leaves(tree))}))
+"""
+
+
+class DemoFailed(Exception):  # noqa: N818 - the demo's own verdict, shown to a person
+    """Something did not hold."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kill:
+    what: str
+    at_step: int
+    at_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One submission: where it keeps things, and its events so far."""
+
+    name: str
+    folder: Path
+
+    @property
+    def storage(self) -> Path:
+        return self.folder / self.name
+
+    def events(self) -> list[dict[str, Any]]:
+        path = self.folder / f"{self.name}.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return sorted((json.loads(line) for line in lines), key=lambda event: event["t"])
+
+    def newest_step(self) -> int:
+        return max((event["step"] for event in self.events()), default=0)
+
+    def digests(self) -> list[dict[str, Any]]:
+        return [json.loads((self.folder / f"{self.name}.digest.{rank}").read_text()) for rank in range(WORKERS)]
+
+
+@contextlib.contextmanager
+def local_cluster() -> Iterator[str]:
+    """Three Ray nodes on this machine, ended with all their processes at the end; yields the dashboard's address."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    port = _free_port()
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 2, "include_dashboard": True, "dashboard_port": port, "object_store_memory": 100 << 20,
+        },
+    )  # fmt: skip
+    try:
+        for _ in range(NODES):
+            cluster.add_node(num_cpus=2, resources={"trainer": 1}, object_store_memory=100 << 20)
+        ray.init(address=cluster.address, namespace="demo", log_to_driver=False, logging_level="ERROR")
+        cluster.wait_for_nodes()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Submission:
+    """`ray job submit -- python -m jobs.train_lm …`, and what comes of it."""
+
+    def __init__(self, address: str, run: Run, config: str, steps: int | None, verbose: bool):
+        from ray.job_submission import JobSubmissionClient
+
+        overrides = {
+            "state.storage": run.storage,
+            "state.run": f"demo-{run.name}-{os.getpid()}",
+            "train.events": run.folder / f"{run.name}.jsonl",
+            "train.digest_out": run.folder / f"{run.name}.digest",
+            "ray.scaling": json.dumps({"resources_per_worker": {"CPU": 1, "trainer": 1}}),
+        }
+        if steps is not None:
+            overrides["train.steps"] = steps
+        sets = " ".join(f"--set '{key}={value}'" for key, value in overrides.items())
+        self._client = JobSubmissionClient(address)
+        self._verbose = verbose
+        self.id = self._client.submit_job(
+            entrypoint=f"{sys.executable} -m jobs.train_lm --config {config} {sets}", runtime_env={"working_dir": None}
+        )
+
+    def status(self) -> str:
+        return str(self._client.get_job_status(self.id))
+
+    def check(self) -> None:
+        if self.status() in ("FAILED", "STOPPED"):
+            raise DemoFailed(f"the job ended with {self.status()}:\n{self.tail()}")
+
+    def tail(self, lines: int = 30) -> str:
+        return "\n".join(self._client.get_job_logs(self.id).splitlines()[-lines:])
+
+    def finish(self) -> None:
+        _wait(lambda: self.status() in ("SUCCEEDED", "FAILED", "STOPPED"), "the end of the job", JOB_TIMEOUT_S)
+        self.check()
+        if self._verbose:
+            print(self.tail(100))
+
+
+def _wait(condition: Callable[[], Any], what: str, timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        check()
+        if time.monotonic() > deadline_s:
+            raise DemoFailed(f"no {what} within {timeout_s:.0f} s")
+        time.sleep(POLL_S)
+
+
+def kill_trainer(run: Run, rank: int) -> Kill:
+    pid = [event["pid"] for event in run.events() if event["rank"] == rank][-1]
+    step, now_s = run.newest_step(), time.time()
+    os.kill(pid, signal.SIGKILL)
+    return Kill(what=f"trainer, rank {rank} (pid {pid})", at_step=step, at_s=now_s)
+
+
+def kill_host_actor(run: Run) -> Kill:
+    """The HostActor of one of the nodes: the actors of a run live in the Ray namespace `raystate`."""
+    import ray
+
+    names = sorted(
+        actor["name"]
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if actor["namespace"] == "raystate" and actor["name"].startswith("host-")
+    )
+    pid, _ = ray.get(ray.get_actor(names[0], namespace="raystate").hello.remote(), timeout=20)
+    step, now_s = run.newest_step(), time.time()
+    os.kill(pid, signal.SIGKILL)
+    return Kill(what=f"HostActor (pid {pid})", at_step=step, at_s=now_s)
+
+
+def what_followed(run: Run, kill: Kill) -> tuple[float, int, int]:
+    """(seconds from the kill to the next new step, step it went on from, steps repeated)."""
+    events = [event for event in run.events() if event["rank"] == 0]
+    before = max((event["step"] for event in events if event["t"] <= kill.at_s), default=0)
+    # Steps that were finished between the kill and the death's effect on rank 0 count as progress before it.
+    old = {event["pid"] for event in events if event["t"] <= kill.at_s}
+    reached = max([before, *(event["step"] for event in events if event["pid"] in old)])
+    new = [event for event in events if event["t"] > kill.at_s and event["pid"] not in old]
+    if not new:  # nobody was restarted
+        following = [event for event in events if event["t"] > kill.at_s]
+        return following[0]["t"] - kill.at_s, following[0]["step"] - 1, 0
+    end = next(event for event in new if event["step"] > reached)
+    return end["t"] - kill.at_s, new[0]["step"] - 1, reached - (new[0]["step"] - 1)
+
+
+def demo(args: argparse.Namespace, console: Console) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="raystate-demo-"))
+    try:
+        began_s = time.monotonic()
+        with local_cluster() as address:
+            console.print(f"Ray is up: a head and {NODES} nodes on this machine.")
+            calm = Run(name="undisturbed", folder=folder)
+            console.print(f"1. ray job submit -- python -m jobs.train_lm --config {args.config}   (undisturbed)")
+            Submission(address, calm, args.config, args.steps, args.verbose).finish()
+            steps = calm.newest_step()
+            console.print(f"   finished at step {steps}. 2. The same again, with kill -9:")
+            rough = Run(name="disturbed", folder=folder)
+            job = Submission(address, rough, args.config, args.steps, args.verbose)
+            kills = []
+            for share, kill in ((0.35, lambda: kill_trainer(rough, 1)), (0.7, lambda: kill_host_actor(rough))):
+                _wait(lambda at=int(steps * share): rough.newest_step() >= at, "progress", JOB_TIMEOUT_S, job.check)
+                kills.append(kill())
+                console.print(f"   killed the {kills[-1].what} after step {kills[-1].at_step}")
+            job.finish()
+        show(console, calm, rough, kills, time.monotonic() - began_s)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def show(console: Console, calm: Run, rough: Run, kills: list[Kill], took_s: float) -> None:
+    """Print the tables and check every claim in them."""
+    recoveries = [
+        json.loads(path.read_text()) for path in sorted((rough.storage / ".raystate" / "events").glob("*.json"))
+    ]
+    tiers = iter(recovery["tier"] for recovery in recoveries if recovery.get("kind") == "recovery")
+    table = Table(title="kill -9 in mid-run")
+    for column in ("killed", "after step", "came back from", "at step", "seconds to the next new step", "steps repeated"):
+        table.add_column(column)
+    problems = []
+    for kill in kills:
+        seconds, start, repeated = what_followed(rough, kill)
+        restarted = kill.what.startswith("trainer")
+        tier = next(tiers, "?") if restarted else "not needed: training went on"
+        table.add_row(kill.what, str(kill.at_step), tier, str(start), f"{seconds:.1f}", str(repeated))
+        if restarted and tier != "memory":
+            problems.append(f"the {kill.what} came back from {tier}, not from memory")
+        if repeated > 1:
+            problems.append(f"{repeated} steps were repeated after the {kill.what} was killed")
+    console.print(table)
+
+    calm_end, rough_end = calm.digests(), rough.digests()
+    losses = Table(title="the end of the run")
+    for column in ("", "undisturbed", "killed twice", "equal"):
+        losses.add_column(column)
+    rows = [("final loss", calm_end[0]["loss_hex"], rough_end[0]["loss_hex"])]
+    for a, b in zip(calm_end, rough_end, strict=True):
+        rows.append((f"state and iterator, rank {a['rank']}", a["sha256"][:16], b["sha256"][:16]))
+    calm_disk, rough_disk = read_with_orbax(calm), read_with_orbax(rough)
+    rows.append(("steps on disk (stock Orbax)", str(calm_disk["steps"]), str(rough_disk["steps"])))
+    rows.append((f"newest step, {rough_disk['arrays']} arrays (stock Orbax)", calm_disk["sha256"][:16], rough_disk["sha256"][:16]))
+    for name, a, b in rows:
+        losses.add_row(name, a, b, "yes" if a == b else "NO")
+        if a != b:
+            problems.append(f"{name}: {a} and {b} differ")
+    console.print(losses)
+    left = [path.name for path in Path("/dev/shm").glob("raystate-*") if _is_ours(path, rough, calm)]
+    if left:
+        problems.append(f"left in shared memory: {left}")
+    console.print(f"{took_s:.0f} s in all.")
+    if problems:
+        raise DemoFailed("; ".join(problems))
+    console.print("Everything held.")
+
+
+def _is_ours(path: Path, *runs: Run) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((path / "meta.json").read_text())["storage"] in {run.storage.as_uri() for run in runs}
+    return False
+
+
+def read_with_orbax(run: Run) -> dict[str, Any]:
+    """The steps on disk and the newest one's content, read by stock Orbax in a process without raystate."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ_WITH_ORBAX, str(run.storage)],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "JAX_PLATFORMS": "cpu"}, cwd=run.folder,
+    )  # fmt: skip
+    if done.returncode:
+        raise DemoFailed(f"stock Orbax could not read {run.storage}:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/lm_cpu.yaml")
+    parser.add_argument("--steps", type=int, default=None, help="instead of the config's")
+    parser.add_argument("--verbose", action="store_true", help="show the end of the jobs' logs")
+    args = parser.parse_args()
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    console = Console()
+    try:
+        demo(args, console)
+    except DemoFailed as error:
+        console.print(f"[bold red]It did not hold:[/] {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

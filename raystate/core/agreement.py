@@ -1,0 +1,142 @@
+"""All ranks act at the same step: stop there, or make it durable. Nobody talks while nothing is proposed.
+
+A rank that has acknowledged a proposal waits at its step until it is confirmed or withdrawn. A rank that is already there, or past
+it, refuses; then a later step is proposed under a new id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from raystate.core.desk import Desk
+from raystate.core.group import Group, Joins
+from raystate.core.journal import Journal
+from raystate.core.messages import Proposal, StopAsked
+from raystate.core.snapshots import Snapshots
+
+IDS_PER_ATTEMPT = 1_000_000
+
+
+class Agreement:
+    def __init__(self, desk: Desk, joins: Joins, journal: Journal, snapshots: Snapshots):
+        self.desk = desk
+        self.joins = joins
+        self.journal = journal
+        self.snapshots = snapshots
+        self.last_stable_wanted = False  # the stop came too late: save what there is instead
+        self._counter = 0
+        self._tries = 0
+        self._group: Group | None = None
+        self._until_s = 0.0
+        self._stop: StopAsked | None = None
+        self._stop_until_s = 0.0
+        self._last_save_s = 0.0
+        self._newest_at_save = -1
+
+    def start(self) -> None:
+        self._last_save_s = self.desk.now_s
+
+    def stop_asked(self, event: StopAsked) -> None:
+        until_s = self.desk.now_s + event.within_s
+        if self._stop is None or until_s < self._stop_until_s:
+            self._stop, self._stop_until_s = event, until_s
+            self.desk.log("info", f"stop asked, within {event.within_s:.1f} s: {event.reason}")
+            self.desk.stir = True
+
+    # ---------------------------------------------------------------- progress
+
+    def turn(self) -> None:
+        proposal, group = self.snapshots.proposal, self.joins.group
+        if group is None or not group.alive:
+            if proposal is not None and proposal.state == "proposed":
+                self._end(proposal, "the group has ended")
+            if self._stop is not None and group is not None and self._group is group:
+                self._stop = None  # the group that was to stop is gone
+            return
+        if proposal is not None and self._group is not group:
+            self._go_on(proposal, group)
+        if proposal is None or proposal.state == "withdrawn":
+            if self._stop is not None:
+                self._propose(group, "stop", self._stop.reason, self._stop_until_s)
+            return
+        if group.world is None:
+            return
+        if proposal.state == "proposed":
+            if self._stop is not None and proposal.kind == "save":
+                self._end(proposal, "a stop comes first")
+                return
+            answers = [seen for seen in group.seen.values() if seen.ack_id == proposal.id]
+            refused = [seen for seen in answers if not seen.ack_ok]
+            if refused:
+                self._tries += 1
+                self._propose(group, proposal.kind, proposal.reason, self._until_s)
+            elif len(answers) == group.world:
+                self.snapshots.proposal = replace(proposal, state="confirmed")
+                self.desk.stir = True
+                self.desk.log("info", f"all {group.world} ranks {proposal.kind} at step {proposal.step}: {proposal.reason}")
+        elif proposal.kind == "save" and len(group.seen) == group.world:
+            if all(seen.newest_step >= proposal.step for seen in group.seen.values()):
+                self._tries = 0
+                self.snapshots.proposal = None
+                self.desk.stir = True
+
+    def _go_on(self, proposal: Proposal, group: Group) -> None:
+        """An earlier attempt proposed it: its trainers wait for the outcome."""
+        self._group = group
+        self._until_s = self.desk.now_s + self.desk.settings.barrier_timeout_s
+        self._tries = 0
+
+    def _propose(self, group: Group, kind: str, reason: str, until_s: float) -> None:
+        if group.world is None or len(group.seen) < group.world:
+            return
+        newest = max(group.newest, max((seen.ack_step for seen in group.seen.values()), default=-1))
+        margin = self.desk.settings.stop_margin_steps * 2 ** min(self._tries, 10)
+        old = self.snapshots.proposal
+        self._counter += 1
+        number = self.desk.attempt * IDS_PER_ATTEMPT + self._counter
+        if old is not None and old.id >= number:
+            number = old.id + 1
+        self._group = group
+        self._until_s = until_s
+        self.snapshots.proposal = Proposal(
+            id=number,
+            kind="stop" if kind == "stop" else "save",
+            step=max(0, newest) + max(1, margin),
+            state="proposed",
+            reason=reason,
+        )
+        self.desk.stir = True
+        self.desk.log("info", f"proposal {number}: {kind} at step {self.snapshots.proposal.step}: {reason}")
+
+    def _end(self, proposal: Proposal, why: str) -> None:
+        self.snapshots.proposal = replace(proposal, state="withdrawn", reason=why)
+        self._tries = 0
+        self.desk.stir = True
+        self.desk.log("warning", f"proposal {proposal.id} ({proposal.kind} at step {proposal.step}) is withdrawn: {why}")
+
+    # ---------------------------------------------------------------- time
+
+    def tick(self) -> None:
+        proposal, now_s = self.snapshots.proposal, self.desk.now_s
+        if self._stop is not None and now_s >= self._stop_until_s:
+            if proposal is None or proposal.state != "confirmed" or proposal.kind != "stop":
+                if proposal is not None and proposal.state == "proposed":
+                    self._end(proposal, f"not all ranks have answered in time: {self._stop.reason}")
+                self.last_stable_wanted = True
+            self._stop = None
+            self.desk.stir = True
+        elif proposal is not None and proposal.state == "proposed" and now_s >= self._until_s:
+            self._end(proposal, "not all ranks have answered in time")
+            self._last_save_s = now_s
+        every_s, group = self.desk.settings.save_every_s, self.joins.group
+        if every_s is None or group is None or not group.alive or now_s - self._last_save_s < every_s:
+            return
+        if self._stop is not None or (proposal is not None and proposal.state != "withdrawn"):
+            return
+        if group.newest > self._newest_at_save or group.newest < 0:
+            if group.newest < 0:
+                return
+            self._last_save_s = now_s
+            self._newest_at_save = group.newest
+            self._tries = 0
+            self._propose(group, "save", f"every {every_s:g} s", now_s + self.desk.settings.barrier_timeout_s)

@@ -1,0 +1,245 @@
+"""The Coordinator's decisions: events in, commands out.
+
+`handle` is the only mutator. It is deterministic and has neither clock nor I/O, so that any history can be replayed. The parts:
+
+    group       who trains (joins, lineages, ends)      memory, snapshots  what hosts hold; advice to them
+    journal     entries of the log and their intents    saves              from a complete snapshot to its commit
+    recovery    what a group restores                   agreement          all ranks act at the same step
+    leaving     flush, delete, close, release
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raystate.core.agreement import Agreement
+from raystate.core.desk import Desk
+from raystate.core.group import Joins
+from raystate.core.journal import Journal
+from raystate.core.leaving import Leaving
+from raystate.core.memory import Memory
+from raystate.core.messages import (
+    Answer,
+    Appended,
+    Ask,
+    AttemptDead,
+    Claimed,
+    Command,
+    DeleteAsked,
+    Event,
+    Failure,
+    FlushAsked,
+    HostDown,
+    HostReported,
+    HostUp,
+    Invalidated,
+    Joined,
+    LeaveAsked,
+    LogEntry,
+    Packaged,
+    Pinned,
+    PublishDone,
+    ReleaseAsked,
+    RestoreAsked,
+    RestoreTried,
+    RetireDone,
+    Settings,
+    StopAsked,
+    Superseded,
+    Tick,
+    TrainerExited,
+    Written,
+)
+from raystate.core.recovery import Recovery
+from raystate.core.saves import Saves
+from raystate.core.snapshots import Snapshots
+
+_MAX_ROUNDS = 50  # each round follows from a change of the one before; more would be a loop
+
+
+class Coordinator:
+    """One attempt's decisions.
+
+    Args:
+        settings: what the decisions depend on.
+    """
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self._desk = desk = Desk(settings)
+        self.memory = Memory()
+        self.joins = Joins(desk, self.memory)
+        self.journal = Journal(desk)
+        self.saves = Saves(desk, self.memory, self.joins, self.journal)
+        self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves)
+        self.recovery = Recovery(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
+        self.agreement = Agreement(desk, self.joins, self.journal, self.snapshots)
+        self.leaving = Leaving(desk, self.memory, self.joins, self.journal, self.saves, self.agreement)
+        self._early: list[Event] = []
+        self._claimed = False
+        self._end: Superseded | None = None
+        self._open_asks: dict[Ask, None] = {}
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Claimed: self._claim,
+            HostUp: self.snapshots.host_up,
+            HostDown: self.snapshots.host_down,
+            HostReported: self.snapshots.reported,
+            Joined: self.joins.joined,
+            TrainerExited: self.joins.exited,
+            RestoreAsked: self.recovery.asked,
+            RestoreTried: self.recovery.tried,
+            FlushAsked: self.leaving.flush_asked,
+            LeaveAsked: self.leaving.leave_asked,
+            ReleaseAsked: self.leaving.release_asked,
+            DeleteAsked: self.leaving.delete_asked,
+            StopAsked: self.agreement.stop_asked,
+            Invalidated: self.snapshots.invalidated,
+            Written: self.saves.written,
+            Packaged: self.saves.packaged,
+            Appended: self.journal.appended,
+            PublishDone: self.journal.publish_done,
+            RetireDone: self.journal.retire_done,
+            AttemptDead: self._attempt_dead,
+            Pinned: self._pinned,
+            Tick: self._tick,
+        }
+
+    # ---------------------------------------------------------------- what others may look at
+
+    @property
+    def attempt(self) -> int:
+        """0 before the claim."""
+        return self._desk.attempt
+
+    @property
+    def tail(self) -> LogEntry | None:
+        return self.journal.tail
+
+    @property
+    def finished(self) -> bool:
+        return self.leaving.phase == "finished" or self._end is not None
+
+    # ---------------------------------------------------------------- the one entrance
+
+    def handle(self, event: Event, now_s: float) -> list[Command]:
+        """Take one event.
+
+        Args:
+            event: what has happened.
+            now_s: monotonic seconds of this process; only differences matter.
+
+        Returns:
+            What is to be done, in order. The outcome of each comes back as an event.
+        """
+        desk = self._desk
+        desk.now_s = now_s
+        out: list[Command] = []
+        desk.out = out
+        if self._end is not None:
+            ask = getattr(event, "ask", None)
+            if ask is not None:
+                self._refuse_stale(ask)
+            return out
+        if not self._claimed and type(event) is not Claimed:
+            if type(event) is not Tick:
+                self._early.append(event)
+            return out
+        self._take(event)
+        if desk.stir:
+            self._settle()
+        return out
+
+    def _take(self, event: Event) -> None:
+        ask: Ask | None = getattr(event, "ask", None)
+        if ask is not None:
+            known = self._desk.replies.get(ask)
+            if known is not None:
+                self._desk.out.append(Answer(ask=ask, reply=known))
+                return
+            if self.leaving.phase == "finished":
+                self._desk.fail([ask], "StaleAttemptError", "the run has been released")
+                return
+            self._open_asks[ask] = None
+        elif self.leaving.phase == "finished":
+            return
+        self._handlers[type(event)](event)
+
+    def _settle(self) -> None:
+        """Let every part look until nothing changes any more."""
+        desk = self._desk
+        for _ in range(_MAX_ROUNDS):
+            desk.stir = False
+            if self.journal.superseded is not None:
+                self._supersede(self.journal.superseded)
+                return
+            if self.leaving.is_finished():
+                return
+            self.joins.newest_committed = self.journal.tail.live[-1].step if self.journal.tail and self.journal.tail.live else -1
+            self.saves.turn()
+            self.recovery.turn()
+            self.agreement.turn()
+            self.leaving.turn()
+            self.journal.turn()
+            if self.leaving.is_finished():
+                return
+            self.snapshots.advise()
+            if not desk.stir:
+                return
+        desk.log("error", f"the decisions have not come to rest after {_MAX_ROUNDS} rounds")
+
+    # ---------------------------------------------------------------- beginning and end
+
+    def _claim(self, event: Claimed) -> None:
+        if self._claimed:
+            return
+        desk = self._desk
+        self._claimed = True
+        desk.attempt = event.entry.attempt
+        desk.log("info", f"attempt {desk.attempt} owns run {event.entry.run}: {event.entry.reason}")
+        self.journal.start(event)
+        self.snapshots.start(event.hosts)
+        self.agreement.start()
+        self._settle()
+        early, self._early = self._early, []
+        for one in early:
+            self._take(one)
+            if desk.stir:
+                self._settle()
+
+    def _supersede(self, end: Superseded) -> None:
+        self._end = end
+        desk = self._desk
+        desk.log("error", end.reason)
+        for ask in self._open_asks:
+            if ask not in desk.replies:
+                self._refuse_stale(ask)
+        desk.out.append(end)
+
+    def _refuse_stale(self, ask: Ask) -> None:
+        end = self._end
+        assert end is not None
+        self._desk.out.append(
+            Answer(ask=ask, reply=Failure(error="StaleAttemptError", message=end.reason, details={"by_attempt": end.by_attempt}))
+        )
+
+    # ---------------------------------------------------------------- small ones
+
+    def _attempt_dead(self, event: AttemptDead) -> None:
+        if event.attempt < self._desk.attempt and event.attempt not in self.journal.dead:
+            self.journal.dead.add(event.attempt)
+            self._desk.stir = True
+
+    def _pinned(self, event: Pinned) -> None:
+        self.saves.pinned = frozenset(event.steps)
+
+    def _tick(self, event: Tick) -> None:
+        self.joins.tick()
+        self.journal.tick()
+        self.snapshots.tick()
+        self.saves.tick()
+        self.recovery.tick()
+        self.agreement.tick()
+        self.leaving.tick(self.snapshots.last_trainer_s)
+        if self._desk.replies and len(self._open_asks) > 8192:
+            self._open_asks = {ask: None for ask in self._open_asks if ask not in self._desk.replies}

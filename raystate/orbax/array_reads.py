@@ -1,0 +1,113 @@
+"""Many boxes of many arrays at once: each chunk fetched once where boxes share it, and a bound on the bytes in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from raystate.core.errors import ConfigError
+from raystate.core.tree import ArraySpec, LeafSpec
+from raystate.orbax import kv
+
+Request = tuple[int, tuple[int, ...], tuple[int, ...]]  # leaf index, start, shape, in elements of the global array
+_Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, end
+
+
+def read_boxes(
+    arrays: Mapping[int, tuple[LeafSpec, ts.TensorStore]],
+    requests: Sequence[Request],
+    *,
+    what: Callable[[int], str],
+    facts: Callable[[int], dict[str, Any]],
+    bytes_in_flight: int,
+    timeout_s: float,
+) -> tuple[list[np.ndarray], int]:
+    """Read boxes.
+
+    Args:
+        arrays: leaf index -> its description and open array.
+        requests: the boxes.
+        what: leaf index -> beginning of an error's message.
+        facts: leaf index -> an error's attributes.
+        bytes_in_flight: at most so many bytes of chunks at a time; one larger fetch goes alone.
+        timeout_s: for each wait.
+
+    Returns:
+        (one array per request, bytes of the chunks that were fetched)
+    """
+    # Boxes that touch the same chunks become one fetch: restoring onto many devices asks for small parts of one chunk.
+    fetches: dict[tuple[int, _Box], list[int]] = {}
+    for index, (leaf, start, shape) in enumerate(requests):
+        spec = arrays[leaf][0].array
+        if spec is None:
+            raise ConfigError(f"{what(leaf)}: not an array", **facts(leaf))
+        if len(start) != len(spec.shape) or len(shape) != len(spec.shape) or not _inside(spec, start, shape):
+            raise ConfigError(f"{what(leaf)}: the box at {start} of shape {shape} is not within {spec.shape}", **facts(leaf))
+        fetches.setdefault((leaf, _whole_chunks(spec, start, shape)), []).append(index)
+
+    parts: list[np.ndarray | None] = [None] * len(requests)
+    waiting: deque[tuple[int, _Box, list[int], int, Any]] = deque()
+    flying = fetched = 0
+
+    def land() -> None:
+        nonlocal flying
+        leaf, begun, indices, nbytes, future = waiting.popleft()
+        with kv.named_errors(what(leaf), damage=True, **facts(leaf)):
+            data = future.result(timeout=timeout_s)
+        flying -= nbytes
+        for index in indices:
+            parts[index] = _cut(data, begun[0], requests[index])
+        for index in indices[1:]:
+            if requests[index] == requests[indices[0]]:
+                parts[index] = parts[indices[0]]
+
+    try:
+        for (leaf, chunks), indices in fetches.items():
+            spec, store = arrays[leaf][0].array, arrays[leaf][1]
+            assert spec is not None
+            nbytes = int(np.prod([e - s for s, e in zip(*chunks, strict=True)], dtype=np.int64)) * np.dtype(spec.dtype).itemsize
+            while waiting and flying + nbytes > bytes_in_flight:
+                land()
+            only = {requests[index] for index in indices}
+            box = chunks if len(only) > 1 else _box(only.pop())
+            view = store[tuple(slice(s, e) for s, e in zip(*box, strict=True))]
+            waiting.append((leaf, box, indices, nbytes, view.read(order="C")))
+            flying, fetched = flying + nbytes, fetched + nbytes
+        while waiting:
+            land()
+    finally:
+        for entry in waiting:  # after an error nobody wants the rest
+            entry[-1].cancel()
+    return [part for part in parts if part is not None], fetched
+
+
+def _inside(spec: ArraySpec, start: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return all(
+        begin >= 0 and length >= 0 and begin + length <= size for begin, length, size in zip(start, shape, spec.shape, strict=True)
+    )
+
+
+def _whole_chunks(spec: ArraySpec, start: tuple[int, ...], shape: tuple[int, ...]) -> _Box:
+    if 0 in shape:
+        return tuple(start), tuple(start)
+    begin = tuple(s // c * c for s, c in zip(start, spec.chunk, strict=True))
+    end = tuple(min(-(-(s + n) // c) * c, size) for s, n, c, size in zip(start, shape, spec.chunk, spec.shape, strict=True))
+    return begin, end
+
+
+def _box(request: Request) -> _Box:
+    _, start, shape = request
+    return tuple(start), tuple(s + n for s, n in zip(start, shape, strict=True))
+
+
+def _cut(data: np.ndarray, begun: tuple[int, ...], request: Request) -> np.ndarray:
+    """The request's part of what was fetched from `begun` on; a copy unless it is all, so that the rest can be freed."""
+    _, start, shape = request
+    data = np.asarray(data)
+    if data.shape == tuple(shape):
+        return data
+    return data[tuple(slice(s - b, s - b + n) for s, b, n in zip(start, begun, shape, strict=True))].copy()

@@ -1,0 +1,111 @@
+"""The one place that parses Orbax's JSON files of a step. Pure: bytes in, values out.
+
+The formats are Orbax's; tests/orbax/test_stock_steps.py compares the outcome with Orbax's public metadata API, so that a change
+of format is noticed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from raystate.core.errors import CorruptCheckpointError
+from raystate.core.tree import PathKey
+
+CUSTOM_KEY = "raystate.custom"  # holds a custom value that isn't a dict, for Orbax takes only dicts
+
+NodeKind = Literal["jax.Array", "np.ndarray", "scalar", "string", "none", "dict", "list"]
+
+_KINDS: dict[str, NodeKind] = {
+    "jax.Array": "jax.Array",
+    "np.ndarray": "np.ndarray",
+    "scalar": "scalar",
+    "string": "string",
+    "None": "none",
+    "NamedTuple": "none",  # Orbax, too, gives None for an empty one
+    "Dict": "dict",
+    "List": "list",
+    "Tuple": "list",  # raystate's trees have no tuples
+}
+_SEQUENCE_KEY = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A leaf as `_METADATA` describes it."""
+
+    path: tuple[PathKey, ...]
+    kind: NodeKind
+
+    @property
+    def name(self) -> str:
+        return ".".join(str(key) for key in self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeMetadata:
+    nodes: tuple[Node, ...]
+    zarr3: bool
+    ocdbt: bool | None  # None: the file does not say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetadata:
+    handlers: dict[str, str]  # item -> name of the handler's class; empty if the file does not say
+    custom: dict[str, Any]
+
+
+def parse_tree(data: bytes, what: str) -> TreeMetadata:
+    """Parse an item's `_METADATA`. `what` begins the error's message."""
+    raw = _object(data, what)
+    try:
+        return TreeMetadata(
+            nodes=tuple(_node(entry, what) for entry in raw["tree_metadata"].values()),
+            zarr3=bool(raw.get("use_zarr3", False)),
+            ocdbt=raw.get("use_ocdbt"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptCheckpointError(f"{what} has not the form of Orbax's tree metadata: {error!r}", path=what) from error
+
+
+def parse_shardings(data: bytes, what: str) -> dict[str, str]:
+    """Parse an item's `_sharding`: parameter name -> Orbax's serialized sharding."""
+    try:
+        return {base64.urlsafe_b64decode(name).decode(): str(text) for name, text in _object(data, what).items()}
+    except ValueError as error:
+        raise CorruptCheckpointError(f"{what} has not the form of Orbax's shardings: {error!r}", path=what) from error
+
+
+def parse_step(data: bytes, what: str) -> StepMetadata:
+    """Parse `_CHECKPOINT_METADATA`."""
+    raw = _object(data, what)
+    handlers = raw.get("item_handlers")
+    return StepMetadata(
+        handlers={str(k): str(v) for k, v in cast("dict[str, Any]", handlers).items()} if isinstance(handlers, dict) else {},
+        custom=raw.get("custom_metadata") or {},
+    )
+
+
+def parse_strings(data: bytes, what: str) -> dict[str, str]:
+    """Parse an item's `_strings.json`: parameter name -> string."""
+    return {str(name): str(text) for name, text in _object(data, what).items()}
+
+
+def _node(entry: dict[str, Any], what: str) -> Node:
+    path = tuple(int(key["key"]) if key["key_type"] == _SEQUENCE_KEY else str(key["key"]) for key in entry["key_metadata"])
+    value_type = entry["value_metadata"]["value_type"]
+    if value_type not in _KINDS:
+        raise CorruptCheckpointError(f"{what}: leaf {path} is of the unknown type {value_type!r}", path=what)
+    return Node(path=path, kind=_KINDS[value_type])
+
+
+def _object(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(data)
+    except ValueError as error:
+        raise CorruptCheckpointError(f"{what} is not JSON: {error}", path=what) from error
+    if not isinstance(raw, dict):
+        raise CorruptCheckpointError(f"{what} is not a JSON object", path=what)
+    return cast("dict[str, Any]", raw)

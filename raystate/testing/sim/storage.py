@@ -1,0 +1,167 @@
+"""Simulated storage: the create-once log, unique parts, packages, and steps that become visible file by file or by one rename."""
+
+from __future__ import annotations
+
+from raystate.core.messages import LogEntry
+
+Token = tuple[str, int, int]
+"""(lineage, step, rank): stands for the bytes of one rank's piece; two pieces are equal iff their tokens are."""
+
+FILES = ("_METADATA", "manifest.ocdbt")
+MARKER = "commit_success.txt"
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Package:
+    """What a save wants to publish: by rank the piece's token."""
+
+    __slots__ = ("pieces", "save", "step", "world")
+
+    def __init__(self, step: int, save: str, world: int, pieces: dict[int, Token]):
+        self.step = step
+        self.save = save
+        self.world = world
+        self.pieces = pieces
+
+
+class Shown:
+    """A step at its fixed names: which files are there, and of which save."""
+
+    __slots__ = ("files", "save")
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+
+
+class Storage:
+    """All that outlives every process. `checks` counts how often an invariant was looked at."""
+
+    def __init__(self, *, is_directory: bool):
+        self.is_directory = is_directory
+        self.log: list[LogEntry] = []
+        self.parts: dict[str, dict[str, dict[int, Token]]] = {}  # save -> host -> rank -> token
+        self.packages: dict[str, Package] = {}
+        self.work: set[str] = set()  # directory: assembled steps that are not renamed yet, by save
+        self.shown: dict[int, Shown] = {}
+        self.committed: dict[tuple[int, str], bool] = {}
+        self.ever_visible: set[int] = set()
+        self.aside: set[int] = set()
+        self.newest = -1
+        self.outage = False
+
+    # ---------------------------------------------------------------- the log
+
+    def create(self, entry: LogEntry) -> bool:
+        """Create-once of the entry's number. Checks: one writer, forward only."""
+        if entry.seq != len(self.log) + 1:
+            return False
+        if self.log:
+            tail = self.log[-1]
+            if entry.attempt < tail.attempt or (entry.kind != "claim" and entry.attempt != tail.attempt):
+                raise Violation(f"one writer: entry {entry.seq} of attempt {entry.attempt} after one of attempt {tail.attempt}")
+            if entry.kind != "claim" and entry.writer != tail.writer:
+                raise Violation(f"one writer: entry {entry.seq} by {entry.writer} after {tail.writer}")
+        newest = entry.live[-1].step if entry.live else -1
+        if newest < self.newest and not any(
+            one.kind == "retire" and one.seq == entry.seq and (one.aside or "rollback" in one.reason) for one in entry.intents
+        ):
+            raise Violation(f"forward only: newest committed step {self.newest} -> {newest} by entry {entry.seq}")
+        self.newest = newest
+        self.log.append(entry)
+        if entry.kind == "commit":
+            for one in entry.intents:
+                if one.kind == "commit" and one.seq == entry.seq and one.save is not None:
+                    if self.packages.get(one.save) is None:
+                        raise Violation(f"entry {entry.seq} commits {one.save}, which has no package")
+                    self.committed[one.step, one.save] = True
+        return True
+
+    @property
+    def tail(self) -> LogEntry:
+        return self.log[-1]
+
+    # ---------------------------------------------------------------- steps
+
+    def visible(self) -> list[int]:
+        """What a reader lists."""
+        return [step for step, shown in self.shown.items() if MARKER in shown.files]
+
+    def durable(self) -> int:
+        """Newest step that is live and visible, -1: none."""
+        live = self.log[-1].live if self.log else ()
+        for one in reversed(live):
+            shown = self.shown.get(one.step)
+            if shown is not None and MARKER in shown.files:
+                return one.step
+        return -1
+
+    def check_step(self, step: int) -> None:
+        """Visible means complete."""
+        shown = self.shown.get(step)
+        if shown is None or MARKER not in shown.files:
+            return
+        save = shown.files[MARKER]
+        for name in FILES:
+            if shown.files.get(name) != save:
+                raise Violation(f"visible means complete: step {step} of {save} is visible with {name} of {shown.files.get(name)}")
+        if (step, save) not in self.committed:
+            raise Violation(f"visible means complete: step {step} of {save} is visible and not committed")
+        package = self.packages[save]
+        first: str | None = None
+        for rank in range(package.world):
+            token = package.pieces.get(rank)
+            if token is None or token[2] != rank:
+                raise Violation(f"visible means complete: step {step} of {save} lacks the piece of rank {rank} (has {token})")
+            if token[1] != step or (first is not None and token[0] != first):
+                raise Violation(f"visible means complete: step {step} of {save} mixes pieces: {package.pieces}")
+            first = token[0]
+        self.ever_visible.add(step)
+
+    def put(self, step: int, name: str, save: str) -> bool:
+        """Create-once of one fixed name; True if it is there with these bytes."""
+        shown = self.shown.get(step)
+        if shown is None:
+            shown = self.shown[step] = Shown()
+        held = shown.files.setdefault(name, save)
+        self.check_step(step)
+        return held == save
+
+    def rename(self, step: int, save: str) -> bool:
+        """Directory: the assembled step to its name; True if it is visible afterwards."""
+        shown = self.shown.get(step)
+        if shown is None and save in self.work:
+            self.work.discard(save)
+            shown = self.shown[step] = Shown()
+            for name in (*FILES, MARKER):
+                shown.files[name] = save
+            self.check_step(step)
+        return shown is not None and shown.files.get(MARKER) == save
+
+    def remove(self, step: int, save: str | None, names: tuple[str, ...], *, aside: bool) -> None:
+        """Take fixed names away. Objects go only if they are of that save; a directory has no such condition."""
+        shown = self.shown.get(step)
+        if shown is None:
+            return
+        gone = [name for name in names if name in shown.files and (self.is_directory or shown.files[name] == save)]
+        if MARKER in gone:
+            self._check_removal(step, shown.files[MARKER], aside)
+        for name in gone:
+            del shown.files[name]
+        if not shown.files:
+            del self.shown[step]
+        elif gone:
+            self.check_step(step)
+
+    def _check_removal(self, step: int, save: str, aside: bool) -> None:
+        tail = self.log[-1]
+        for one in tail.live:
+            if one.step == step and one.save == save:
+                raise Violation(f"retention is safe: step {step} of {save} is live and is being removed")
+        others = [other for other in self.visible() if other != step]
+        newest = max(others, default=-1)
+        rolled_back = any(one.step == step and "rollback" in one.reason for one in tail.intents) or step in self.aside
+        if newest < step and not aside and not rolled_back:
+            raise Violation(f"retention is safe: step {step} is removed, the newest other visible one is {newest}")

@@ -1,0 +1,258 @@
+"""RayTrainCallback: what raystate does inside Ray Train.
+
+Ray Train v2 runs callbacks in its controller (one actor per `fit`) and copies them to the workers. The hooks, states and environment
+variables used here belong to Ray's developer API or to its internals; tests/cluster/test_train_internals.py checks each of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ray
+from ray.train.v2._internal.constants import HEALTH_CHECK_INTERVAL_S_ENV_VAR, WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
+from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
+from ray.train.v2._internal.execution.controller.state import (
+    ErroredState,
+    ReschedulingState,
+    ResizingState,
+    RestartingState,
+    ShuttingDownState,
+)
+from ray.util.placement_group import get_current_placement_group, remove_placement_group
+
+from raystate import launch_context
+from raystate.core.errors import RaystateError, RunFailedError
+from raystate.launch_context import LaunchContext, Restart
+from raystate.train import endings, nodes
+from raystate.train.policy import Ending, Probe, RetryPolicy
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.2  # Ray's own is 2 s: on average a second until a death is noticed
+PINNED_START_S = 10.0  # then the workers may go anywhere
+OTHERS_GRACE_S = 1.0  # after one rank's exception, for the others' own
+_PROBE_S = 10.0
+_DEFAULT_START_LIMIT_S = 900.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What `fit` gets back through Ray Train's return value."""
+
+    value: Any
+    facts: dict[str, Any]
+    restarts: tuple[Restart, ...] = ()
+
+
+class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
+    """Connects a JaxTrainer with raystate: `RunConfig(callbacks=[RayTrainCallback(config)])`.
+
+    It tells each worker its run and its place in the worker group, so that `StateManager()` needs no arguments; ends the survivors of
+    a dead worker at once, so that the restart does not wait for them; notices deaths within a fraction of a second; puts each rank
+    back on the node that holds its snapshots, if that node is still there; and ends the run when trying again cannot help.
+
+    Args:
+        config: the run's `StateConfig`.
+        max_failures: give up after so many failed attempts in a row without a new step; None leaves giving up to Ray's
+            `FailureConfig` (then set its `max_failures=-1`: Ray counts every failure, even one after a week of progress).
+    """
+
+    def __init__(self, config: Any, *, max_failures: int | None = None):
+        self._config = config
+        self._max_failures = max_failures
+        self._returns_outcome = False  # set by fit: its training function returns an Outcome
+        self._group = ""
+        self._restarts: tuple[Restart, ...] = ()
+        self._reset()
+
+    def _reset(self) -> None:
+        """What only the controller's copy uses."""
+        self._workers: list[Any] = []
+        self._failures: dict[int, endings.Failure] = {}
+        self._groups = 0
+        self._policy = RetryPolicy(self._max_failures, getattr(self._config, "idle_timeout_s", _DEFAULT_START_LIMIT_S))
+        self._threads: ThreadPoolExecutor | None = None
+        self._pending: tuple[Ending, float] | None = None  # why the next group starts, and when that was noticed (monotonic)
+        self._placement: Any = None  # ObjectRef of the group's placement group
+        self._scaling: Any = None  # the controller's ScalingConfig
+        self._own_selector: Any = None  # the user's label selector in it
+        self._rank_nodes: list[str] = []  # node id by rank, of the newest group
+        self._leaving: frozenset[str] = frozenset()  # nodes that were announced to go away
+        self._pinned = self._pins_failed = False
+        self._start_timeout: str | None = None  # the user's setting
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("_config", "_max_failures", "_returns_outcome", "_group", "_restarts")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+        # The controller unpickles its callbacks before it reads this; a value that the user set has arrived already.
+        os.environ.setdefault(HEALTH_CHECK_INTERVAL_S_ENV_VAR, str(POLL_INTERVAL_S))
+
+    # ------------------------------------------------------------ in the worker
+
+    def after_init_train_context(self) -> None:
+        context = ray.train.get_context()
+        launch_context.set_context(
+            LaunchContext(
+                config=self._config,
+                group=self._group,
+                rank=context.get_world_rank(),
+                world=context.get_world_size(),
+                restarts=self._restarts,
+            )
+        )
+
+    # ------------------------------------------------------------ in the controller: a group starts
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="raystate-probe")
+        self._scaling = train_run_context.scaling_config
+        self._own_selector = self._scaling.label_selector
+        self._start_timeout = os.environ.get(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR)
+        endings.quiet_ray_train()
+
+    def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
+        self._place(resize_decision.num_workers)
+
+    def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
+        self._group = secrets.token_hex(8)
+        self._groups += 1
+        self._workers = list(workers)
+        self._failures = {}
+        self._rank_nodes = [worker.metadata.node_id for worker in workers]
+        self._placement = workers[0].execute_async(get_current_placement_group)
+        if self._pending is not None:
+            ending, _ = self._pending
+            restart = Restart(
+                attempt=self._groups, group=self._group, cause=ending.cause, interrupted=ending.kind == "interrupted"
+            )
+            self._restarts = (*self._restarts, restart)
+        return {}
+
+    def after_worker_group_training_start(self, worker_group: Any) -> None:  # noqa: ARG002
+        now_s = time.monotonic()
+        if self._pending is not None:
+            _, noticed_s = self._pending
+            self._restarts = (*self._restarts[:-1], dataclasses.replace(self._restarts[-1], seconds=now_s - noticed_s))
+            self._pending = None
+        self._pins_failed = False
+        self._policy.started(self._probe(), now_s)
+
+    # ------------------------------------------------------------ in the controller: a group ends
+
+    def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
+        statuses = worker_group_status.worker_statuses
+        self._failures |= endings.failures(statuses)
+        if self._failures:
+            if not any(failure.died or endings.is_collateral(failure.error) for failure in self._failures.values()):
+                self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=OTHERS_GRACE_S)
+            self._end_workers()
+        elif worker_group_status.finished and self._returns_outcome:
+            # The controller takes rank 0's value from this object next: the only way to hand it something of the controller's.
+            outcome = statuses[0].return_value
+            statuses[0].return_value = dataclasses.replace(outcome, restarts=self._restarts)
+
+    def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:  # noqa: ARG002
+        if isinstance(current_state, ResizingState):
+            self._end_workers()
+            self._again(Ending(kind="interrupted", cause="the worker group changes its size"))
+        elif isinstance(current_state, (RestartingState, ReschedulingState)):
+            if isinstance(current_state, ReschedulingState):
+                self._release_half_started()
+            error = current_state.training_failed_error
+            self._leaving |= endings.leaving_nodes(error)
+            self._decide(endings.classify(error, self._failures))
+        elif isinstance(current_state, (ShuttingDownState, ErroredState)) and self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _decide(self, ending: Ending) -> None:
+        if ending.kind == "waiting" and self._pinned:
+            self._pins_failed = True  # not the cluster's fault yet: next time without pins
+            return
+        reason = self._policy.ended(ending, self._probe(), time.monotonic())
+        if reason is None:
+            self._again(ending)
+            return
+        if ending.kind == "final" and isinstance(ending.error, RaystateError):
+            raise ending.error
+        raise RunFailedError(
+            f"gave up, {reason}: {ending.cause}",
+            rank=ending.rank,
+            error=ending.error,
+            traceback=ending.traceback,
+            restarts=self._restarts,
+        )
+
+    def _again(self, ending: Ending) -> None:
+        if self._pending is None or ending.kind != "waiting":  # a wait for room doesn't hide what led to it
+            self._pending = (ending, time.monotonic())
+        log = logger.info if ending.kind == "interrupted" else logger.warning
+        log("raystate: %s; starting again", ending.cause)
+
+    def _end_workers(self) -> None:
+        """Kill them all: they wait for the dead rank in a collective, and Ray would wait for them (5 s, or 30 s)."""
+        for worker in self._workers:
+            ray.kill(worker.actor)
+
+    def _release_half_started(self) -> None:
+        """A group that failed between its workers' creation and their start: Ray drops it and keeps its resources reserved."""
+        self._end_workers()
+        placement, self._placement = self._placement, None
+        if placement is not None:
+            try:
+                remove_placement_group(ray.get(placement, timeout=1.0))
+            except Exception as error:  # the worker was dead before it could say; or the group is gone already
+                logger.debug("could not release a placement group: %s", error)
+
+    # ------------------------------------------------------------ where the workers go, and how far the run is
+
+    def _place(self, num_workers: int) -> None:
+        selectors = None
+        if not self._scaling.use_tpu and not self._pins_failed and isinstance(self._scaling.num_workers, int):
+            selectors = nodes.selectors(self._rank_nodes, num_workers, own=self._own_selector, leaving=self._leaving)
+        self._pinned = selectors is not None
+        self._scaling.label_selector = self._own_selector if selectors is None else selectors
+        if self._pinned:
+            allowed_s = float(self._start_timeout or PINNED_START_S)
+            os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = str(min(allowed_s, PINNED_START_S))
+        elif self._start_timeout is None:
+            os.environ.pop(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR, None)
+        else:
+            os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = self._start_timeout
+
+    def _probe(self) -> Probe:
+        if self._threads is None or self._max_failures in (None, -1):
+            return lambda: None
+        future = self._threads.submit(newest_step, self._config)
+
+        def result() -> int | None:
+            try:
+                return future.result(timeout=_PROBE_S)
+            except Exception as error:  # storage or the Coordinator doesn't answer: no progress that we know of
+                logger.warning("raystate: cannot tell the newest step: %s: %s", type(error).__name__, error)
+                return None
+
+        return result
+
+
+def newest_step(config: Any) -> int:
+    """The newest step of the run in any tier, -1 if it has none: from its Coordinator, else from storage."""
+    import raystate.actors
+
+    ask: Callable[[Any], int | None] | None = getattr(raystate.actors, "newest_step", None)
+    step = ask(config) if ask is not None else None
+    if step is None:
+        from raystate.reader import Reader
+
+        step = Reader(config.storage).latest_step()
+    return -1 if step is None else step

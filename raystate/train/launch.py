@@ -1,0 +1,270 @@
+"""fit(): a JaxTrainer that always finishes, or says why not."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.config import LoggingConfig
+from ray.train.v2.api.exceptions import TrainingFailedError
+from ray.train.v2.jax import JaxConfig, JaxTrainer
+
+from raystate import launch_context
+from raystate.core.errors import ConfigError, RunFailedError
+from raystate.launch_context import Restart
+from raystate.train import endings
+from raystate.train.callback import Outcome, RayTrainCallback, newest_step
+from raystate.train.jax_backend import QuickJaxConfig
+
+logger = logging.getLogger(__name__)
+
+_RELEASE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """One restart of the worker group.
+
+    Attributes:
+        attempt: the worker group that it led to, counted from 1 in this `fit`; so the first recovery's is 2.
+        cause: why the group before ended.
+        step: the step that training went on from; None if it isn't known.
+        tier: where that step came from: "memory", "peer", "storage", "source", "init"; "" if it isn't known.
+        seconds: from noticing the end of the group before to the first new step, or, if that isn't known, to the training function.
+        steps_repeated: completed steps that had to be computed again; None if it isn't known.
+        interrupted: announced or asked for (a preemption, a resize), not a failure.
+    """
+
+    attempt: int
+    cause: str
+    step: int | None = None
+    tier: str = ""
+    seconds: float | None = None
+    steps_repeated: int | None = None
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What came out of a finished run.
+
+    Attributes:
+        step: the newest durable step, -1 if there is none.
+        path: the run's storage.
+        metrics: the metrics of the last `save` that had some, else the last that Ray Train has from `ray.train.report`.
+        return_value: what the training function returned on rank 0.
+        recoveries: every restart, oldest first.
+        ray: Ray Train's own result.
+    """
+
+    step: int
+    path: str
+    metrics: dict[str, Any]
+    return_value: Any
+    recoveries: tuple[Recovery, ...]
+    ray: Any = field(repr=False)
+
+
+def fit(
+    train_fn: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+    config: Any,
+    *,
+    num_workers: int | tuple[int, int] | None = None,
+    train_loop_config: dict[str, Any] | None = None,
+    scaling_config: ScalingConfig | None = None,
+    run_config: RunConfig | None = None,
+    jax_config: JaxConfig | None = None,
+    max_failures: int = 3,
+) -> RunResult:
+    """Train until `train_fn` has returned on every worker, starting again after every failure and interruption.
+
+    Without accelerators in `scaling_config` the workers run on CPU and form one JAX job (plain JaxTrainer needs telling).
+
+    Args:
+        train_fn: runs in every worker; takes `train_loop_config` or nothing, as in JaxTrainer. Makes a `StateManager()`.
+        config: the run's `StateConfig`.
+        num_workers: workers, or (fewest, most) for an elastic run; 2 if neither this nor `scaling_config` is given.
+        train_loop_config: passed to `train_fn`.
+        scaling_config, run_config, jax_config: passed on to JaxTrainer. `run_config`'s callbacks are kept. Its failure limits are
+            replaced: `max_failures` decides.
+        max_failures: give up after so many failed attempts in a row without a new step; 0: at the first failure; -1: never.
+            Interruptions don't count.
+
+    Returns:
+        The result, once the last step is durable and no actor of the run is left.
+
+    Raises:
+        ConfigError: the arguments contradict each other, or the workers don't form one JAX job.
+        RunFailedError: gave up. Its cause is the user's exception; `rank` says whose. The newest complete snapshot is durable.
+        StaleAttemptError, RunInUseError: the run belongs to another attempt.
+    """
+    scaling = _scaling(scaling_config, num_workers)
+    if max_failures < -1:
+        raise ConfigError(f"max_failures is {max_failures}; -1 (never give up), 0 or more is allowed", field="max_failures")
+    callback = RayTrainCallback(config, max_failures=max_failures)
+    callback._returns_outcome = True
+    on_cpu = not scaling.use_tpu and not scaling.use_gpu
+    started_ray = not ray.is_initialized()
+    if started_ray:
+        ray.init(include_dashboard=False, logging_level=logging.WARNING)
+    try:
+        trainer = JaxTrainer(
+            _entry(train_fn),
+            train_loop_config=train_loop_config,
+            jax_config=_jax_config(jax_config, scaling),
+            scaling_config=scaling,
+            run_config=_run_config(run_config, callback, on_cpu=on_cpu),
+        )
+        result = _run(trainer, config)
+        return _result(result, config)
+    finally:
+        if started_ray:
+            ray.shutdown()
+
+
+def _run(trainer: JaxTrainer, config: Any) -> Any:
+    try:
+        result = trainer.fit()
+    except TrainingFailedError as wrapped:
+        error, cause = _unwrap(wrapped)
+        _release(config, f"failed: {error}", after=error)
+        raise error from cause
+    except BaseException as error:  # the driver is being stopped: the run can go on later
+        _release(config, f"the driver ended: {type(error).__name__}", after=error)
+        raise
+    _release(config, "finished")
+    return result
+
+
+def _unwrap(wrapped: TrainingFailedError) -> tuple[BaseException, BaseException | None]:
+    """The error to raise for Ray Train's, and its cause."""
+    error = endings.ours(wrapped)
+    if error is None:
+        return RunFailedError(f"Ray Train gave up: {wrapped}"), wrapped
+    cause = error.details.pop("error", None)
+    text = error.details.pop("traceback", "")
+    if cause is not None and text:
+        cause.add_note(f"on rank {error.rank}:\n{text}")  # a pickled exception has lost its own traceback
+    return error, cause
+
+
+def _release(config: Any, reason: str, *, after: BaseException | None = None) -> None:
+    """The newest snapshot durable, no actor left. After an error, a failure to do so is noted on it and doesn't replace it."""
+    import raystate.actors
+
+    release: Callable[..., Any] | None = getattr(raystate.actors, "release", None)
+    if release is None:
+        return
+    try:
+        release(config, reason, getattr(config, "save_timeout_s", _RELEASE_S))
+    except Exception as error:
+        if after is None:
+            raise
+        after.add_note(f"and the run could not be released: {type(error).__name__}: {error}")
+
+
+# ---------------------------------------------------------------- what JaxTrainer is given
+
+
+def _scaling(scaling_config: ScalingConfig | None, num_workers: int | tuple[int, int] | None) -> ScalingConfig:
+    if scaling_config is None:
+        return ScalingConfig(num_workers=2 if num_workers is None else num_workers)
+    if num_workers is not None and num_workers != scaling_config.num_workers:
+        raise ConfigError(
+            f"num_workers={num_workers} but scaling_config has num_workers={scaling_config.num_workers}; give it once",
+            field="num_workers",
+        )
+    return scaling_config
+
+
+def _jax_config(jax_config: JaxConfig | None, scaling: ScalingConfig) -> JaxConfig:
+    if jax_config is None:
+        # use_gpu also on CPU: it is what makes JaxTrainer start jax.distributed; JAX_PLATFORMS says what it runs on.
+        return QuickJaxConfig(use_tpu=scaling.use_tpu, use_gpu=not scaling.use_tpu)
+    if type(jax_config) is JaxConfig:
+        return QuickJaxConfig(use_tpu=jax_config.use_tpu, use_gpu=jax_config.use_gpu)
+    return jax_config
+
+
+def _run_config(run_config: RunConfig | None, callback: RayTrainCallback, *, on_cpu: bool) -> RunConfig:
+    """The user's, completed; theirs is left as it is."""
+    if run_config is None:
+        run_config = RunConfig(logging_config=LoggingConfig(log_level="ERROR"))
+    run = copy.copy(run_config)
+    run.callbacks = [*(run_config.callbacks or []), callback]
+    failure = copy.copy(run_config.failure_config) or FailureConfig()
+    failure.max_failures = -1
+    run.failure_config = failure
+    if on_cpu:
+        runtime_env = dict(run_config.worker_runtime_env or {})
+        runtime_env["env_vars"] = {"JAX_PLATFORMS": "cpu", **(runtime_env.get("env_vars") or {})}
+        run.worker_runtime_env = runtime_env
+    return run
+
+
+def _entry(train_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`train_fn`, returning an Outcome."""
+    required = [
+        parameter
+        for parameter in inspect.signature(train_fn).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) > 1:
+        raise ConfigError(f"train_fn takes {len(required)} arguments; it may take train_loop_config or nothing", field="train_fn")
+
+    # wraps: Ray looks at the signature, and shows the name.
+    @functools.wraps(train_fn)
+    def run(*args: Any) -> Outcome:
+        value = train_fn(*args)
+        context = launch_context.current()
+        if context is not None and "jax" in sys.modules:
+            launch_context.check_world(context.world)
+        return Outcome(value, launch_context.summary())
+
+    return run
+
+
+# ---------------------------------------------------------------- what comes back
+
+
+def _result(result: Any, config: Any) -> RunResult:
+    outcome: Outcome = result.return_value
+    step = outcome.facts.get("step")
+    return RunResult(
+        step=newest_step(config) if step is None else step,
+        path=os.fspath(config.storage),
+        metrics=dict(outcome.facts.get("metrics") or result.metrics or {}),
+        return_value=outcome.value,
+        recoveries=recoveries(outcome.restarts, outcome.facts.get("recoveries") or []),
+        ray=result,
+    )
+
+
+def recoveries(restarts: tuple[Restart, ...], known: list[dict[str, Any]]) -> tuple[Recovery, ...]:
+    """The launcher's restarts joined with what the run knows about each of their groups."""
+    by_group = {facts["group"]: facts for facts in known}
+    result: list[Recovery] = []
+    for restart in restarts:
+        facts = by_group.get(restart.group, {})
+        result.append(
+            Recovery(
+                attempt=restart.attempt,
+                cause=restart.cause,
+                step=facts.get("step"),
+                tier=facts.get("tier", ""),
+                seconds=facts.get("seconds", restart.seconds),
+                steps_repeated=facts.get("steps_repeated"),
+                interrupted=restart.interrupted,
+            )
+        )
+    return tuple(result)

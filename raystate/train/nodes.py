@@ -1,0 +1,57 @@
+"""Where a worker group's ranks should run next: on the nodes that hold their snapshots, as far as those are still there."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ray
+
+from raystate.train.policy import pinned_nodes
+
+NODE_LABEL = "ray.io/node-id"  # Ray sets this label on every node
+_REACH_S = 0.5
+
+
+def selectors(
+    previous: Sequence[str], workers: int, *, own: Any, leaving: frozenset[str] = frozenset()
+) -> list[dict[str, str]] | None:
+    """A label selector for each worker, so that rank r lands where it was; None if there is nothing to say.
+
+    Args:
+        previous: node id by rank of the group before, empty for the first.
+        workers: size of the next group.
+        own: the user's label selector: a dict for all workers, a list of dicts, or None. Kept, and stronger than ours.
+        leaving: nodes that were announced to go away.
+    """
+    if len(previous) != workers:
+        return None
+    usable = reachable(frozenset(previous)) - leaving
+    avoid = sorted(frozenset(previous) - usable)
+    result: list[dict[str, str]] = []
+    for rank, node in enumerate(pinned_nodes(previous, usable, workers)):
+        # Ray may take seconds to notice that a node is gone, and until then would still place workers there.
+        ours = {NODE_LABEL: node} if node is not None else {NODE_LABEL: f"!in({','.join(avoid)})"}
+        theirs = own[rank] if isinstance(own, list) else own
+        result.append({**ours, **(theirs or {})})
+    return result
+
+
+def reachable(node_ids: frozenset[str]) -> frozenset[str]:
+    """Those of the nodes that Ray calls alive and whose raylet takes a connection now."""
+    known = {info["NodeID"]: info for info in ray.nodes() if info["Alive"] and info["NodeID"] in node_ids}
+    if not known:
+        return frozenset()
+    with ThreadPoolExecutor(max_workers=min(32, len(known))) as threads:
+        answers = threads.map(lambda info: _answers(info["NodeManagerAddress"], info["NodeManagerPort"]), known.values())
+        return frozenset(node for node, answer in zip(known, answers, strict=True) if answer)
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=_REACH_S).close()
+    except OSError:
+        return False
+    return True

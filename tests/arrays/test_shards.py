@@ -1,0 +1,46 @@
+"""Boxes, owners and Orbax's text for a sharding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from raystate.arrays.shards import chunk_shape, local_shards, sharding_json
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+SPECS = [P(), P("x"), P("x", "y"), P(("x", "y"), None), P(None, "y"), P("y", "x"), P(None, ("y", "x"))]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("kinds", [(AxisType.Auto, AxisType.Auto), (AxisType.Explicit, AxisType.Auto)], ids=str)
+def test_sharding_text_is_orbaxs(spec, kinds):
+    from orbax.checkpoint._src.metadata.sharding import from_jax_sharding  # no public name gives this text
+
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=kinds)
+    for sharding in (NamedSharding(mesh, spec), SingleDeviceSharding(jax.devices()[3])):
+        expected = from_jax_sharding(sharding)
+        assert expected is not None
+        assert sharding_json(sharding) == expected.to_serialized_string()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_boxes_cover_every_element_once_and_are_whole_chunks(mesh, spec):
+    array = jax.device_put(jnp.arange(16 * 8).reshape(16, 8), NamedSharding(mesh, spec))
+    shards = local_shards(array, process_index=0)
+    seen = np.zeros(array.shape, int)
+    chunk = chunk_shape(array.sharding, array.shape)
+    for shard in shards:
+        assert shard.owned
+        assert shard.shape == chunk
+        assert all(start % size == 0 for start, size in zip(shard.start, chunk, strict=True))
+        box = tuple(slice(a, a + n) for a, n in zip(shard.start, shard.shape, strict=True))
+        seen[box] += 1
+        assert np.array_equal(array.addressable_data(shard.position), np.asarray(array)[box])
+    assert (seen == 1).all()

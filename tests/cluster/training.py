@@ -1,0 +1,124 @@
+"""Running the toy under `fit` while a test kills things."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import raystate
+from tests.cluster import toy
+
+WAIT_S = 90.0
+POLL_S = 0.02
+
+
+@dataclasses.dataclass
+class Events:
+    """What the toy's trainers have written so far."""
+
+    folder: Path
+
+    def read(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for path in self.folder.glob("events-*.jsonl"):
+            for line in path.read_text().splitlines():
+                try:
+                    found.append(json.loads(line))
+                except json.JSONDecodeError:  # a killed trainer's last line may be half written
+                    continue
+        return sorted(found, key=lambda event: event["t"])
+
+    def newest_step(self) -> int:
+        return max((event["step"] for event in self.read() if event["event"] == "step"), default=-1)
+
+    def pids(self) -> dict[int, int]:
+        """rank -> pid of the newest start."""
+        return {event["rank"]: event["pid"] for event in self.read() if event["event"] == "start"}
+
+    def starts(self) -> int:
+        return sum(event["event"] == "start" and event["rank"] == 0 for event in self.read())
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, failed: Callable[[], Any] = lambda: None) -> Any:
+    """Poll until `condition` is true; fail naming `what` at the deadline, or with what `failed` says."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        result = condition()
+        if result:
+            return result
+        problem = failed()
+        assert problem is None, f"while waiting for {what}: {problem!r}"
+        assert time.monotonic() < deadline_s, f"no {what} within {timeout_s:.0f} s"
+        time.sleep(POLL_S)
+
+
+class Training:
+    """`fit` in a thread, so that the test can kill things meanwhile."""
+
+    def __init__(self, config: Any, out: Path, **kwargs: Any):
+        out.mkdir(parents=True, exist_ok=True)
+        self.events = Events(out)
+        self.config = config
+        self.result: Any = None
+        self.error: BaseException | None = None
+        loop = {"out": str(out), "steps": kwargs.pop("steps", 40), "step_s": kwargs.pop("step_s", 0.2), "width": kwargs.pop("width", 32)}
+        train_fn = kwargs.pop("train_fn", toy.train)
+        devices = kwargs.pop("devices", 2)
+
+        def run() -> None:
+            try:
+                self.result = raystate.fit(
+                    train_fn,
+                    config,
+                    train_loop_config=loop,
+                    scaling_config=scaling(kwargs.pop("num_workers", 2)),
+                    run_config=quiet_run_config(out, devices),
+                    **kwargs,
+                )
+            except BaseException as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=run, name="fit", daemon=True)
+        self.thread.start()
+
+    def wait_step(self, step: int) -> None:
+        wait_for(lambda: self.events.newest_step() >= step, f"step {step}", failed=lambda: self.error)
+
+    def kill_trainer(self, rank: int) -> tuple[int, float]:
+        """SIGKILL that rank's newest process; (newest step before, wall time)."""
+        before = self.events.newest_step()
+        now = time.time()
+        os.kill(self.events.pids()[rank], signal.SIGKILL)
+        return before, now
+
+    def finish(self, timeout_s: float = 180.0) -> Any:
+        self.thread.join(timeout_s)
+        assert not self.thread.is_alive(), f"fit did not end within {timeout_s:.0f} s; newest step {self.events.newest_step()}"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def digests(self) -> list[str]:
+        """Of the final state, by rank."""
+        ends = {event["rank"]: event["digest"] for event in self.events.read() if event["event"] == "end"}
+        return [ends[rank] for rank in sorted(ends)]
+
+
+def scaling(num_workers: int) -> Any:
+    from ray.train import ScalingConfig
+
+    return ScalingConfig(num_workers=num_workers, resources_per_worker={"CPU": 1, "trainer": 1})
+
+
+def quiet_run_config(out: Path, devices: int) -> Any:
+    from ray.train import RunConfig
+
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    return RunConfig(storage_path=str(out / "ray"), worker_runtime_env={"env_vars": environment})

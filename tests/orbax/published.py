@@ -1,0 +1,122 @@
+"""Builds a step as raystate does: two writers, a stranger beside them, the merge, and the files in their places."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raystate.core.tree import ArraySpec, DataObject, LeafSpec, TreeSpec
+from raystate.orbax.merge import build_files
+from raystate.orbax.writer import write_item
+from tests.orbax.state_example import ARRAYS, array, notes, state
+
+SHARDING = '{"sharding_type": "SingleDeviceSharding", "device_str": "cpu:0"}'
+JSON_ITEM = {"tokens": [1, 2, {"x": None}]}
+METRICS = {"loss": 0.125, "accuracy": 0.5}
+CUSTOM = {"commit": "abc", "nested": {"k": [1]}}
+
+
+def kv_base(folder: Path) -> dict[str, Any]:
+    return {"driver": "file", "path": f"{folder}/"}
+
+
+def leaves(tree: Any, path: tuple[Any, ...] = ()) -> list[LeafSpec]:
+    """Leaves in jax's order (dict keys sorted); a string in place of an array is its name in ARRAYS."""
+    if isinstance(tree, dict | list) and tree:
+        entries = sorted(tree.items()) if isinstance(tree, dict) else enumerate(tree)
+        return [leaf for key, value in entries for leaf in leaves(value, (*path, key))]
+    match tree:
+        case dict():
+            return [LeafSpec(path=path, kind="dict")]
+        case list():
+            return [LeafSpec(path=path, kind="list")]
+        case None:
+            return [LeafSpec(path=path, kind="none")]
+        case np.ndarray():
+            spec = ArraySpec(shape=tree.shape, dtype=tree.dtype.name, chunk=tree.shape, typestr="np.ndarray")
+            return [LeafSpec(path=path, kind="array", array=spec)]
+        case ArraySpec():
+            return [LeafSpec(path=path, kind="array", array=tree)]
+        case str():
+            return [LeafSpec(path=path, kind="string")]
+        case _:
+            return [LeafSpec(path=path, kind="scalar")]
+
+
+def _array_spec(name: str) -> ArraySpec:
+    shape, dtype, chunk = ARRAYS[name]
+    return ArraySpec(shape=shape, dtype=dtype, chunk=chunk, sharding=SHARDING)
+
+
+def state_tree() -> TreeSpec:
+    return TreeSpec(item="state", leaves=tuple(leaves(state(_array_spec))))
+
+
+def notes_tree() -> TreeSpec:
+    return TreeSpec(item="notes", leaves=tuple(leaves(notes())))
+
+
+def values_of(tree: TreeSpec, value: Any) -> list[Any]:
+    """Values of the scalar and string leaves, in order."""
+    found = []
+    for leaf in tree.leaves:
+        if leaf.kind in ("scalar", "string"):
+            node = value
+            for key in leaf.path:
+                node = node[key]
+            found.append(node)
+    return found
+
+
+def pieces(tree: TreeSpec, host: int, hosts: int, scale: int = 1) -> list[tuple[int, tuple[int, ...], np.ndarray]]:
+    """A host's share: every `hosts`-th chunk. The 2-d kernel's chunks of one row of chunks go together, as one piece."""
+    share = []
+    for index, leaf in enumerate(tree.leaves):
+        if leaf.array is None:
+            continue
+        full, spec = array(leaf.name, scale), leaf.array
+        chunk = (spec.chunk[0], spec.shape[1]) if leaf.name == "params.dense.kernel" else spec.chunk
+        steps = [range(0, size, piece) for size, piece in zip(spec.shape, chunk, strict=True)]
+        starts = list(itertools.product(*steps)) or [(0,) * len(spec.shape)]  # one piece without elements for an empty array
+        for number, start in enumerate(starts):
+            if number % hosts == host:
+                box = tuple(slice(begin, begin + piece) for begin, piece in zip(start, chunk, strict=True))
+                share.append((index, start, np.array(full[box])))
+    return share
+
+
+def publish(root: Path, step: int = 1200, save: str = "a7k1", **changes: Any) -> tuple[Path, dict[str, bytes], list[DataObject]]:
+    """Write, merge and publish a step under `root`; `changes` are for build_files."""
+    folder = root / str(step)
+    tree, other = state_tree(), notes_tree()
+    objects: list[DataObject] = []
+    for host in (0, 1):
+        objects += write_item(kv_base(folder / "state"), f"{save}h{host}", tree, pieces(tree, host, 2))
+    index = next(i for i, leaf in enumerate(other.leaves) if leaf.name == "odd")
+    objects += write_item(kv_base(folder / "notes"), f"{save}h0", other, [(index, (0, 0), array("params.odd"))])
+    # A zombie of an older save wrote other values beside them.
+    write_item(kv_base(folder / "state"), "a6k9h0", tree, pieces(tree, 0, 2, scale=2))
+    arguments: dict[str, Any] = {
+        "iterators": {"data": {0: b'{"next": 4}', 1: b'{"next": 5}'}},
+        "json_items": {"vocabulary": JSON_ITEM},
+        "metrics": METRICS,
+        "custom": CUSTOM,
+        "world": 2,
+        **changes,
+    }
+    files, merged = build_files(
+        step,
+        save,
+        [tree, other],
+        [values_of(tree, state()), values_of(other, notes())],
+        {"state": [f"{save}h0", f"{save}h1"], "notes": [f"{save}h0"]},
+        lambda item: kv_base(folder / item),
+        **arguments,
+    )
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder, files, objects + merged

@@ -1,0 +1,90 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import google_crc32c
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore as ts
+
+from raystate.core.errors import ConfigError, StorageError
+from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
+from raystate.orbax import writer as writer_module
+from raystate.orbax.writer import write_item
+from tests.orbax.published import kv_base, pieces, state_tree
+from tests.orbax.state_example import ARRAYS, bits
+
+
+def one(dtype: str = "float32", shape: tuple[int, ...] = (4, 2), chunk: tuple[int, ...] = (2, 2)) -> TreeSpec:
+    array = ArraySpec(shape=shape, dtype=dtype, chunk=chunk)
+    return TreeSpec(item="state", leaves=(LeafSpec(path=("w",), kind="array", array=array), LeafSpec(path=("n",), kind="scalar")))
+
+
+def test_importing_loads_neither_jax_nor_orbax():
+    code = (
+        "import sys, raystate.orbax.writer, raystate.orbax.coverage, raystate.orbax.step_reader, raystate.orbax.merge;"
+        "sys.exit(any(name.split('.')[0] in ('jax', 'jaxlib') or name.startswith('orbax') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_objects_are_listed_as_storage_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writer_module, "_READ_BACK_BYTES", 100)  # so that reading back takes many ranges
+    tree = state_tree()
+    objects = write_item(kv_base(tmp_path), "a1k2h0", tree, pieces(tree, 0, 1), data_file_bytes=2000)
+    files = {path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {found.name: (found.size, found.crc32c) for found in objects} == {
+        name: (len(data), google_crc32c.value(data)) for name, data in files.items()
+    }
+    assert len(objects) > 3 and all(
+        found.writer == "a1k2h0" and found.name.startswith("ocdbt.process_a1k2h0/") for found in objects
+    )
+
+
+def test_every_dtype_reads_back_equal(tmp_path: Path):
+    tree = state_tree()
+    share = pieces(tree, 0, 1)
+    write_item(kv_base(tmp_path), "w", tree, share)
+    base = kv_base(tmp_path / "ocdbt.process_w")
+    for leaf, start, data in share:
+        spec = {"driver": "zarr3", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{tree.leaves[leaf].name}/"}}
+        store = ts.open(spec, open=True).result()
+        box = tuple(slice(s, s + n) for s, n in zip(start, data.shape, strict=True))
+        assert bits(store[box].read().result()) == bits(data), tree.leaves[leaf].name
+        assert [codec["name"] for codec in store.spec().to_json()["metadata"]["codecs"]] == ["bytes", "crc32c"]
+    assert {tree.leaves[leaf].name for leaf, _, _ in share} == set(ARRAYS)
+
+
+def test_no_piece_writes_nothing(tmp_path: Path):
+    assert write_item(kv_base(tmp_path), "w", one(), []) == []
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("tree", "piece", "words"),
+    [
+        (one(), (0, (0, 0), np.zeros((2, 2), np.float16)), "piece of float16, array of float32"),
+        (one(), (0, (1, 0), np.zeros((2, 2), np.float32)), "not made of whole chunks"),
+        (one(), (0, (4, 0), np.zeros((2, 2), np.float32)), "outside the array's shape"),
+        (one(), (1, (), np.zeros((), np.float32)), "not an array but scalar"),
+        (one("uint4"), (0, (0, 0), np.zeros((2, 2), ml_dtypes.uint4)), "dtype uint4 cannot be stored"),
+        (one("object"), (0, (0, 0), np.zeros((2, 2), object)), "dtype object cannot be stored"),
+    ],
+)
+def test_what_cannot_be_written_names_the_leaf(tmp_path: Path, tree: TreeSpec, piece: tuple, words: str):
+    with pytest.raises(ConfigError, match=words) as caught:
+        write_item(kv_base(tmp_path), "w", tree, [piece])
+    assert caught.value.item == "state" and caught.value.path in ("w", "n")
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_a_writer_name_that_is_no_plain_word_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError):
+        write_item(kv_base(tmp_path), "../x", one(), [])
+
+
+def test_storage_that_cannot_be_written_is_a_storage_error(tmp_path: Path):
+    (tmp_path / "ocdbt.process_w").write_text("a file where the folder should be")
+    with pytest.raises(StorageError, match="item 'state', writer w"):
+        write_item(kv_base(tmp_path), "w", one(), [(0, (0, 0), np.zeros((4, 2), np.float32))])

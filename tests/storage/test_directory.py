@@ -1,0 +1,296 @@
+"""What only a file system does: errors by number, order of fsyncs, temporary files, links."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raystate.core.errors import StorageError
+from raystate.storage import ObjectExistsError, ObjectMissingError, open_storage
+from raystate.storage.base import TEMPORARY_PREFIX
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return Path(os.path.realpath(tmp_path)) / "run"
+
+
+def failing(number: int) -> Callable[..., Any]:
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def temporary_files(root: Path) -> list[Path]:
+    return list(root.rglob(f"{TEMPORARY_PREFIX}*"))
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "hint"),
+    [
+        ("write", errno.ENOSPC, "full"), ("fsync", errno.ENOSPC, "full"), ("link", errno.EDQUOT, "quota"),
+        ("open", errno.EROFS, "read-only"), ("open", errno.EACCES, "owner and mode"), ("link", errno.EIO, "EIO"),
+    ],
+)  # fmt: skip
+def test_errors_name_operation_and_path(root: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, hint: str):
+    storage = open_storage(root)
+    storage.create("folder/first", b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(number))
+        with pytest.raises(StorageError) as caught:
+            storage.create("folder/name", b"data")
+    error = caught.value
+    assert (error.operation, error.path, error.errno) == ("create", str(root / "folder/name"), number)
+    for part in ("create", str(root / "folder/name"), errno.errorcode[number], hint):
+        assert part in error.message
+    assert [info.name for info in storage.list()] == ["folder/first"]
+    assert temporary_files(root) == []
+
+
+def test_other_operations_name_themselves(root: Path, monkeypatch: pytest.MonkeyPatch):
+    storage = open_storage(root)
+    storage.create("a/b", b"1")
+    calls: list[tuple[str, str, Callable[[], object]]] = [
+        ("stat", "stat", lambda: storage.stat("a/b")),
+        ("scandir", "list", lambda: storage.list("a")),
+        ("unlink", "delete", lambda: storage.delete("a/b")),
+        ("fsync", "fsync", lambda: storage.fsync_tree("a")),
+        ("rename", "rename", lambda: storage.rename_tree("a", "c")),
+    ]
+    for call, operation, use in calls:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, failing(errno.EACCES))
+            with pytest.raises(StorageError) as caught:
+                use()
+        assert caught.value.operation == operation
+        assert str(root / "a") in caught.value.path
+        assert "EACCES" in caught.value.message
+
+
+def test_a_file_where_a_folder_is_needed(root: Path):
+    storage = open_storage(root)
+    storage.create("file", b"1")
+    with pytest.raises(StorageError, match="ENOTDIR") as caught:
+        storage.create("file/below/name", b"2")
+    assert caught.value.path == str(root / "file/below/name")
+    assert not isinstance(caught.value, ObjectMissingError)
+    root_is_file = open_storage(root / "file")
+    with pytest.raises(StorageError, match="ENOTDIR"):
+        root_is_file.self_test()
+
+
+def test_passing_errors_are_retried(root: Path, monkeypatch: pytest.MonkeyPatch):
+    storage = open_storage(root, timeout_s=30.0)
+    real, left = os.link, [errno.ESTALE, errno.EINTR]
+
+    def link(*args: Any, **kwargs: Any) -> None:
+        if left:
+            failing(left.pop())()
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(os, "link", link)
+    storage.create("name", b"data")
+    assert storage.read("name") == b"data"
+    assert left == []
+
+
+def test_retries_end_at_the_deadline(root: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "link", failing(errno.ESTALE))
+    with pytest.raises(StorageError, match="ESTALE"):
+        open_storage(root, timeout_s=0.1).create("name", b"data")
+
+
+def test_a_link_that_worked_and_said_otherwise(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """NFS repeats a request whose answer was lost, and then finds its own link."""
+    storage = open_storage(root)
+    real = os.link
+
+    def link(*args: Any, **kwargs: Any) -> None:
+        real(*args, **kwargs)
+        failing(errno.EEXIST)()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", link)
+        storage.create("name", b"data")
+    assert storage.read("name") == b"data"
+    with pytest.raises(ObjectExistsError):
+        storage.create("name", b"data")
+
+
+def test_a_temporary_file_swept_away_is_written_again(root: Path, monkeypatch: pytest.MonkeyPatch):
+    storage = open_storage(root)
+    real, swept = os.link, [0, 0]
+
+    def link(*args: Any, **kwargs: Any) -> None:
+        if swept:
+            swept.pop()
+            assert storage.sweep("") == 1
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(os, "link", link)
+    storage.create("a/name", b"data")
+    assert storage.read("a/name") == b"data"
+    assert temporary_files(root) == []
+
+
+def test_what_the_dead_left_is_invisible_until_swept(root: Path):
+    storage = open_storage(root)
+    storage.create("a/name", b"data")
+    (root / "a" / f"{TEMPORARY_PREFIX}0123").write_bytes(b"half")
+    assert [info.name for info in storage.list()] == ["a/name"]
+    assert [info.name for info in storage.list("a", recursive=False)] == ["a/name"]
+    assert storage.sweep("a") == 1
+    assert storage.sweep("a") == storage.sweep("absent") == 0
+    assert storage.read("a/name") == b"data"
+
+
+def trace(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Every os.fsync, link, rename and mkdir from now on, with the path."""
+    calls: list[tuple[str, str]] = []
+    fsync, link, rename, mkdir = os.fsync, os.link, os.rename, os.mkdir
+
+    def traced_fsync(descriptor: int) -> None:
+        calls.append(("fsync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def traced_link(source: str, target: str) -> None:
+        calls.append(("link", source))
+        link(source, target)
+
+    def traced_rename(source: str, target: str) -> None:
+        calls.append(("rename", source))
+        rename(source, target)
+
+    def traced_mkdir(path: str) -> None:
+        calls.append(("mkdir", path))
+        mkdir(path)
+
+    for name, traced in (("fsync", traced_fsync), ("link", traced_link), ("rename", traced_rename), ("mkdir", traced_mkdir)):
+        monkeypatch.setattr(os, name, traced)
+    return calls
+
+
+def test_create_is_durable_in_order(root: Path, monkeypatch: pytest.MonkeyPatch):
+    storage = open_storage(root)
+    calls = trace(monkeypatch)
+    storage.create("a/b/name", b"data")
+    temporary = next(path for call, path in calls if call == "link")
+    assert calls == [
+        ("mkdir", str(root)), ("fsync", str(root.parent)),
+        ("mkdir", str(root / "a")), ("fsync", str(root)),
+        ("mkdir", str(root / "a/b")), ("fsync", str(root / "a")),
+        ("fsync", temporary), ("link", temporary), ("fsync", str(root / "a/b")),
+    ]  # fmt: skip
+    assert Path(temporary).parent == root / "a/b"
+
+
+def test_fsync_tree_goes_bottom_up(root: Path, monkeypatch: pytest.MonkeyPatch):
+    storage = open_storage(root)
+    for name in ("x/w/f", "x/w/d/g", "x/h"):
+        storage.create(name, b"1")
+    calls = [path for path in trace_paths(storage, "x/w", monkeypatch)]
+    assert set(calls) == {str(root / name) for name in ("x/w/f", "x/w/d/g", "x/w/d", "x/w", "x", ".")}
+    for earlier, later in (("x/w/d/g", "x/w/d"), ("x/w/f", "x/w"), ("x/w/d", "x/w"), ("x/w", "x"), ("x", ".")):
+        assert calls.index(str(root / earlier)) < calls.index(str(root / later))
+
+
+def trace_paths(storage: Any, prefix: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    with monkeypatch.context() as patch:
+        calls = trace(patch)
+        storage.fsync_tree(prefix)
+    return [path for _, path in calls]
+
+
+def test_rename_is_durable_on_both_sides(root: Path, monkeypatch: pytest.MonkeyPatch):
+    storage = open_storage(root)
+    storage.create("from/here/f", b"1")
+    storage.create("to/other/f", b"1")
+    calls = trace(monkeypatch)
+    storage.rename_tree("from/here", "to/there")
+    assert calls == [("rename", str(root / "from/here")), ("fsync", str(root / "to")), ("fsync", str(root / "from"))]
+
+
+def test_rename_never_replaces(root: Path, monkeypatch: pytest.MonkeyPatch):
+    storage = open_storage(root)
+    storage.create("a/f", b"1")
+    (root / "empty").mkdir()
+    with pytest.raises(ObjectExistsError):
+        storage.rename_tree("a", "empty")
+    storage.create("full/f", b"2")
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "lexists", lambda path: path == str(root / "a"))  # it appears after the look
+        with pytest.raises(ObjectExistsError):
+            storage.rename_tree("a", "full")
+    assert (storage.read("a/f"), storage.read("full/f")) == (b"1", b"2")
+
+
+def test_links_to_elsewhere(root: Path, tmp_path: Path):
+    storage = open_storage(root)
+    storage.create("a/f", b"1")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_bytes(b"!")
+    (root / "12").symlink_to(elsewhere)
+    (root / "dangling").symlink_to(root / "nowhere")
+    assert [info.name for info in storage.list()] == ["12/precious", "a/f"]
+    storage.delete_tree("12")
+    assert (elsewhere / "precious").read_bytes() == b"!"
+    assert [info.name for info in storage.list(recursive=False)] == ["a/"]
+
+
+# ---------------------------------------------------------------- the self-test finds what is missing
+
+
+def test_self_test_of_a_mount_without_links(root: Path, monkeypatch: pytest.MonkeyPatch):
+    for number in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "link", failing(number))
+            with pytest.raises(StorageError) as caught:
+                open_storage(root).self_test()
+        for part in (str(root), "create", errno.errorcode[number], "create-once", "gs://"):
+            assert part in caught.value.message
+        assert open_storage(root).list() == []
+
+
+def test_self_test_of_a_link_that_replaces(root: Path, monkeypatch: pytest.MonkeyPatch):
+    def link(source: str, target: str) -> None:
+        os.replace(source, target)
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(StorageError, match="second link"):
+        open_storage(root).self_test()
+
+
+def test_self_test_of_a_rename_that_merges(root: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "rename", lambda _source, _target: None)
+    with pytest.raises(StorageError, match="not empty was replaced"):
+        open_storage(root).self_test()
+
+
+def test_self_test_of_a_mount_that_cannot_fsync_folders(root: Path, monkeypatch: pytest.MonkeyPatch):
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            failing(errno.EINVAL)()
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(StorageError, match="EINVAL"):
+        open_storage(root).self_test()
+
+
+def test_self_test_of_a_full_or_read_only_mount_says_so(root: Path, monkeypatch: pytest.MonkeyPatch):
+    for call, number in (("write", errno.ENOSPC), ("mkdir", errno.EROFS)):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, failing(number))
+            with pytest.raises(StorageError) as caught:
+                open_storage(root).self_test()
+        assert caught.value.errno == number
+        assert "gs://" not in caught.value.message, "another mount is not what is needed"
