@@ -18,7 +18,7 @@ from raystate.actors.coordinator import Hello as CoordinatorHello
 from raystate.actors.coordinator import ensure_coordinator, this_owner
 from raystate.actors.doorbell import Bell, Hello
 from raystate.actors.host_service import host_word_from_json, trainer_word_to_json
-from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, host_name
+from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, host_name, wait_until_gone
 from raystate.arena import TrainerArena
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, RunInUseError, error_from_name
@@ -37,6 +37,7 @@ from raystate.storage import run_hash
 
 RETRY_S = 0.1
 RECOVERIES_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 20.0  # for the actors to go; fit and the next start look after what is left
 REPLY_MARGIN_S = 30.0  # the Coordinator's own deadlines come first: they can name who is missing
 
 
@@ -163,11 +164,13 @@ class Session:
             return []
         return [dataclasses.asdict(recovery) for recovery in found]
 
-    def say_left(self) -> None:
-        """The LeaveReply has arrived: the Coordinator may end."""
+    def leave(self) -> None:
+        """After the LeaveReply: the Coordinator may end. Rank 0 returns when all actors of the run are gone."""
         coordinator = find_actor(coordinator_name(self.run_hash))
         if coordinator is not None:
             coordinator.left.remote(self.rank, self.world)
+        if self.rank == 0:
+            wait_until_gone(self.run_hash, END_TIMEOUT_S)
 
     # ------------------------------------------------------------ the HostActor
 

@@ -478,11 +478,11 @@ class StateManager:
             )
             assert isinstance(reply, LeaveReply), reply
             self._note_end(reply)
-            self._session.say_left()
         except BaseException as error:
             self._fail(error)
             raise
         self._detach()
+        self._session.leave()
 
     def _note_end(self, reply: LeaveReply) -> None:
         """For `fit`'s result."""

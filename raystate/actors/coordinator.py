@@ -7,7 +7,6 @@ import dataclasses
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -229,13 +228,3 @@ def ensure_coordinator(config: StateConfig, run_hash: str, owner: Owner) -> Any:
 def this_owner() -> Owner:
     context = ray.get_runtime_context()
     return Owner(job_id=context.get_job_id(), node=context.get_node_id())
-
-
-def wait_until_gone(name: str, timeout_s: float) -> bool:
-    """Whether the named actor is gone within `timeout_s`."""
-    deadline_s = time.monotonic() + timeout_s
-    while find_actor(name) is not None:
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.05)
-    return True

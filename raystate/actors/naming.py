@@ -5,6 +5,7 @@ All live in the Ray namespace `raystate`, named by the run's hash (of canonical 
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import ray
@@ -52,3 +53,16 @@ def run_actors(run_hash: str) -> list[str]:
         for actor in actors
         if actor["namespace"] == NAMESPACE and (actor["name"] in names or actor["name"].startswith(prefix))
     )
+
+
+GONE_POLL_S = 0.05
+
+
+def wait_until_gone(run_hash: str, timeout_s: float) -> bool:
+    """Whether all actors of the run are gone within `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while run_actors(run_hash):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(GONE_POLL_S)
+    return True

@@ -9,13 +9,12 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from raystate.actors.naming import NAMESPACE, coordinator_name, find_actor, run_actors
+from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError, error_from_name
 from raystate.core.messages import Ask, Failure, LeaveReply, ReleaseAsked
 from raystate.storage import open_storage, run_hash, visible_steps
 
-GONE_POLL_S = 0.05
 QUICK_S = 5.0
 
 
@@ -69,11 +68,9 @@ def release(config: StateConfig, reason: str, deadline_s: float) -> int | None:
 
 
 def _wait_or_kill(name: str, timeout_s: float) -> None:
-    end_s = time.monotonic() + min(timeout_s, 2 * QUICK_S)
-    while run_actors(name):
-        if time.monotonic() > end_s:
-            for left in run_actors(name):
-                actor = ray.get_actor(left, namespace=NAMESPACE)
-                ray.kill(actor, no_restart=True)
-            return
-        time.sleep(GONE_POLL_S)
+    if wait_until_gone(name, min(timeout_s, 2 * QUICK_S)):
+        return
+    for left in run_actors(name):
+        actor = find_actor(left)
+        if actor is not None:
+            ray.kill(actor, no_restart=True)

@@ -82,7 +82,7 @@ def build_files(
     for tree, given in zip(trees, values, strict=True):
         scalars, texts = _split_values(tree, given)
         strings.append(texts)
-        base, names = kv_base_of(tree.item), ["a6k9h0", *writers.get(tree.item, ())]
+        base, names = kv_base_of(tree.item), list(writers.get(tree.item, ()))
         if scalars:
             written = write_item(
                 base, own, _as_arrays(tree, scalars), [(i, (), v) for i, v in scalars.items()], timeout_s=timeout_s

@@ -11,11 +11,11 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
+from ray.train import get_context
 from ray.train.v2._internal.constants import HEALTH_CHECK_INTERVAL_S_ENV_VAR, WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.controller.state import (
@@ -28,6 +28,7 @@ from ray.train.v2._internal.execution.controller.state import (
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
 from raystate import launch_context
+from raystate.actors.release import newest_step
 from raystate.core.errors import RaystateError, RunFailedError
 from raystate.launch_context import LaunchContext, Restart
 from raystate.train import endings, nodes
@@ -101,7 +102,7 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
     # ------------------------------------------------------------ in the worker
 
     def after_init_train_context(self) -> None:
-        context = ray.train.get_context()
+        context = get_context()
         launch_context.set_context(
             LaunchContext(
                 config=self._config,
@@ -133,9 +134,7 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
         self._placement = workers[0].execute_async(get_current_placement_group)
         if self._pending is not None:
             ending, _ = self._pending
-            restart = Restart(
-                attempt=self._groups, group=self._group, cause=ending.cause, interrupted=ending.kind == "interrupted"
-            )
+            restart = Restart(attempt=self._groups, group=self._group, cause=ending.cause, interrupted=ending.kind == "interrupted")
             self._restarts = (*self._restarts, restart)
         return {}
 
@@ -243,16 +242,3 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
                 return None
 
         return result
-
-
-def newest_step(config: Any) -> int:
-    """The newest step of the run in any tier, -1 if it has none: from its Coordinator, else from storage."""
-    import raystate.actors
-
-    ask: Callable[[Any], int | None] | None = getattr(raystate.actors, "newest_step", None)
-    step = ask(config) if ask is not None else None
-    if step is None:
-        from raystate.reader import Reader
-
-        step = Reader(config.storage).latest_step()
-    return -1 if step is None else step

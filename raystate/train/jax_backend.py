@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ray.train.v2.jax.config import JaxConfig, _JaxBackend
 
@@ -31,7 +31,7 @@ class QuickJaxConfig(JaxConfig):
 
 class _QuickBackend(_JaxBackend):
     def on_start(self, worker_group: Any, backend_config: JaxConfig) -> None:
-        super().on_start(_InOrder(worker_group), backend_config)
+        super().on_start(cast(Any, _InOrder(worker_group)), backend_config)
 
 
 class _InOrder:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -19,10 +19,11 @@ from ray.train.v2.api.exceptions import TrainingFailedError
 from ray.train.v2.jax import JaxConfig, JaxTrainer
 
 from raystate import launch_context
+from raystate.actors.release import newest_step, release
 from raystate.core.errors import ConfigError, RunFailedError
 from raystate.launch_context import Restart
 from raystate.train import endings
-from raystate.train.callback import Outcome, RayTrainCallback, newest_step
+from raystate.train.callback import Outcome, RayTrainCallback
 from raystate.train.jax_backend import QuickJaxConfig
 
 logger = logging.getLogger(__name__)
@@ -159,11 +160,6 @@ def _unwrap(wrapped: TrainingFailedError) -> tuple[BaseException, BaseException 
 
 def _release(config: Any, reason: str, *, after: BaseException | None = None) -> None:
     """The newest snapshot durable, no actor left. After an error, a failure to do so is noted on it and doesn't replace it."""
-    import raystate.actors
-
-    release: Callable[..., Any] | None = getattr(raystate.actors, "release", None)
-    if release is None:
-        return
     try:
         release(config, reason, getattr(config, "save_timeout_s", _RELEASE_S))
     except Exception as error:
@@ -200,7 +196,7 @@ def _run_config(run_config: RunConfig | None, callback: RayTrainCallback, *, on_
     if run_config is None:
         run_config = RunConfig(logging_config=LoggingConfig(log_level="ERROR"))
     run = copy.copy(run_config)
-    run.callbacks = [*(run_config.callbacks or []), callback]
+    run.callbacks = cast(Any, [*(run_config.callbacks or []), callback])  # Ray also takes internal callbacks
     failure = copy.copy(run_config.failure_config) or FailureConfig()
     failure.max_failures = -1
     run.failure_config = failure
@@ -216,8 +212,7 @@ def _entry(train_fn: Callable[..., Any]) -> Callable[..., Any]:
     required = [
         parameter
         for parameter in inspect.signature(train_fn).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if parameter.default is parameter.empty and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     if len(required) > 1:
         raise ConfigError(f"train_fn takes {len(required)} arguments; it may take train_loop_config or nothing", field="train_fn")
@@ -240,8 +235,11 @@ def _entry(train_fn: Callable[..., Any]) -> Callable[..., Any]:
 def _result(result: Any, config: Any) -> RunResult:
     outcome: Outcome = result.return_value
     step = outcome.facts.get("step")
+    if step is None:  # train_fn made no StateManager, or it left no word
+        newest = newest_step(config)
+        step = -1 if newest is None else newest
     return RunResult(
-        step=newest_step(config) if step is None else step,
+        step=step,
         path=os.fspath(config.storage),
         metrics=dict(outcome.facts.get("metrics") or result.metrics or {}),
         return_value=outcome.value,
@@ -251,8 +249,13 @@ def _result(result: Any, config: Any) -> RunResult:
 
 
 def recoveries(restarts: tuple[Restart, ...], known: list[dict[str, Any]]) -> tuple[Recovery, ...]:
-    """The launcher's restarts joined with what the run knows about each of their groups."""
-    by_group = {facts["group"]: facts for facts in known}
+    """The launcher's restarts joined with what the run's Coordinator knows: by group, or in order where it doesn't name groups.
+
+    If they can't be matched, because a group ended before its first new step or the Coordinator was lost, the launcher's list stands.
+    """
+    if len(known) == len(restarts):
+        known = [{"group": restart.group, **facts} for restart, facts in zip(restarts, known, strict=True)]
+    by_group = {facts["group"]: facts for facts in known if "group" in facts}
     result: list[Recovery] = []
     for restart in restarts:
         facts = by_group.get(restart.group, {})

@@ -97,8 +97,11 @@ def publish(root: Path, step: int = 1200, save: str = "a7k1", **changes: Any) ->
         objects += write_item(kv_base(folder / "state"), f"{save}h{host}", tree, pieces(tree, host, 2))
     index = next(i for i, leaf in enumerate(other.leaves) if leaf.name == "odd")
     objects += write_item(kv_base(folder / "notes"), f"{save}h0", other, [(index, (0, 0), array("params.odd"))])
-    # A zombie of an older save wrote other values beside them.
-    write_item(kv_base(folder / "state"), "a6k9h0", tree, pieces(tree, 0, 2, scale=2))
+    # A zombie of an older save wrote other values beside them, and an array of its own.
+    extra = LeafSpec(path=("stranger",), kind="array", array=ArraySpec(shape=(2,), dtype="int8", chunk=(2,)))
+    strange = TreeSpec(item="state", leaves=(*tree.leaves, extra))
+    share = [*pieces(tree, 0, 2, scale=2), (len(tree.leaves), (0,), np.zeros(2, np.int8))]
+    write_item(kv_base(folder / "state"), "a6k9h0", strange, share)
     arguments: dict[str, Any] = {
         "iterators": {"data": {0: b'{"next": 4}', 1: b'{"next": 5}'}},
         "json_items": {"vocabulary": JSON_ITEM},

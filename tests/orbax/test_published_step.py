@@ -109,6 +109,8 @@ def test_reader_reads_bit_for_bit_and_never_the_stranger(root: Path):
     got = whole(reader_of(root, bytes_in_flight=1000), "state")
     assert {name: bits(value) for name, value in got.items()} == {name: bits(array(name)) for name in ARRAYS}
     assert bits(whole(reader_of(root), "notes")["odd"]) == bits(array("params.odd"))
+    merged = ts.KvStore.open({"driver": "ocdbt", "base": kv_base(root / "1200/state")}).result().list().result()
+    assert {key.decode().split("/")[0] for key in merged} == {*ARRAYS, *SCALARS}
 
 
 def test_reader_reads_only_the_chunks_it_needs_each_once(root: Path):
