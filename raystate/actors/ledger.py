@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raystate.core.errors import RaystateError
-from raystate.core.messages import Answer, EndTrainers, HostReported, RestoreSettled, TrainerExited
+from raystate.core.messages import Answer, EndTrainers, HostReported, Joined, JoinReply, RestoreSettled, TrainerExited
 from raystate.storage import Storage
 
 logger = logging.getLogger("raystate.coordinator")
@@ -24,6 +24,7 @@ class Recovery:
     """One restart of the trainers. `seconds`: from the news of the death to the first new step."""
 
     attempt: int
+    group: str  # the start of the worker group that came back
     cause: str
     step: int  # the step it went on from
     tier: str  # "memory", "peer", "storage", …
@@ -39,6 +40,8 @@ class Ledger:
         self._attempt = -1
         self._newest: dict[str, int] = {}  # lineage -> newest step seen
         self._ended: set[str] = set()  # lineages that died
+        self._joining: dict[str, str] = {}  # ask -> group
+        self._group: dict[str, str] = {}  # lineage -> group
         self._open: dict[str, Any] | None = None
         self._alive: dict[str, bool] = {}  # host -> has trainers
         self.recoveries: list[Recovery] = []
@@ -59,6 +62,10 @@ class Ledger:
                     self._open = {"cause": reason, "since_s": now_s, "newest": self._newest.get(lineage, -1)}
             case EndTrainers(lineage=lineage):
                 self._ended.add(lineage)
+            case Joined(ask=ask, group=group):
+                self._joining[ask] = group
+            case Answer(ask=ask, reply=JoinReply(lineage=lineage)) if ask in self._joining:
+                self._group[lineage] = self._joining.pop(ask)
             case Answer(reply=RestoreSettled(step=step, tier=tier)) if self._open is not None:
                 self._open |= {"step": step, "tier": tier}
             case HostReported(summary=summary):
@@ -76,6 +83,7 @@ class Ledger:
             return
         recovery = Recovery(
             attempt=self._attempt,
+            group=self._group.get(lineage, ""),
             cause=self._open["cause"],
             step=self._open["step"],
             tier=self._open["tier"],

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from raystate.arrays.paths import Node, empty_kind, flatten, shown
+from raystate.arrays.paths import Node, Path, empty_kind, flatten, shown
 from raystate.arrays.shards import Shard, chunk_shape, local_shards, sharding_json
 from raystate.core.errors import RaystateError
 from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec
@@ -173,6 +173,7 @@ class _Builder:
                 item=item,
                 got=type(tree).__name__,
             )
+        _check_containers(item, nodes)
         scalars: list[int] = []
         leaves: list[LeafSpec] = []
         seen: dict[str, LeafSpec] = {}
@@ -273,6 +274,18 @@ def _unsupported(item: str, node: Node, why: str) -> RaystateError:
     return RaystateError(
         f"item {item!r}, {shown(node.path)}: can't save a {what}: {text}", item=item, path=shown(node.path), got=what
     )
+
+
+def _check_containers(item: str, nodes: Sequence[Node]) -> None:
+    """Orbax rebuilds a container from the kind of its keys; one with both indices and names (an nnx.List module) it can't read."""
+    kinds: dict[Path, type] = {}
+    for node in nodes:
+        for depth, key in enumerate(node.path):
+            kind = kinds.setdefault(node.path[:depth], type(key))
+            if kind is not type(key):
+                where = shown(node.path[:depth])
+                text = f"item {item!r}, {where}: it has both indices and names below it; of an nnx module, save nnx.state(module)"
+                raise RaystateError(text, item=item, path=where)
 
 
 def _check_dtype(dtype: np.dtype) -> None:

@@ -40,7 +40,7 @@ class HostView:
     def __init__(self, host: HostId, now_s: float):
         self.host = host
         self.incarnation = ""
-        self.past: set[str] = set()
+        self.past: dict[str, int] = {}  # replaced incarnations, each with the newest report number seen
         self.up = True
         self.why_down = ""
         self.back_until_s = -1e9  # down with its pieces, but expected back until then
@@ -120,16 +120,21 @@ class Memory:
             view = self.hosts[host] = HostView(host, now_s)
         return view
 
-    def incarnate(self, view: HostView, incarnation: str) -> bool | None:
-        """Note which incarnation speaks. True: a new one; False: the known one; None: one that has been replaced."""
+    def incarnate(self, view: HostView, incarnation: str, seq: int, now_s: float, patience_s: float) -> bool | None:
+        """Note which incarnation speaks. True: a new one; False: the known one; None: one that has been replaced.
+
+        A late message of a dead incarnation may arrive after the first of its successor, and a Coordinator that has just started
+        cannot tell which is which. The dead one falls silent: then the other is believed again.
+        """
         if incarnation == view.incarnation:
             return False
-        if incarnation in view.past:
+        if incarnation in view.past and not (seq > view.past[incarnation] and now_s - view.heard_s >= patience_s):
+            view.past[incarnation] = max(seq, view.past[incarnation])
             return None
         if view.incarnation:
-            view.past.add(view.incarnation)
+            view.past[view.incarnation] = view.summary_seq
         view.incarnation = incarnation
-        view.summary_seq = -1
+        view.summary_seq = view.past.pop(incarnation, -1)
         view.reported_s = None
         view.sent = None
         view.advised = None

@@ -16,7 +16,7 @@ from raystate.core.desk import Barrier, Desk
 from raystate.core.group import Group, Joins
 from raystate.core.journal import Change, Journal
 from raystate.core.memory import Memory, Snap
-from raystate.core.messages import HostId, LogEntry, RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried, Tier
+from raystate.core.messages import TIERS, HostId, LogEntry, RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried, Tier
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
@@ -335,9 +335,10 @@ class Recovery:
         if (choice.tier == "memory" and choice.lineage == group.lineage) or group.newest > step:
             self.snapshots.rewind(step)
         self.saves.restoring = -1
+        tier = max((one.tier for one in self._tried.values()), key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")
         for ask in self._asks.everybody():
-            self.desk.answer(ask, RestoreSettled(step=step))
-        self.desk.log("info", f"all {group.world} ranks have restored step {step} from {choice.tier}")
+            self.desk.answer(ask, RestoreSettled(step=step, tier=tier))
+        self.desk.log("info", f"all {group.world} ranks have restored step {step} from {tier or choice.tier}")
         self._enter("idle")
 
     def _fail(self, error: str, message: str, **details: object) -> None:

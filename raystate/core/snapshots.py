@@ -62,12 +62,12 @@ class Snapshots:
 
     def host_up(self, event: HostUp) -> None:
         view = self.memory.view(event.host, self.desk.now_s)
-        if self._speaks(view, event.incarnation):
+        if self._speaks(view, event.incarnation, 0):
             self._rise(view)
 
-    def _speaks(self, view: HostView, incarnation: str) -> bool:
+    def _speaks(self, view: HostView, incarnation: str, seq: int) -> bool:
         """False for an incarnation that has been replaced."""
-        new = self.memory.incarnate(view, incarnation)
+        new = self.memory.incarnate(view, incarnation, seq, self.desk.now_s, self.desk.settings.host_timeout_s / 2)
         if new:
             self.saves.host_gone(view.host, f"its HostActor started anew ({incarnation})")
             self.memory.place(view, ())
@@ -107,7 +107,7 @@ class Snapshots:
         summary = event.summary
         memory = self.memory
         view = memory.view(summary.host, self.desk.now_s)
-        if not self._speaks(view, summary.incarnation) or summary.seq <= view.summary_seq:
+        if not self._speaks(view, summary.incarnation, summary.seq) or summary.seq <= view.summary_seq:
             return
         self._rise(view)
         first = view.reported_s is None

@@ -206,5 +206,5 @@ def test_a_donated_array_is_named():
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "bool", "complex64"])
 def test_narrow_dtypes(dtype):
     array = np.ones((3, 5)).astype(getattr(ml_dtypes, dtype, None) or np.dtype(dtype))
-    (leaf,) = describe({"state": {"a": jnp.asarray(array), }}).layout.trees[0].leaves
+    (leaf,) = describe({"state": {"a": jnp.asarray(array)}}).layout.trees[0].leaves
     assert np.dtype(leaf.array.dtype) == array.dtype

@@ -1,7 +1,6 @@
 """hold() and copy(): the bits of this step, whatever the next one does to its arrays."""
 
 import functools
-import threading
 
 import google_crc32c
 import jax
@@ -14,8 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 from raystate.arrays import Holding, MemorySource, copy, describe, hold, restore_tree
 from raystate.core.errors import CapacityError
-
-DEADLINE_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -51,40 +48,31 @@ def test_a_donated_state_is_copied_as_it_was(mesh, spec):
     assert np.array_equal(_raw(described, data, crc32c)["x"], expected)
 
 
-@pytest.mark.parametrize("replicated", [True, False])
-def test_hold_returns_while_the_step_still_computes(mesh, replicated):
-    gate = threading.Event()
-    entered = threading.Event()
-
-    def wait(x):
-        entered.set()
-        assert gate.wait(DEADLINE_S)
-        return x
-
-    device = jax.devices()[0]
-    target = NamedSharding(mesh, P()) if replicated else NamedSharding(mesh, P("x"))
-
+@pytest.mark.parametrize("spec", [P(), P("x")], ids=str)
+def test_hold_returns_while_the_step_still_computes(mesh, spec):
     @jax.jit
-    def slow(x):
-        return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x) * 2
+    def step(x, passes):
+        return jax.lax.fori_loop(0, passes, lambda _, y: jnp.sin(y) + x, x)
 
-    double = jax.jit(lambda x: x + 1, donate_argnums=0)
-    start = jax.device_put(jnp.arange(1024, dtype=jnp.float32), device)
-    plain = slow(start)
-    x = plain if not replicated else jax.device_put(plain, target)
-    try:
-        assert entered.wait(DEADLINE_S)
+    def start():
+        return jax.device_put(jnp.arange(8 * 1024, dtype=jnp.float32), NamedSharding(mesh, spec))
+
+    passes = 1000
+    step(start(), passes).block_until_ready()
+    ahead = False
+    while not ahead:  # however fast the machine: a step long enough to be still running when hold is back
+        x = step(start(), passes)
         described = describe({"state": {"x": x}})
         held = hold(described)
-        assert not x.is_ready()  # the gate is closed: hold came back before the computation ended
-    finally:
-        gate.set()
-    y = double(x)
-    y.block_until_ready()
-    data = _slot(described)
-    crc32c = copy(held, data)
-    assert np.array_equal(_raw(described, data, crc32c)["x"], np.arange(1024, dtype=np.float32) * 2)
-    assert np.array_equal(y, np.arange(1024, dtype=np.float32) * 2 + 1)
+        ahead = not x.is_ready()
+        y = jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+        data = _slot(described)
+        raw = _raw(described, data, copy(held, data))
+        expected = np.asarray(step(start(), passes))
+        assert np.array_equal(raw["x"], expected)
+        assert np.array_equal(y, expected + 1)
+        passes *= 4
+        assert passes < 10**6, "hold waited for the step each time"
 
 
 def test_numpy_leaves_may_change_after_hold():
@@ -150,13 +138,3 @@ def test_copy_lets_go_of_the_held_arrays_even_when_it_fails():
     data = _slot(described)
     copy(held, data)
     assert [held.take(i) for i in range(2)] == [None, None]
-
-
-def test_a_failing_computation_is_raised_by_copy():
-    def fail(x):
-        raise RuntimeError("no such batch")
-
-    x = jax.jit(lambda x: jax.pure_callback(fail, jax.ShapeDtypeStruct(x.shape, x.dtype), x))(jnp.ones(4))
-    described = describe({"state": {"x": x}})
-    with pytest.raises(jax.errors.JaxRuntimeError, match="no such batch"):
-        copy(hold(described), _slot(described))

@@ -161,7 +161,9 @@ def test_copy(storage: Storage):
         storage.copy("nothing", "x")
 
 
-@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/../b", "./a", "a/.", "a\0b", ".raystate-tmp-1", "a/.raystate-tmp-2"])
+@pytest.mark.parametrize(
+    "name", ["", "/a", "a/", "a//b", "../a", "a/../b", "./a", "a/.", "a\0b", ".raystate-tmp-1", "a/.raystate-tmp-2"]
+)
 def test_names_stay_inside(storage: Storage, name: str):
     for call in (storage.read, storage.exists, storage.stat, storage.delete, storage.delete_tree, storage.fsync_tree):
         with pytest.raises(StorageError, match="not a valid object name"):

@@ -194,7 +194,7 @@ def test_fsync_tree_goes_bottom_up(root: Path, monkeypatch: pytest.MonkeyPatch):
     storage = open_storage(root)
     for name in ("x/w/f", "x/w/d/g", "x/h"):
         storage.create(name, b"1")
-    calls = [path for path in trace_paths(storage, "x/w", monkeypatch)]
+    calls = trace_paths(storage, "x/w", monkeypatch)
     assert set(calls) == {str(root / name) for name in ("x/w/f", "x/w/d/g", "x/w/d", "x/w", "x", ".")}
     for earlier, later in (("x/w/d/g", "x/w/d"), ("x/w/f", "x/w"), ("x/w/d", "x/w"), ("x/w", "x"), ("x", ".")):
         assert calls.index(str(root / earlier)) < calls.index(str(root / later))

@@ -52,6 +52,16 @@ def test_only_saves_that_nothing_can_commit_are_removed(storage: Storage):
     assert saves_left(storage) == {"a1k1", "a2k1"}
 
 
+def test_a_retirement_under_way_keeps_its_package(storage: Storage):
+    first = claim(storage)
+    started(storage, 10, "a1k1")
+    intent = Intent(kind="retire", step=10, save="a1k1", attempt=1, seq=2, aside=True)
+    assert RunLog(storage).append(dataclasses.replace(first, seq=2, kind="retire", intents=(intent,))).outcome == "ok"
+    claim(storage)
+    collect_garbage(storage)
+    assert StepFolder(storage, 10, "a1k1").read_package().step == 10
+
+
 def test_saves_that_the_caller_names_are_kept(storage: Storage):
     claim(storage)
     started(storage, 10, "a1k1")

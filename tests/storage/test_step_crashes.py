@@ -24,7 +24,7 @@ def folder(storage: Storage) -> StepFolder:
 
 
 def write(storage: Storage) -> None:
-    package, data = a_package()
+    _, data = a_package()
     for name, part in data.items():
         storage.create(f"{folder(storage).write_prefix}/{name}", part)
 
@@ -138,7 +138,8 @@ def test_dying_at_every_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             check_visible_means_complete(storage)
             act(storage)
             assert comparable(storage) == expected
-            leftovers = [path for path in (tmp_path / "run" / str(STEP)).rglob(".raystate-tmp-*")]
+            published_next = (tmp_path / "run" / folder(storage).write_prefix, tmp_path / "run" / str(STEP))
+            leftovers = [path for place in published_next for path in place.rglob(".raystate-tmp-*")]
             assert leftovers == [], "temporary files of the dead are not published"
         else:
             kernel.left = None

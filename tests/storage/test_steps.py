@@ -178,6 +178,18 @@ def test_set_aside_keeps_the_data(storage: Storage):
     published(storage, save="a8k1", seed=1)  # the number is free again
 
 
+def test_a_repetition_makes_durable_what_a_dead_process_renamed(storage: Storage):
+    folder, package, _ = published(storage)
+    recording = Recording(storage)
+    repeated = StepFolder(recording, folder.step, folder.save)
+    repeated.publish(package)
+    assert (("fsync_tree", str(STEP)) in recording.operations) == storage.is_directory
+    recording.operations.clear()
+    folder.retire()
+    repeated.retire()
+    assert (("fsync_tree", str(STEP)) in recording.operations) == storage.is_directory
+
+
 def test_a_late_retire_leaves_the_next_save_of_that_number_alone(storage: Storage):
     late, _, _ = published(storage)
     late.retire()
@@ -256,7 +268,9 @@ def test_names():
     assert writer_name("a7k1", 0) == "a7k1h0"
     assert save_of(f"state/ocdbt.process_{writer_name('a7k1', 'c')}/d/1") == "a7k1"
     assert save_of("state/ocdbt.process_a7k1h0123456789ab/manifest.ocdbt") == "a7k1"
-    assert [save_of(name) for name in ("state/_METADATA", "state/ocdbt.process_0/d/1", "a7k1h0", "x/ocdbt.process_a7k1")] == [None] * 4
+    assert [save_of(name) for name in ("state/_METADATA", "state/ocdbt.process_0/d/1", "a7k1h0", "x/ocdbt.process_a7k1")] == [
+        None
+    ] * 4
     assert [step_of(text) for text in ("0", "12", "012", "", "-1", "1.x", "٣", "1 ")] == [0, 12, *[None] * 6]
     assert [attempt_of(text) for text in ("a7k1", "a12kf0", "k1", "a7", "")] == [7, 12, None, None, None]
     assert split_saved("12.a7k1.json") == split_saved("12.a7k1") == split_saved("12.a7k1.0f") == (12, "a7k1")

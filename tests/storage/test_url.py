@@ -39,7 +39,17 @@ def test_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(real))
     url = f"file://{os.path.realpath(real)}"
-    for spelling in (real, str(real), "real", "./real/", "link", tmp_path / "link", "~", f"file://{tmp_path}/link", "real/../link/."):
+    for spelling in (
+        real,
+        str(real),
+        "real",
+        "./real/",
+        "link",
+        tmp_path / "link",
+        "~",
+        f"file://{tmp_path}/link",
+        "real/../link/.",
+    ):
         assert canonical_url(spelling) == url
     assert canonical_url("~/sub") == f"{url}/sub"
     assert canonical_url("link/not/yet") == f"{url}/not/yet"

@@ -1,0 +1,247 @@
+"""Simulated Coordinator processes: core's Coordinator, and every command carried out step by step against the storage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from raystate.core.coordinator import Coordinator
+from raystate.core.log import claim_entry
+from raystate.core.messages import (
+    Advise,
+    Answer,
+    Append,
+    Appended,
+    BuildPackage,
+    Claimed,
+    Discard,
+    EndTrainers,
+    Finish,
+    Invalidate,
+    Log,
+    LogEntry,
+    Packaged,
+    Publish,
+    PublishDone,
+    Retire,
+    RetireDone,
+    Superseded,
+    Tick,
+    Write,
+)
+from raystate.testing.sim.nodes import Proc
+from raystate.testing.sim.storage import FILES, MARKER, Package, Token
+
+if TYPE_CHECKING:
+    from raystate.testing.sim.run import World
+
+TICK_S = 2.0
+
+
+class CoordinatorProc(Proc):
+    """One process; asleep, it goes on exactly where it was."""
+
+    __slots__ = ("born_s", "core", "doing", "dead_before", "hosts", "over", "tokens", "world", "writer")
+
+    def __init__(self, world: World, writer: str, dead: tuple[int, ...]):
+        super().__init__()
+        self.world = world
+        self.writer = writer
+        self.core = Coordinator(world.settings)
+        self.dead_before = dead
+        self.born_s = world.now_s
+        self.over = False
+        self.doing = ""  # the storage operation that is half done
+
+    # ---------------------------------------------------------------- the claim
+
+    def claim(self) -> None:
+        world, storage = self.world, self.world.storage
+        if storage.outage:
+            world.on(self, 1.0, self.claim)
+            return
+        tail = storage.log[-1] if storage.log else None
+        entry = claim_entry(tail, self.writer, "run")
+        world.on(self, 0.05 + 0.1 * world.random(), self._claim, entry)
+
+    def _claim(self, entry: LogEntry) -> None:
+        world = self.world
+        if not world.storage.create(entry):
+            self.claim()
+            return
+        nodes = [node for node in world.nodes if node.up and node.actor is not None and node.actor.alive]
+        world.claimed(self)
+        self.feed(Claimed(entry=entry, hosts=tuple(node.id for node in nodes), dead=self.dead_before))
+        for node in nodes:
+            world.hello(self, node)
+        world.on(self, TICK_S, self.tick)
+
+    def tick(self) -> None:
+        self.feed(_TICK)
+        if not self.over:
+            self.world.on(self, TICK_S, self.tick)
+
+    # ---------------------------------------------------------------- events in, commands out
+
+    def feed(self, event: Any) -> None:
+        if not self.alive:
+            return
+        for command in self.core.handle(event, self.world.now_s - self.born_s):
+            kind = type(command)
+            if kind is Log:
+                if self.world.tracing:
+                    self.world.trace.append((self.world.now_s, f"{self.writer} log", command.text))
+                continue
+            self.world.emitted(self, command)
+            _DO[kind](self, command)
+
+    def _answer(self, command: Answer) -> None:
+        self.world.answer(command)
+
+    def _advise(self, command: Advise) -> None:
+        self.world.order(self, command.host, command.advice)
+
+    def _order(self, command: Any) -> None:
+        self.world.order(self, command.host, command)
+
+    # ---------------------------------------------------------------- storage, step by step
+
+    def _step(self, fn: Any, *args: Any) -> None:
+        """One storage request. A process that sleeps or dies does so between two."""
+        world = self.world
+        world.on(self, 0.05 + 0.3 * world.random(), fn, *args)
+
+    def _append(self, command: Append) -> None:
+        self._step(self._append_now, command.entry)
+
+    def _append_now(self, entry: LogEntry) -> None:
+        world, storage = self.world, self.world.storage
+        seq = entry.seq
+        if storage.outage:
+            self._step(self.feed, Appended(seq=seq, outcome="failed", error="storage is out"))
+            return
+        made = storage.create(entry)
+        if not made and "stale_commits" in world.mutations and entry.kind == "commit" and storage.log[-1].writer != self.writer:
+            made = storage.create(world.renumbered(entry))
+        if world.lost_acks > 0:
+            world.lost_acks -= 1
+            outcome = Appended(seq=seq, outcome="failed", error="connection reset")
+        elif made:
+            outcome = Appended(seq=seq, outcome="ok")
+        else:
+            outcome = Appended(seq=seq, outcome="taken", tail=storage.log[-1])
+        self._step(self.feed, outcome)
+
+    def _build(self, command: BuildPackage) -> None:
+        self._step(self._build_now, command)
+
+    def _build_now(self, command: BuildPackage) -> None:
+        world, storage = self.world, self.world.storage
+        error = ""
+        pieces: dict[int, Token] = {}
+        if storage.outage:
+            error = "storage is out"
+        else:
+            parts = storage.parts.get(command.save, {})
+            for host in command.hosts:
+                pieces.update(parts.get(host, {}))
+            if "merge_strangers" in world.mutations:
+                for strangers in storage.parts.values():
+                    for tokens in strangers.values():
+                        pieces.update({rank: token for rank, token in tokens.items() if token[1] == command.step})
+            size = world.world_of(command.lineage)
+            missing = [rank for rank in range(size) if rank not in pieces]
+            if missing and "no_coverage" not in world.mutations:
+                error = f"ranks {missing} are not covered"
+            else:
+                storage.packages[command.save] = Package(command.step, command.save, size, pieces)
+                storage.work.add(command.save)
+        self._step(self.feed, Packaged(save=command.save, error=error))
+        if "publish_first" in world.mutations and not error:
+            self._publish(Publish(step=command.step, save=command.save))
+
+    def _publish(self, command: Publish) -> None:
+        if self.world.storage.is_directory:
+            self._step(self._rename, command)
+            return
+        names = (MARKER, *FILES) if "marker_first" in self.world.mutations else (*FILES, MARKER)
+        self._step(self._put, command, names)
+
+    def _put(self, command: Publish, names: tuple[str, ...]) -> None:
+        storage = self.world.storage
+        error = ""
+        self.doing = "publish"
+        if storage.outage:
+            error = "storage is out"
+        elif not storage.put(command.step, names[0], command.save):
+            error = f"{names[0]} of step {command.step} is there with other bytes"
+        elif len(names) > 1:
+            self._step(self._put, command, names[1:])
+            return
+        self.doing = ""
+        self._step(self.feed, PublishDone(step=command.step, save=command.save, error=error))
+
+    def _rename(self, command: Publish) -> None:
+        storage = self.world.storage
+        error = ""
+        if storage.outage:
+            error = "storage is out"
+        elif not storage.rename(command.step, command.save):
+            error = f"step {command.step} is there from another save, or its source is gone"
+        self._step(self.feed, PublishDone(step=command.step, save=command.save, error=error))
+
+    def _retire(self, command: Retire) -> None:
+        self.doing = "retire"
+        if command.aside:
+            self.world.storage.aside.add(command.step)
+        names: tuple[tuple[str, ...], ...] = ((MARKER, *FILES),) if self.world.storage.is_directory else ((MARKER,), FILES)
+        self._step(self._remove, command, names)
+
+    def _remove(self, command: Retire, names: tuple[tuple[str, ...], ...]) -> None:
+        storage = self.world.storage
+        error = ""
+        if storage.outage:
+            error = "storage is out"
+        else:
+            storage.remove(command.step, command.save, names[0], aside=command.aside)
+            if len(names) > 1:
+                self._step(self._remove, command, names[1:])
+                return
+        self.doing = ""
+        self._step(self.feed, RetireDone(step=command.step, error=error))
+
+    def _discard(self, command: Discard) -> None:
+        self._step(self._discard_now, command)
+
+    def _discard_now(self, command: Discard) -> None:
+        storage = self.world.storage
+        if (command.step, command.save) in storage.committed:
+            self.world.violated(f"visible means complete: save {command.save} is committed and its parts are discarded")
+        storage.parts.pop(command.save, None)
+        storage.work.discard(command.save)
+
+    # ---------------------------------------------------------------- the end
+
+    def _finish(self, command: Finish) -> None:
+        self.over = True
+        self.world.finished(self, command)
+
+    def _superseded(self, command: Superseded) -> None:
+        self.over = True
+        self.world.superseded(self)
+
+
+_TICK = Tick()
+_DO: dict[type, Any] = {
+    Answer: CoordinatorProc._answer,  # pyright: ignore[reportPrivateUsage]
+    Advise: CoordinatorProc._advise,  # pyright: ignore[reportPrivateUsage]
+    Invalidate: CoordinatorProc._order,  # pyright: ignore[reportPrivateUsage]
+    EndTrainers: CoordinatorProc._order,  # pyright: ignore[reportPrivateUsage]
+    Write: CoordinatorProc._order,  # pyright: ignore[reportPrivateUsage]
+    BuildPackage: CoordinatorProc._build,  # pyright: ignore[reportPrivateUsage]
+    Append: CoordinatorProc._append,  # pyright: ignore[reportPrivateUsage]
+    Publish: CoordinatorProc._publish,  # pyright: ignore[reportPrivateUsage]
+    Retire: CoordinatorProc._retire,  # pyright: ignore[reportPrivateUsage]
+    Discard: CoordinatorProc._discard,  # pyright: ignore[reportPrivateUsage]
+    Finish: CoordinatorProc._finish,  # pyright: ignore[reportPrivateUsage]
+    Superseded: CoordinatorProc._superseded,  # pyright: ignore[reportPrivateUsage]
+}

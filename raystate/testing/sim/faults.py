@@ -1,0 +1,131 @@
+"""What can go wrong in a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from raystate.testing.sim.nodes import Node, TrainerProc
+
+if TYPE_CHECKING:
+    from raystate.testing.sim.run import World
+
+
+def _some_node(world: World) -> Node | None:
+    nodes = [node for node in world.nodes if node.up]
+    return nodes[int(world.random() * len(nodes))] if nodes else None
+
+
+def _some_trainer(world: World) -> TrainerProc | None:
+    living = [member for member in world.group.members if member.alive] if world.group is not None else []
+    return living[int(world.random() * len(living))] if living else None
+
+
+def kill_trainer(world: World) -> None:
+    trainer = _some_trainer(world)
+    if trainer is not None:
+        trainer.die("killed")
+
+
+def hang_trainer(world: World) -> None:
+    """It sleeps, is replaced, and wakes up later as a zombie."""
+    trainer = _some_trainer(world)
+    if trainer is not None:
+        trainer.wake_s = world.now_s + 3.0 + 10.0 * world.random()
+        world.at(2.0, world.group_broken, trainer.group)
+
+
+def kill_actor(world: World) -> None:
+    node = _some_node(world)
+    if node is not None and node.actor is not None and node.actor.alive:
+        node.actor.alive = False
+        world.host_down(node, "its HostActor was killed", gone=False)
+        world.at(0.5 + world.random(), world.start_actor, node)
+        if world.random() < 0.3:
+            kill_trainer(world)
+
+
+def lose_node(world: World) -> None:
+    """With its arena; another machine comes in its place."""
+    node = _some_node(world)
+    if node is None:
+        return
+    node.up = False
+    if node.actor is not None:
+        node.actor.alive = False
+    for one in node.sets:
+        if one.trainer is not None:
+            one.trainer.die("its node is lost")
+    world.weaken()
+    world.host_down(node, "the node is lost", gone=True)
+    world.at(1.0 + 8.0 * world.random(), _replace, world, node)
+
+
+def _replace(world: World, node: Node) -> None:
+    if world.nodes[node.index] is node:
+        world.add_node(node.index, int(node.id.split("g")[1]) + 1)
+
+
+def cut_node(world: World) -> None:
+    """Its network is gone for a while, its processes go on."""
+    node = _some_node(world)
+    if node is not None:
+        node.cut_until_s = world.now_s + 2.0 + 12.0 * world.random()
+        world.weaken()
+
+
+def kill_coordinator(world: World) -> None:
+    current = world.current
+    if current is None or not current.alive:
+        return
+    current.alive = False
+    world.at(0.5 + world.random(), world.start_coordinator, world.dead_attempts())
+
+
+def replace_coordinator(world: World) -> None:
+    """It sleeps, perhaps in the middle of an operation, and another one claims; later it wakes."""
+    current = world.current
+    if current is None or not current.alive or current.core.attempt == 0:
+        return
+    current.wake_s = world.now_s + 1.0 + 15.0 * world.random() ** 2
+    world.start_coordinator(tuple(one for one in world.dead_attempts() if one != current.core.attempt))
+
+
+def second_coordinator(world: World) -> None:
+    """Another one claims while the first is wide awake."""
+    if world.current is not None and world.current.core.attempt:
+        world.start_coordinator(world.dead_attempts())
+
+
+def outage(world: World) -> None:
+    world.storage.outage = True
+    world.at(1.0 + 6.0 * world.random(), _back, world)
+
+
+def _back(world: World) -> None:
+    world.storage.outage = False
+
+
+def lose_ack(world: World) -> None:
+    world.lost_acks += 1 + int(2 * world.random())
+
+
+def stop(world: World) -> None:
+    world.stop()
+
+
+FAULTS: dict[str, Callable[[World], None]] = {
+    "kill_trainer": kill_trainer,
+    "kill_trainer_2": kill_trainer,
+    "hang_trainer": hang_trainer,
+    "kill_actor": kill_actor,
+    "lose_node": lose_node,
+    "cut_node": cut_node,
+    "kill_coordinator": kill_coordinator,
+    "replace_coordinator": replace_coordinator,
+    "replace_coordinator_2": replace_coordinator,
+    "second_coordinator": second_coordinator,
+    "outage": outage,
+    "lose_ack": lose_ack,
+    "stop": stop,
+}

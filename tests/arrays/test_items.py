@@ -1,0 +1,138 @@
+"""Items: sorting, serialization in save(), and dealing iterator states out again."""
+
+import json
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from raystate.arrays import is_iterator, pack_items, set_iterators
+from raystate.core.errors import ItemTopologyError, RaystateError
+
+
+class Counter:
+    """An iterator whose state has the given form."""
+
+    def __init__(self, wrap=lambda n: {"n": n}, unwrap=lambda state: state["n"]):
+        self.n = 0
+        self._wrap, self._unwrap = wrap, unwrap
+
+    def get_state(self):
+        return self._wrap(self.n)
+
+    def set_state(self, state):
+        self.n = self._unwrap(state)
+
+
+FORMS = {
+    "dict": (lambda n: {"n": n}, lambda state: state["n"]),
+    "bytes": (lambda n: bytes([n, 255]), lambda state: state[0]),
+    "text": (lambda n: f"n={n}", lambda state: int(state[2:])),
+    "number": (lambda n: n, lambda state: state),
+    "numpy number": (lambda n: {"n": np.int64(n)}, lambda state: state["n"]),
+}
+
+
+def _dataset():
+    return iter(grain.MapDataset.range(40).shuffle(seed=1).repeat().batch(4).to_iter_dataset())
+
+
+def _loader():
+    sampler = grain.samplers.IndexSampler(num_records=40, shuffle=True, seed=1, num_epochs=None)
+    return iter(grain.DataLoader(data_source=range(40), sampler=sampler, worker_count=0))
+
+
+def test_items_are_sorted_by_kind():
+    config = {"lr": 0.1, "layers": (1, 2), "n": np.int32(3)}
+    packed = pack_items({"ema": {"w": jnp.ones(2), "step": 1}, "data": Counter(), "config": config}, process_index=0)
+    assert list(packed.trees) == ["ema"]
+    assert packed.iterators == {"data": b'{\n    "n": 0\n}'}
+    assert packed.json_items == {"config": {"lr": 0.1, "layers": [1, 2], "n": 3}}
+    config["lr"] = 0.2
+    assert packed.json_items["config"]["lr"] == 0.1
+
+
+def test_json_is_process_0s_copy_and_checked_everywhere():
+    assert pack_items({"config": {"a": 1}}, process_index=1).json_items == {}
+    with pytest.raises(RaystateError, match="config"):
+        pack_items({"config": {"a": object()}}, process_index=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [(object(), "the value itself"), ({"a": [1, {"b": {1, 2}}]}, "a/1/b"), ({"a": {1: 2}}, "a"), ({"a": b"x"}, "a")],
+    ids=str,
+)
+def test_what_is_not_json_is_named(value, where):
+    with pytest.raises(RaystateError) as caught:
+        pack_items({"thing": value}, process_index=0)
+    assert caught.value.item == "thing"
+    assert caught.value.path == where
+
+
+@pytest.mark.parametrize("name", ["state", "metrics", "", ".hidden", "a/b", "_x", 3])
+def test_names_that_cannot_be_folders(name):
+    with pytest.raises(RaystateError, match="can't be called"):
+        pack_items({name: 1}, process_index=0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_iterator_gets_its_state_back_in_its_own_form(form):
+    saved = Counter(*FORMS[form])
+    saved.n = 5
+    state = pack_items({"data": saved}, process_index=0).iterators["data"]
+    saved.n = 6  # serialized inside save()
+    fresh = Counter(*FORMS[form])
+    set_iterators({"data": fresh}, {"data": {0: state}}, old_world=1, world=1, process_index=0)
+    assert fresh.n == 5
+
+
+@pytest.mark.parametrize("make", [_dataset, _loader], ids=["DatasetIterator", "DataLoaderIterator"])
+def test_grain_iterators_are_written_as_grain_writes_them(make, tmp_path):
+    from etils import epath
+    from grain.checkpoint import CheckpointHandler
+
+    iterator = make()
+    for _ in range(3):
+        next(iterator)
+    assert is_iterator(iterator)
+    state = pack_items({"data": iterator}, process_index=0).iterators["data"]
+    CheckpointHandler().save(epath.Path(tmp_path), item=iterator)
+    assert state == (tmp_path / "process_0-of-1.json").read_bytes()
+    json.loads(state)
+    expected = [np.asarray(next(iterator)) for _ in range(3)]
+    fresh = make()
+    set_iterators({"data": fresh}, {"data": {0: state}}, old_world=1, world=1, process_index=0)
+    assert all(np.array_equal(next(fresh), value) for value in expected)
+    theirs = CheckpointHandler().restore(epath.Path(tmp_path), item=make())
+    assert all(np.array_equal(next(theirs), value) for value in expected)
+
+
+def test_with_the_same_count_each_gets_its_own():
+    states = {"data": {0: b'{"n": 10}', 1: b'{"n": 11}'}}
+    counter = Counter()
+    set_iterators({"data": counter}, states, old_world=2, world=2, process_index=1)
+    assert counter.n == 11
+
+
+def test_with_another_count_equal_states_go_to_everybody():
+    states = {"data": {0: b'{"n": 7}', 1: b'{"n": 7}'}}
+    counter = Counter()
+    set_iterators({"data": counter}, states, old_world=2, world=3, process_index=2)
+    assert counter.n == 7
+
+
+@pytest.mark.parametrize("states", [{0: b'{"n": 7}', 1: b'{"n": 8}'}, {0: b'{"n": 7}'}, {}], ids=["differ", "one missing", "none"])
+def test_other_states_cannot_be_dealt_out_and_nothing_is_set(states):
+    good, bad = Counter(), Counter()
+    by_item = {"good": {0: b'{"n": 7}', 1: b'{"n": 7}'}, "bad": states}
+    with pytest.raises(ItemTopologyError, match=r"'bad'.*2.*3") as caught:
+        set_iterators({"good": good, "bad": bad}, by_item, old_world=2, world=3, process_index=0)
+    assert (caught.value.saved_processes, caught.value.processes) == (2, 3)
+    assert (good.n, bad.n) == (0, 0)
+
+
+def test_with_the_same_count_a_missing_state_is_an_error():
+    with pytest.raises(ItemTopologyError, match="process 1 of 2"):
+        set_iterators({"data": Counter()}, {"data": {0: b"{}"}}, old_world=2, world=2, process_index=1)
