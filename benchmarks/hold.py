@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--arrays", type=int, default=32)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--sweeps", type=int, default=8, help="passes over the state per step: how long a step takes")
-    parser.add_argument("--steps", type=int, default=4, help="steps, each with a save, per round")
+    parser.add_argument("--steps", type=int, default=3, help="steps, each with a save, per round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--replicated", action="store_true", help="every device holds the whole state")
     parser.add_argument("--only", nargs="*", default=None)
@@ -72,27 +72,30 @@ class Bench:
             self.state, loss = step(self.state)
         loss.block_until_ready()
         self.plan = describe({"state": self.state}).plan
-        self.slot = np.full(self.plan.layout.data_bytes, 1, np.uint8)
+        # Touched, as a slot of an arena is.
+        self.slots = [np.full(self.plan.layout.data_bytes, 1, np.uint8) for _ in range(3)]
+        self.saves = 0
 
         def ours() -> Behind:
             held = hold(describe({"state": self.state}, previous=self.plan))
-            return lambda: copy(held, self.slot)
+            return lambda: copy(held, self.slot())
 
         def at_once() -> Behind:
             described = describe({"state": self.state}, previous=self.plan)
-            copy(_views(described), self.slot)
+            copy(_views(described), self.slot())
             return None
 
         def views() -> Behind:
             described = describe({"state": self.state}, previous=self.plan)
             held = _views(described)
-            held._parts = [np.asarray(held.take(i)) for i in range(len(self.plan.layout.pieces))]
-            return lambda: copy(held, self.slot)
+            held.separate()
+            held._parts = [np.asarray(part) for part in held._parts]
+            return lambda: copy(held, self.slot())
 
         def pinned() -> Behind:
             copies = jax.device_put(self.state, self.sharding.with_memory_kind("pinned_host"), may_alias=False)
             held = _views(describe({"state": copies}))
-            return lambda: copy(held, self.slot)
+            return lambda: copy(held, self.slot())
 
         def fresh() -> Behind:
             host = [np.array(x) for x in self.state.values()]
@@ -115,11 +118,15 @@ class Bench:
         if args.only is not None:
             self.ways = {name: way for name, way in self.ways.items() if name == "nothing" or any(o in name for o in args.only)}
 
+    def slot(self) -> Any:
+        self.saves += 1
+        return self.slots[self.saves % len(self.slots)]
+
     def round(self, way: Callable[[], Behind], sync: bool) -> tuple[float, list[float]]:
         """Seconds per step, seconds blocked per save."""
         self.jax.block_until_ready(self.state)
         blocked: list[float] = []
-        thread: threading.Thread | None = None
+        threads: list[threading.Thread] = []
         start = time.perf_counter()
         for _ in range(self.args.steps):
             self.state, loss = self.step(self.state)
@@ -128,14 +135,12 @@ class Bench:
             before = time.perf_counter()
             behind = way()
             if behind is not None:
-                if thread is not None:
-                    thread.join()  # one slot
-                thread = threading.Thread(target=behind)
-                thread.start()
+                threads.append(threading.Thread(target=behind))
+                threads[-1].start()
             blocked.append(time.perf_counter() - before)
             behind = None
         self.jax.block_until_ready(self.state)
-        if thread is not None:
+        for thread in threads:
             thread.join()
         return (time.perf_counter() - start) / self.args.steps, blocked
 

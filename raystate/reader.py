@@ -36,6 +36,7 @@ class Reader:
 
     def __init__(self, storage: Any):
         self._storage = open_storage(storage)
+        self.bytes_read = 0  # array bytes that restores have read from storage
 
     def all_steps(self) -> list[int]:
         """Complete, visible steps, ascending."""
@@ -85,10 +86,13 @@ class Reader:
         """
         step = self._existing(step)
         options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
-        content = content_from_storage(self._step_reader(step), step)
+        step_reader = self._step_reader(step)
+        content = content_from_storage(step_reader, step)
         import jax
 
-        return content.restore(reference, items, options, world=jax.process_count(), process_index=jax.process_index())
+        restored = content.restore(reference, items, options, world=jax.process_count(), process_index=jax.process_index())
+        self.bytes_read += step_reader.bytes_read
+        return restored
 
     def follow(
         self, reference: Any = None, after: int | None = None, timeout_s: float | None = None, **options: Any

@@ -34,12 +34,14 @@ class Held:
         self.plan = plan
         self._parts = parts  # per piece: a single-device jax.Array, (array, position) in one that was held whole, or numpy
 
+    def separate(self) -> None:
+        """Replace arrays that were held whole by their shards. Not from several threads: jax takes an array apart when it is first
+        asked for a shard, and another thread that asks meanwhile misses some."""
+        self._parts = [part[0].addressable_data(part[1]) if isinstance(part, tuple) else part for part in self._parts]
+
     def take(self, piece: int) -> Any:
         """The array of a piece; this drops it from here."""
         part, self._parts[piece] = self._parts[piece], None
-        if isinstance(part, tuple):
-            array, position = part
-            return array.addressable_data(position)
         return part
 
     def release(self) -> None:
@@ -118,6 +120,7 @@ def copy(held: Held, data: np.ndarray) -> tuple[int, ...]:
         return _copy_piece(held.take(index), pieces[index], data)
 
     try:
+        held.separate()
         if threads <= 1:
             return tuple(map(one, range(len(pieces))))
         with ThreadPoolExecutor(threads, thread_name_prefix="raystate-copy") as pool:

@@ -142,11 +142,10 @@ class Journal:
         """Give what can be given now."""
         desk = self.desk
         if self._work:
-            publishing = any(one.intent.kind == "commit" for one in self._work.values())
+            publishing = bool(self.publishing)
             for work in self._work.values():
                 intent = work.intent
-                # A newer step must be visible before the ones that it replaces go.
-                if work.busy or work.next_s > desk.now_s or (publishing and intent.kind == "retire"):
+                if work.busy or work.next_s > desk.now_s or self._has_to_wait(intent, publishing):
                     continue
                 work.busy = True
                 if intent.kind == "commit":
@@ -179,6 +178,10 @@ class Journal:
             self._flight, self._done, self._tries, self._resend_s = entry, done, 0, None
             desk.log("info", f"log entry {entry.seq} ({entry.kind}): {why}")
             desk.out.append(Append(entry=entry))
+
+    def _has_to_wait(self, intent: Intent, publishing: bool) -> bool:
+        """A newer step must be visible before the ones that it replaces go."""
+        return publishing and intent.kind == "retire"
 
     def tick(self) -> None:
         if self._resend_s is not None or any(not one.busy for one in self._work.values()):

@@ -254,7 +254,7 @@ class Leaving:
         waiting = [
             rank
             for rank in range(group.world or 0)
-            if rank not in group.seen or group.seen[rank].newest_step < self._step or self._step in group.seen[rank].pending
+            if rank not in group.seen or group.seen[rank].newest_step < self._step or group.seen[rank].pending
         ]
         if waiting:
             return  # tick has the deadline

@@ -107,6 +107,7 @@ class Recovery:
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
         self._since_s = self.desk.now_s
+        self.snapshots.awaited = phase == "looking"
         self.desk.stir = True
 
     def turn(self) -> None:
@@ -178,8 +179,8 @@ class Recovery:
                 return
             if rollback and self._roll_back(want):
                 return
-        elif snap is not None and stored and stored[-1] > snap.step:
-            snap = None  # never an older memory step over a newer durable one
+        elif snap is not None and self._is_behind(snap, stored):
+            snap = None
         if snap is None and not stored and self._damaged:
             text = "; ".join(f"step {step}: {why}" for step, why in self._damaged)
             self._fail(
@@ -221,6 +222,10 @@ class Recovery:
         else:
             self._choice = RestoreChoice(tier="none", step=-1, reason="the run has no step yet", set_aside=aside)
         self._discard(group, "", -1)
+
+    def _is_behind(self, snap: Snap, stored: list[int]) -> bool:
+        """Never an older memory step over a newer durable one; of equals memory is faster."""
+        return bool(stored) and stored[-1] > snap.step
 
     def _memory_choice(self, want: int | None) -> Snap | None:
         found = [snap for snap in self.memory.candidates() if ("memory", snap.lineage, snap.step) not in self._excluded]

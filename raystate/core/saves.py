@@ -17,13 +17,14 @@ from raystate.core.messages import BuildPackage, Discard, HostId, LiveStep, LogE
 from raystate.core.retention import choose_retired
 
 MAX_TRIES = 3
+REPEAT_S = 15.0
 _REMEMBERED = 256
 
 
 class Job:
     """One snapshot on its way to storage."""
 
-    __slots__ = ("due_s", "hosts", "key", "next_s", "packaged", "phase", "save", "started_s", "tries", "waiting", "why")
+    __slots__ = ("due_s", "hosts", "key", "next_s", "packaged", "phase", "save", "started_s", "tries", "waiting", "why", "orders", "told_s")
 
     def __init__(self, key: Key, now_s: float, why: str):
         self.key = key
@@ -37,6 +38,8 @@ class Job:
         self.hosts: tuple[HostId, ...] = ()
         self.waiting: set[HostId] = set()
         self.packaged: Packaged | None = None
+        self.orders: tuple[Write, ...] = ()
+        self.told_s = now_s
 
 
 class Saves:
@@ -130,8 +133,11 @@ class Saves:
         job.waiting = set(job.hosts)
         self.running = job
         desk.log("info", f"save {job.save} of step {snap.step} ({job.why}, try {job.tries}) on {len(job.hosts)} hosts")
-        for host in job.hosts:
-            desk.out.append(Write(host=host, save=job.save, lineage=snap.lineage, step=snap.step, ranks=tuple(by_host[host])))
+        job.told_s = desk.now_s
+        job.orders = tuple(
+            Write(host=host, save=job.save, lineage=snap.lineage, step=snap.step, ranks=tuple(by_host[host])) for host in job.hosts
+        )
+        desk.out.extend(job.orders)
         desk.stir = True
 
     def written(self, event: Written) -> None:
@@ -193,6 +199,10 @@ class Saves:
         job = self.running
         if job is not None:
             waited_s = now_s - job.started_s
+            if job.phase == "writing" and now_s - job.told_s >= min(REPEAT_S, limit_s / 4):
+                # Its answer, or the order itself, may be lost; a host that has done it says so again.
+                job.told_s = now_s
+                self.desk.out.extend(order for order in job.orders if order.host in job.waiting)
             if waited_s >= limit_s and job.phase != "committing":
                 what = f"hosts {sorted(job.waiting)}" if job.phase == "writing" else "the package"
                 self._fail(job, f"{what} not done after {waited_s:.1f} s")

@@ -43,6 +43,7 @@ class Snapshots:
         self.failure: Failure | None = None
         self.gathering: set[str] = set()  # hosts that existed at the claim and have not reported yet
         self.gather_until_s = 0.0
+        self.awaited = False  # a recovery waits for reports
         self.last_trainer_s = 0.0  # when a trainer was last seen alive
         self.seq = 0
         self._lineage = ""
@@ -117,7 +118,7 @@ class Snapshots:
             self.last_trainer_s = self.desk.now_s
         if self.gathering:
             self.gathering.discard(summary.host)
-        if first or moved or touched:
+        if first or moved or touched or self.awaited:
             self.desk.stir = True
         group = self.joins.group
         if group is not None and group.lineage != self._lineage:

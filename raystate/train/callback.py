@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2  # Ray's own is 2 s: on average a second until a death is noticed
 PINNED_START_S = 10.0  # then the workers may go anywhere
+ROOM_S = 1.0  # for the group before to have given its resources back
 OTHERS_GRACE_S = 1.0  # after one rank's exception, for the others' own
 _PROBE_S = 10.0
 _DEFAULT_START_LIMIT_S = 900.0
@@ -124,6 +125,10 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
         self._place(resize_decision.num_workers)
+
+    def before_worker_group_start(self, worker_group_context: Any) -> None:
+        if self._pinned:
+            nodes.wait_for_room(self._rank_nodes, worker_group_context.resources_per_worker, deadline_s=ROOM_S)
 
     def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
         self._group = secrets.token_hex(8)

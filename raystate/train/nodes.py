@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node
 
 from raystate.train.policy import pinned_nodes
 
 NODE_LABEL = "ray.io/node-id"  # Ray sets this label on every node
 _REACH_S = 0.5
+_ROOM_POLL_S = 0.01
 
 
 def selectors(
@@ -55,3 +59,24 @@ def _answers(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def wait_for_room(rank_nodes: Sequence[str], resources_per_worker: Mapping[str, float], *, deadline_s: float) -> bool:
+    """Wait until the nodes have what the group before held: a request made earlier is refused once and tried again up to 1 s later.
+
+    Args:
+        rank_nodes: the node that each worker is to be on.
+        resources_per_worker: amounts by resource name.
+        deadline_s: then False; the request will wait for the rest.
+    """
+    needed = {
+        node: {name: each * count for name, each in resources_per_worker.items()} for node, count in Counter(rank_nodes).items()
+    }
+    end_s = time.monotonic() + deadline_s
+    while True:
+        free = available_resources_per_node()
+        if all(free.get(node, {}).get(name, 0) >= amount for node, wanted in needed.items() for name, amount in wanted.items()):
+            return True
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(_ROOM_POLL_S)

@@ -76,7 +76,8 @@ class RetryPolicy:
         if ending.kind == "interrupted" or self._max_failures is None:
             return None
         self._probes.append(probe)
-        if self._streak + len(self._probes) < self._max_failures:
+        failures = len(self._probes) - (self._newest is None)  # one of them may be the base
+        if self._streak + failures < self._max_failures:
             return None
         self._look()
         if self._streak < self._max_failures:

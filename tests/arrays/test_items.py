@@ -40,7 +40,7 @@ def _dataset():
 
 def _loader():
     sampler = grain.samplers.IndexSampler(num_records=40, shuffle=True, seed=1, num_epochs=None)
-    return iter(grain.DataLoader(data_source=range(40), sampler=sampler, worker_count=0))
+    return iter(grain.DataLoader(data_source=range(40), sampler=sampler, worker_count=0))  # type: ignore[arg-type]
 
 
 def test_items_are_sorted_by_kind():

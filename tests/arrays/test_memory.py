@@ -12,10 +12,10 @@ from raystate.arrays.shards import Box
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec
 
-ARRAY = np.arange(12 * 10, dtype=np.int32).reshape(12, 10)
+ARRAY: np.ndarray = np.arange(12 * 10, dtype=np.int32).reshape(12, 10)
 
 
-def _holding(boxes, array=ARRAY, holder="rank 0", item="state"):
+def _holding(boxes, array: np.ndarray = ARRAY, holder="rank 0", item="state"):
     spec = ArraySpec(shape=array.shape, dtype=array.dtype.name, chunk=(1,) * array.ndim)
     tree = TreeSpec(item=item, leaves=(LeafSpec(path=("skip",), kind="none"), LeafSpec(path=("p", "w"), kind="array", array=spec)))
     pieces: list[Piece] = []

@@ -1,5 +1,7 @@
 """References: every kind of leaf, every difference, any old to any new sharding; nothing aliases the source."""
 
+import mmap
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -39,7 +41,8 @@ class Saved:
 
     def __init__(self, tree):
         described = describe({"state": tree})
-        self.data = np.zeros(described.layout.data_bytes, np.uint8)
+        # Mapped, hence aligned, like a slot: only aligned memory is in danger of being adopted by XLA.
+        self.data = np.frombuffer(mmap.mmap(-1, described.layout.data_bytes), np.uint8)
         crc32c = copy(hold(described), self.data)
         self.spec = described.layout.trees[0].with_values(described.values[0])
         self.source = Recorder(MemorySource([Holding(layout=described.layout, data=self.data, crc32c=crc32c)], "state"))

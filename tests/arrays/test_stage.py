@@ -1,6 +1,7 @@
 """hold() and copy(): the bits of this step, whatever the next one does to its arrays."""
 
 import functools
+import sys
 
 import google_crc32c
 import jax
@@ -138,3 +139,22 @@ def test_copy_lets_go_of_the_held_arrays_even_when_it_fails():
     data = _slot(described)
     copy(held, data)
     assert [held.take(i) for i in range(2)] == [None, None]
+
+
+def test_several_copy_threads_take_the_shards_of_one_array(mesh, monkeypatch):
+    # jax takes an array apart when it is first asked for a shard, and a second thread that asks meanwhile misses some (IndexError).
+    import raystate.arrays.stage as stage
+
+    monkeypatch.setattr(stage, "_BYTES_PER_COPY_THREAD", 1)
+    monkeypatch.setattr(stage, "_copy_threads", lambda: 8)
+    tree = {f"{i}": jax.device_put(jnp.arange(8 * 16), NamedSharding(mesh, P("x"))) for i in range(40)}
+    described = describe({"state": tree})
+    data = _slot(described)
+    expected = copy(hold(described), data)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            assert copy(hold(described), data) == expected
+    finally:
+        sys.setswitchinterval(interval_s)

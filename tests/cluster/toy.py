@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import time
 from typing import Any
 
@@ -90,8 +91,35 @@ def digest(state: Any, iterator: Numbers) -> str:
     return found.hexdigest()
 
 
+def dump(state: Any, path: str) -> None:
+    """This process's shards, as (leaf number in tree order, global shape, index, array)."""
+    import jax
+    import numpy as np
+
+    pieces = [
+        (number, leaf.shape, [(part.start, part.stop) for part in shard.index], np.asarray(shard.data))
+        for number, leaf in enumerate(jax.tree.leaves(state))
+        for shard in leaf.addressable_shards
+    ]
+    with open(path, "wb") as file:
+        pickle.dump(pieces, file)
+
+
+def assemble(paths: list[str]) -> list[Any]:
+    """The whole arrays from the dumps of all ranks."""
+    import numpy as np
+
+    arrays: dict[int, Any] = {}
+    for path in paths:
+        with open(path, "rb") as file:
+            for number, shape, index, data in pickle.load(file):
+                whole = arrays.setdefault(number, np.full(shape, 0, data.dtype))
+                whole[tuple(slice(start, stop) for start, stop in index)] = data
+    return [arrays[number] for number in sorted(arrays)]
+
+
 def train(config: dict[str, Any]) -> Any:
-    """config: steps, step_s, out (directory for events and digests), width."""
+    """config: steps, step_s, out (directory for events and dumps), width, dump_every."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -117,5 +145,7 @@ def train(config: dict[str, Any]) -> Any:
             time.sleep(max(0.0, config["step_s"] - (time.perf_counter() - begin)))  # stands for a longer computation
             manager.save(step + 1, state, items={"data": iterator}, metrics={"loss": loss})
             say(event="step", step=step + 1, loss=float(loss).hex())
+            if config.get("dump_every") and (step + 1) % config["dump_every"] == 0:
+                dump(state, os.path.join(config["out"], f"dump-{step + 1}-{rank}.pickle"))
         say(event="end", digest=digest(state, iterator))
     return float(loss)

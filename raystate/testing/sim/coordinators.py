@@ -34,13 +34,13 @@ from raystate.testing.sim.storage import FILES, MARKER, Package, Token
 if TYPE_CHECKING:
     from raystate.testing.sim.run import World
 
-TICK_S = 2.0
+TICK_S = 2.5
 
 
 class CoordinatorProc(Proc):
     """One process; asleep, it goes on exactly where it was."""
 
-    __slots__ = ("born_s", "core", "doing", "dead_before", "hosts", "over", "tokens", "world", "writer")
+    __slots__ = ("born_s", "core", "dead_before", "over", "world", "writer")
 
     def __init__(self, world: World, writer: str, dead: tuple[int, ...]):
         super().__init__()
@@ -50,7 +50,6 @@ class CoordinatorProc(Proc):
         self.dead_before = dead
         self.born_s = world.now_s
         self.over = False
-        self.doing = ""  # the storage operation that is half done
 
     # ---------------------------------------------------------------- the claim
 
@@ -113,7 +112,14 @@ class CoordinatorProc(Proc):
     def _append(self, command: Append) -> None:
         self._step(self._append_now, command.entry)
 
+    def _falls_asleep(self, where: str) -> bool:
+        """Between deciding and doing: the fault that leaves a zombie in the middle of an operation."""
+        return self.world.trap == where and self.world.sleep_now(self)
+
     def _append_now(self, entry: LogEntry) -> None:
+        if self._falls_asleep("append"):
+            self._step(self._append_now, entry)
+            return
         world, storage = self.world, self.world.storage
         seq = entry.seq
         if storage.outage:
@@ -145,8 +151,8 @@ class CoordinatorProc(Proc):
             for host in command.hosts:
                 pieces.update(parts.get(host, {}))
             if "merge_strangers" in world.mutations:
-                for strangers in storage.parts.values():
-                    for tokens in strangers.values():
+                for save in sorted(storage.parts, reverse=True):
+                    for tokens in storage.parts[save].values():
                         pieces.update({rank: token for rank, token in tokens.items() if token[1] == command.step})
             size = world.world_of(command.lineage)
             missing = [rank for rank in range(size) if rank not in pieces]
@@ -167,9 +173,11 @@ class CoordinatorProc(Proc):
         self._step(self._put, command, names)
 
     def _put(self, command: Publish, names: tuple[str, ...]) -> None:
+        if self._falls_asleep("publish"):
+            self._step(self._put, command, names)
+            return
         storage = self.world.storage
         error = ""
-        self.doing = "publish"
         if storage.outage:
             error = "storage is out"
         elif not storage.put(command.step, names[0], command.save):
@@ -177,10 +185,12 @@ class CoordinatorProc(Proc):
         elif len(names) > 1:
             self._step(self._put, command, names[1:])
             return
-        self.doing = ""
         self._step(self.feed, PublishDone(step=command.step, save=command.save, error=error))
 
     def _rename(self, command: Publish) -> None:
+        if self._falls_asleep("publish"):
+            self._step(self._rename, command)
+            return
         storage = self.world.storage
         error = ""
         if storage.outage:
@@ -190,13 +200,15 @@ class CoordinatorProc(Proc):
         self._step(self.feed, PublishDone(step=command.step, save=command.save, error=error))
 
     def _retire(self, command: Retire) -> None:
-        self.doing = "retire"
         if command.aside:
             self.world.storage.aside.add(command.step)
         names: tuple[tuple[str, ...], ...] = ((MARKER, *FILES),) if self.world.storage.is_directory else ((MARKER,), FILES)
         self._step(self._remove, command, names)
 
     def _remove(self, command: Retire, names: tuple[tuple[str, ...], ...]) -> None:
+        if self._falls_asleep("retire"):
+            self._step(self._remove, command, names)
+            return
         storage = self.world.storage
         error = ""
         if storage.outage:
@@ -206,7 +218,6 @@ class CoordinatorProc(Proc):
             if len(names) > 1:
                 self._step(self._remove, command, names[1:])
                 return
-        self.doing = ""
         self._step(self.feed, RetireDone(step=command.step, error=error))
 
     def _discard(self, command: Discard) -> None:

@@ -97,6 +97,33 @@ def second_coordinator(world: World) -> None:
         world.start_coordinator(world.dead_attempts())
 
 
+def sleep_in_append(world: World) -> None:
+    world.trap = "append"
+
+
+def sleep_in_publish(world: World) -> None:
+    world.trap = "publish"
+
+
+def sleep_in_retire(world: World) -> None:
+    """Most often a rollback's."""
+    world.trap = "retire"
+    world.rolling_back = True
+    if world.group is not None:
+        world.group_broken(world.group)
+
+
+def kill_at_first_piece(world: World) -> None:
+    world.trap = "stage"
+    kill_trainer(world)
+
+
+def roll_back(world: World) -> None:
+    world.rolling_back = True
+    if world.group is not None:
+        world.group_broken(world.group)
+
+
 def outage(world: World) -> None:
     world.storage.outage = True
     world.at(1.0 + 6.0 * world.random(), _back, world)
@@ -116,14 +143,17 @@ def stop(world: World) -> None:
 
 FAULTS: dict[str, Callable[[World], None]] = {
     "kill_trainer": kill_trainer,
-    "kill_trainer_2": kill_trainer,
+    "kill_at_first_piece": kill_at_first_piece,
+    "sleep_in_append": sleep_in_append,
+    "sleep_in_publish": sleep_in_publish,
+    "sleep_in_retire": sleep_in_retire,
+    "roll_back": roll_back,
     "hang_trainer": hang_trainer,
     "kill_actor": kill_actor,
     "lose_node": lose_node,
     "cut_node": cut_node,
     "kill_coordinator": kill_coordinator,
     "replace_coordinator": replace_coordinator,
-    "replace_coordinator_2": replace_coordinator,
     "second_coordinator": second_coordinator,
     "outage": outage,
     "lose_ack": lose_ack,

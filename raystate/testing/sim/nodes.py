@@ -14,6 +14,7 @@ from raystate.core.messages import (
     HostDown,
     HostId,
     HostReported,
+    HostSummary,
     HostUp,
     HostWord,
     Invalidate,
@@ -55,7 +56,7 @@ class Proc:
 class SlotSet:
     """The slots of one trainer, and the two words. They stay when a process dies."""
 
-    __slots__ = ("content", "grants", "holds", "trainer", "word", "word_out")
+    __slots__ = ("content", "grants", "holds", "said", "trainer", "views", "word", "word_out")
 
     def __init__(self) -> None:
         self.content: list[Staged | None] = [None] * SLOTS
@@ -64,6 +65,8 @@ class SlotSet:
         self.trainer: TrainerProc | None = None
         self.word: TrainerWord | None = None  # the trainer's
         self.word_out: HostWord | None = None  # the host's
+        self.views: list[SlotView | None] = [None] * SLOTS
+        self.said: tuple[Any, Any] = (None, None)  # what `word_out` was made of
 
 
 class Node:
@@ -105,7 +108,7 @@ class Node:
 class HostProc(Proc):
     """A HostActor."""
 
-    __slots__ = ("advice", "attempt", "base", "due", "exits", "incarnation", "node", "seq", "world", "writes")
+    __slots__ = ("advice", "attempt", "base", "due", "exits", "incarnation", "node", "said", "dealt", "seq", "world", "writes")
 
     def __init__(self, world: World, node: Node):
         super().__init__()
@@ -119,7 +122,9 @@ class HostProc(Proc):
         self.attempt = 0
         self.due = False
         self.exits: list[TrainerExited] = []
-        self.writes: set[str] = set()
+        self.writes: dict[str, Written | None] = {}
+        self.said: tuple[Any, HostSummary] | None = None
+        self.dealt: Any = None
 
     def begin(self) -> None:
         for one in self.node.sets:
@@ -132,28 +137,26 @@ class HostProc(Proc):
 
     def beat(self) -> None:
         self.report()
-        self.world.on(self, 3.0, self.beat)
+        self.world.on(self, 3.5, self.beat)
 
     def poke(self) -> None:
         """Report soon."""
         if not self.due:
             self.due = True
-            self.world.on(self, 0.05 + 0.2 * self.world.random(), self.report)
+            self.world.on(self, 0.1 + 0.4 * self.world.random(), self.report)
 
     def _views(self) -> list[SlotView]:
         views: list[SlotView] = []
         for index, one in enumerate(self.node.sets):
             word = one.word if one.trainer is not None and one.trainer.alive else None
+            cached = one.views
             for slot in range(SLOTS):
-                views.append(
-                    SlotView(
-                        set_index=index,
-                        slot_index=slot,
-                        granted=is_granted(one.grants, word, slot),
-                        content=one.content[slot],
-                        holds=one.holds[slot],
-                    )
-                )
+                granted, content, holds = is_granted(one.grants, word, slot), one.content[slot], one.holds[slot]
+                view = cached[slot]
+                if view is None or view.content is not content or view.granted is not granted or view.holds != holds:
+                    view = SlotView(set_index=index, slot_index=slot, granted=granted, content=content, holds=holds)
+                    cached[slot] = view
+                views.append(view)
         return views
 
     def report(self) -> None:
@@ -162,7 +165,16 @@ class HostProc(Proc):
         words = [one.word for one in sets if one.word is not None and one.trainer is not None and one.trainer.alive]
         views = self._views()
         self.seq += 1
-        summary = summarize(self.node.id, self.incarnation, self.seq, views, words, base=self.base, advice=self.advice)
+        last, made_of = self.said, (self.base, self.advice, *words, *views)
+        if last is not None and made_of == last[0]:
+            old = last[1]
+            summary = HostSummary(
+                host=old.host, incarnation=old.incarnation, seq=self.seq, staged=old.staged, trainers=old.trainers, base=old.base,
+                advised=old.advised, proposal=old.proposal,
+            )  # fmt: skip
+        else:
+            summary = summarize(self.node.id, self.incarnation, self.seq, views, words, base=self.base, advice=self.advice)
+            self.said = (made_of, summary)
         self.world.tell(self, HostReported(summary=summary))
         self.deal(views)
 
@@ -174,11 +186,19 @@ class HostProc(Proc):
         ]
         if not living:
             return
-        changed = grant([one.grants for one in sets], views or self._views(), self.advice, living)  # type: ignore[arg-type]
+        views = views or self._views()
+        made_of = (self.advice, *living, *views)
+        if made_of == self.dealt:
+            return
+        self.dealt = made_of
+        changed = grant([one.grants for one in sets], views, self.advice, living)  # type: ignore[arg-type]
         for index, grants in changed.items():
             sets[index].grants = grants
         for index in living:
-            sets[index].word_out = host_word(sets[index].grants, self.advice)
+            one = sets[index]
+            if one.said[0] is not one.grants or one.said[1] is not self.advice:
+                one.said = (one.grants, self.advice)
+                one.word_out = host_word(one.grants, self.advice)
 
     def take(self, attempt: int, command: Any) -> None:
         """A command of a Coordinator. Those of an older attempt than one has heard of are ignored."""
@@ -197,7 +217,7 @@ class HostProc(Proc):
         elif kind is Invalidate:
             if applies(command, self.base):
                 self.base = command
-                for one in self.node.sets:
+                for one in () if "keep_slots" in self.world.mutations else self.node.sets:
                     for slot, content in enumerate(one.content):
                         if content is not None and is_discarded(command, content.lineage, content.step):
                             one.content[slot] = None
@@ -215,8 +235,11 @@ class HostProc(Proc):
 
     def _write(self, order: Write) -> None:
         if order.save in self.writes:
+            done = self.writes[order.save]
+            if done is not None:
+                self.world.tell(self, done)
             return
-        self.writes.add(order.save)
+        self.writes[order.save] = None
         tokens: dict[int, tuple[str, int, int]] = {}
         held: list[tuple[SlotSet, int]] = []
         for one in self.node.sets:
@@ -228,8 +251,7 @@ class HostProc(Proc):
                     tokens[content.rank] = (content.lineage, content.step, content.rank)
                     held.append((one, slot))
         if len(tokens) < len(order.ranks):
-            error = f"it holds ranks {sorted(tokens)} of {order.ranks}"
-            self.world.tell(self, Written(host=self.node.id, save=order.save, error=error))
+            self._say_written(order, f"it holds ranks {sorted(tokens)} of {order.ranks}")
             return
         for one, slot in held:
             one.holds[slot] += 1
@@ -243,7 +265,11 @@ class HostProc(Proc):
             error = "storage is out"
         else:
             self.world.storage.parts.setdefault(order.save, {})[self.node.id] = tokens
-        self.world.tell(self, Written(host=self.node.id, save=order.save, error=error))
+        self._say_written(order, error)
+
+    def _say_written(self, order: Write, error: str) -> None:
+        self.writes[order.save] = done = Written(host=self.node.id, save=order.save, error=error)
+        self.world.tell(self, done)
 
     # ---------------------------------------------------------------- its trainers
 
@@ -477,6 +503,8 @@ class TrainerProc(Proc):
         self.set.content[slot] = piece
         machine.staged(slot, step)
         self.world.count_staged(piece)
+        if self.world.trap == "stage":
+            self.world.kill_early(self.group)
         self._speak(machine.word())
 
     def leave(self) -> None:

@@ -21,6 +21,7 @@ from raystate.core.messages import (
     Staged,
     StopAsked,
 )
+from raystate.core.slots import lineage_order
 from raystate.testing.sim.coordinators import CoordinatorProc
 from raystate.testing.sim.faults import FAULTS
 from raystate.testing.sim.nodes import SLOTS, Group, HostProc, Node, Proc, TrainerProc
@@ -30,11 +31,11 @@ _RUN = Settings(
     run="run",
     storage="sim",
     keep_last=2,
-    start_timeout_s=12.0,
-    barrier_timeout_s=15.0,
-    save_timeout_s=15.0,
+    start_timeout_s=8.0,
+    barrier_timeout_s=10.0,
+    save_timeout_s=12.0,
     restore_timeout_s=20.0,
-    host_timeout_s=8.0,
+    host_timeout_s=6.0,
     idle_timeout_s=1000.0,
 )
 
@@ -79,7 +80,7 @@ class World:
         self.heap: list[tuple[float, int, Proc | None, Any, tuple[Any, ...]]] = []
         self.pushed = 0
         self.storage = Storage(is_directory=rng.random() < 0.5)
-        self.save_every = rng.choice((2, 3, 5))
+        self.save_every = rng.choice((3, 5, 8))
         self.settings = replace(_RUN, save_every_s=4.0) if rng.random() < 0.2 else _RUN
         self.faults_wanted = faults
         self.events_wanted = events
@@ -91,6 +92,9 @@ class World:
         self.failures: list[Any] = []
         self.damaged: set[int] = set()
         self.lost_acks = 0
+        self.trap = ""  # the operation at which the next fault strikes
+        self.rolling_back = False  # the next group goes back to an older step
+        self.settled: list[tuple[tuple[int, int, str], str, int]] = []  # (by, lineage, step) of the restores that were settled
         self.lossy = 0.05  # chance that a message is lost; as much for a double
         # truth about memory
         self.staged_count: dict[tuple[str, int], set[int]] = {}
@@ -104,6 +108,10 @@ class World:
         self.nodes_by_id: dict[str, Node] = {}
         for index in range(hosts):
             self.add_node(index, 0)
+        self.dead_first: tuple[int, ...] = ()
+        if rng.random() < 0.6:
+            self.storage.before()
+            self.dead_first = (1,)
         self.coordinators: list[CoordinatorProc] = []
         self.current: CoordinatorProc | None = None
         self.groups = 0
@@ -282,9 +290,12 @@ class World:
             self.pending_start = True
             self.at(1.0, self.launch)
             return
+        if self.current is not None and self.current.over:
+            self.start_coordinator(self.dead_attempts())
         self.groups += 1
         group = self.group = Group(f"g{self.groups}")
-        if not self.healed and self.random() < 0.12 and self.storage.log:
+        if not self.healed and self.storage.log and (self.rolling_back or self.random() < 0.05):
+            self.rolling_back = False
             # A person goes back to an older step, and gives up the newer ones.
             steps = sorted(set(self.storage.visible()) & {one.step for one in self.storage.tail.live})
             if len(steps) > 1:
@@ -293,7 +304,7 @@ class World:
         group.members = [TrainerProc(self, group, node, rank) for rank, node in enumerate(nodes)]
         for member in group.members:
             self.on(member, 0.1 + 0.5 * self.random(), member.begin)
-        self.at(45.0, self._hurry, group)
+        self.at(30.0, self._hurry, group)
 
     def _hurry(self, group: Group) -> None:
         """A launcher's own patience: a group that does not get to train is started again."""
@@ -339,6 +350,8 @@ class World:
             stable = -1 if trainer.machine is None else self.true_stable.get(trainer.machine.lineage, -1)
             if reply.step < stable:
                 raise Violation(f"close: step {stable} was complete in memory, but only step {reply.step} is durable")
+            choice = None if trainer.machine is None else self.choices.get(trainer.machine.lineage)
+            stable = max(stable, -1 if choice is None else choice.step)
             if stable < group.called[trainer.rank] - 8:
                 raise Violation(f"liveness: at step {group.called[trainer.rank]} only step {stable} is complete on all hosts")
             self.ended = True
@@ -351,7 +364,7 @@ class World:
 
     def plan(self) -> None:
         """Faults come at random times; afterwards all is healed and the run has to finish."""
-        span_s = self.events_wanted * 0.1
+        span_s = self.events_wanted * 0.08
         kinds = list(FAULTS)
         for _ in range(self.faults_wanted + int(2 * self.random())):
             kind = kinds[int(self.random() * len(kinds))]
@@ -401,7 +414,7 @@ class World:
         self._deliver(AttemptDead(attempt=proc.core.attempt))
 
     def dead_attempts(self) -> tuple[int, ...]:
-        return tuple(proc.core.attempt for proc in self.coordinators if not proc.alive and proc.core.attempt)
+        return self.dead_first + tuple(proc.core.attempt for proc in self.coordinators if not proc.alive and proc.core.attempt)
 
     def stop(self) -> None:
         self._deliver(StopAsked(reason="preemption", within_s=8.0))
@@ -458,6 +471,8 @@ class World:
             if caller is not None and caller.machine is not None and self.choices.get(caller.machine.lineage) != command.reply:
                 self.choices[caller.machine.lineage] = command.reply
                 if proc is self.current:
+                    if command.reply.tier == "memory":
+                        self.check_given_up(command.reply)
                     self.check_choice(caller, command.reply)
 
     def _all_there(self, proc: CoordinatorProc) -> bool:
@@ -485,12 +500,42 @@ class World:
         if choice.step < self.floor:
             raise Violation(f"bounded loss: step {choice.step} ({choice.tier}) is restored, step {self.floor} was stable")
 
+    def sleep_now(self, proc: CoordinatorProc) -> bool:
+        """The trap snaps: this Coordinator sleeps in the middle of it, and another one claims."""
+        if proc is not self.current or self.healed:
+            return False
+        self.trap = ""
+        proc.wake_s = self.now_s + 3.0 + 9.0 * self.random()
+        self.start_coordinator(tuple(one for one in self.dead_attempts() if one != proc.core.attempt))
+        return True
+
+    def kill_early(self, group: Group) -> None:
+        """A trainer dies soon after its group has staged its first piece."""
+        if group is self.group and not self.healed:
+            self.trap = ""
+            victim = group.members[int(self.random() * len(group.members))]
+            self.on(victim, 0.5 * self.random(), victim.die, "killed early")
+
+    def check_given_up(self, choice: RestoreChoice) -> None:
+        """What an earlier restore has given up does not come back."""
+        order = lineage_order(choice.lineage)
+        for by, lineage, step in self.settled:
+            if order < by and not (choice.lineage == lineage and choice.step <= step):
+                raise Violation(
+                    f"given up: step {choice.step} of {choice.lineage} is restored, but lineage {by} had settled on step {step} of "
+                    f"{lineage or 'storage'}"
+                )
+
     def check_settled(self, group: Group, lineage: str, step: int) -> None:
         tiers = set(group.restored.values())
         if len(tiers) > 1:
             raise Violation(f"one recovery: ranks of {lineage} have restored different things: {group.restored}")
         tier, restored, source = next(iter(tiers))
         choice = self.choices.get(lineage)
+        if choice is not None:
+            made = (lineage_order(lineage), choice.lineage, step)
+            if made not in self.settled:
+                self.settled.append(made)
         if restored != step or (tier == "memory" and choice is not None and source != choice.lineage):
             raise Violation(f"one recovery: {lineage} settled on step {step} of {choice}, rank has {tiers}")
 
@@ -501,8 +546,9 @@ class World:
             acted[trainer.rank] = step
         if acted:
             first = min(acted.values())
-            if (stop and step != first) or step > first:
-                raise Violation(f"stop: rank {trainer.rank} is at step {step}, others have stopped at {acted}")
+            passed = [one.rank for one in trainer.group.members if one.step >= first and one.rank not in acted]
+            if (stop and step != first) or passed:
+                raise Violation(f"stop: rank {trainer.rank} is at step {step}, others have stopped at {acted}; past it without stopping: {passed}")
 
 
 def simulate(
@@ -529,7 +575,7 @@ def simulate(
     """
     world = World(seed, hosts, events, faults, mutations, trace)
     violation = ""
-    world.start_coordinator(())
+    world.start_coordinator(world.dead_first)
     world.at(0.2, world.launch)
     world.plan()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raystate.core.messages import LogEntry
+from raystate.core.messages import Intent, LiveStep, LogEntry
 
 Token = tuple[str, int, int]
 """(lineage, step, rank): stands for the bytes of one rank's piece; two pieces are equal iff their tokens are."""
@@ -51,6 +51,23 @@ class Storage:
         self.aside: set[int] = set()
         self.newest = -1
         self.outage = False
+
+    def before(self) -> None:
+        """An earlier attempt has trained: steps 2 and 4 are durable."""
+        live: list[LiveStep] = []
+        self.create(LogEntry(seq=1, attempt=1, writer="w0", kind="claim", run="run"))
+        for number, step in enumerate((2, 4)):
+            save = f"a1k{number}"
+            pieces = {rank: ("1.0.before", step, rank) for rank in range(3)}
+            self.packages[save] = Package(step, save, 3, pieces)
+            live.append(LiveStep(step=step, save=save))
+            intent = Intent(kind="commit", step=step, save=save, attempt=1, seq=2 + number)
+            self.create(
+                LogEntry(seq=2 + number, attempt=1, writer="w0", kind="commit", run="run", live=tuple(live), intents=(intent,))
+            )
+            for name in (*FILES, MARKER):
+                self.put(step, name, save)
+        self.create(LogEntry(seq=4, attempt=1, writer="w0", kind="close", run="run", live=tuple(live)))
 
     # ---------------------------------------------------------------- the log
 

@@ -1,0 +1,136 @@
+"""What a run leaves on disk: read by stock Orbax, restored on other topologies, and begun by stock Orbax."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import raystate
+from tests.cluster import toy
+from tests.cluster.training import Training
+
+WIDTH = 1024
+STEPS = (4, 8, 10)
+REPO = Path(__file__).parents[2]
+
+STOCK = """
+import sys, json, pickle
+import jax, numpy as np, orbax.checkpoint as ocp
+from orbax.checkpoint import v1
+storage, out = sys.argv[1:3]
+with ocp.CheckpointManager(storage) as manager:
+    steps = sorted(manager.all_steps())
+    metrics = {step: manager.metrics(step) for step in steps}
+with v1.training.Checkpointer(storage) as checkpointer:
+    assert [c.step for c in checkpointer.checkpoints] == steps
+here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+for step in steps:
+    with np.load(f"{out}/whole-{step}.npz") as whole:
+        expected = [whole[f"arr_{i}"] for i in range(len(whole.files))]
+    target = jax.tree.map(lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=here), v1.metadata(f"{storage}/{step}").metadata)
+    with ocp.CheckpointManager(storage) as manager:
+        v0 = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))["state"]
+    for name, tree in (("v0", v0), ("v1", v1.load(f"{storage}/{step}", target))):
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        assert len(leaves) == len(expected), name
+        assert all(a.tobytes() == b.tobytes() and a.dtype == b.dtype and a.shape == b.shape for a, b in zip(leaves, expected)), name
+assert not any(module.split(".")[0] == "raystate" for module in sys.modules)
+print(json.dumps({"steps": steps, "metrics": metrics}))
+"""
+
+
+def _environment(devices: int) -> dict[str, str]:
+    return {
+        **os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(REPO),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(storage, folder with the true arrays of each step) of a run on 2 processes x 2 devices."""
+    folder = tmp_path_factory.mktemp("disk")
+    config = raystate.StateConfig(storage=folder / "run", run=f"disk-{os.getpid()}", save_every_steps=4, keep_last=10)
+    training = Training(config, folder / "out", steps=STEPS[-1], step_s=0.05, width=WIDTH, dump_every=2)
+    training.finish()
+    for step in STEPS:
+        whole = toy.assemble([str(folder / "out" / f"dump-{step}-{rank}.pickle") for rank in (0, 1)])
+        np.savez(folder / "out" / f"whole-{step}.npz", *whole)
+    os.link(folder / "out" / f"whole-{STEPS[-1]}.npz", folder / "out" / "whole.npz")
+    return folder / "run", folder / "out"
+
+
+def test_stock_orbax_reads_every_step(saved: tuple[Path, Path]) -> None:
+    storage, out = saved
+    done = subprocess.run(
+        [sys.executable, "-c", STOCK, str(storage), str(out)],
+        capture_output=True, text=True, timeout=100, env=_environment(1), cwd=out, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["steps"] == list(STEPS)
+    assert all("loss" in metrics for metrics in found["metrics"].values())
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(1, 4), (4, 1), (1, 1)])
+def test_restored_on_another_topology(saved: tuple[Path, Path], processes: int, devices: int) -> None:
+    storage, out = saved
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = Path(__file__).with_name("read_elsewhere.py")
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(storage), str(out), str(WIDTH), str(processes), str(index), str(port)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(devices), cwd=out,
+        )
+        for index in range(processes)
+    ]  # fmt: skip
+    try:
+        answers = [process.communicate(timeout=100) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    for process, (_, stderr) in zip(running, answers, strict=True):
+        assert process.returncode == 0, stderr[-3000:]
+    for stdout, _ in answers:
+        found = json.loads(stdout.splitlines()[-1])
+        assert found["step"] == STEPS[-1]
+        assert found["devices"] == processes * devices
+        assert found["read"] <= 1.1 * found["needed"], "each process reads about its share"
+
+
+def test_resumes_what_stock_orbax_wrote(ray_cluster: Any, make_run: Any) -> None:
+    run = make_run()
+    _, init, shardings, step_fn = toy.build(64)
+    state = jax.jit(init, out_shardings=shardings(jax.eval_shape(init)))()
+    with ocp.CheckpointManager(run.storage) as stock:
+        stock.save(5, args=ocp.args.StandardSave(state))
+        stock.wait_until_finished()
+    written = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=4)
+    with raystate.StateManager(config) as manager:
+        restored = manager.restore_or_init(init, shardings)
+        assert (restored.step, restored.tier) == (5, "storage")
+        for leaf, expected in zip(jax.tree.leaves(restored.state), written, strict=True):
+            assert np.asarray(leaf).tobytes() == expected.tobytes()
+        state, numbers = restored.state, toy.Numbers()
+        for step in range(5, 9):
+            state, _ = step_fn(state, next(numbers))
+            manager.save(step + 1, state)
+    assert raystate.Reader(run.storage).all_steps() == [5, 8, 9]
+    final = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+    with ocp.CheckpointManager(run.storage) as stock:
+        assert sorted(stock.all_steps()) == [5, 8, 9]
+        tree = stock.restore(9, args=ocp.args.Composite(state=ocp.args.StandardRestore()))["state"]
+    assert [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)] == [leaf.tobytes() for leaf in final]

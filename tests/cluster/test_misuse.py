@@ -1,0 +1,148 @@
+"""Mistakes of users: each ends in an error that names the thing, within its deadline; nothing is lost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import raystate
+from tests.cluster.training import Training
+
+
+def _state(step: int = 0) -> dict[str, Any]:
+    return {"w": jnp.full((4, 4), float(step)), "b": jnp.zeros(3), "n": 1}
+
+
+@pytest.fixture
+def config(ray_cluster: Any, make_run: Any) -> raystate.StateConfig:
+    run = make_run()
+    return raystate.StateConfig(
+        storage=run.storage, run=run.run, save_every_steps=2, barrier_timeout_s=10.0, start_timeout_s=30.0, save_timeout_s=30.0
+    )
+
+
+def test_older_equal_and_missing_steps(config: raystate.StateConfig) -> None:
+    with raystate.StateManager(config) as manager:
+        assert manager.restore(_state()) is None
+        assert manager.save(1, _state(1)) is False
+        assert manager.save(2, _state(2)) is True
+        assert manager.save(2, _state(2)) is False, "equal: nothing is written"
+        with pytest.raises(raystate.StepOrderError, match="step 1.*newest step is 2"):
+            manager.save(1, _state(1))
+        assert manager.save(3, _state(3), force=True) is True
+        manager.wait_until_finished()
+        assert manager.all_steps() == [2, 3]
+        assert manager.latest_step() == 3
+    with raystate.StateManager(config) as manager, pytest.raises(raystate.StepNotFoundError, match="7") as caught:
+        manager.restore(_state(), step=7)
+    assert isinstance(caught.value, FileNotFoundError)
+    with pytest.raises(raystate.StepNotFoundError, match="7"):
+        raystate.Reader(config.storage).restore(step=7)
+
+
+def test_reference_that_differs_in_everything(config: raystate.StateConfig) -> None:
+    with raystate.StateManager(config) as manager:
+        manager.restore(_state())
+        manager.save(1, _state(1), force=True)
+    reference = {"w": np.zeros((4, 5), np.float32), "b": np.zeros(3, np.int32), "n": 1, "extra": {"c": np.zeros(2)}}
+    with raystate.StateManager(config) as manager:
+        with pytest.raises(raystate.ReferenceMismatchError) as caught:
+            manager.restore(reference)
+        message = str(caught.value)
+        for part in ("w", "(4, 5)", "(4, 4)", "b", "int32", "float32", "extra", "c"):
+            assert part in message, part
+        # Told how, it is accepted: the missing path keeps the reference's value.
+        restored = manager.restore({**reference, "w": np.zeros((4, 4), np.float32)}, partial=True, cast=True)
+        assert restored is not None
+        assert restored.state["b"].dtype == np.int32
+        assert restored.state["extra"]["c"].shape == (2,)
+        np.testing.assert_array_equal(restored.state["w"], np.full((4, 4), 1.0, np.float32))
+
+
+def test_unusable_storage(ray_cluster: Any, tmp_path: Path, make_run: Any) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    config = raystate.StateConfig(storage=blocked / "run", run=make_run().run, start_timeout_s=20.0)
+    with pytest.raises(raystate.StorageError) as caught:
+        raystate.StateManager(config)
+    assert str(blocked) in str(caught.value)
+
+
+def test_state_over_the_cap(config: raystate.StateConfig) -> None:
+    small = config.replace(host_memory=1 << 20)
+    with raystate.StateManager(small) as manager:
+        with pytest.raises(raystate.CapacityError) as caught:
+            manager.save(1, {"w": jnp.zeros((1 << 20,), jnp.float32)})
+        message = str(caught.value)
+        assert "host_memory" in message
+        assert caught.value.needed_bytes > 12 << 20, "three slots of 4 MiB"
+
+
+def test_unknown_leaf(config: raystate.StateConfig) -> None:
+    with raystate.StateManager(config) as manager:
+        with pytest.raises(raystate.RaystateError, match=r"bad"):
+            manager.save(1, {"bad": object()})
+        manager.save(2, _state(2))
+    assert raystate.Reader(config.storage).latest_step() == 2
+
+
+def test_last_step_is_durable_although_no_snapshot_was_due(config: raystate.StateConfig) -> None:
+    rare = config.replace(save_every_steps=100, snapshot_every_steps=50)
+    with raystate.StateManager(rare) as manager:
+        manager.restore(_state())
+        for step in range(1, 8):
+            manager.save(step, _state(step))
+    restored = raystate.Reader(config.storage).restore(_state())
+    assert restored.step == 7
+    assert float(np.asarray(restored.state["w"])[0, 0]) == 7.0
+
+
+def test_user_exception_leaves_the_snapshots_durable(config: raystate.StateConfig) -> None:
+    with pytest.raises(ZeroDivisionError), raystate.StateManager(config.replace(save_every_steps=100)) as manager:
+        manager.restore(_state())
+        for step in range(1, 20):
+            manager.save(step, _state(step))
+            time.sleep(0.05)  # a computation
+        raise ZeroDivisionError
+    assert (raystate.Reader(config.storage).latest_step() or 0) >= 15
+
+
+def train_where_only_rank_0_saves(config: dict[str, Any]) -> None:
+    with raystate.StateManager() as manager:
+        manager.restore(None)
+        for step in range(config["steps"]):
+            time.sleep(0.1)
+            if jax.process_index() == 0:
+                manager.save(step + 1, {"w": jnp.zeros(8)})
+
+
+def test_one_rank_saves_and_the_other_does_not(config: raystate.StateConfig, tmp_path: Path) -> None:
+    training = Training(
+        config.replace(barrier_timeout_s=3.0), tmp_path / "out", steps=600, train_fn=train_where_only_rank_0_saves, max_failures=0
+    )
+    with pytest.raises(raystate.RunFailedError) as caught:
+        training.finish(timeout_s=60.0)
+    cause = caught.value.__cause__
+    assert isinstance(cause, raystate.BarrierTimeoutError), cause
+    assert "rank 1" in str(cause)
+    assert cause.waited_s >= 3.0
+
+
+def train_alone(config: dict[str, Any]) -> None:
+    del config
+    with raystate.StateManager():
+        pass
+
+
+def test_world_that_is_not_one_jax_job(config: raystate.StateConfig, tmp_path: Path) -> None:
+    from ray.train.v2.jax import JaxConfig
+
+    training = Training(config, tmp_path / "out", train_fn=train_alone, jax_config=JaxConfig(), max_failures=0)
+    with pytest.raises(raystate.ConfigError, match=r"2 processes but jax.process_count\(\) is 1"):
+        training.finish(timeout_s=60.0)

@@ -1,0 +1,280 @@
+"""fit and RayTrainCallback on a real Ray, with training functions that hold no state: launching, restarting, giving up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raystate
+from raystate import launch_context
+
+WAIT_S = 120.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _by_value() -> Iterator[None]:
+    import ray
+
+    module = sys.modules[__name__]
+    ray.cloudpickle.register_pickle_by_value(module)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+@dataclasses.dataclass
+class Place:
+    """One test's files: what its training functions said."""
+
+    folder: Path
+    config: Any
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for path in self.folder.glob("said-*"):
+            found += [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+        return sorted((each for each in found if each["event"] == event), key=lambda each: each["t"])
+
+    def wait(self, condition: Callable[[], Any], what: str) -> Any:
+        deadline_s = time.monotonic() + WAIT_S
+        while not (found := condition()):
+            assert time.monotonic() < deadline_s, f"no {what} within {WAIT_S:.0f} s"
+            time.sleep(0.02)
+        return found
+
+    def arguments(self, **more: Any) -> dict[str, Any]:
+        """For fit: one worker per node, and the folder for the training function."""
+        from ray.train import RunConfig, ScalingConfig
+
+        return {
+            "train_loop_config": {"folder": str(self.folder), **more},
+            "scaling_config": ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1, "trainer": 1}),
+            "run_config": RunConfig(name="run", storage_path=str(self.folder / "ray")),
+        }
+
+
+@pytest.fixture
+def place(ray_cluster: Any, make_run: Any, tmp_path: Path) -> Place:
+    run = make_run()
+    folder = tmp_path / "said"
+    folder.mkdir()
+    return Place(folder=folder, config=raystate.StateConfig(storage=run.storage, run=run.run, idle_timeout_s=2.0))
+
+
+def _say(folder: str, event: str, **facts: Any) -> None:
+    with open(Path(folder) / f"said-{os.getpid()}", "a") as stream:
+        stream.write(json.dumps({"event": event, "t": time.time(), "pid": os.getpid(), **facts}) + "\n")
+
+
+def _begin(config: dict[str, Any]) -> launch_context.LaunchContext:
+    """Say where this process is; its place in the group."""
+    import jax
+    import ray
+
+    context = launch_context.current()
+    assert context is not None
+    _say(
+        config["folder"],
+        "start",
+        rank=context.rank,
+        group=context.group,
+        world=context.world,
+        processes=jax.process_count(),
+        process=jax.process_index(),
+        node=ray.get_runtime_context().get_node_id(),
+        attempt=len(context.restarts) + 1,
+        run=context.config.run,
+    )
+    return context
+
+
+def _sum_until_told(config: dict[str, Any]) -> dict[str, Any]:
+    """Collectives until the test writes the file `stop`, at the same step on all ranks."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    context = _begin(config)
+    stop = 0
+    while not stop:
+        told = os.path.exists(Path(config["folder"]) / "stop")
+        stop = int(multihost_utils.process_allgather(jax.numpy.int32(told)).min())
+        _say(config["folder"], "step", group=context.group)
+        time.sleep(0.05)
+    launch_context.note(step=7, metrics={"loss": 0.5})
+    return {"rank": context.rank}
+
+
+def _groups(starts: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Starts by group, in order of time, each sorted by rank."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for start in starts:
+        groups.setdefault(start["group"], []).append(start)
+    return [sorted(group, key=lambda start: start["rank"]) for group in groups.values()]
+
+
+def test_killed_workers_come_back_on_their_nodes(place: Place) -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(raystate.fit(_sum_until_told, place.config, **place.arguments())))
+    thread.start()
+    for number, rank in enumerate((1, 0), start=1):
+
+        def steady(number: int = number) -> Any:
+            groups = _groups(place.said("start"))
+            if len(groups) < number or len(groups[-1]) < 2:
+                return None
+            steps = [step["pid"] for step in place.said("step")]
+            return groups[-1] if all(steps.count(start["pid"]) >= 3 for start in groups[-1]) else None
+
+        os.kill(place.wait(steady, "steady training")[rank]["pid"], signal.SIGKILL)
+    place.wait(lambda: len(place.said("start")) == 6, "third start")
+    (place.folder / "stop").touch()
+    thread.join(WAIT_S)
+    groups = _groups(place.said("start"))
+    assert len(groups) == 3
+    assert [[start["attempt"] for start in group] for group in groups] == [[1, 1], [2, 2], [3, 3]]
+    for group in groups:
+        assert [(s["rank"], s["process"], s["world"], s["processes"], s["run"]) for s in group] == [
+            (rank, rank, 2, 2, place.config.run) for rank in (0, 1)
+        ]
+    assert len({tuple(start["node"] for start in group) for group in groups}) == 1, "a rank has moved to another node"
+    (result,) = results
+    assert (result.step, result.metrics, result.return_value) == (7, {"loss": 0.5}, {"rank": 0})
+    assert [recovery.attempt for recovery in result.recoveries] == [2, 3]
+    assert all(recovery.seconds > 0 and not recovery.interrupted for recovery in result.recoveries)
+    assert all("died" in recovery.cause or "dies" in recovery.cause for recovery in result.recoveries)
+
+
+def _raise_on_rank_1(config: dict[str, Any]) -> None:
+    import jax
+    from jax.experimental import multihost_utils
+
+    context = _begin(config)
+    if context.rank == 1:
+        raise KeyError("the user's mistake")
+    multihost_utils.process_allgather(jax.numpy.int32(1))  # rank 0 waits for rank 1
+
+
+def test_gives_up_with_the_users_exception(place: Place) -> None:
+    with pytest.raises(raystate.RunFailedError, match=r"2 failed attempts in a row.*rank 1 raised KeyError") as caught:
+        raystate.fit(_raise_on_rank_1, place.config, max_failures=2, **place.arguments())
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.rank == 1
+    assert any("_raise_on_rank_1" in note for note in caught.value.__cause__.__notes__)
+    assert len(_groups(place.said("start"))) == 2
+
+
+def _interrupted_twice(config: dict[str, Any]) -> str:
+    context = _begin(config)
+    if len(context.restarts) < 2:
+        raise raystate.Interrupted("the node goes away", step=3)
+    return "done"
+
+
+def test_interruptions_do_not_count(place: Place) -> None:
+    result = raystate.fit(_interrupted_twice, place.config, max_failures=0, **place.arguments())
+    assert result.return_value == "done"
+    assert [(r.attempt, r.interrupted) for r in result.recoveries] == [(2, True), (3, True)]
+
+
+def _stale(config: dict[str, Any]) -> None:
+    _begin(config)
+    raise raystate.StaleAttemptError("attempt 4 has claimed this run", attempt=3)
+
+
+def test_a_stale_attempt_is_final(place: Place) -> None:
+    with pytest.raises(raystate.StaleAttemptError, match="attempt 4") as caught:
+        raystate.fit(_stale, place.config, max_failures=-1, **place.arguments())
+    assert caught.value.attempt == 3
+    assert len(_groups(place.said("start"))) == 1
+
+
+def _die_once_in_backend(folder: str) -> None:
+    import ray
+
+    try:
+        (Path(folder) / "died").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    ray.actor.exit_actor()
+
+
+def test_a_death_during_the_start_does_not_keep_the_nodes(place: Place) -> None:
+    """Ray drops such a group with its resources reserved; on a full cluster the next one would never find room."""
+    from ray.train.v2.jax.config import JaxConfig, _JaxBackend
+
+    folder = str(place.folder)
+
+    class Backend(_JaxBackend):
+        def on_start(self, worker_group: Any, backend_config: Any) -> None:
+            worker_group.execute_single(1, _die_once_in_backend, folder)
+            super().on_start(worker_group, backend_config)
+
+    @dataclasses.dataclass
+    class Dying(JaxConfig):
+        @property
+        def backend_cls(self) -> Any:
+            return Backend
+
+    arguments = place.arguments()
+    arguments["scaling_config"].num_workers = 3  # all nodes of the cluster
+    result = raystate.fit(_interrupted_never, place.config, jax_config=Dying(use_gpu=True), **arguments)
+    assert (place.folder / "died").exists()
+    assert result.return_value == 3
+    assert [r.attempt for r in result.recoveries] == [2]
+
+
+def _interrupted_never(config: dict[str, Any]) -> int:
+    return _begin(config).world
+
+
+def test_no_room_is_not_waited_for_for_ever(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "1.5")
+    arguments = place.arguments()
+    arguments["scaling_config"].num_workers = 50
+    with pytest.raises(raystate.RunFailedError, match=r"could not be placed.*no room yet for 50 workers"):
+        raystate.fit(_interrupted_never, place.config, **arguments)
+
+
+# ---------------------------------------------------------------- the callback in a user's own JaxTrainer
+
+
+def _check(config: dict[str, Any]) -> None:
+    context = launch_context.current()
+    assert context is not None
+    launch_context.check_world(context.world)  # as StateManager does
+
+
+def test_callback_alone_refuses_processes_that_train_alone(place: Place) -> None:
+    """JaxTrainer's own defaults on CPU: process_count is 1 in every worker, and without us Ray reports success."""
+    from ray.train import FailureConfig
+    from ray.train.v2.jax import JaxTrainer
+
+    arguments = place.arguments()
+    arguments["run_config"].callbacks = [raystate.RayTrainCallback(place.config)]
+    arguments["run_config"].failure_config = FailureConfig(max_failures=-1)
+    arguments["run_config"].worker_runtime_env = {"env_vars": {"JAX_PLATFORMS": "cpu"}}
+    with pytest.raises(Exception, match=r"2 processes but jax.process_count\(\) is 1.*JaxConfig\(use_gpu=True\)"):
+        JaxTrainer(_check, **arguments).fit()
+
+
+def test_callback_alone(place: Place) -> None:
+    from ray.train import FailureConfig
+    from ray.train.v2.jax import JaxConfig, JaxTrainer
+
+    arguments = place.arguments()
+    arguments["run_config"].callbacks = [raystate.RayTrainCallback(place.config)]
+    arguments["run_config"].failure_config = FailureConfig(max_failures=-1)
+    arguments["run_config"].worker_runtime_env = {"env_vars": {"JAX_PLATFORMS": "cpu"}}
+    result = JaxTrainer(_interrupted_twice, jax_config=JaxConfig(use_gpu=True), **arguments).fit()
+    assert result.return_value == "done", "the user's value, not wrapped"
+    groups = _groups(place.said("start"))
+    assert [{start["attempt"] for start in group} for group in groups] == [{1}, {2}, {3}]

@@ -1,0 +1,228 @@
+"""Ray Train's internals that raystate.train relies on. If one of these fails after an upgrade of Ray, read raystate/train first."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import inspect
+import os
+import pickle
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.train.v2._internal import constants
+from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
+from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
+from ray.train.v2._internal.execution.controller import state as states
+from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
+from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
+from ray.train.v2.api.exceptions import ControllerError, PreemptionError, WorkerGroupError
+from ray.train.v2.api.preemption import PreemptionInfo
+
+import raystate
+from raystate.train import callback as callback_module
+from raystate.train import endings, jax_backend, launch, nodes
+from raystate.train.callback import RayTrainCallback
+
+
+@pytest.mark.parametrize(
+    ("base", "hook"),
+    [
+        (WorkerGroupCallback, "before_worker_group_start"),
+        (WorkerGroupCallback, "before_init_train_context"),
+        (WorkerGroupCallback, "after_worker_group_training_start"),
+        (WorkerGroupCallback, "after_worker_group_poll_status"),
+        (WorkerCallback, "after_init_train_context"),
+        (ControllerCallback, "after_controller_start"),
+        (ControllerCallback, "after_controller_state_update"),
+        (ControllerCallback, "before_controller_execute_resize_decision"),
+    ],
+)
+def test_hooks_exist_and_take_the_same_arguments(base: type, hook: str) -> None:
+    theirs = list(inspect.signature(getattr(base, hook)).parameters)
+    ours = list(inspect.signature(getattr(RayTrainCallback, hook)).parameters)
+    assert ours == theirs
+
+
+def test_the_callback_pickles_without_the_controllers_state() -> None:
+    callback = RayTrainCallback(None, max_failures=2)
+    callback._workers = [threading.Lock()]
+    callback._group = "token"
+    before = os.environ.pop(constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR, None)
+    try:
+        copied = pickle.loads(pickle.dumps(callback))
+        assert (copied._group, copied._max_failures, copied._workers) == ("token", 2, [])
+        assert os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] == str(callback_module.POLL_INTERVAL_S)
+        os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] = "5"
+        pickle.loads(pickle.dumps(callback))
+        assert os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] == "5", "the user's value stays"
+    finally:
+        os.environ.pop(constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR, None)
+        if before is not None:
+            os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] = before
+
+
+def test_states_carry_the_error() -> None:
+    error = ControllerError(RuntimeError("x"))
+    for kind in (states.RestartingState, states.ReschedulingState):
+        assert kind(training_failed_error=error).training_failed_error is error
+    assert {"ResizingState", "ShuttingDownState", "ErroredState"} <= set(dir(states))
+
+
+def test_a_poll_can_be_read_and_its_value_replaced() -> None:
+    failed = WorkerStatus(running=False, error=UserExceptionWithTraceback(KeyError("k"), "the text"))
+    finished = WorkerStatus(running=False, return_value=1)
+    poll = WorkerGroupPollStatus(worker_statuses={0: finished, 1: failed})
+    assert poll.finished
+    assert poll.errors
+    poll.worker_statuses[0].return_value = 2
+    assert poll.worker_statuses[0].return_value == 2
+    found = endings.failures(poll.worker_statuses)
+    assert set(found) == {1}
+    assert isinstance(found[1].error, KeyError)
+    assert found[1].traceback == "the text"
+    assert not found[1].died
+    assert {"poll_status", "execute", "init_train_context"} <= set(dir(RayTrainWorker))
+
+
+def test_deaths_and_preemptions_are_recognized() -> None:
+    from ray.exceptions import ActorDiedError
+
+    death = WorkerHealthCheckFailedError("no answer", failure=ActorDiedError())
+    assert endings.failures({0: WorkerStatus(running=False, error=death)})[0].died
+    info = PreemptionInfo(deadline_ms=None, preempted_node_to_ranks={"n1": [1]})
+    assert endings.leaving_nodes(PreemptionError(info)) == {"n1"}
+    assert endings.classify(PreemptionError(info), {}).kind == "interrupted"
+
+
+def test_what_an_ending_amounts_to() -> None:
+    def of(**errors: BaseException) -> Any:
+        found = {int(rank[1:]): endings.Failure(error=error) for rank, error in errors.items()}
+        return endings.classify(WorkerGroupError("x", {}), found)
+
+    gloo = ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
+    assert of(r0=gloo, r1=KeyError("k")).cause == "rank 1 raised KeyError: 'k'"
+    assert of(r0=KeyError("k"), r1=raystate.Interrupted("stop")).kind == "interrupted"
+    assert of(r0=raystate.Interrupted("stop"), r1=raystate.ConfigError("bad")).kind == "final"
+    assert of(r0=gloo).kind == "failed"
+    assert "another process dies" in of(r0=gloo).cause
+    died = endings.classify(
+        WorkerGroupError("x", {}), {0: endings.Failure(error=gloo), 3: endings.Failure(error=OSError(), died=True)}
+    )
+    assert died.cause == "the process of rank 3 died"
+    assert endings.ours(ControllerError(raystate.RunFailedError("gave up", rank=1))).rank == 1
+
+
+def test_rays_jax_setup_names_rank_0s_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks' set-up is delayed until that address answers."""
+    asked: list[tuple[int, Any, dict[str, Any]]] = []
+
+    class Group:
+        def __len__(self) -> int:
+            return 2
+
+        def execute_single(self, rank: int, fn: Any) -> Any:
+            return ("localhost", 1234)
+
+        def execute_single_async(self, rank: int, fn: Any, *args: Any, **kwargs: Any) -> Any:
+            asked.append((rank, fn, kwargs))
+
+        def get_resources_per_worker(self) -> dict[str, float]:
+            return {}
+
+    monkeypatch.setattr("ray.get", lambda refs: refs)
+    config = jax_backend.QuickJaxConfig(use_gpu=True)
+    config.backend_cls().on_start(Group(), config)
+    assert [rank for rank, _, _ in asked] == [0, 1]
+    assert asked[0][1] is not jax_backend._when_listening
+    assert asked[1][1] is jax_backend._when_listening
+    assert asked[1][2][jax_backend._ADDRESS] == "localhost:1234"
+
+
+def test_waiting_for_a_listener() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        assert not jax_backend.wait_for_listener("127.0.0.1", port, deadline_s=0.05)
+        server.listen()
+        assert jax_backend.wait_for_listener("127.0.0.1", port, deadline_s=5.0)
+
+
+def test_the_users_run_config_is_completed_and_left_alone() -> None:
+    from ray.train import FailureConfig, RunConfig
+    from ray.train.v2.api.callback import UserCallback
+
+    own = UserCallback()
+    theirs = RunConfig(
+        callbacks=[own],
+        worker_runtime_env={"env_vars": {"A": "1"}, "working_dir": "w"},
+        failure_config=FailureConfig(max_failures=7, preemption_grace_s=3.0),
+    )
+    ours = RayTrainCallback(None)
+    run = launch._run_config(theirs, ours, on_cpu=True)
+    assert run.callbacks == [own, ours]
+    assert run.worker_runtime_env == {"env_vars": {"JAX_PLATFORMS": "cpu", "A": "1"}, "working_dir": "w"}
+    assert (run.failure_config.max_failures, run.failure_config.preemption_grace_s) == (-1, 3.0)
+    assert (theirs.callbacks, theirs.failure_config.max_failures) == ([own], 7)
+    assert theirs.worker_runtime_env == {"env_vars": {"A": "1"}, "working_dir": "w"}
+
+
+class _Looks(RayTrainCallback):
+    """Writes what the controller that runs it looks like."""
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        super().after_controller_start(train_run_context)
+        (controller,) = [each for each in gc.get_objects() if type(each).__name__ == "TrainController"]
+        facts = [controller._health_check_interval_s, controller._train_run_context.scaling_config is self._scaling]
+        Path(self._config["out"]).write_text(repr(facts))
+
+
+def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The poll interval is read after the callbacks are unpickled; the ScalingConfig we change is the one that places workers."""
+    import sys
+
+    import ray
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.v2.jax import JaxTrainer
+
+    monkeypatch.delenv(constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR, raising=False)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        out = str(tmp_path / "facts")
+        run_config = RunConfig(name="looks", storage_path=str(tmp_path), callbacks=[_Looks({"out": out})])
+        JaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=1), run_config=run_config).fit()
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert Path(out).read_text() == repr([callback_module.POLL_INTERVAL_S, True])
+
+
+def test_nodes_are_found_and_can_be_named_in_a_selector(ray_cluster: Any) -> None:
+    import ray
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    ids = sorted(info["NodeID"] for info in ray.nodes() if info["Alive"])
+    assert nodes.reachable(frozenset([*ids, "f" * 56])) == frozenset(ids)
+    gone = "e" * 56
+    chosen = nodes.selectors([ids[1], gone], 2, own={"ray.io/node-id": ids[1]})
+    assert chosen == [{nodes.NODE_LABEL: ids[1]}, {nodes.NODE_LABEL: ids[1]}], "the user's own selector is stronger"
+    chosen = nodes.selectors([ids[1], ids[0]], 2, own=None, leaving=frozenset([ids[0]]))
+    assert chosen == [{nodes.NODE_LABEL: ids[1]}, {nodes.NODE_LABEL: f"!in({ids[0]})"}]
+    assert nodes.selectors([], 2, own=None) is None
+    assert nodes.wait_for_room(ids, {"CPU": 1.0}, deadline_s=5.0)
+    assert not nodes.wait_for_room(ids, {"CPU": 99.0}, deadline_s=0.0)
+    group = placement_group([{"CPU": 1}, {"CPU": 1}], bundle_label_selector=chosen)
+    try:
+        assert group.wait(20)
+        where = placement_group_table(group)["bundles_to_node_id"]
+        assert where[0] == ids[1]
+        assert where[1] != ids[0]
+    finally:
+        remove_placement_group(group)
+
+
+def test_outcome_is_a_value() -> None:
+    outcome = callback_module.Outcome(1, {"step": 2})
+    assert dataclasses.replace(outcome, restarts=()).value == 1

@@ -1,0 +1,138 @@
+"""When the launcher starts again and when it gives up. Pure: no Ray cluster is started here."""
+
+from __future__ import annotations
+
+import pytest
+
+from raystate import launch_context
+from raystate.core.errors import ConfigError
+from raystate.launch_context import LaunchContext, Restart
+from raystate.train.launch import recoveries
+from raystate.train.policy import Ending, RetryPolicy, pinned_nodes, root_cause
+
+FAILED = Ending(kind="failed", cause="the process of rank 1 died", rank=1)
+INTERRUPTED = Ending(kind="interrupted", cause="rank 0 raised Interrupted")
+WAITING = Ending(kind="waiting", cause="no room yet for 2 workers")
+FINAL = Ending(kind="final", cause="rank 0 raised StaleAttemptError")
+
+
+def _run(max_failures: int | None, base: int | None, endings: list[tuple[Ending, int | None]]) -> list[str | None]:
+    """The policy's answers to endings, each with the newest step at that time."""
+    policy = RetryPolicy(max_failures, start_limit_s=100.0)
+    policy.started(lambda: base, 0.0)
+    answers: list[str | None] = []
+    for now, (ending, step) in enumerate(endings):
+        answers.append(policy.ended(ending, lambda step=step: step, float(now)))
+        policy.started(lambda step=step: step, float(now))
+    return answers
+
+
+def test_gives_up_after_so_many_failures_without_a_new_step() -> None:
+    answers = _run(3, -1, [(FAILED, 49), (FAILED, 49), (FAILED, 49), (FAILED, 49)])
+    assert answers[:3] == [None, None, None]
+    assert answers[3] == "3 failed attempts in a row without a new step (newest step 49)"
+
+
+def test_a_new_step_starts_the_count_again() -> None:
+    answers = _run(2, 10, [(FAILED, 10), (FAILED, 11), (FAILED, 11), (FAILED, 12), (FAILED, 12), (FAILED, 12)])
+    assert [answer is None for answer in answers] == [True, True, True, True, True, False]
+
+
+def test_a_run_that_fails_before_its_first_step() -> None:
+    assert _run(2, -1, [(FAILED, -1), (FAILED, -1)]) == [None, "2 failed attempts in a row without a new step (no step yet)"]
+
+
+@pytest.mark.parametrize(("limit", "first"), [(0, "max_failures is 0"), (1, "1 failed attempt without a new step (newest step 5)")])
+def test_small_limits(limit: int, first: str) -> None:
+    assert _run(limit, 5, [(FAILED, 5)]) == [first]
+
+
+def test_no_failure_is_allowed_with_zero_even_with_progress() -> None:
+    assert _run(0, 5, [(FAILED, 9)]) == ["max_failures is 0"]
+    assert _run(1, 5, [(FAILED, 9)]) == [None]
+
+
+@pytest.mark.parametrize("limit", [-1, None])
+def test_never_gives_up(limit: int | None) -> None:
+    assert _run(limit, 5, [(FAILED, 5)] * 20) == [None] * 20
+
+
+def test_interruptions_do_not_count() -> None:
+    answers = _run(2, 5, [(INTERRUPTED, 5), (FAILED, 5), (INTERRUPTED, 5), (INTERRUPTED, 5), (FAILED, 5)])
+    assert answers[:4] == [None] * 4
+    assert answers[4] is not None
+
+
+def test_unknown_progress_is_no_progress() -> None:
+    assert _run(2, None, [(FAILED, None), (FAILED, None)])[1] is not None
+
+
+def test_final_errors_end_at_once() -> None:
+    assert _run(-1, 5, [(FINAL, 9)]) == ["trying again cannot help"]
+
+
+def test_waiting_for_room_has_a_deadline_and_does_not_count() -> None:
+    policy = RetryPolicy(1, start_limit_s=100.0)
+    assert [policy.ended(WAITING, lambda: 5, now) for now in (0.0, 50.0, 99.0)] == [None, None, None]
+    assert policy.ended(WAITING, lambda: 5, 101.0) == "the workers could not be placed for 101 s"
+    policy.started(lambda: 5, 102.0)
+    assert policy.ended(WAITING, lambda: 5, 150.0) is None, "a start ends the wait"
+
+
+def test_probes_are_waited_for_only_when_they_matter() -> None:
+    looked: list[int] = []
+    policy = RetryPolicy(3, start_limit_s=100.0)
+    policy.started(lambda: looked.append(0) or 5, 0.0)
+    for number in (1, 2):
+        assert policy.ended(FAILED, lambda number=number: looked.append(number) or 5, 0.0) is None
+    assert looked == []
+    assert policy.ended(FAILED, lambda: looked.append(3) or 5, 0.0) is not None
+    assert looked == [0, 1, 2, 3]
+
+
+def test_root_cause_is_not_a_collateral_error() -> None:
+    errors: dict[int, BaseException] = {0: RuntimeError("Gloo"), 3: ValueError("mine"), 2: KeyError("other")}
+    assert root_cause(errors, collateral=lambda error: "Gloo" in str(error)) == 2
+    assert root_cause({1: RuntimeError("Gloo")}, collateral=lambda error: True) == 1
+
+
+def test_ranks_stay_where_they_were() -> None:
+    everywhere = frozenset("abc")
+    assert pinned_nodes([], everywhere, 2) == [None, None]
+    assert pinned_nodes(["a", "b"], everywhere, 2) == ["a", "b"]
+    assert pinned_nodes(["a", "b"], frozenset("b"), 2) == [None, "b"]
+    assert pinned_nodes(["a", "b"], everywhere, 3) == [None, None, None]
+
+
+def test_recoveries_are_joined_by_group() -> None:
+    restarts = (
+        Restart(attempt=2, group="g2", cause="died", seconds=3.0),
+        Restart(attempt=3, group="g3", cause="told to", interrupted=True, seconds=4.0),
+    )
+    known = [{"group": "g3", "step": 7, "tier": "memory", "seconds": 5.0, "steps_repeated": 1}]
+    first, second = recoveries(restarts, known)
+    assert (first.attempt, first.cause, first.step, first.seconds) == (2, "died", None, 3.0)
+    assert (second.step, second.tier, second.seconds, second.steps_repeated, second.interrupted) == (7, "memory", 5.0, 1, True)
+    in_order = recoveries(restarts, [{"step": 1}, {"step": 2}])
+    assert [recovery.step for recovery in in_order] == [1, 2]
+    assert [recovery.step for recovery in recoveries(restarts, [{"step": 1}])] == [None, None]
+
+
+def test_check_world() -> None:
+    launch_context.check_world(2, 2)
+    with pytest.raises(ConfigError, match=r"JaxConfig\(use_gpu=True\).*JAX_PLATFORMS") as caught:
+        launch_context.check_world(4, 1)
+    assert (caught.value.expected, caught.value.got) == (4, 1)
+
+
+def test_a_new_context_forgets_old_notes() -> None:
+    launch_context.note(step=3)
+    try:
+        launch_context.set_context(LaunchContext(config=None, group="g", rank=0, world=1))
+        assert launch_context.summary() == {}
+        launch_context.note(step=4, metrics={})
+        launch_context.note(step=5)
+        assert launch_context.summary() == {"step": 5, "metrics": {}}
+    finally:
+        launch_context.set_context(None)
+    assert launch_context.current() is None
