@@ -231,9 +231,7 @@ def demo(args: argparse.Namespace, console: Console) -> None:
 
 def show(console: Console, calm: Run, rough: Run, kills: list[Kill], took_s: float) -> None:
     """Print the tables and check every claim in them."""
-    recoveries = [
-        json.loads(path.read_text()) for path in sorted((rough.storage / ".raystate" / "events").glob("*.json"))
-    ]
+    recoveries = [json.loads(path.read_text()) for path in sorted((rough.storage / ".raystate" / "events").glob("*.json"))]
     tiers = iter(recovery["tier"] for recovery in recoveries if recovery.get("kind") == "recovery")
     table = Table(title="kill -9 in mid-run")
     for column in ("killed", "after step", "came back from", "at step", "next new step", "repeated"):

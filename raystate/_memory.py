@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,11 @@ import numpy as np
 from raystate._session import Session
 from raystate.actors.host_service import RankData
 from raystate.arena import SlotSet
-from raystate.arrays import Holding, MemorySource, PieceSource, ReadRequest, UncoveredError
+from raystate.arrays import Holding, MemorySource, PieceSource, ReadRequest
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.messages import HostId, RestoreChoice, Staged
 from raystate.core.tree import Layout, SlotTable
-from raystate.restored import StepContent, with_values
+from raystate.restored import StepContent
 
 
 class MemorySnapshot:
@@ -107,10 +108,9 @@ class _LocalFirst:
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
         local = self._snapshot.local()
         if local:
-            try:
+            # Not covered, or damaged here: another node may hold it, intact.
+            with contextlib.suppress(CorruptCheckpointError):
                 return MemorySource(local, self._item).read(requests)
-            except UncoveredError:
-                pass
         return MemorySource(self._snapshot.everything(), self._item).read(requests)
 
 
@@ -118,7 +118,7 @@ def content_from_memory(snapshot: MemorySnapshot, choice: RestoreChoice) -> Step
     ranks = sorted(rank for rank, _ in choice.hosts)
     first = snapshot.table(ranks[0])
     layout = snapshot.layout(ranks[0])
-    trees = {tree.item: with_values(tree, values) for tree, values in zip(layout.trees, first.values, strict=True)}
+    trees = {tree.item: tree.with_values(values) for tree, values in zip(layout.trees, first.values, strict=True)}
 
     def source(item: str) -> PieceSource:
         return _LocalFirst(snapshot, item)

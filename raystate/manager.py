@@ -51,6 +51,7 @@ logger = logging.getLogger("raystate")
 T = TypeVar("T")
 
 CONFIRM_POLL_S = 0.002  # while a trainer waits at an agreed step for the others
+FAIL_DRAIN_S = 10.0  # for a snapshot that is being staged when the training fails
 TABLE_ROOM_BYTES = 256 << 10  # room for items, metrics and custom beyond what the first step needs
 
 
@@ -508,13 +509,16 @@ class StateManager:
         if decision.action in ("stage", "hold"):
             self._stage(step, state, extras["items"], extras["metrics"], extras["custom"], decision)
 
-    def _detach(self) -> None:
+    def _detach(self, failed: str = "") -> None:
         if self._closed:
             return
         self._closed = True
         self._last = None
         with self._lock:
-            self._machine.closing()
+            if failed:
+                self._machine.failed(failed)
+            else:
+                self._machine.closing()
             with contextlib.suppress(Exception):
                 self._session.write_word(self._machine.word())
         if self._stager is not None:
@@ -527,13 +531,17 @@ class StateManager:
             return
         reason = f"rank {self._rank} failed: {type(error).__name__}: {error}".splitlines()[0]
         with contextlib.suppress(Exception):
+            if self._stager is not None:
+                self._stager.drain(FAIL_DRAIN_S)
+        # First leave, then tell: whoever is still attached is ended with the group, and this process has an exception to report.
+        self._detach(failed=reason)
+        with contextlib.suppress(Exception):
             self._session.say_failed(reason)
             if not self._launched:  # nobody restarts this script: what is in memory becomes durable now
-                self._drain()
                 self._session.ask(
                     lambda ask: ReleaseAsked(ask=ask, reason=reason), timeout_s=self.config.save_timeout_s, phase="release"
                 )
-        self._detach()
+                self._session.leave()
 
     def _check_open(self) -> None:
         if self._closed:

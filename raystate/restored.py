@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from raystate.arrays import PieceSource, ReadRequest, is_iterator, restore_tree, set_iterators
+from raystate.arrays import PieceSource, ReadRequest, array_leaves, describe, is_iterator, restore_tree, set_iterators
 from raystate.core.errors import ReferenceMismatchError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.step_reader import StepReader
@@ -90,10 +89,9 @@ class StepContent:
                 raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
         if iterators:
             states = {name: self.iterator_states(name) for name in iterators}
-            for name, (by_process, old_world) in states.items():
-                set_iterators(
-                    {name: iterators[name]}, {name: by_process}, old_world=old_world, world=world, process_index=process_index
-                )
+            old_world = max(world for _, world in states.values())
+            by_process = {name: found for name, (found, _) in states.items()}
+            set_iterators(iterators, by_process, old_world=old_world, world=world, process_index=process_index)
         return Restored(
             step=self.step,
             state=state,
@@ -126,31 +124,11 @@ class _Arrays:
 
 def in_memory(item: str, tree: Any) -> tuple[TreeSpec, PieceSource]:
     """A pytree of numpy arrays as something to restore from."""
-    from raystate.arrays import describe
-
     described = describe({item: tree}, process_index=0)
-    spec = with_values(described.layout.trees[0], described.values[0])
-    arrays = (leaf for leaf in _serialized_arrays(described))
-    return spec, _Arrays({i: np.asarray(a) for i, a in zip(_array_leaves(spec), arrays, strict=True)})
-
-
-def _array_leaves(spec: TreeSpec) -> list[int]:
-    return [i for i, leaf in enumerate(spec.leaves) if leaf.kind == "array"]
-
-
-def _serialized_arrays(described: Any) -> list[Any]:
-    from raystate.arrays import array_leaves
-
-    return array_leaves(described, 0)
-
-
-def with_values(spec: TreeSpec, values: Sequence[Any]) -> TreeSpec:
-    """The tree with a step's values of its scalar and string leaves, in order."""
-    rest = iter(values)
-    leaves = tuple(
-        dataclasses.replace(leaf, value=next(rest)) if leaf.kind in ("scalar", "string") else leaf for leaf in spec.leaves
-    )
-    return dataclasses.replace(spec, leaves=leaves)
+    spec = described.layout.trees[0].with_values(described.values[0])
+    positions = [i for i, leaf in enumerate(spec.leaves) if leaf.kind == "array"]
+    arrays = zip(positions, array_leaves(described, 0), strict=True)
+    return spec, _Arrays({position: np.asarray(array) for position, array in arrays})
 
 
 @dataclass(frozen=True)

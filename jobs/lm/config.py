@@ -102,7 +102,6 @@ class TrainConfig(Section):
     prompt: Annotated[str, Field(min_length=1)] = "def "
     events: str | None = None  # every rank appends a JSON line per step (this waits for each step)
     digest_out: str | None = None  # every rank writes a digest of its part of the final state to <path>.<rank>
-    compile_cache: str | None = None  # folder of JAX's persistent compilation cache
 
 
 class RayConfig(Section):
@@ -131,7 +130,20 @@ class Config(Section):
         mesh, heads = self.train.mesh.model, self.model.n_heads
         if heads % mesh or self.model.d_ff % mesh:
             raise ValueError(f"train.mesh.model={mesh} should divide model.n_heads={heads} and model.d_ff={self.model.d_ff}")
+        if self.ray.platform == "cpu":  # elsewhere only the workers know their devices
+            workers = self.ray.num_workers
+            for count in range(workers, workers + 1) if isinstance(workers, int) else range(workers[0], workers[1] + 1):
+                self._check_devices(count, count * (self.ray.devices_per_worker or 1))
         return self
+
+    def _check_devices(self, workers: int, devices: int) -> None:
+        mesh, batch_size = self.train.mesh, self.train.batch_size
+        data = devices // mesh.model if mesh.data == -1 else mesh.data
+        if data < 1 or data * mesh.model != devices:
+            shape = f"train.mesh: data={mesh.data}, model={mesh.model}"
+            raise ValueError(f"{shape} does not fit {devices} devices (ray.num_workers={workers} × ray.devices_per_worker)")
+        if batch_size % data:
+            raise ValueError(f"train.batch_size={batch_size} should be a multiple of the mesh's data axis, {data}")
 
 
 # ---------------------------------------------------------------- reading

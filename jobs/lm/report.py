@@ -5,13 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from typing import Any, Protocol
-
-
-class _Bar(Protocol):
-    def update(self, n: int) -> Any: ...
-    def set_description(self, desc: str) -> Any: ...
-    def close(self) -> Any: ...
+from typing import Any
 
 
 class Report:
@@ -26,10 +20,11 @@ class Report:
 
     def __init__(self, *, steps: int, start: int, batch_bytes: int, enabled: bool):
         self._steps, self._batch_bytes, self._enabled = steps, batch_bytes, enabled
-        self._bar: _Bar | None = _bar(steps, start) if enabled else None
+        self._bar: Any = _bar(steps, start) if enabled else None  # tqdm's or Ray's
         self._print = _printer()
         self._mark_s, self._mark_step = time.perf_counter(), start
-        self._drawn_step, self._drawn_text = start, ""
+        self._drawn_step = start
+        self._no_refresh = () if under_ray() else (False,)  # drawing belongs to update(), which limits how often
 
     def say(self, line: str) -> None:
         if self._enabled:
@@ -44,9 +39,7 @@ class Report:
         if self._bar is None:
             return
         text = f"train  saved {_or_dash(durable)}  in memory {_or_dash(snapshot)}"
-        if text != self._drawn_text:
-            self._bar.set_description(text)
-            self._drawn_text = text
+        self._bar.set_description(text, *self._no_refresh)
         self._bar.update(step - self._drawn_step)
         self._drawn_step = step
 
@@ -108,7 +101,7 @@ def under_ray() -> bool:
     return ray is not None and ray.is_initialized()
 
 
-def _bar(steps: int, start: int) -> _Bar:
+def _bar(steps: int, start: int) -> Any:
     # A plain bar of a worker would reach the job's log as thousands of half lines; Ray's is drawn by the driver.
     if under_ray():
         from ray.experimental import tqdm_ray

@@ -39,9 +39,6 @@ class Job:
     """Everything that an attempt needs before the state: it is built while the state's whereabouts are not known yet."""
 
     def __init__(self, config: Config, *, expected_corpus: str | None = None):
-        if config.train.compile_cache:
-            jax.config.update("jax_compilation_cache_dir", os.path.abspath(config.train.compile_cache))
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         self.config = config
         train = config.train
         mesh = lm_step.make_mesh(train.mesh)
@@ -77,7 +74,7 @@ class Job:
         )
         report.say(self._headline(state, restored))
         loss: jax.Array | None = None
-        snapshot: int | None = step if step else None
+        durable: int | None = None  # as of the last log line
         with contextlib.ExitStack() as stack:
             stack.callback(report.close)
             log_event = stack.enter_context(_events(train.events, self.rank))
@@ -97,12 +94,16 @@ class Job:
                 if train.eval_every_steps and done % train.eval_every_steps == 0 and done < train.steps:
                     with report.pause():
                         metrics["val_bits_per_byte"] = self._validate(state["params"], report, done)
-                manager.save(done, state, items={"data": self.iterator}, metrics=metrics, custom=custom)
-                snapshot = done
+                # The loss goes as an array that may still be computing: saving waits for no step. The last step is saved whatever
+                # the interval, so that the table at the end can tell that it is durable.
+                last = done == train.steps
+                manager.save(
+                    done, state, items={"data": self.iterator}, metrics={**metrics, "loss": loss}, custom=custom, force=last
+                )
                 if logged and self.rank == 0:
                     durable = manager.latest_step()
-                    report.step(done, durable=durable, snapshot=snapshot)
                     report.log(done, metrics["loss"], durable=durable)
+                report.step(done, durable=durable, snapshot=done)
                 if manager.reached_preemption(done):
                     return {"step": done, "interrupted": True}  # close() makes this step durable and raises Interrupted
             return self._finish(state, loss, metrics, report, manager)

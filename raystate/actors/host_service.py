@@ -366,6 +366,12 @@ class HostService:
             for index, state in self._sets.items()
             if state.word is not None and self._connected(index) is not None
         ]
+        # Those that have no slots yet, because they have never called save.
+        words += [
+            TrainerWord(lineage=trainer.hello.lineage, rank=trainer.hello.rank, world=trainer.hello.world)
+            for trainer in self._trainers.values()
+            if trainer.hello.rank >= 0 and trainer.hello.set_index < 0
+        ]
         return summarize(
             self._host, self._incarnation, self._seq, self._views(), words, base=self._base, advice=self._advice
         )

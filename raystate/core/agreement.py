@@ -30,8 +30,10 @@ class Agreement:
         self._until_s = 0.0
         self._stop: StopAsked | None = None
         self._stop_until_s = 0.0
+        self._stopping: Group | None = None  # the group that has been asked to stop
         self._last_save_s = 0.0
         self._newest_at_save = -1
+        self._released = 0
 
     def start(self) -> None:
         self._last_save_s = self.desk.now_s
@@ -50,11 +52,16 @@ class Agreement:
         if group is None or not group.alive:
             if proposal is not None and proposal.state == "proposed":
                 self._end(proposal, "the group has ended")
-            if self._stop is not None and group is not None and self._group is group:
+            if self._stop is not None and group is not None and self._stopping is group:
                 self._stop = None  # the group that was to stop is gone
             return
-        if proposal is not None and self._group is not group:
-            self._go_on(proposal, group)
+        if self._group is not group:
+            self.snapshots.inheriting = not self._inherit(group)
+            if self.snapshots.inheriting:
+                return
+        proposal = self.snapshots.proposal
+        if proposal is None or proposal.state == "withdrawn":
+            self._release_waiting(group)
         if proposal is None or proposal.state == "withdrawn":
             if self._stop is not None:
                 self._propose(group, "stop", self._stop.reason, self._stop_until_s)
@@ -77,14 +84,45 @@ class Agreement:
         elif proposal.kind == "save" and len(group.seen) == group.world:
             if all(seen.newest_step >= proposal.step for seen in group.seen.values()):
                 self._tries = 0
+                self._released = proposal.id
                 self.snapshots.proposal = None
                 self.desk.stir = True
 
-    def _go_on(self, proposal: Proposal, group: Group) -> None:
-        """An earlier attempt proposed it: its trainers wait for the outcome."""
+    def _inherit(self, group: Group) -> bool:
+        """Go on with what an earlier attempt has proposed to this group. False while that is not known yet.
+
+        Its outcome may have reached some hosts and not others. So every host has to say what it has shown to its trainers, after it
+        has heard of this attempt: from then on nothing older reaches it.
+        """
+        if group.adopted:
+            if group.world is None or len(group.seen) < group.world:
+                return False
+            views = [self.snapshots.memory.hosts.get(host) for host in sorted(set(group.hosts.values()))]
+            for view in views:
+                if view is None or view.reported_s is None or (view.heard_of is not None and view.heard_of < self.desk.attempt):
+                    return False
+            acked = max((seen.ack_id for seen in group.seen.values() if seen.ack_ok), default=0)
+            shown = [view.proposal_seen for view in views if view is not None and view.proposal_seen is not None]
+            known = [one for one in shown if one.id == acked]
+            if known:
+                # An outcome that one host knows is the outcome.
+                self.snapshots.proposal = max(known, key=lambda one: one.state != "proposed")
+                self._until_s = self.desk.now_s + self.desk.settings.barrier_timeout_s
+                self.desk.log("info", f"went on with proposal {acked} of an earlier attempt: {self.snapshots.proposal.state}")
+                self.desk.stir = True
         self._group = group
-        self._until_s = self.desk.now_s + self.desk.settings.barrier_timeout_s
         self._tries = 0
+        return True
+
+    def _release_waiting(self, group: Group) -> None:
+        """A trainer has acknowledged a proposal that nobody knows (any more): it must not wait for it."""
+        proposal = self.snapshots.proposal
+        acked = max((seen.ack_id for seen in group.seen.values() if seen.ack_ok), default=0)
+        if acked <= self._released or (proposal is not None and proposal.id >= acked):
+            return
+        self._released = acked
+        self.snapshots.proposal = Proposal(id=acked, kind="save", step=-1, state="withdrawn", reason="it is not known any more")
+        self.desk.stir = True
 
     def _propose(self, group: Group, kind: str, reason: str, until_s: float) -> None:
         if group.world is None or len(group.seen) < group.world:
@@ -96,7 +134,8 @@ class Agreement:
         number = self.desk.attempt * IDS_PER_ATTEMPT + self._counter
         if old is not None and old.id >= number:
             number = old.id + 1
-        self._group = group
+        if kind == "stop":
+            self._stopping = group
         self._until_s = until_s
         self.snapshots.proposal = Proposal(
             id=number,
@@ -131,7 +170,7 @@ class Agreement:
         every_s, group = self.desk.settings.save_every_s, self.joins.group
         if every_s is None or group is None or not group.alive or now_s - self._last_save_s < every_s:
             return
-        if self._stop is not None or (proposal is not None and proposal.state != "withdrawn"):
+        if self._stop is not None or self._group is not group or (proposal is not None and proposal.state != "withdrawn"):
             return
         if group.newest > self._newest_at_save or group.newest < 0:
             if group.newest < 0:

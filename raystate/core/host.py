@@ -7,6 +7,7 @@ longer lists the step as pending, so a report never shows a step as neither pend
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from raystate.core.messages import (
     Advice,
@@ -51,6 +52,7 @@ def summarize(
     *,
     base: Invalidate | None = None,
     advice: Advice | None = None,
+    attempt: int | None = None,
 ) -> HostSummary:
     """The report. A granted slot is left out whatever it holds: its trainer may overwrite it at any moment.
 
@@ -59,6 +61,7 @@ def summarize(
         words: of the trainers that are alive.
         base: the newest Invalidate that was applied.
         advice: the newest advice.
+        attempt: newest attempt that the host has heard of; from then on it ignores older ones.
     """
     best: dict[tuple[int, str, int], Staged] = {}
     for slot in slots:
@@ -78,6 +81,7 @@ def summarize(
         base=base,
         advised=None if advice is None else (advice.attempt, advice.seq),
         proposal=None if advice is None else advice.proposal,
+        attempt=attempt,
     )
 
 
@@ -118,6 +122,16 @@ def host_word(grants: Sequence[int], advice: Advice | None) -> HostWord:
 
 def is_newer_advice(new: Advice, old: Advice | None) -> bool:
     return old is None or (new.attempt, new.seq) > (old.attempt, old.seq)
+
+
+def carried_on(new: Advice, old: Advice | None) -> Advice:
+    """The new advice, with the old one's proposal if it says nothing about any.
+
+    A new Coordinator knows of a proposal only through the hosts: it must not be lost before all of them have reported it.
+    """
+    if new.proposal is None and old is not None and old.proposal is not None:
+        return replace(new, proposal=old.proposal)
+    return new
 
 
 def applies(order: Invalidate, base: Invalidate | None) -> bool:

@@ -39,6 +39,7 @@ class Leaving:
         self._group: Group | None = None  # None: a release, no rank is asked
         self._step = -1
         self._key: Key | None = None
+        self._tried_again = False
         self._why = ""
         self._since_s = 0.0
         self._idle_since_s = 0.0
@@ -168,6 +169,7 @@ class Leaving:
         self.phase = phase
         self._asks = Barrier(self.desk.now_s)
         self._key = None
+        self._tried_again = False
         self._since_s = self.desk.now_s
 
     def _refuse(self, error: str, message: str, **details: object) -> None:
@@ -215,6 +217,11 @@ class Leaving:
             self._key = self._find(group)
             if self._key is None:
                 self._fall_back(group)
+                return False
+            if not self._tried_again:
+                # What made it fail before may be over; a run that ends gives it another chance.
+                self._tried_again = True
+                self.saves.want(self._key, "the run ends", again=True)
                 return False
             failed = self.saves.failed.get(self._key)
             if failed is not None:

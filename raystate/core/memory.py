@@ -6,7 +6,7 @@ only what differs from the host's last one.
 
 from __future__ import annotations
 
-from raystate.core.messages import HostId, HostSummary, Invalidate, Staged, TrainerSeen
+from raystate.core.messages import HostId, HostSummary, Invalidate, Proposal, Staged, TrainerSeen
 from raystate.core.slots import lineage_order
 
 Key = tuple[str, int]
@@ -25,6 +25,7 @@ class HostView:
         "incarnation",
         "past",
         "proposal_seen",
+        "heard_of",
         "reported_s",
         "sent",
         "sent_s",
@@ -50,6 +51,8 @@ class HostView:
         self.trainers: tuple[TrainerSeen, ...] = ()
         self.reported_s: float | None = None  # when its last report came in, None before the first of this incarnation
         self.advised: tuple[int, int] | None = None
+        self.proposal_seen: Proposal | None = None
+        self.heard_of: int | None = None  # newest attempt that the host knows of
         self.sent: object = None  # content of the last Advice given to it
         self.sent_seq = -1
         self.sent_s = -1e9
@@ -182,6 +185,8 @@ class Memory:
         view.summary_seq = summary.seq
         view.heard_s = view.reported_s = now_s
         view.advised = summary.advised
+        view.proposal_seen = summary.proposal
+        view.heard_of = summary.attempt
         if summary.base is not None:
             order = (summary.base.attempt, summary.base.seq)
             if order > view.base_order:

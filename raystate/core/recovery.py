@@ -35,6 +35,9 @@ class Recovery:
         self._group: Group | None = None
         self._asks = Barrier(0.0)
         self._asked: dict[int, tuple[int | None, bool]] = {}
+        self._want: int | None = None
+        self._rollback = False
+        self._resumed = -1  # the step that an earlier attempt had chosen for this group
         self._tried: dict[int, RestoreTried] = {}
         self._since_s = 0.0  # when this phase began
         self._began_s = 0.0  # when all ranks had asked
@@ -53,9 +56,7 @@ class Recovery:
         group = self.joins.group
         assert group is not None
         if self._group is not group or self.phase == "idle":
-            self._reset(group)
-            self._enter("asking")
-            self._asks = Barrier(self.desk.now_s)
+            self._begin(group)
         elif self.phase == "trying" and event.ask not in self._asks.everybody():
             # The rank never got the choice, or has begun anew: it gets the same one.
             assert self._choice is not None
@@ -68,8 +69,17 @@ class Recovery:
     def tried(self, event: RestoreTried) -> None:
         if not self.joins.check(event.ask, event.lineage, event.rank):
             return
-        choice = self._choice
-        if self.phase != "trying" or choice is None or self._group is not self.joins.group:
+        choice, group = self._choice, self.joins.group
+        assert group is not None
+        if group.adopted and (self.phase in ("idle", "asking") or self._group is not group):
+            # An earlier attempt made the choice, and its ranks have tried it: choose once more, the same step if it is good.
+            if self._group is not group or self.phase == "idle":
+                self._begin(group)
+            self._resumed = event.step if event.ok and event.step >= 0 else self._resumed
+            self._asks.add(event.rank, event.ask)
+            self.desk.stir = True
+            return
+        if self.phase != "trying" or choice is None or self._group is not group:
             self.desk.fail(
                 [event.ask],
                 "StaleAttemptError",
@@ -94,15 +104,18 @@ class Recovery:
 
     # ---------------------------------------------------------------- progress
 
-    def _reset(self, group: Group) -> None:
+    def _begin(self, group: Group) -> None:
         self._group = group
+        self._asks = Barrier(self.desk.now_s)
         self._asked = {}
+        self._resumed = -1
         self._tried = {}
         self._choice = None
         self._excluded = set()
         self._damaged = []
         self._aside = []
         self.saves.restoring = -1
+        self._enter("asking")
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
@@ -132,6 +145,9 @@ class Recovery:
             text = ", ".join(f"rank {rank}: step={step}, rollback={back}" for rank, (step, back) in sorted(self._asked.items()))
             self._fail("ConfigError", f"the ranks ask for different steps: {text}")
             return
+        step, rollback = next(iter(self._asked.values()), (None, False))
+        self._want = step if step is not None or self._resumed < 0 else self._resumed
+        self._rollback = rollback
         self._began_s = self.desk.now_s
         self._enter("looking")
         self._fresh_seq = self.snapshots.demand_fresh() if not self.snapshots.gathering else -1
@@ -170,14 +186,14 @@ class Recovery:
     # ---------------------------------------------------------------- the choice
 
     def _choose(self, group: Group) -> None:
-        want, rollback = self._asked[min(self._asked)]
+        want = self._want
         snap = self._memory_choice(want)
         stored = [step for step in self.journal.published if ("storage", "", step) not in self._excluded]
         if want is not None:
             if snap is None and want not in stored:
                 self._not_found(want, stored)
                 return
-            if rollback and self._roll_back(want):
+            if self._rollback and self._roll_back(want):
                 return
         elif snap is not None and self._is_behind(snap, stored):
             snap = None

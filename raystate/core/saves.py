@@ -24,7 +24,10 @@ _REMEMBERED = 256
 class Job:
     """One snapshot on its way to storage."""
 
-    __slots__ = ("due_s", "hosts", "key", "next_s", "packaged", "phase", "save", "started_s", "tries", "waiting", "why", "orders", "told_s")
+    __slots__ = (
+        "due_s", "hosts", "key", "next_s", "orders", "packaged", "phase", "refused", "save", "started_s", "told_s", "tries",
+        "waiting", "why",
+    )  # fmt: skip
 
     def __init__(self, key: Key, now_s: float, why: str):
         self.key = key
@@ -40,6 +43,7 @@ class Job:
         self.packaged: Packaged | None = None
         self.orders: tuple[Write, ...] = ()
         self.told_s = now_s
+        self.refused = ""
 
 
 class Saves:
@@ -108,8 +112,11 @@ class Saves:
                 if key[1] in self.journal.live and key[1] not in self.conflicts.get(key[0], ()):
                     del self.jobs[key]
                     self.desk.stir = True
-                elif now_s - job.due_s >= self.desk.settings.save_timeout_s or "attempt" in refused:
+                elif now_s - job.due_s >= self.desk.settings.save_timeout_s or key[1] in self.journal.live:
                     self._give_up(key, refused)
+                elif job.refused != refused:
+                    job.refused = refused  # it may be released in time
+                    self.journal.trouble(refused)
                 continue
             snap = self.memory.complete(key)
             if snap is None:

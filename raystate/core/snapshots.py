@@ -44,6 +44,7 @@ class Snapshots:
         self.gathering: set[str] = set()  # hosts that existed at the claim and have not reported yet
         self.gather_until_s = 0.0
         self.awaited = False  # a recovery waits for reports
+        self.inheriting = False  # the proposals of an earlier attempt are not known yet
         self.last_trainer_s = 0.0  # when a trainer was last seen alive
         self.seq = 0
         self._lineage = ""
@@ -118,7 +119,7 @@ class Snapshots:
             self.last_trainer_s = self.desk.now_s
         if self.gathering:
             self.gathering.discard(summary.host)
-        if first or moved or touched or self.awaited:
+        if first or moved or touched or self.awaited or self.inheriting:
             self.desk.stir = True
         group = self.joins.group
         if group is not None and group.lineage != self._lineage:
@@ -135,11 +136,6 @@ class Snapshots:
         if view.advised is not None and view.sent is not None and view.advised < (self.desk.attempt, view.sent_seq):
             if self.desk.now_s - view.sent_s >= RESEND_S:
                 view.sent = None
-                self.desk.stir = True
-        if summary.proposal is not None and self.proposal is None and group is not None and group.adopted:
-            # An earlier attempt proposed it; trainers may be waiting for its outcome.
-            if summary.proposal.state != "withdrawn":
-                self.proposal = summary.proposal
                 self.desk.stir = True
         self._tell_base(view)
 

@@ -33,6 +33,7 @@ from raystate.core.errors import RaystateError, RunFailedError
 from raystate.launch_context import LaunchContext, Restart
 from raystate.train import endings, nodes
 from raystate.train.policy import Ending, Probe, RetryPolicy
+from raystate.train.standby import SWITCH, Standby
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
         self._config = config
         self._max_failures = max_failures
         self._returns_outcome = False  # set by fit: its training function returns an Outcome
+        self._wants_standby = os.environ.get(SWITCH, "1") != "0"
         self._group = ""
         self._restarts: tuple[Restart, ...] = ()
         self._reset()
@@ -89,9 +91,10 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
         self._leaving: frozenset[str] = frozenset()  # nodes that were announced to go away
         self._pinned = self._pins_failed = False
         self._start_timeout: str | None = None  # the user's setting
+        self._standby: Standby | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("_config", "_max_failures", "_returns_outcome", "_group", "_restarts")
+        names = ("_config", "_max_failures", "_returns_outcome", "_wants_standby", "_group", "_restarts")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -122,6 +125,10 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
         self._own_selector = self._scaling.label_selector
         self._start_timeout = os.environ.get(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR)
         endings.quiet_ray_train()
+        on_cpu = not self._scaling.use_tpu and not self._scaling.use_gpu and isinstance(self._scaling.num_workers, int)
+        if on_cpu and self._wants_standby:
+            self._standby = Standby()
+            self._standby.install()
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
         self._place(resize_decision.num_workers)
@@ -143,8 +150,10 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
             self._restarts = (*self._restarts, restart)
         return {}
 
-    def after_worker_group_training_start(self, worker_group: Any) -> None:  # noqa: ARG002
+    def after_worker_group_training_start(self, worker_group: Any) -> None:
         now_s = time.monotonic()
+        if self._standby is not None:
+            self._standby.group_started(worker_group, now_s)
         if self._pending is not None:
             _, noticed_s = self._pending
             self._restarts = (*self._restarts[:-1], dataclasses.replace(self._restarts[-1], seconds=now_s - noticed_s))
@@ -161,7 +170,10 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
             if not any(failure.died or endings.is_collateral(failure.error) for failure in self._failures.values()):
                 self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=OTHERS_GRACE_S)
             self._end_workers()
-        elif worker_group_status.finished and self._returns_outcome:
+            return
+        if self._standby is not None and not worker_group_status.finished:
+            self._standby.tick(time.monotonic())
+        if worker_group_status.finished and self._returns_outcome:
             # The controller takes rank 0's value from this object next: the only way to hand it something of the controller's.
             outcome = statuses[0].return_value
             statuses[0].return_value = dataclasses.replace(outcome, restarts=self._restarts)
@@ -176,8 +188,11 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
             error = current_state.training_failed_error
             self._leaving |= endings.leaving_nodes(error)
             self._decide(endings.classify(error, self._failures))
-        elif isinstance(current_state, (ShuttingDownState, ErroredState)) and self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        elif isinstance(current_state, (ShuttingDownState, ErroredState)):
+            if self._standby is not None:
+                self._standby.drop()
+            if self._threads is not None:
+                self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _decide(self, ending: Ending) -> None:
         if ending.kind == "waiting" and self._pinned:

@@ -68,7 +68,7 @@ class FakeManager:
         saved = {
             "state": [np.array(leaf) for leaf in jax.tree.leaves(state)],
             "items": {name: json.loads(json.dumps(item.get_state())) for name, item in (items or {}).items()},
-            "metrics": dict(metrics or {}),
+            "metrics": {name: float(value) for name, value in (metrics or {}).items()},
             "custom": custom,
         }
         self.saves[step] = saved

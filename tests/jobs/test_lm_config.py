@@ -39,6 +39,8 @@ def test_shipped_configs_are_valid(name: str) -> None:
         ("ray: {num_workers: 0}", "ray.num_workers: "),
         ("ray: {platform: abacus}", "ray.platform: "),
         ("model: {d_model: 130}", "model: d_model=130 is not an even number of features for each of n_heads=4"),
+        ("train: {mesh: {model: 4}}", "train.mesh: data=-1, model=4 does not fit 2 devices (ray.num_workers=2 × "),
+        ("train: {batch_size: 5}", "train.batch_size=5 should be a multiple of the mesh's data axis, 2"),
         ("train: {mesh: {model: 3}}", "train.mesh.model=3 should divide model.n_heads=4"),
         ("train: {mesh: {data: 0}}", "train.mesh: data=0 should be at least 1, or -1"),
         ("train: 7", "train: "),
@@ -64,10 +66,10 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 def test_overrides_win_and_are_yaml(tmp_path: Path) -> None:
     path = _write(tmp_path, "train: {steps: 5}\nstate:\n")
-    overrides = ["train.steps=7", "train.mesh.model=2", "ray.num_workers=[1, 3]", "train.events=null", "state.storage=/tmp/a=b"]
-    config = load(path, [*overrides, "train.learning_rate=1e-3", "train.prompt='class '"])
+    overrides = ["train.steps=7", "train.mesh.model=2", "ray.num_workers=[1, 2]", "train.events=null", "state.storage=/tmp/a=b"]
+    config = load(path, [*overrides, "ray.devices_per_worker=2", "train.learning_rate=1e-3", "train.prompt='class '"])
     assert (config.train.steps, config.train.mesh.model, config.train.learning_rate) == (7, 2, 1e-3)
-    assert config.ray.num_workers == (1, 3)
+    assert config.ray.num_workers == (1, 2)
     assert config.train.events is None
     assert config.train.prompt == "class "
     assert config.state == {"storage": "/tmp/a=b"}

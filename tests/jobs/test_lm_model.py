@@ -19,6 +19,7 @@ CONFIG: Config = validate(
         "model": {"d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 64, "ngram": 3, "ngram_buckets": 128},
         "data": {"seq_len": 16},
         "train": {"steps": 40, "warmup_steps": 4, "batch_size": 8, "learning_rate": 0.01, "mesh": {"model": 2}},
+        "ray": {"num_workers": 1, "devices_per_worker": 8},
     }
 )
 

@@ -23,7 +23,8 @@ def _config(**train: Any) -> Config:
         {
             "model": {"d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 64, "ngram": 2, "ngram_buckets": 128},
             "data": {"seq_len": 32, "max_bytes": 262_144},
-            "train": {**small, "eval_every_steps": 8, "eval_bytes": 4096, "sample_bytes": 40, **train},
+            "ray": {"num_workers": 1, "devices_per_worker": 8},
+            "train": {**small, "eval_every_steps": 8, "eval_bytes": 4096, "sample_bytes": 0, **train},
         }
     )
 
@@ -34,7 +35,7 @@ def _digest(path: Path) -> dict[str, Any]:
 
 def test_a_resumed_run_ends_in_the_same_state_and_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = tmp_path / "events.jsonl"
-    whole = lm_train.Job(_config(digest_out=str(tmp_path / "whole"), events=str(events))).run(FakeManager())
+    whole = lm_train.Job(_config(digest_out=str(tmp_path / "whole"), events=str(events), sample_bytes=40)).run(FakeManager())
     output = capsys.readouterr().out
 
     stopped = lm_train.Job(_config()).run(FakeManager(tmp_path / "steps", stop_at=11))
@@ -79,18 +80,19 @@ def test_a_host_with_another_corpus_than_the_driver_fails() -> None:
         lm_train.Job(_config(), expected_corpus="0123456789abcdef")
 
 
-def test_saving_waits_for_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metrics given to save() are plain numbers from the last logged step: no array that has to be waited for."""
-    seen: list[dict[str, Any]] = []
+def test_every_step_is_saved_with_its_own_loss() -> None:
+    """The loss goes to save() as an array, not as a number that had to be waited for."""
+    seen: list[Any] = []
 
     class Watching(FakeManager):
         def save(self, step: int, state: Any, **kwargs: Any) -> bool:
-            seen.append(dict(kwargs["metrics"]))
+            seen.append(kwargs["metrics"]["loss"])
             return super().save(step, state, **kwargs)
 
-    lm_train.Job(_config(steps=6)).run(Watching(every=100))
-    assert [set(metrics) for metrics in seen] == [set()] * 4 + [{"loss"}] * 2
-    assert not any(isinstance(value, jax.Array) for metrics in seen for value in metrics.values())
+    result = lm_train.Job(_config(steps=6)).run(Watching(every=100))
+    assert all(isinstance(loss, jax.Array) for loss in seen)
+    assert len({float(loss) for loss in seen}) == 6
+    assert float(seen[-1]).hex() == result["loss_hex"]
 
 
 def test_the_driver_starts_light() -> None:

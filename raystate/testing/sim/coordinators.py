@@ -221,6 +221,8 @@ class CoordinatorProc(Proc):
         self._step(self.feed, RetireDone(step=command.step, error=error))
 
     def _discard(self, command: Discard) -> None:
+        if self.world.random() < 0.3:
+            return  # best effort
         self._step(self._discard_now, command)
 
     def _discard_now(self, command: Discard) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.errors import RaystateError
-from raystate.core.host import applies, grant, host_word, is_discarded, is_granted, is_newer_advice, summarize
+from raystate.core.host import applies, carried_on, grant, host_word, is_discarded, is_granted, is_newer_advice, summarize
 from raystate.core.messages import (
     Advice,
     Ask,
@@ -80,6 +80,7 @@ class Node:
         self.cut_until_s = 0.0  # its network is cut until then
         self.sets: list[SlotSet] = []
         self.actor: HostProc | None = None
+        self.advice: Advice | None = None
         self.incarnations = 0
 
     def new_set(self) -> SlotSet:
@@ -117,7 +118,7 @@ class HostProc(Proc):
         node.incarnations += 1
         self.incarnation = f"{node.id}i{node.incarnations}"
         self.seq = 0
-        self.advice: Advice | None = None
+        self.advice: Advice | None = node.advice  # kept in the arena, as the words are
         self.base: Invalidate | None = None
         self.attempt = 0
         self.due = False
@@ -165,15 +166,15 @@ class HostProc(Proc):
         words = [one.word for one in sets if one.word is not None and one.trainer is not None and one.trainer.alive]
         views = self._views()
         self.seq += 1
-        last, made_of = self.said, (self.base, self.advice, *words, *views)
+        last, made_of = self.said, (self.attempt, self.base, self.advice, *words, *views)
         if last is not None and made_of == last[0]:
             old = last[1]
             summary = HostSummary(
                 host=old.host, incarnation=old.incarnation, seq=self.seq, staged=old.staged, trainers=old.trainers, base=old.base,
-                advised=old.advised, proposal=old.proposal,
+                advised=old.advised, proposal=old.proposal, attempt=old.attempt,
             )  # fmt: skip
         else:
-            summary = summarize(self.node.id, self.incarnation, self.seq, views, words, base=self.base, advice=self.advice)
+            summary = summarize(self.node.id, self.incarnation, self.seq, views, words, base=self.base, advice=self.advice, attempt=self.attempt)
             self.said = (made_of, summary)
         self.world.tell(self, HostReported(summary=summary))
         self.deal(views)
@@ -211,7 +212,7 @@ class HostProc(Proc):
         kind = type(command)
         if kind is Advice:
             if is_newer_advice(command, self.advice):
-                self.advice = command
+                self.node.advice = self.advice = carried_on(command, self.advice)
                 self.deal()
                 self.poke()
         elif kind is Invalidate:
@@ -380,6 +381,8 @@ class TrainerProc(Proc):
             )
         elif kind is RestoreChoice:
             self.choice = reply
+            if ask in self.world.from_current:
+                self.world.check_choice(self, reply)
             self.world.on(self, 0.1 + self.world.random(), self._restore)
         elif kind is RestoreSettled:
             self._settled(reply)

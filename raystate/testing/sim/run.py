@@ -80,7 +80,7 @@ class World:
         self.heap: list[tuple[float, int, Proc | None, Any, tuple[Any, ...]]] = []
         self.pushed = 0
         self.storage = Storage(is_directory=rng.random() < 0.5)
-        self.save_every = rng.choice((3, 5, 8))
+        self.save_every = rng.choice((2, 3, 5))
         self.settings = replace(_RUN, save_every_s=4.0) if rng.random() < 0.2 else _RUN
         self.faults_wanted = faults
         self.events_wanted = events
@@ -88,6 +88,7 @@ class World:
         self.healed = False
         self.ended = False
         self.asks = 0
+        self.from_current: set[Any] = set()  # asks whose choice was made by the Coordinator that owned the run then
         self.callers: dict[Any, TrainerProc] = {}
         self.failures: list[Any] = []
         self.damaged: set[int] = set()
@@ -110,8 +111,14 @@ class World:
             self.add_node(index, 0)
         self.dead_first: tuple[int, ...] = ()
         if rng.random() < 0.6:
-            self.storage.before()
+            self.storage.before(self.save_every)
             self.dead_first = (1,)
+            if rng.random() < 0.3:
+                # An older snapshot is still in memory.
+                for node in self.nodes:
+                    node.new_set().content[0] = Staged(
+                        rank=node.index, world=hosts, lineage="1.0.before", step=self.save_every + 1, layout="L", durable=False
+                    )
         self.coordinators: list[CoordinatorProc] = []
         self.current: CoordinatorProc | None = None
         self.groups = 0
@@ -301,6 +308,7 @@ class World:
             if len(steps) > 1:
                 group.want = steps[0]
                 group.rollback = True
+                self.floor = -1
         group.members = [TrainerProc(self, group, node, rank) for rank, node in enumerate(nodes)]
         for member in group.members:
             self.on(member, 0.1 + 0.5 * self.random(), member.begin)
@@ -392,6 +400,7 @@ class World:
             # A zombie wakes up once more before it is found dead.
             proc.wake_s = min(proc.wake_s, self.now_s + 3.0)
             self.at(8.0, self._bury, proc)
+        self.at(9.0, self._tell_dead)
         current = self.current
         if current is None or not current.alive or current.over:
             if not any(proc.alive and proc.core.attempt == 0 for proc in self.coordinators):
@@ -412,6 +421,13 @@ class World:
             return
         proc.alive = False
         self._deliver(AttemptDead(attempt=proc.core.attempt))
+
+    def _tell_dead(self) -> None:
+        """Ray says which Coordinators are gone; not every one of them has been told at its start."""
+        for attempt in self.dead_attempts():
+            self._deliver(AttemptDead(attempt=attempt))
+        if not self.ended:
+            self.at(10.0, self._tell_dead)
 
     def dead_attempts(self) -> tuple[int, ...]:
         return self.dead_first + tuple(proc.core.attempt for proc in self.coordinators if not proc.alive and proc.core.attempt)
@@ -471,9 +487,7 @@ class World:
             if caller is not None and caller.machine is not None and self.choices.get(caller.machine.lineage) != command.reply:
                 self.choices[caller.machine.lineage] = command.reply
                 if proc is self.current:
-                    if command.reply.tier == "memory":
-                        self.check_given_up(command.reply)
-                    self.check_choice(caller, command.reply)
+                    self.from_current.add(command.ask)
 
     def _all_there(self, proc: CoordinatorProc) -> bool:
         """The nodes that hold the current group's pieces are neither lost nor cut off."""
@@ -489,6 +503,8 @@ class World:
 
     def check_choice(self, caller: TrainerProc, choice: RestoreChoice) -> None:
         """Bounded loss: never behind storage, nor behind memory that one death can't have taken."""
+        if choice.tier == "memory":
+            self.check_given_up(choice)
         if caller.group.want is not None:
             if choice.step != caller.group.want:
                 raise Violation(f"restore: step {caller.group.want} was asked, {choice.step} was chosen")

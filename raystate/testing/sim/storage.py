@@ -52,11 +52,11 @@ class Storage:
         self.newest = -1
         self.outage = False
 
-    def before(self) -> None:
-        """An earlier attempt has trained: steps 2 and 4 are durable."""
+    def before(self, every: int) -> None:
+        """An earlier attempt has trained: two steps are durable."""
         live: list[LiveStep] = []
         self.create(LogEntry(seq=1, attempt=1, writer="w0", kind="claim", run="run"))
-        for number, step in enumerate((2, 4)):
+        for number, step in enumerate((every, 2 * every)):
             save = f"a1k{number}"
             pieces = {rank: ("1.0.before", step, rank) for rank in range(3)}
             self.packages[save] = Package(step, save, 3, pieces)

@@ -1,0 +1,143 @@
+"""Processes that are ready before they are needed.
+
+Most of a restart on CPU hosts is Python starting and importing Ray Train and JAX: 2 s of 3. So while a group trains, each of its nodes
+holds one more worker process per trainer that has done this already and waits. When the group ends and its ranks go back to the same
+nodes, the waiting processes become its workers.
+
+They hold no resources of their own: the group's placement group is made as ever, and accounts for them. That is why this is for CPU
+workers only: Ray gives accelerators to a process when it starts. Two things differ in such a worker: Ray's
+`get_current_placement_group()` is None, and `get_assigned_resources()` is empty.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.train.v2._internal.execution.controller.controller import TrainController
+from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
+from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
+from ray.util.placement_group import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+logger = logging.getLogger(__name__)
+
+SWITCH = "RAYSTATE_STANDBY"  # "0" in the driver's environment, or in the workers' runtime_env: no standby processes
+SETTLE_S = 5.0  # of training before they start: they cost their own start, and the group's first seconds are busy
+_READY_S = 1.0  # for a process that waits to answer
+_MODULES = ("jax", "jax.numpy", "raystate.manager")  # none of them initialises JAX's backends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    actor: Any
+    metadata: Any  # ObjectRef
+    node: str
+
+
+class Standby:
+    """The waiting processes of one controller."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Waiting] = []
+        self._due_s: float | None = None
+        self._group: Any = None
+
+    def install(self) -> None:
+        """Let this process's controller make its worker groups from waiting processes, where there are any."""
+        standby = self
+
+        class StandbyGroup(WorkerGroup):
+            def _create_workers(
+                self, num_workers: int, placement_group: Any, resources_per_worker: dict[str, float], *args: Any, **kwargs: Any
+            ) -> list[Worker]:
+                plain = not args and all(value is None for value in kwargs.values())
+                ready = standby.take(num_workers, placement_group) if plain else None
+                if ready is None:
+                    return super()._create_workers(num_workers, placement_group, resources_per_worker, *args, **kwargs)
+                workers = [
+                    Worker(actor, metadata, resources_per_worker, placement_group_bundle_index=index)
+                    for index, (actor, metadata) in enumerate(ready)
+                ]
+                return WorkerGroup._assign_worker_ranks(workers)
+
+        TrainController.worker_group_cls = StandbyGroup
+
+    def group_started(self, group: Any, now_s: float) -> None:
+        self._group, self._due_s = group, now_s + SETTLE_S
+
+    def tick(self, now_s: float) -> None:
+        """Start the processes once the group has trained for a while."""
+        if self._due_s is None or now_s < self._due_s:
+            return
+        group, self._group, self._due_s = self._group, None, None
+        self.drop()
+        runtime_env = WorkerGroup._get_worker_runtime_env(group._train_run_context.run_config.worker_runtime_env)
+        variables = dict(runtime_env.get("env_vars") or {})
+        if variables.get(SWITCH, "1") == "0":
+            return
+        cpus = int(group.get_resources_per_worker().get("CPU", 1))
+        variables.setdefault("OMP_NUM_THREADS", str(max(cpus, 1)))  # as Ray sets it by the CPUs that a worker holds
+        kind = ray.remote(num_cpus=0, runtime_env={**runtime_env, "env_vars": variables})(RayTrainWorker)
+        for worker in group.get_workers():
+            node = worker.metadata.node_id
+            actor: Any = kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+            actor.execute.remote(_preload)
+            self._waiting.append(_Waiting(actor=actor, metadata=actor.get_metadata.remote(), node=node))
+
+    def take(self, num_workers: int, placement_group: Any) -> list[tuple[Any, Any]] | None:
+        """(actor, metadata) for each bundle, if a ready process waits on every bundle's node; else none is kept."""
+        waiting, self._waiting = self._waiting, []
+        self._group = self._due_s = None
+        if not waiting:
+            return None
+        try:
+            where = placement_group_table(placement_group)["bundles_to_node_id"]
+            chosen = _match(waiting, [where[index] for index in range(num_workers)])
+            if chosen is not None:
+                metadata = ray.get([each.metadata for each in chosen], timeout=_READY_S)
+                return [(each.actor, found) for each, found in zip(chosen, metadata, strict=True)]
+        except Exception as error:  # not ready, dead, or Ray's table looks otherwise: start new ones
+            logger.debug("standby processes are not used: %s: %s", type(error).__name__, error)
+        _kill(waiting)
+        return None
+
+    def drop(self) -> None:
+        """End them."""
+        waiting, self._waiting = self._waiting, []
+        self._group = self._due_s = None
+        _kill(waiting)
+
+
+def _match(waiting: Sequence[_Waiting], nodes: Sequence[str]) -> list[_Waiting] | None:
+    if len(waiting) != len(nodes):
+        return None
+    left = list(waiting)
+    chosen: list[_Waiting] = []
+    for node in nodes:
+        found = next((each for each in left if each.node == node), None)
+        if found is None:
+            return None
+        left.remove(found)
+        chosen.append(found)
+    return chosen
+
+
+def _kill(waiting: Sequence[_Waiting]) -> None:
+    for each in waiting:
+        ray.kill(each.actor)
+
+
+def _preload() -> float:
+    """In the waiting process. User code is not imported: it may use JAX, which has to wait for jax.distributed."""
+    begin_s = time.monotonic()
+    if os.environ.get("JAX_PLATFORMS"):
+        for name in _MODULES:
+            importlib.import_module(name)
+    return time.monotonic() - begin_s
