@@ -23,6 +23,7 @@ from typing import Any
 
 POLL_S = 0.02
 DEADLINE_S = 180.0
+SETTLE_S = 12.0  # of training before a kill: failures come in mid-training, seldom in the first seconds
 
 
 def main() -> None:
@@ -242,12 +243,14 @@ class Watch:
         raise TimeoutError(f"no {what} within {DEADLINE_S:.0f} s")
 
     def kill(self, rank: int, save_every: int) -> dict[str, Any]:
-        """Kill that rank half-way between two saves, 1.5 saves or more after the newest start."""
+        """Kill that rank half-way between two saves, once the newest start has trained for SETTLE_S."""
 
         def ready(events: list[dict[str, Any]]) -> dict[int, int] | None:
             pids = {event["rank"]: event["pid"] for event in events if event["event"] == "function"}
             steps = {r: [e["step"] for e in events if e["pid"] == pid and e["event"] == "step"] for r, pid in pids.items()}
             if len(pids) < 2 or any(len(done) < 1.5 * save_every for done in steps.values()):
+                return None
+            if time.time() - min(e["t"] for e in events if e["event"] == "step" and e["pid"] == pids[0]) < SETTLE_S:
                 return None
             return pids if steps[0][-1] % save_every == save_every // 2 else None
 

@@ -43,7 +43,7 @@ class Stager:
 
     Args:
         session: the slots.
-        take_slot: gives (slot, step) for the step that waits for one, or None.
+        take_slot: gives a slot for the step that waits for one, or None: none is free, or another step has taken its place.
         on_staged, on_failed: told (slot, step) at the end of each job, from the thread; the slot is None if it never got one.
     """
 
@@ -51,7 +51,7 @@ class Stager:
         self,
         session: Session,
         *,
-        take_slot: Callable[[], tuple[int, int] | None],
+        take_slot: Callable[[int], int | None],
         on_staged: Callable[[int, int], None],
         on_failed: Callable[[int | None, int], None],
     ):
@@ -92,6 +92,7 @@ class Stager:
             return self._condition.wait_for(lambda: not self.busy, timeout_s)
 
     def close(self) -> None:
+        """End the thread: a copy that is running is finished, a step that still waits for a slot is given up."""
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
@@ -127,11 +128,12 @@ class Stager:
         timeout_s = self._session.config.save_timeout_s
         deadline_s = time.monotonic() + timeout_s
         while True:
-            taken = self._take_slot()
-            if taken is not None and taken[1] == job.step:
-                return taken[0]
-            if job.step in self._dropped:
-                raise CapacityError(f"no slot became free for step {job.step} before the next durable step", step=job.step)
+            slot = self._take_slot(job.step)
+            if slot is not None:
+                return slot
+            if job.step in self._dropped or self._stopping:
+                then = "the end" if self._stopping else "the next durable step"
+                raise CapacityError(f"no slot became free for step {job.step} before {then}", step=job.step)
             if time.monotonic() > deadline_s:
                 raise CapacityError(
                     f"no slot became free for step {job.step} within {timeout_s:.0f} s (earlier saves still hold them)",

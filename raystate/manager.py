@@ -51,7 +51,7 @@ logger = logging.getLogger("raystate")
 T = TypeVar("T")
 
 CONFIRM_POLL_S = 0.002  # while a trainer waits at an agreed step for the others
-FAIL_DRAIN_S = 10.0  # for a snapshot that is being staged when the training fails
+GRANT_WAIT_S = 5.0  # then training begins without; slots come when the HostActor is back
 TABLE_ROOM_BYTES = 256 << 10  # room for items, metrics and custom beyond what the first step needs
 
 
@@ -270,9 +270,19 @@ class StateManager:
             self._machine.new_slots(self.config.snapshot_slots)
             self._capacity = (data_bytes, table_bytes)
             self._session.write_word(self._machine.word())
+        self._wait_for_grants()
         self._stager = Stager(
             self._session, take_slot=self._take_slot, on_staged=self._on_staged, on_failed=self._on_stage_failed
         )
+
+    def _wait_for_grants(self) -> None:
+        """The HostActor grants new slots within milliseconds; without them the first steps would be skipped."""
+        deadline_s = time.monotonic() + GRANT_WAIT_S
+        while time.monotonic() < deadline_s:
+            word = self._session.host_word()
+            if word is not None and any(word.grants):
+                return
+            time.sleep(CONFIRM_POLL_S)
 
     # ------------------------------------------------------------ save
 
@@ -373,9 +383,10 @@ class StateManager:
             )
         )
 
-    def _take_slot(self) -> tuple[int, int] | None:
+    def _take_slot(self, step: int) -> int | None:
         with self._lock:
-            return self._machine.take_slot(self._session.host_word())
+            taken = self._machine.take_slot(self._session.host_word()) if self._machine.held == step else None
+            return None if taken is None else taken[0]
 
     def _on_staged(self, slot: int, step: int) -> None:
         with self._lock:
@@ -530,9 +541,6 @@ class StateManager:
         if self._closed:
             return
         reason = f"rank {self._rank} failed: {type(error).__name__}: {error}".splitlines()[0]
-        with contextlib.suppress(Exception):
-            if self._stager is not None:
-                self._stager.drain(FAIL_DRAIN_S)
         # First leave, then tell: whoever is still attached is ended with the group, and this process has an exception to report.
         self._detach(failed=reason)
         with contextlib.suppress(Exception):

@@ -67,7 +67,7 @@ def load_corpus(config: DataConfig, root: str | Path | None = None) -> Corpus:
     for role, files in texts.items():
         for name in sorted(files):
             digest.update(f"{role} {name} {len(files[name])}\n".encode())
-            pass
+            digest.update(files[name])
         arrays[role] = np.frombuffer(_SEPARATOR.join(files[name] for name in sorted(files)), np.uint8)
     if arrays["train"].size < 16384 or arrays["val"].size < 1024:
         raise CorpusError(

@@ -117,7 +117,12 @@ def _bar(steps: int, start: int) -> Any:
 
 def _printer() -> Any:
     if under_ray():
-        return lambda line: print(line, flush=True)
+        # Not print(): Ray Train replaces it in workers with one that says everything twice where stdout is redirected.
+        def write(line: str) -> None:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+        return write
     from tqdm import tqdm
 
     return lambda line: tqdm.write(line, file=sys.stdout)

@@ -175,7 +175,7 @@ class Coordinator:
                 return
             if self.leaving.is_finished():
                 return
-            self.joins.newest_committed = self.journal.tail.live[-1].step if self.journal.tail and self.journal.tail.live else -1
+            self.joins.newest_committed = self.journal.newest
             self.saves.turn()
             self.recovery.turn()
             self.agreement.turn()

@@ -60,6 +60,7 @@ class Journal:
         self.carried: set[IntentKey] = set()
         self.published: tuple[int, ...] = ()
         self.live: frozenset[int] = frozenset()
+        self.newest = -1  # newest committed step
         self.troubles: list[str] = []  # storage failures since the last published step, newest last
         self.superseded: Superseded | None = None
         self._work: dict[IntentKey, _Work] = {}
@@ -235,6 +236,7 @@ class Journal:
         tail = self.tail
         self.published = published_steps(tail, self.carried)
         self.live = frozenset(one.step for one in tail.live) if tail is not None else frozenset()
+        self.newest = max(self.live, default=-1)
         self._changed_s = self.desk.now_s
         self.desk.stir = True
 

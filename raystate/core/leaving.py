@@ -246,7 +246,7 @@ class Leaving:
             return self._key
         if group is not None:
             own = (group.lineage, self._step)
-            if own in self.saves.failed or self.memory.complete(own) is not None:
+            if (own in self.saves.failed and self._tried_again) or self.memory.complete(own) is not None:
                 return own
         for snap in self.memory.candidates():
             if snap.step == self._step:

@@ -356,7 +356,9 @@ class Recovery:
         if (choice.tier == "memory" and choice.lineage == group.lineage) or group.newest > step:
             self.snapshots.rewind(step)
         self.saves.restoring = -1
-        tier = max((one.tier for one in self._tried.values()), key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")
+        tier = max(
+            (one.tier for one in self._tried.values()), key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default=""
+        )
         for ask in self._asks.everybody():
             self.desk.answer(ask, RestoreSettled(step=step, tier=tier))
         self.desk.log("info", f"all {group.world} ranks have restored step {step} from {tier or choice.tier}")

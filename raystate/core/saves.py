@@ -87,7 +87,7 @@ class Saves:
 
     def keys(self) -> list[Key]:
         """Snapshots that must stay in memory for a save."""
-        return sorted(key for key, job in self.jobs.items() if job.phase != "committing")
+        return sorted(key for key, job in self.jobs.items() if job.phase != "committing") if self.jobs else []
 
     def forget_unbelieved(self) -> None:
         """After a recovery decision: what it discarded is not saved any more."""

@@ -303,7 +303,7 @@ class Snapshots:
                 group.decided = True
         journal = self.journal
         content = (
-            group.lineage, self.stable, tuple(sorted(self.dead)), self.keep(), self.interval, self.proposal,
+            group.lineage, self.stable, tuple(sorted(self.dead)) if self.dead else (), self.keep(), self.interval, self.proposal,
             self.failure, journal.durable_step, journal.troubles,
         )  # fmt: skip
         if content != self._content or self._forced:

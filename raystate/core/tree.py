@@ -90,9 +90,7 @@ class Piece:
     @classmethod
     def from_json(cls, raw: list[Any]) -> Piece:
         tree, leaf, start, shape, offset, nbytes, owned = raw
-        return cls(
-            tree=tree, leaf=leaf, start=tuple(start), shape=tuple(shape), offset=offset, nbytes=nbytes, owned=bool(owned)
-        )
+        return cls(tree=tree, leaf=leaf, start=tuple(start), shape=tuple(shape), offset=offset, nbytes=nbytes, owned=bool(owned))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +139,9 @@ class SlotTable:
 
     layout_ref: str  # content hash of Layout.to_bytes(), stored once per arena
     crc32c: tuple[int, ...]  # per piece, in the layout's order
-    values: tuple[tuple[int | float | bool | str | None, ...], ...] = ()  # per tree: values of its scalar and string leaves, in order
+    values: tuple[
+        tuple[int | float | bool | str | None, ...], ...
+    ] = ()  # per tree: values of its scalar and string leaves, in order
     iterators: dict[str, bytes] = dataclasses.field(default_factory=dict)  # item -> this process's state
     json_items: dict[str, Any] = dataclasses.field(default_factory=dict)  # item -> process 0's value; empty elsewhere
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)

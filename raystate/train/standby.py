@@ -29,8 +29,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 logger = logging.getLogger(__name__)
 
 SWITCH = "RAYSTATE_STANDBY"  # "0" in the driver's environment, or in the workers' runtime_env: no standby processes
-SETTLE_S = 5.0  # of training before they start: they cost their own start, and the group's first seconds are busy
-_READY_S = 1.0  # for a process that waits to answer
+SETTLE_S = 3.0  # of training before they start: they cost their own start, and the group's first seconds are busy
+_READY_S = 0.2  # a process that is not ready by now would take longer than a new one
 _MODULES = ("jax", "jax.numpy", "raystate.manager")  # none of them initialises JAX's backends
 
 
@@ -89,6 +89,7 @@ class Standby:
             node = worker.metadata.node_id
             actor: Any = kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
             actor.execute.remote(_preload)
+            # In order after the import: what answers this is ready.
             self._waiting.append(_Waiting(actor=actor, metadata=actor.get_metadata.remote(), node=node))
 
     def take(self, num_workers: int, placement_group: Any) -> list[tuple[Any, Any]] | None:

@@ -78,6 +78,7 @@ def _say(folder: str, event: str, **facts: Any) -> None:
 def _begin(config: dict[str, Any]) -> launch_context.LaunchContext:
     """Say where this process is; its place in the group."""
     import jax
+    import psutil
     import ray
 
     context = launch_context.current()
@@ -93,6 +94,7 @@ def _begin(config: dict[str, Any]) -> launch_context.LaunchContext:
         node=ray.get_runtime_context().get_node_id(),
         attempt=len(context.restarts) + 1,
         run=context.config.run,
+        born=psutil.Process().create_time(),
     )
     return context
 
@@ -151,6 +153,35 @@ def test_killed_workers_come_back_on_their_nodes(place: Place) -> None:
     assert [recovery.attempt for recovery in result.recoveries] == [2, 3]
     assert all(recovery.seconds > 0 and not recovery.interrupted for recovery in result.recoveries)
     assert all("died" in recovery.cause or "dies" in recovery.cause for recovery in result.recoveries)
+
+
+def _train_workers() -> list[str]:
+    """Ids of Ray Train workers that have not ended."""
+    import ray._private.state
+
+    actors = ray._private.state.actors().values()
+    return [actor["ActorID"] for actor in actors if actor["ActorClassName"] == "RayTrainWorker" and actor["State"] != "DEAD"]
+
+
+def test_standby_processes_take_over(place: Place) -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(raystate.fit(_sum_until_told, place.config, **place.arguments())))
+    thread.start()
+    place.wait(lambda: len(place.said("start")) == 2, "start")
+    place.wait(lambda: len(_train_workers()) == 4, "standby processes, one for each trainer")
+    steps = len(place.said("step"))
+    place.wait(lambda: len(place.said("step")) > steps + 120, "time for their imports")
+    killed_s = time.time()
+    os.kill(place.said("start")[0]["pid"], signal.SIGKILL)
+    place.wait(lambda: len(place.said("start")) == 4, "second start")
+    (place.folder / "stop").touch()
+    thread.join(WAIT_S)
+    first, second = _groups(place.said("start"))
+    assert all(start["born"] < killed_s for start in second), "the second group's processes were started after the death"
+    assert [start["processes"] for start in second] == [2, 2]
+    assert [start["node"] for start in second] == [start["node"] for start in first]
+    assert results[0].return_value == {"rank": 0}
+    place.wait(lambda: not _train_workers(), "end of every worker, waiting ones too")
 
 
 def _raise_on_rank_1(config: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ from raystate.testing.sim.nodes import Proc
 from raystate.testing.sim.storage import FILES, MARKER, Package, Token
 
 if TYPE_CHECKING:
-    from raystate.testing.sim.run import World
+    from raystate.testing.sim.world import World
 
 TICK_S = 2.5
 
@@ -107,7 +107,7 @@ class CoordinatorProc(Proc):
     def _step(self, fn: Any, *args: Any) -> None:
         """One storage request. A process that sleeps or dies does so between two."""
         world = self.world
-        world.on(self, 0.05 + 0.3 * world.random(), fn, *args)
+        world.on(self, (0.05 + 0.3 * world.random()) * world.pace, fn, *args)
 
     def _append(self, command: Append) -> None:
         self._step(self._append_now, command.entry)

@@ -1,0 +1,201 @@
+"""Drives a Coordinator by hand: short names for events, and a look at what it commands."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from raystate.core.coordinator import Coordinator
+from raystate.core.log import claim_entry
+from raystate.core.messages import (
+    Advice,
+    Advise,
+    Answer,
+    Append,
+    Appended,
+    Ask,
+    BuildPackage,
+    Claimed,
+    HostId,
+    HostReported,
+    HostSummary,
+    HostUp,
+    Invalidate,
+    Invalidated,
+    Joined,
+    JoinReply,
+    LogEntry,
+    Packaged,
+    Publish,
+    PublishDone,
+    RestoreAsked,
+    RestoreChoice,
+    RestoreTried,
+    Retire,
+    RetireDone,
+    Settings,
+    Staged,
+    Tick,
+    TrainerSeen,
+    Write,
+    Written,
+)
+
+C = TypeVar("C")
+
+
+class Driver:
+    """A Coordinator, its hosts as this test says they are, and everything it has commanded since the last `take`."""
+
+    def __init__(self, *, tail: LogEntry | None = None, dead: tuple[int, ...] = (), hosts: tuple[str, ...] = (), **settings: Any):
+        settings.setdefault("host_timeout_s", 1e6)  # hosts speak only when a test lets them
+        self.core = Coordinator(Settings(run="r", storage="s", **settings))
+        self.now_s = 100.0
+        self.out: list[Any] = []
+        self.seq: dict[str, int] = {}
+        self.staged: dict[str, list[Staged]] = {}
+        self.seen: dict[str, list[TrainerSeen]] = {}
+        self.lineage = ""
+        self.world = 0
+        self.place: dict[int, str] = {}
+        self.asks = 0
+        self.auto = True  # storage does at once what it is told
+        entry = claim_entry(tail, "w", "r")
+        self.send(Claimed(entry=entry, dead=dead, hosts=tuple(HostId(host) for host in hosts)))
+
+    # ---------------------------------------------------------------- events
+
+    def send(self, event: Any) -> list[Any]:
+        commands = self.core.handle(event, self.now_s)
+        self.out += commands
+        if self.auto:
+            for command in commands:
+                self._obey(command)
+        return commands
+
+    def _obey(self, command: Any) -> None:
+        if isinstance(command, Append):
+            self.send(Appended(seq=command.entry.seq, outcome="ok"))
+        elif isinstance(command, Publish):
+            self.send(PublishDone(step=command.step, save=command.save))
+        elif isinstance(command, Retire):
+            self.send(RetireDone(step=command.step))
+        elif isinstance(command, BuildPackage):
+            self.send(Packaged(save=command.save))
+        elif isinstance(command, Invalidate):
+            kept = [
+                one
+                for one in self.staged.get(command.host, [])
+                if one.lineage == command.by or (one.lineage == command.lineage and one.step <= command.step)
+            ]
+            self.staged[command.host] = kept
+            self.send(Invalidated(host=command.host, lineage=command.lineage, step=command.step))
+        elif isinstance(command, Write):
+            self.send(Written(host=command.host, save=command.save))
+        elif isinstance(command, Advise):
+            self.report(command.host)
+
+    def tick(self, seconds: float = 0.0) -> list[Any]:
+        self.now_s += seconds
+        return self.send(Tick())
+
+    def ask(self) -> Ask:
+        self.asks += 1
+        return Ask(f"q{self.asks}")
+
+    def host_up(self, host: str, incarnation: str = "i1") -> None:
+        self.send(HostUp(host=HostId(host), incarnation=f"{host}{incarnation}"))
+        self.report(host, incarnation)
+
+    def report(self, host: str, incarnation: str = "i1") -> list[Any]:
+        self.seq[host] = self.seq.get(host, 0) + 1
+        return self.send(
+            HostReported(
+                summary=HostSummary(
+                    host=HostId(host),
+                    incarnation=f"{host}{incarnation}",
+                    seq=self.seq[host],
+                    staged=tuple(self.staged.get(host, ())),
+                    trainers=tuple(self.seen.get(host, ())),
+                )
+            )
+        )
+
+    def join(self, hosts: list[str], group: str = "g") -> str:
+        """All ranks join, one per entry of `hosts`; the lineage."""
+        self.world = len(hosts)
+        self.place = dict(enumerate(hosts))
+        for host in dict.fromkeys(hosts):
+            if host not in self.seq:
+                self.host_up(host)
+            self.seen[host] = []
+            self.report(host)
+        for rank, host in enumerate(hosts):
+            self.send(Joined(ask=self.ask(), group=group, rank=rank, world=self.world, host=HostId(host), nonce=f"{group}{rank}"))
+        reply = self.replies(JoinReply)[-1]
+        self.lineage = reply.lineage
+        for rank in range(self.world):
+            self.word(rank, -1)
+        return self.lineage
+
+    def restore(self, *, step: int | None = None, rollback: bool = False, ok: bool = True) -> RestoreChoice:
+        """All ranks ask, try and succeed."""
+        for rank in range(self.world):
+            self.send(RestoreAsked(ask=self.ask(), lineage=self.lineage, rank=rank, step=step, rollback=rollback))
+        choice = self.replies(RestoreChoice)[-1]
+        if ok:
+            self.tried(choice)
+        return choice
+
+    def tried(self, choice: RestoreChoice, **bad: Any) -> None:
+        for rank in range(self.world):
+            self.word(rank, choice.step)
+        for rank in range(self.world):
+            extra = bad if rank == 0 else {}
+            self.send(
+                RestoreTried(
+                    ask=self.ask(),
+                    lineage=self.lineage,
+                    rank=rank,
+                    step=choice.step,
+                    ok=not extra,
+                    **({"error": "x"} | extra if extra else {}),
+                )
+            )
+
+    def word(self, rank: int, newest: int, *, report: bool = True, **more: Any) -> None:
+        """The rank's word as its host will report it."""
+        host = self.place[rank]
+        mine = [one for one in self.seen.setdefault(host, []) if one.rank != rank]
+        mine.append(TrainerSeen(rank=rank, world=self.world, lineage=self.lineage, newest_step=newest, **more))
+        self.seen[host] = mine
+        if report:
+            self.report(host)
+
+    def hold(self, rank: int, step: int, *, durable: bool = False, layout: str = "L", host: str | None = None) -> None:
+        """The rank has staged the step."""
+        where = host or self.place[rank]
+        self.staged.setdefault(where, []).append(
+            Staged(rank=rank, world=self.world, lineage=self.lineage, step=step, layout=layout, durable=durable)
+        )
+        due = (step,) if durable else ()
+        self.word(rank, step, durable_due=due)
+
+    def stage(self, step: int, *, durable: bool = False) -> None:
+        """All ranks have staged the step."""
+        for rank in range(self.world):
+            self.hold(rank, step, durable=durable)
+
+    # ---------------------------------------------------------------- what came out
+
+    def take(self, kind: type[C]) -> list[C]:
+        """The commands of this kind so far; they are forgotten."""
+        found = [one for one in self.out if isinstance(one, kind)]
+        self.out = [one for one in self.out if not isinstance(one, kind)]
+        return found
+
+    def replies(self, kind: type[C]) -> list[C]:
+        return [one.reply for one in self.out if isinstance(one, Answer) and isinstance(one.reply, kind)]
+
+    def advice(self) -> Advice:
+        """The newest advice."""
+        return [one.advice for one in self.out if isinstance(one, Advise)][-1]
