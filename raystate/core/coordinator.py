@@ -233,7 +233,7 @@ class Coordinator:
     def _pinned(self, event: Pinned) -> None:
         self.saves.pinned = frozenset(event.steps)
 
-    def _tick(self, event: Tick) -> None:
+    def _tick(self, _: Tick) -> None:
         self.joins.tick()
         self.journal.tick()
         self.snapshots.tick()

@@ -110,7 +110,7 @@ class Leaving:
             refused = self.journal.refuse_retire(step) is not None or step == max(self.journal.live)
             return None if refused else (None, [(step, False, "delete")], f"delete of step {step}")
 
-        def done(entry: LogEntry | None) -> None:
+        def done(_: LogEntry | None) -> None:
             self._deletes.append((event, self.desk.now_s))
             self.desk.stir = True
 

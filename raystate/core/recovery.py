@@ -298,7 +298,7 @@ class Recovery:
             left = [one for one in retires if self.journal.refuse_retire(one[0]) is None]
             return (None, left, why) if left else None
 
-        def done(entry: LogEntry | None) -> None:
+        def done(_: LogEntry | None) -> None:
             if self.phase == "retiring":
                 self._enter("looking")
 

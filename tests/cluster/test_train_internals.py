@@ -173,6 +173,10 @@ def test_the_users_run_config_is_completed_and_left_alone() -> None:
 class _Looks(RayTrainCallback):
     """Writes what the controller that runs it looks like."""
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        os.environ.pop(constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR, None)  # the test cluster's nodes have it
+        super().__setstate__(state)
+
     def after_controller_start(self, train_run_context: Any) -> None:
         super().after_controller_start(train_run_context)
         (controller,) = [each for each in gc.get_objects() if type(each).__name__ == "TrainController"]

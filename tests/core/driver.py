@@ -150,17 +150,8 @@ class Driver:
         for rank in range(self.world):
             self.word(rank, choice.step)
         for rank in range(self.world):
-            extra = bad if rank == 0 else {}
-            self.send(
-                RestoreTried(
-                    ask=self.ask(),
-                    lineage=self.lineage,
-                    rank=rank,
-                    step=choice.step,
-                    ok=not extra,
-                    **({"error": "x"} | extra if extra else {}),
-                )
-            )
+            ok: dict[str, Any] = {"ok": False, **bad} if bad and rank == 0 else {"ok": True}
+            self.send(RestoreTried(ask=self.ask(), lineage=self.lineage, rank=rank, step=choice.step, **ok))
 
     def word(self, rank: int, newest: int, *, report: bool = True, **more: Any) -> None:
         """The rank's word as its host will report it."""

@@ -86,7 +86,7 @@ class CoordinatorProc(Proc):
             return
         for command in self.core.handle(event, self.world.now_s - self.born_s):
             kind = type(command)
-            if kind is Log:
+            if isinstance(command, Log):
                 if self.world.tracing:
                     self.world.trace.append((self.world.now_s, f"{self.writer} log", command.text))
                 continue
@@ -236,25 +236,25 @@ class CoordinatorProc(Proc):
 
     def _finish(self, command: Finish) -> None:
         self.over = True
-        self.world.finished(self, command)
+        self.world.finished(command)
 
-    def _superseded(self, command: Superseded) -> None:
+    def _superseded(self, _: Superseded) -> None:
         self.over = True
         self.world.superseded(self)
 
 
 _TICK = Tick()
 _DO: dict[type, Any] = {
-    Answer: CoordinatorProc._answer,  # pyright: ignore[reportPrivateUsage]
-    Advise: CoordinatorProc._advise,  # pyright: ignore[reportPrivateUsage]
-    Invalidate: CoordinatorProc._order,  # pyright: ignore[reportPrivateUsage]
-    EndTrainers: CoordinatorProc._order,  # pyright: ignore[reportPrivateUsage]
-    Write: CoordinatorProc._order,  # pyright: ignore[reportPrivateUsage]
-    BuildPackage: CoordinatorProc._build,  # pyright: ignore[reportPrivateUsage]
-    Append: CoordinatorProc._append,  # pyright: ignore[reportPrivateUsage]
-    Publish: CoordinatorProc._publish,  # pyright: ignore[reportPrivateUsage]
-    Retire: CoordinatorProc._retire,  # pyright: ignore[reportPrivateUsage]
-    Discard: CoordinatorProc._discard,  # pyright: ignore[reportPrivateUsage]
-    Finish: CoordinatorProc._finish,  # pyright: ignore[reportPrivateUsage]
-    Superseded: CoordinatorProc._superseded,  # pyright: ignore[reportPrivateUsage]
+    Answer: CoordinatorProc._answer,
+    Advise: CoordinatorProc._advise,
+    Invalidate: CoordinatorProc._order,
+    EndTrainers: CoordinatorProc._order,
+    Write: CoordinatorProc._order,
+    BuildPackage: CoordinatorProc._build,
+    Append: CoordinatorProc._append,
+    Publish: CoordinatorProc._publish,
+    Retire: CoordinatorProc._retire,
+    Discard: CoordinatorProc._discard,
+    Finish: CoordinatorProc._finish,
+    Superseded: CoordinatorProc._superseded,
 }

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from raystate.core import journal, memory, recovery, saves, slots, snapshots, trainer
-from raystate.core.messages import LiveStep, Settings
+from raystate.core.messages import LiveStep
 
 
 @contextmanager
@@ -23,6 +23,14 @@ def _patched(target: Any, name: str, value: Any) -> Iterator[frozenset[str]]:
 @contextmanager
 def _shell(*names: str) -> Iterator[frozenset[str]]:
     yield frozenset(names)
+
+
+def _always(*_: Any) -> bool:
+    return True
+
+
+def _never(*_: Any) -> bool:
+    return False
 
 
 def _commit_without_coverage() -> Any:
@@ -46,13 +54,13 @@ def _commit_without_coverage() -> Any:
 
 def _stop_step_overtaken() -> Any:
     """A trainer agrees to a step that it has passed."""
-    real = trainer.Trainer._answer  # pyright: ignore[reportPrivateUsage]
+    real = trainer.Trainer._answer
 
     def answer(self: trainer.Trainer, step: int, proposal: Any) -> Any:
         result = real(self, step, proposal)
-        if proposal is not None and self._ack_id == proposal.id and not self._ack_ok:  # pyright: ignore[reportPrivateUsage]
-            self._ack_ok = True  # pyright: ignore[reportPrivateUsage]
-            self._ack = proposal  # pyright: ignore[reportPrivateUsage]
+        if proposal is not None and self._ack_id == proposal.id and not self._ack_ok:
+            self._ack_ok = True
+            self._ack = proposal
             return False, None
         return result
 
@@ -61,12 +69,12 @@ def _stop_step_overtaken() -> Any:
 
 def _stop_without_waiting() -> Any:
     """A trainer that has agreed acts at its step although nobody has confirmed it."""
-    real = trainer.Trainer._answer  # pyright: ignore[reportPrivateUsage]
+    real = trainer.Trainer._answer
 
     def answer(self: trainer.Trainer, step: int, proposal: Any) -> Any:
         wait, agreed = real(self, step, proposal)
         if wait:
-            agreed, self._ack = self._ack, None  # pyright: ignore[reportPrivateUsage]
+            agreed, self._ack = self._ack, None
             return False, agreed
         return wait, agreed
 
@@ -92,9 +100,6 @@ def _mixed_lineages() -> Any:
             merged.refresh()
         return sorted([*found, *(one for one in steps.values() if one.complete)], key=lambda one: -one.step)
 
-    def believed(self: memory.Memory, lineage: str, step: int) -> bool:
-        return True
-
     def complete(self: memory.Memory, key: Any) -> Any:
         return next((one for one in candidates(self) if one.step == key[1]), None)
 
@@ -102,7 +107,7 @@ def _mixed_lineages() -> Any:
     def both() -> Iterator[frozenset[str]]:
         with (
             mock.patch.object(memory.Memory, "candidates", candidates),
-            mock.patch.object(memory.Memory, "believed", believed),
+            mock.patch.object(memory.Memory, "believed", _always),
             mock.patch.object(memory.Memory, "complete", complete),
         ):
             yield frozenset({"keep_slots"})
@@ -125,15 +130,12 @@ def _slot_reused_early() -> Any:
 def _retention_takes_last() -> Any:
     """Retention keeps only the step that is being committed, and removes the others before that one is visible."""
 
-    def choose(live: list[LiveStep], settings: Settings, pinned: Any = ()) -> list[tuple[int, bool, str]]:
+    def choose(live: list[LiveStep], *_: Any) -> list[tuple[int, bool, str]]:
         return [(one.step, False, "retention") for one in live[:-1]]
-
-    def has_to_wait(self: journal.Journal, intent: Any, publishing: bool) -> bool:
-        return False
 
     @contextmanager
     def both() -> Iterator[frozenset[str]]:
-        with mock.patch.object(saves, "choose_retired", choose), mock.patch.object(journal.Journal, "_has_to_wait", has_to_wait):
+        with mock.patch.object(saves, "choose_retired", choose), mock.patch.object(journal.Journal, "_has_to_wait", _never):
             yield frozenset()
 
     return both()
@@ -142,16 +144,13 @@ def _retention_takes_last() -> Any:
 def _older_memory_wins() -> Any:
     """Memory is preferred, newer durable step or not."""
 
-    def is_behind(self: recovery.Recovery, snap: Any, stored: Any) -> bool:
-        return False
-
-    return _patched(recovery.Recovery, "_is_behind", is_behind)
+    return _patched(recovery.Recovery, "_is_behind", _never)
 
 
 def _no_hold_rule() -> Any:
     """Open intents of superseded attempts are forgotten once this attempt has carried them out."""
 
-    def is_closed(intent: Any, *, attempt: int, carried: Any, dead: Any) -> bool:
+    def is_closed(intent: Any, *, carried: Any, **_: Any) -> bool:
         return (intent.kind, intent.step, intent.save, intent.seq) in carried
 
     from raystate.core import log
@@ -164,9 +163,9 @@ def _discard_unknown_append() -> Any:
     real = journal.Journal.appended
 
     def appended(self: journal.Journal, event: Any) -> None:
-        flight = self._flight  # pyright: ignore[reportPrivateUsage]
+        flight = self._flight
         if event.outcome == "failed" and flight is not None and flight.kind == "commit" and event.seq == flight.seq:
-            done, self._flight, self._done = self._done, None, None  # pyright: ignore[reportPrivateUsage]
+            done, self._flight, self._done = self._done, None, None
             if done is not None:
                 done(None)
             return
@@ -178,15 +177,9 @@ def _discard_unknown_append() -> Any:
 def _rejoin_without_discard() -> Any:
     """A host that was away when the others discarded is believed when it comes back, and is not told to discard."""
 
-    def believed(self: memory.Memory, lineage: str, step: int) -> bool:
-        return True
-
-    def has_base(self: snapshots.Snapshots, view: Any) -> bool:
-        return True
-
     @contextmanager
     def both() -> Iterator[frozenset[str]]:
-        with mock.patch.object(memory.Memory, "believed", believed), mock.patch.object(snapshots.Snapshots, "has_base", has_base):
+        with mock.patch.object(memory.Memory, "believed", _always), mock.patch.object(snapshots.Snapshots, "has_base", _always):
             yield frozenset({"keep_slots"})
 
     return both()

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raystate.core.errors import RaystateError
 from raystate.core.host import applies, carried_on, grant, host_word, is_discarded, is_granted, is_newer_advice, summarize
 from raystate.core.messages import (
     Advice,
-    Ask,
     EndTrainers,
-    Failure,
-    HostDown,
     HostId,
     HostReported,
     HostSummary,
@@ -19,14 +15,6 @@ from raystate.core.messages import (
     HostWord,
     Invalidate,
     Invalidated,
-    Joined,
-    JoinReply,
-    LeaveAsked,
-    LeaveReply,
-    RestoreAsked,
-    RestoreChoice,
-    RestoreSettled,
-    RestoreTried,
     Staged,
     TrainerExited,
     TrainerWord,
@@ -34,7 +22,6 @@ from raystate.core.messages import (
     Written,
 )
 from raystate.core.slots import SlotView
-from raystate.core.trainer import Trainer
 from raystate.testing.sim.storage import Violation
 
 if TYPE_CHECKING:
@@ -110,7 +97,7 @@ class Node:
 class HostProc(Proc):
     """A HostActor."""
 
-    __slots__ = ("advice", "attempt", "base", "due", "exits", "incarnation", "node", "said", "dealt", "seq", "world", "writes")
+    __slots__ = ("advice", "attempt", "base", "dealt", "due", "exits", "incarnation", "node", "said", "seq", "world", "writes")
 
     def __init__(self, world: World, node: Node):
         super().__init__()

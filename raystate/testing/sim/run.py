@@ -2,44 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from random import Random
-from typing import Any
+from dataclasses import dataclass
 
-from raystate.core.messages import (
-    Advise,
-    Answer,
-    AttemptDead,
-    Finish,
-    HostDown,
-    LeaveReply,
-    LogEntry,
-    RestoreChoice,
-    Settings,
-    Staged,
-    StopAsked,
-)
-from raystate.core.slots import lineage_order
-from raystate.testing.sim.coordinators import CoordinatorProc
-from raystate.testing.sim.faults import FAULTS
-from raystate.testing.sim.nodes import SLOTS, Group, HostProc, Node, Proc, TrainerProc
-from raystate.testing.sim.storage import Storage, Violation
-
-_RUN = Settings(
-    run="run",
-    storage="sim",
-    keep_last=2,
-    start_timeout_s=8.0,
-    barrier_timeout_s=10.0,
-    save_timeout_s=12.0,
-    restore_timeout_s=20.0,
-    host_timeout_s=6.0,
-    idle_timeout_s=1000.0,
-)
-
-
+from raystate.testing.sim.storage import Violation
 from raystate.testing.sim.world import World
 
 

@@ -11,7 +11,7 @@ FILES = ("_METADATA", "manifest.ocdbt")
 MARKER = "commit_success.txt"
 
 
-class Violation(AssertionError):
+class Violation(AssertionError):  # noqa: N818 - it is a finding
     """An invariant does not hold."""
 
 

@@ -5,20 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.errors import RaystateError
-from raystate.core.host import applies, carried_on, grant, host_word, is_discarded, is_granted, is_newer_advice, summarize
 from raystate.core.messages import (
-    Advice,
     Ask,
-    EndTrainers,
     Failure,
-    HostDown,
-    HostId,
-    HostReported,
-    HostSummary,
-    HostUp,
-    HostWord,
-    Invalidate,
-    Invalidated,
     Joined,
     JoinReply,
     LeaveAsked,
@@ -28,12 +17,8 @@ from raystate.core.messages import (
     RestoreSettled,
     RestoreTried,
     Staged,
-    TrainerExited,
     TrainerWord,
-    Write,
-    Written,
 )
-from raystate.core.slots import SlotView
 from raystate.core.trainer import Trainer
 from raystate.testing.sim.storage import Violation
 
@@ -135,7 +120,7 @@ class TrainerProc(Proc):
                 world=len(self.group.members),
                 host=self.node.id,
                 nonce=f"{self.group.name}r{self.rank}",
-            )  # fmt: skip
+            )
         )
 
     def reply(self, ask: Any, reply: Any) -> None:
@@ -185,8 +170,6 @@ class TrainerProc(Proc):
         elif choice.tier == "storage":
             if choice.step not in world.storage.visible():
                 raise Violation(f"restore from storage of step {choice.step}, which is not visible")
-            if choice.step in world.damaged:
-                ok, error = False, "checksum"
         self.group.restored[self.rank] = (choice.tier, choice.step, lineage)
         machine.restored(choice.step)
         self._speak(machine.word())
@@ -216,7 +199,7 @@ class TrainerProc(Proc):
             return
         try:
             out = self.set.word_out
-            decision = machine.on_save(step, host_word=out, stager_busy=bool(machine._staging) and world.random() < 0.5)  # pyright: ignore[reportPrivateUsage]
+            decision = machine.on_save(step, host_word=out, stager_busy=bool(machine._staging) and world.random() < 0.5)
         except RaystateError as error:
             self.die(f"{type(error).__name__}: {error}")
             return
@@ -230,9 +213,7 @@ class TrainerProc(Proc):
             self._begin_slot(decision.slot, step, decision.durable)
         elif decision.action == "hold":
             world.on(self, 0.5, self._unhold)
-        elif decision.action == "skip":
-            world.skipped.add((machine.lineage, step))
-        elif decision.action == "none":
+        else:
             world.skipped.add((machine.lineage, step))
         if decision.dropped is not None:
             world.skipped.add((machine.lineage, decision.dropped))

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection
-from dataclasses import dataclass, replace
-from random import Random
 from typing import Any
 
 from raystate.core.messages import (
     Advise,
     Answer,
-    AttemptDead,
-    Finish,
-    HostDown,
-    LeaveReply,
-    LogEntry,
     RestoreChoice,
-    Settings,
     Staged,
-    StopAsked,
 )
 from raystate.core.slots import lineage_order
 from raystate.testing.sim.coordinators import CoordinatorProc
-from raystate.testing.sim.faults import FAULTS
-from raystate.testing.sim.nodes import HostProc, Node, Proc
-from raystate.testing.sim.trainers import Group, TrainerProc
+from raystate.testing.sim.nodes import Node
 from raystate.testing.sim.storage import Storage, Violation
+from raystate.testing.sim.trainers import Group, TrainerProc
 
 
 class Truth:
@@ -122,7 +110,7 @@ class Truth:
             self.floor = choice.step
             return
         durable = self.storage.durable()
-        if choice.step < durable and not self.damaged:
+        if choice.step < durable:
             raise Violation(f"bounded loss: step {choice.step} ({choice.tier}) is restored, step {durable} is durable")
         if choice.step < self.floor:
             raise Violation(f"bounded loss: step {choice.step} ({choice.tier}) is restored, step {self.floor} was stable")

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from raystate.core.messages import (
-    Advise,
-    Answer,
     AttemptDead,
     Finish,
     HostDown,
     LeaveReply,
     LogEntry,
-    RestoreChoice,
     Settings,
     Staged,
     StopAsked,
 )
-from raystate.core.slots import lineage_order
 from raystate.testing.sim.coordinators import CoordinatorProc
 from raystate.testing.sim.faults import FAULTS
+from raystate.testing.sim.network import Network
 from raystate.testing.sim.nodes import HostProc, Node, Proc
-from raystate.testing.sim.trainers import Group, TrainerProc
 from raystate.testing.sim.storage import Storage, Violation
+from raystate.testing.sim.trainers import Group, TrainerProc
 
 _RUN = Settings(
     run="run",
@@ -41,10 +38,7 @@ _RUN = Settings(
 )
 
 
-from raystate.testing.sim.truth import Truth
-
-
-class World(Truth):
+class World(Network):
     """Everything of one schedule."""
 
     def __init__(self, seed: int, hosts: int, events: int, faults: int, mutations: Collection[str], tracing: bool):
@@ -59,7 +53,7 @@ class World(Truth):
         self.count = 0
         self.heap: list[tuple[float, int, Proc | None, Any, tuple[Any, ...]]] = []
         self.pushed = 0
-        self.storage = Storage(is_directory=rng.random() < 0.5)
+        super().__init__(Storage(is_directory=rng.random() < 0.5))
         self.save_every = rng.choice((2, 3, 5))
         self.settings = replace(_RUN, save_every_s=4.0) if rng.random() < 0.2 else _RUN
         self.faults_wanted = faults
@@ -69,22 +63,12 @@ class World(Truth):
         self.pace = 1.0  # storage is faster when nothing is wrong any more: that keeps schedules short
         self.ended = False
         self.asks = 0
-        self.from_current: set[Any] = set()  # asks whose choice was made by the Coordinator that owned the run then
         self.callers: dict[Any, TrainerProc] = {}
         self.failures: list[Any] = []
-        self.damaged: set[int] = set()
         self.lost_acks = 0
         self.trap = ""  # the operation at which the next fault strikes
         self.rolling_back = False  # the next group goes back to an older step
-        self.settled: list[tuple[tuple[int, int, str], str, int]] = []  # (by, lineage, step) of the restores that were settled
         self.lossy = 0.05  # chance that a message is lost; as much for a double
-        # truth about memory
-        self.staged_count: dict[tuple[str, int], set[int]] = {}
-        self.true_stable: dict[str, int] = {}
-        self.skipped: set[tuple[str, int]] = set()
-        self.worlds: dict[str, int] = {}
-        self.choices: dict[str, RestoreChoice] = {}
-        self.floor = -1  # what a recovery may not fall below
         # processes
         self.nodes: list[Node] = []
         self.nodes_by_id: dict[str, Node] = {}
@@ -161,75 +145,6 @@ class World(Truth):
 
     def violated(self, text: str) -> None:
         raise Violation(text)
-
-    # ---------------------------------------------------------------- the network
-
-    def _deliveries(self) -> int:
-        """0: lost, 2: doubled."""
-        if self.healed:
-            return 1
-        chance = self.random()
-        return 0 if chance < self.lossy else 2 if chance > 1.0 - self.lossy else 1
-
-    def _delay(self) -> float:
-        chance = self.random()
-        return 0.01 + 0.1 * chance if chance < 0.9 or self.healed else 2.0 * chance
-
-    def cut(self, node: Node) -> bool:
-        return not node.up or node.cut_until_s > self.now_s
-
-    def tell(self, actor: HostProc, event: Any) -> None:
-        """From a HostActor to the Coordinator."""
-        if self.cut(actor.node):
-            return
-        for _ in range(self._deliveries()):
-            self.at(self._delay(), self._deliver, event)
-
-    def to_coordinator(self, node: Node, event: Any) -> None:
-        if not self.cut(node):
-            for _ in range(self._deliveries()):
-                self.at(self._delay(), self._deliver, event)
-
-    def _deliver(self, event: Any) -> None:
-        current = self.current
-        if current is not None and current.alive:
-            if current.wake_s > self.now_s:
-                self.on(current, 0.0, current.feed, event)
-            else:
-                current.feed(event)
-        if len(self.coordinators) > 1 and not hasattr(event, "ask"):
-            # One that was replaced without knowing it still hears some.
-            for old in self.coordinators:
-                if old is not current and old.alive and not old.over and self.random() < 0.3:
-                    self.on(old, 0.0, old.feed, event)
-
-    def hello(self, coordinator: CoordinatorProc, node: Node) -> None:
-        """A new Coordinator finds the HostActor by name and asks it to report."""
-        actor = node.actor
-        if actor is not None:
-            self.on(actor, self._delay(), self._hello, actor, coordinator)
-
-    def _hello(self, actor: HostProc, coordinator: CoordinatorProc) -> None:
-        if coordinator.core.attempt > actor.attempt and not self.cut(actor.node):
-            actor.attempt = coordinator.core.attempt
-            for one in actor.exits:
-                self.tell(actor, one)
-            actor.report()
-
-    def order(self, coordinator: CoordinatorProc, host: str, command: Any) -> None:
-        """From a Coordinator to a HostActor."""
-        node = self.nodes_by_id.get(host)
-        if node is None or self.cut(node) or node.actor is None or not node.actor.alive:
-            return
-        for _ in range(self._deliveries()):
-            self.on(node.actor, self._delay(), node.actor.take, coordinator.core.attempt, command)
-
-    def answer(self, command: Answer) -> None:
-        caller = self.callers.get(command.ask)
-        if caller is None or not caller.alive or self.cut(caller.node):
-            return
-        for _ in range(self._deliveries()):
-            self.on(caller, self._delay(), caller.reply, command.ask, command.reply)
 
     # ---------------------------------------------------------------- processes come and go
 
@@ -348,7 +263,7 @@ class World(Truth):
                 raise Violation(f"liveness: at step {group.called[trainer.rank]} only step {stable} is complete on all hosts")
             self.ended = True
 
-    def finished(self, proc: CoordinatorProc, command: Finish) -> None:
+    def finished(self, command: Finish) -> None:
         if not self.healed:
             raise Violation(f"finished before the end: {command.reason}")
 
@@ -422,3 +337,19 @@ class World(Truth):
 
     def renumbered(self, entry: LogEntry) -> LogEntry:
         return replace(entry, seq=len(self.storage.log) + 1)
+
+    def sleep_now(self, proc: CoordinatorProc) -> bool:
+        """The trap snaps: this Coordinator sleeps in the middle of it, and another one claims."""
+        if proc is not self.current or self.healed:
+            return False
+        self.trap = ""
+        proc.wake_s = self.now_s + 3.0 + 9.0 * self.random()
+        self.start_coordinator(tuple(one for one in self.dead_attempts() if one != proc.core.attempt))
+        return True
+
+    def kill_early(self, group: Group) -> None:
+        """A trainer dies soon after its group has staged its first piece."""
+        if group is self.group and not self.healed:
+            self.trap = ""
+            victim = group.members[int(self.random() * len(group.members))]
+            self.on(victim, 0.5 * self.random(), victim.die, "killed early")

@@ -1,0 +1,96 @@
+"""The network of a schedule: messages are late, lost, doubled and overtaken by others, and nodes can be cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raystate.core.messages import Answer
+from raystate.testing.sim.coordinators import CoordinatorProc
+from raystate.testing.sim.nodes import HostProc, Node, Proc
+from raystate.testing.sim.truth import Truth
+
+
+class Network(Truth):
+    """Who hears what, and when."""
+
+    now_s: float
+    healed: bool
+    lossy: float
+    random: Callable[[], float]
+    coordinators: list[CoordinatorProc]
+
+    def at(self, delay_s: float, fn: Any, *args: Any) -> None:
+        """Later, whoever is alive then."""
+        raise NotImplementedError
+
+    def on(self, proc: Proc, delay_s: float, fn: Any, *args: Any) -> None:
+        """Later, in that process."""
+        raise NotImplementedError
+
+    def _deliveries(self) -> int:
+        """0: lost, 2: doubled."""
+        if self.healed:
+            return 1
+        chance = self.random()
+        return 0 if chance < self.lossy else 2 if chance > 1.0 - self.lossy else 1
+
+    def _delay(self) -> float:
+        chance = self.random()
+        return 0.01 + 0.1 * chance if chance < 0.9 or self.healed else 2.0 * chance
+
+    def cut(self, node: Node) -> bool:
+        return not node.up or node.cut_until_s > self.now_s
+
+    def tell(self, actor: HostProc, event: Any) -> None:
+        """From a HostActor to the Coordinator."""
+        if self.cut(actor.node):
+            return
+        for _ in range(self._deliveries()):
+            self.at(self._delay(), self._deliver, event)
+
+    def to_coordinator(self, node: Node, event: Any) -> None:
+        if not self.cut(node):
+            for _ in range(self._deliveries()):
+                self.at(self._delay(), self._deliver, event)
+
+    def _deliver(self, event: Any) -> None:
+        current = self.current
+        if current is not None and current.alive:
+            if current.wake_s > self.now_s:
+                self.on(current, 0.0, current.feed, event)
+            else:
+                current.feed(event)
+        if len(self.coordinators) > 1 and not hasattr(event, "ask"):
+            # One that was replaced without knowing it still hears some.
+            for old in self.coordinators:
+                if old is not current and old.alive and not old.over and self.random() < 0.3:
+                    self.on(old, 0.0, old.feed, event)
+
+    def hello(self, coordinator: CoordinatorProc, node: Node) -> None:
+        """A new Coordinator finds the HostActor by name and asks it to report."""
+        actor = node.actor
+        if actor is not None:
+            self.on(actor, self._delay(), self._hello, actor, coordinator)
+
+    def _hello(self, actor: HostProc, coordinator: CoordinatorProc) -> None:
+        if coordinator.core.attempt > actor.attempt and not self.cut(actor.node):
+            actor.attempt = coordinator.core.attempt
+            for one in actor.exits:
+                self.tell(actor, one)
+            actor.report()
+
+    def order(self, coordinator: CoordinatorProc, host: str, command: Any) -> None:
+        """From a Coordinator to a HostActor."""
+        node = self.nodes_by_id.get(host)
+        if node is None or self.cut(node) or node.actor is None or not node.actor.alive:
+            return
+        for _ in range(self._deliveries()):
+            self.on(node.actor, self._delay(), node.actor.take, coordinator.core.attempt, command)
+
+    def answer(self, command: Answer) -> None:
+        caller = self.callers.get(command.ask)
+        if caller is None or not caller.alive or self.cut(caller.node):
+            return
+        for _ in range(self._deliveries()):
+            self.on(caller, self._delay(), caller.reply, command.ask, command.reply)
