@@ -151,9 +151,7 @@ class Session:
         """This rank's training failed: the others are stuck without it. Best effort."""
         coordinator = find_actor(coordinator_name(self.run_hash))
         if coordinator is not None:
-            coordinator.tell.remote(
-                TrainerExited(host=self.host, lineage=self.lineage, rank=self.rank, clean=False, reason=reason)
-            )
+            coordinator.tell.remote(TrainerExited(host=self.host, lineage=self.lineage, rank=self.rank, clean=False, reason=reason))
 
     def recoveries(self) -> list[dict[str, Any]]:
         """The ledger so far. Empty if the Coordinator can't say."""
@@ -218,9 +216,7 @@ class Session:
         self._bell.introduce(self._bell_hello(index))
 
     def _bell_hello(self, set_index: int) -> Hello:
-        return Hello(
-            rank=self.rank, world=self.world, lineage=self.lineage, incarnation=self.incarnation, set_index=set_index
-        )
+        return Hello(rank=self.rank, world=self.world, lineage=self.lineage, incarnation=self.incarnation, set_index=set_index)
 
     # ------------------------------------------------------------ control words
 

@@ -64,6 +64,7 @@ class Stager:
         self._condition = threading.Condition()
         self._stopping = False
         self._dropped: set[int] = set()
+        self._slotless: int | None = None  # the step at the head that has found no free slot
         self.errors: list[str] = []
         self._thread = threading.Thread(target=self._run, name="raystate-stager", daemon=True)
         self._thread.start()
@@ -76,6 +77,14 @@ class Stager:
         with self._condition:
             self._jobs.append(job)
             self._condition.notify_all()
+
+    def wait_for_turn(self, timeout_s: float) -> None:
+        """Return when no earlier step waits behind a copy that is still running (waiting for a free slot doesn't count)."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._slotless is not None or not self._behind(), timeout_s)
+
+    def _behind(self) -> bool:
+        return any(job.slot is None for job in self._jobs)
 
     def drop(self, step: int) -> None:
         """Forget a step that still waits for a slot: a newer one takes its place."""
@@ -118,7 +127,7 @@ class Stager:
             finally:
                 job.held.release()
                 with self._condition:
-                    self._running = None
+                    self._running = self._slotless = None
                     self._condition.notify_all()
                 del job
 
@@ -129,6 +138,9 @@ class Stager:
         deadline_s = time.monotonic() + timeout_s
         while True:
             slot = self._take_slot(job.step)
+            with self._condition:
+                self._slotless = job.step if slot is None else None
+                self._condition.notify_all()
             if slot is not None:
                 return slot
             if job.step in self._dropped or self._stopping:

@@ -252,7 +252,9 @@ class StateManager:
         self._describe(state, packed.trees)
 
     def _describe(self, state: Any, item_trees: Mapping[str, Any]) -> Described:
-        described = describe({STATE: state, **item_trees}, process_index=self._rank, previous=self._described and self._described.plan)
+        described = describe(
+            {STATE: state, **item_trees}, process_index=self._rank, previous=self._described and self._described.plan
+        )
         if self._described is None or described.plan is not self._described.plan:
             need = described.layout.data_bytes
             table = 12 * len(described.layout.pieces) + TABLE_ROOM_BYTES
@@ -271,9 +273,7 @@ class StateManager:
             self._capacity = (data_bytes, table_bytes)
             self._session.write_word(self._machine.word())
         self._wait_for_grants()
-        self._stager = Stager(
-            self._session, take_slot=self._take_slot, on_staged=self._on_staged, on_failed=self._on_stage_failed
-        )
+        self._stager = Stager(self._session, take_slot=self._take_slot, on_staged=self._on_staged, on_failed=self._on_stage_failed)
 
     def _wait_for_grants(self) -> None:
         """The HostActor grants new slots within milliseconds; without them the first steps would be skipped."""
@@ -315,6 +315,10 @@ class StateManager:
         step = int(step)
         if self._stager is None:  # the first save of a loop that didn't begin with restore_or_init
             self._prepare(state, items)
+        if self._machine.held is not None and (force or self._machine.would_be_durable(step)):
+            # A loop that runs ahead of its devices: the durable step before this one is still being computed. Two copies of the state
+            # beside it would be too many, and giving one up would break a promise; so the loop waits for its own computation.
+            self._stager.wait_for_turn(self.config.save_timeout_s)
         decision = self._decide(step, force)
         if decision.wait:
             decision = self._wait_for_agreement(step, force)

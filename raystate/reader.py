@@ -122,7 +122,9 @@ class Reader:
                 raise StepNotFoundError(f"{self._storage.url} has no step", path=self._storage.url)
             return steps[-1]
         if step not in steps:
-            raise StepNotFoundError(f"{self._storage.url} has no step {step}; it has {steps[-10:]}", step=step, path=self._storage.url)
+            raise StepNotFoundError(
+                f"{self._storage.url} has no step {step}; it has {steps[-10:]}", step=step, path=self._storage.url
+            )
         return step
 
     def _step_reader(self, step: int) -> StepReader:

@@ -79,7 +79,9 @@ class StepContent:
             if is_iterator(wanted):
                 if name not in self.iterators:
                     raise ReferenceMismatchError(
-                        f"step {self.step} has no iterator item {name!r}; it has {sorted(self.iterators)}", step=self.step, item=name
+                        f"step {self.step} has no iterator item {name!r}; it has {sorted(self.iterators)}",
+                        step=self.step,
+                        item=name,
                     )
                 iterators[name] = got[name] = wanted
             elif name in self.trees:
@@ -106,9 +108,7 @@ class StepContent:
         if options.transforms is not None:
             raw = options.transforms(restore_tree(None, spec, source))
             spec, source = in_memory(item, raw)
-        return restore_tree(
-            reference, spec, source, partial=options.partial, cast=options.cast, shapes=options.shapes
-        )
+        return restore_tree(reference, spec, source, partial=options.partial, cast=options.cast, shapes=options.shapes)
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,7 @@ class CoordinatorService:
         self.ledger = Ledger(storage)
         self.attempt = -1
         self.failed: Failure | None = None
-        self._thread = threading.Thread(
-            target=self._run, args=(known_hosts,), name="raystate-coordinator", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(known_hosts,), name="raystate-coordinator", daemon=True)
         self._thread.start()
 
     # ------------------------------------------------------------ from other threads
@@ -155,7 +153,9 @@ class CoordinatorService:
                     self._handle(event)
         except Exception as error:
             logger.exception("the coordinator stopped")
-            self._fail_all(Failure(error="RaystateError", message=f"the coordinator of run {self._settings.run!r} stopped: {error}"))
+            self._fail_all(
+                Failure(error="RaystateError", message=f"the coordinator of run {self._settings.run!r} stopped: {error}")
+            )
             self._on_end(f"stopped: {error}")
 
     def _claim(self, known_hosts: tuple[HostId, ...]) -> None:

@@ -21,9 +21,7 @@ class HostActor:
     Everything it owns lies in the arena, so that Ray can restart it after a kill: the new process adopts what the old one held.
     """
 
-    def __init__(
-        self, *, run: str, run_hash: str, storage_url: str, host: HostId, host_memory: str | int, arena_dir: str | None
-    ):
+    def __init__(self, *, run: str, run_hash: str, storage_url: str, host: HostId, host_memory: str | int, arena_dir: str | None):
         from raystate.actors.host_service import HostService
         from raystate.arena import HostArena, arena_path, default_root, parse_memory, sweep
         from raystate.storage import open_storage
@@ -89,9 +87,7 @@ class HostActor:
         self._service.close(remove_arena=remove_arena)
 
 
-def create_host(
-    *, run: str, run_hash: str, storage_url: str, host: HostId, host_memory: str | int, arena_dir: str | None
-) -> Any:
+def create_host(*, run: str, run_hash: str, storage_url: str, host: HostId, host_memory: str | int, arena_dir: str | None) -> Any:
     """The node's HostActor of this run, made if there is none."""
     return (
         ray.remote(HostActor)

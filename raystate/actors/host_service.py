@@ -361,20 +361,14 @@ class HostService:
         self._tell(HostReported(summary=self._reported))
 
     def _summary(self) -> HostSummary:
-        words = [
-            state.word
-            for index, state in self._sets.items()
-            if state.word is not None and self._connected(index) is not None
-        ]
+        words = [state.word for index, state in self._sets.items() if state.word is not None and self._connected(index) is not None]
         # Those that have no slots yet, because they have never called save.
         words += [
             TrainerWord(lineage=trainer.hello.lineage, rank=trainer.hello.rank, world=trainer.hello.world)
             for trainer in self._trainers.values()
             if trainer.hello.rank >= 0 and trainer.hello.set_index < 0
         ]
-        return summarize(
-            self._host, self._incarnation, self._seq, self._views(), words, base=self._base, advice=self._advice
-        )
+        return summarize(self._host, self._incarnation, self._seq, self._views(), words, base=self._base, advice=self._advice)
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
@@ -382,9 +376,7 @@ class HostService:
 
     # ------------------------------------------------------------ calls of trainers
 
-    def allot(
-        self, *, incarnation: str, rank: int, pid: int, data_bytes: int, table_bytes: int, slots: int
-    ) -> tuple[str, int]:
+    def allot(self, *, incarnation: str, rank: int, pid: int, data_bytes: int, table_bytes: int, slots: int) -> tuple[str, int]:
         """Slots for a trainer: (path of the set, its index). CapacityError when they don't fit."""
         with self._lock:
             self._arena.drop_stale_sets(keep=self._wanted)

@@ -29,9 +29,7 @@ def build_package(storage: Storage, run: str, step: int, save: str, parts: Seque
             raise CorruptCheckpointError(f"step {step}, item {tree.item!r} is incomplete: {shown}", step=step, item=tree.item)
         for part in parts:
             for obj in part.objects.get(tree.item, []):
-                objects.append(
-                    DataObject(name=f"{tree.item}/{obj.name}", size=obj.size, crc32c=obj.crc32c, writer=part.writer)
-                )
+                objects.append(DataObject(name=f"{tree.item}/{obj.name}", size=obj.size, crc32c=obj.crc32c, writer=part.writer))
     first = tables[min(tables)]
     iterators: dict[str, dict[int, bytes]] = {}
     for rank, table in tables.items():

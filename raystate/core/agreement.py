@@ -101,7 +101,7 @@ class Agreement:
             for view in views:
                 if view is None or view.reported_s is None or (view.heard_of is not None and view.heard_of < self.desk.attempt):
                     return False
-            acked = max((seen.ack_id for seen in group.seen.values() if seen.ack_ok), default=0)
+            acked = group.acked
             shown = [view.proposal_seen for view in views if view is not None and view.proposal_seen is not None]
             known = [one for one in shown if one.id == acked]
             if known:
@@ -117,7 +117,7 @@ class Agreement:
     def _release_waiting(self, group: Group) -> None:
         """A trainer has acknowledged a proposal that nobody knows (any more): it must not wait for it."""
         proposal = self.snapshots.proposal
-        acked = max((seen.ack_id for seen in group.seen.values() if seen.ack_ok), default=0)
+        acked = group.acked
         if acked <= self._released or (proposal is not None and proposal.id >= acked):
             return
         self._released = acked

@@ -23,6 +23,7 @@ class Group:
     """One lineage. `world` is None while unknown: a Coordinator that took over learns it from the hosts' reports."""
 
     __slots__ = (
+        "acked",
         "adopted",
         "alive",
         "decided",
@@ -48,6 +49,7 @@ class Group:
         self.decided = False  # it has restored, or has shown that it doesn't
         self.first_s = now_s
         self.seen: dict[int, TrainerSeen] = {}
+        self.acked = 0  # newest proposal that a rank has agreed to
         self.moved_s: dict[int, float] = {}  # when the rank's newest step last changed
         self.rewound: dict[int, int] = {}  # ranks whose word still tells of before a second restore -> the step it tells
 
@@ -234,6 +236,8 @@ class Joins:
                     group.world = one.world
                 group.hosts[one.rank] = view.host
             group.seen[one.rank] = one
+            if one.ack_ok and one.ack_id > group.acked:
+                group.acked = one.ack_id
             if one.rank in group.rewound and one.newest_step < group.rewound[one.rank]:
                 del group.rewound[one.rank]
             if old is None or old.newest_step != one.newest_step:

@@ -86,11 +86,26 @@ class Leaving:
             if failed is not None:
                 errors.append(failed)
             elif step not in self.journal.live:
-                if self.saves.saved.get(step) != event.lineage:  # else committed, and retired by now
+                if self.saves.saved.get(step) == event.lineage:
+                    continue  # committed, and retired by now
+                skipped = [] if (event.lineage, step) in self.saves.jobs else self._skipped(event.lineage, step)
+                if skipped:
+                    errors.append(f"step {step} is not durable: ranks {skipped} had no free slot for it before a newer step came")
+                else:
                     waiting.append(f"step {step} is not committed: {self.memory.missing_text((event.lineage, step))}")
             elif step in self.journal.publishing:
                 waiting.append(f"step {step} is committed but not published")
         return waiting, errors
+
+    def _skipped(self, lineage: str, step: int) -> list[int]:
+        """Ranks that are past the step and neither hold nor stage it: it can't become complete any more."""
+        group = self.joins.group
+        snap = self.memory.snaps.get((lineage, step))
+        pieces = {} if snap is None else snap.pieces
+        seen = {} if group is None else group.seen
+        return [
+            rank for rank, one in sorted(seen.items()) if one.newest_step > step and step not in one.pending and rank not in pieces
+        ]
 
     # ---------------------------------------------------------------- delete
 

@@ -20,9 +20,7 @@ STEPS = 40
 
 def _config(make_run: Any) -> raystate.StateConfig:
     run = make_run()
-    return raystate.StateConfig(
-        storage=run.storage, run=run.run, save_every_steps=10, barrier_timeout_s=60.0, start_timeout_s=60.0
-    )
+    return raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=10, barrier_timeout_s=60.0, start_timeout_s=60.0)
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,12 @@ class Training:
         self.config = config
         self.result: Any = None
         self.error: BaseException | None = None
-        loop = {"out": str(out), "steps": kwargs.pop("steps", 40), "step_s": kwargs.pop("step_s", 0.2), "width": kwargs.pop("width", 32)}
+        loop = {
+            "out": str(out),
+            "steps": kwargs.pop("steps", 40),
+            "step_s": kwargs.pop("step_s", 0.2),
+            "width": kwargs.pop("width", 32),
+        }
         loop["dump_every"] = kwargs.pop("dump_every", 0)
         train_fn = kwargs.pop("train_fn", toy.train)
         devices = kwargs.pop("devices", 2)

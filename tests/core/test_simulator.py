@@ -14,7 +14,7 @@ from raystate.testing.sim.mutations import MUTATIONS
 
 SEEDS = int(os.environ.get("RAYSTATE_SIM_SEEDS", "10000"))
 CHUNK = 250
-EVENTS = 120
+EVENTS = 90
 
 # Where each planted bug was found first; other seeds are tried when the schedules have changed.
 KNOWN = {

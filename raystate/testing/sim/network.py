@@ -37,7 +37,7 @@ class Network(Truth):
 
     def _delay(self) -> float:
         chance = self.random()
-        return 0.01 + 0.1 * chance if chance < 0.9 or self.healed else 2.0 * chance
+        return 0.01 + 0.1 * chance if chance < 0.9 or self.healed else 1.2 * chance
 
     def cut(self, node: Node) -> bool:
         return not node.up or node.cut_until_s > self.now_s

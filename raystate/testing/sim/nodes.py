@@ -169,13 +169,12 @@ class HostProc(Proc):
         self.world.tell(self, HostReported(summary=summary))
         self.deal(views)
 
-    def deal(self, views: list[SlotView] | None = None) -> None:
+    def deal(self, views: list[SlotView]) -> None:
         """Grant what may be reused, and write the host's words."""
         sets = self.node.sets
         living = [index for index, one in enumerate(sets) if one.word is not None and one.trainer is not None and one.trainer.alive]
         if not living:
             return
-        views = views or self._views()
         made_of = (self.advice, *living, *views)
         if made_of == self.dealt:
             return
@@ -183,8 +182,13 @@ class HostProc(Proc):
         changed = grant([one.grants for one in sets], views, self.advice, living)  # type: ignore[arg-type]
         for index, grants in changed.items():
             sets[index].grants = grants
-        for index in living:
-            one = sets[index]
+        self.speak()
+
+    def speak(self) -> None:
+        """Write the host's words anew where they would change."""
+        for one in self.node.sets:
+            if one.word is None or one.trainer is None or not one.trainer.alive:
+                continue
             if one.said[0] is not one.grants or one.said[1] is not self.advice:
                 one.said = (one.grants, self.advice)
                 one.word_out = host_word(one.grants, self.advice)
@@ -201,7 +205,7 @@ class HostProc(Proc):
         if kind is Advice:
             if is_newer_advice(command, self.advice):
                 self.node.advice = self.advice = carried_on(command, self.advice)
-                self.deal()
+                self.speak()
                 self.poke()
         elif kind is Invalidate:
             if applies(command, self.base):

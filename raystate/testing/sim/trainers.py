@@ -142,7 +142,7 @@ class TrainerProc(Proc):
             self.choice = reply
             if ask in self.world.from_current:
                 self.world.check_choice(self, reply)
-            self.world.on(self, 0.1 + self.world.random(), self._restore)
+            self.world.on(self, 0.1 + 0.4 * self.world.random(), self._restore)
         elif kind is RestoreSettled:
             self._settled(reply)
         elif kind is LeaveReply:
@@ -269,7 +269,7 @@ class TrainerProc(Proc):
         assert machine is not None
         self.stage = "leave"
         if machine.word().pending:
-            self.world.on(self, 0.3, self.leave)
+            self.world.on(self, 0.6, self.leave)
             return
         machine.closing()
         self._speak(machine.word())

@@ -79,7 +79,7 @@ class Truth:
             advice = command.advice
             if advice.durable_step >= 0 and advice.durable_step not in self.storage.ever_visible:
                 raise Violation(f"durable means visible: step {advice.durable_step} is called durable and was never visible")
-            if proc is self.current and advice.stable > self.floor and self._all_there(proc):
+            if proc is self.current and advice.stable > self.floor and self._all_there(proc, (advice.lineage, advice.stable)):
                 self.floor = advice.stable
         elif kind is Answer and type(command.reply) is RestoreChoice:
             caller = self.callers.get(command.ask)
@@ -88,13 +88,13 @@ class Truth:
                 if proc is self.current:
                     self.from_current.add(command.ask)
 
-    def _all_there(self, proc: CoordinatorProc) -> bool:
-        """The nodes that hold the current group's pieces are neither lost nor cut off."""
-        group = proc.core.joins.group
-        if group is None:
+    def _all_there(self, proc: CoordinatorProc, key: tuple[str, int]) -> bool:
+        """The nodes that hold the snapshot's pieces are neither lost nor cut off."""
+        snap = proc.core.memory.snaps.get(key)
+        if snap is None:
             return False
         nodes = self.nodes_by_id
-        return all(host in nodes and not self.cut(nodes[host]) for host in group.hosts.values())
+        return all(host in nodes and not self.cut(nodes[host]) for held in snap.pieces.values() for host in held)
 
     def weaken(self) -> None:
         """A node is lost or cut off, and there are no peer copies: memory promises nothing any more, storage still does."""

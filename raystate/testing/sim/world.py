@@ -210,7 +210,7 @@ class World(Network):
                 self.floor = -1
         group.members = [TrainerProc(self, group, node, rank) for rank, node in enumerate(nodes)]
         for member in group.members:
-            self.on(member, 0.1 + 0.5 * self.random(), member.begin)
+            self.on(member, 0.1 + 0.2 * self.random(), member.begin)
         self.at(30.0, self._hurry, group)
 
     def _hurry(self, group: Group) -> None:
