@@ -101,7 +101,7 @@ def local_cluster() -> Iterator[str]:
     try:
         for _ in range(NODES):
             cluster.add_node(num_cpus=2, resources={"trainer": 1}, object_store_memory=100 << 20)
-        ray.init(address=cluster.address, namespace="demo", log_to_driver=False, logging_level="ERROR")
+        ray.init(address=cluster.address, namespace="demo", log_to_driver=False, logging_level=logging.ERROR)
         cluster.wait_for_nodes()
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -176,11 +176,11 @@ def kill_trainer(run: Run, rank: int) -> Kill:
 def kill_host_actor(run: Run) -> Kill:
     """The HostActor of one of the nodes: the actors of a run live in the Ray namespace `raystate`."""
     import ray
+    from ray.util import list_named_actors
 
+    actors: list[Any] = list_named_actors(all_namespaces=True)  # dicts then, although Ray's type says str
     names = sorted(
-        actor["name"]
-        for actor in ray.util.list_named_actors(all_namespaces=True)
-        if actor["namespace"] == "raystate" and actor["name"].startswith("host-")
+        actor["name"] for actor in actors if actor["namespace"] == "raystate" and actor["name"].startswith("host-")
     )
     if not names:
         raise DemoFailed("there is no HostActor to kill: has the run ended already?")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from raystate.actors.coordinator import Hello as CoordinatorHello
 from raystate.actors.coordinator import ensure_coordinator, this_owner
@@ -132,7 +132,7 @@ class Session:
             if coordinator is None:
                 coordinator = ensure_coordinator(self.config, self.run_hash, this_owner())
             try:
-                reply = ray.get(coordinator.ask.remote(event), timeout=max(0.1, deadline_s - time.monotonic()))
+                reply: Any = ray.get(coordinator.ask.remote(event), timeout=max(0.1, deadline_s - time.monotonic()))
             except (RayActorError, GetTimeoutError) as error:
                 if time.monotonic() > deadline_s:
                     waited_s = time.monotonic() - start_s
@@ -183,7 +183,7 @@ class Session:
                     return ray.get(getattr(actor, method).remote(**kwargs), timeout=max(0.1, deadline_s - time.monotonic()))
             except (RayActorError, GetTimeoutError):
                 pass
-            except ray.exceptions.RayTaskError as error:
+            except RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, RaystateError) else error) from None
             if time.monotonic() > deadline_s:
                 raise BarrierTimeoutError(

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from raystate.actors.ledger import Ledger
+from raystate.actors.naming import give_way
 from raystate.actors.packaging import build_package
 from raystate.core.coordinator import Coordinator
 from raystate.core.errors import StaleAttemptError, StorageError
@@ -109,7 +110,7 @@ class CoordinatorService:
         self._parts: dict[str, dict[HostId, Any]] = {}
         self._packages: dict[str, Package] = {}
         self._worlds: dict[str, int] = {}
-        self._workers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="raystate-work")
+        self._workers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="raystate-work", initializer=give_way)
         self._appender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raystate-log")
         self._ended = threading.Event()
         self.ledger = Ledger(storage)

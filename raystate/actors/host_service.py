@@ -17,12 +17,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from raystate.actors.doorbell import BYE, Hello, listen, peer_pid
+from raystate.actors.naming import give_way
 from raystate.arena import HostArena, Slot, SlotHeader, SlotSet, crc32c
 from raystate.core.errors import CorruptCheckpointError, StepNotFoundError
 from raystate.core.host import applies, grant, host_word, is_discarded, is_granted, is_newer_advice, summarize
@@ -50,6 +52,7 @@ logger = logging.getLogger("raystate.host")
 
 REPORT_INTERVAL_S = 0.05  # reports are coalesced to at most one per interval
 HEARTBEAT_S = 1.0
+WRITERS = 2  # saves at once: one is the rule, a second when the Coordinator has given the first up
 LOOK_INTERVAL_S = 0.25  # words are looked at even when no bell rings (a lost ring costs no more than this)
 
 
@@ -132,6 +135,7 @@ class HostService:
         self._server = listen(arena.path)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
+        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="raystate-write", initializer=give_way)
         self._wake_r, self._wake_w = socket.socketpair()
         self._wake_r.setblocking(False)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
@@ -512,6 +516,10 @@ class HostService:
             if command.save in self._executed:
                 raise StepNotFoundError(f"save {command.save} was executed before on host {self._host[:8]}", step=command.step)
             self._executed.add(command.save)
+        # On a thread that gives way to training; TensorStore's own threads inherit that from it.
+        return self._writers.submit(self._write, command).result()
+
+    def _write(self, command: Write) -> HostPart:
         with self._holding(command.lineage, command.step, command.ranks) as found:
             missing = sorted(set(command.ranks) - set(found))
             if missing:
@@ -560,6 +568,7 @@ class HostService:
             self._stopping = True
         self._wake()
         self._thread.join(timeout=10.0)
+        self._writers.shutdown(wait=False, cancel_futures=True)
         for trainer in list(self._trainers.values()):
             trainer.connection.close()
         self._selector.close()
@@ -583,8 +592,7 @@ def trainer_word_to_json(word: TrainerWord) -> bytes:
 
 
 def trainer_word_from_json(data: bytes) -> TrainerWord:
-    raw = json.loads(data)
-    return TrainerWord(**{key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()})
+    return TrainerWord(**_with_tuples(json.loads(data)))
 
 
 def host_word_to_json(word: HostWord) -> bytes:
@@ -599,4 +607,9 @@ def host_word_from_json(data: bytes) -> HostWord:
         raw["proposal"] = Proposal(**raw["proposal"])
     if raw["failure"] is not None:
         raw["failure"] = Failure(**raw["failure"])
-    return HostWord(**{key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()})
+    return HostWord(**_with_tuples(raw))
+
+
+def _with_tuples(raw: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}

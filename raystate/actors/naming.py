@@ -5,14 +5,18 @@ All live in the Ray namespace `raystate`, named by the run's hash (of canonical 
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from typing import Any
 
 import ray
+from ray.util import list_named_actors
 
 from raystate.core.messages import HostId
 
 NAMESPACE = "raystate"
+WORK_NICENESS = 10
 PROTOCOL = 1  # of the messages between trainers, HostActors and Coordinator
 
 
@@ -35,24 +39,19 @@ def find_actor(name: str) -> Any | None:
 def find_hosts(run_hash: str) -> tuple[HostId, ...]:
     """The nodes on which a HostActor of this run is alive (or being restarted by Ray)."""
     prefix = host_name(run_hash, HostId(""))
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    return tuple(
-        HostId(actor["name"].removeprefix(prefix))
-        for actor in actors
-        if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix)
-    )
+    return tuple(HostId(name.removeprefix(prefix)) for name in _living() if name.startswith(prefix))
 
 
 def run_actors(run_hash: str) -> list[str]:
     """Names of all living actors of this run."""
-    names = {coordinator_name(run_hash)}
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    prefix = host_name(run_hash, HostId(""))
-    return sorted(
-        actor["name"]
-        for actor in actors
-        if actor["namespace"] == NAMESPACE and (actor["name"] in names or actor["name"].startswith(prefix))
-    )
+    coordinator, prefix = coordinator_name(run_hash), host_name(run_hash, HostId(""))
+    return sorted(name for name in _living() if name == coordinator or name.startswith(prefix))
+
+
+def _living() -> list[str]:
+    """Names of all living actors of all runs."""
+    actors: list[Any] = list_named_actors(all_namespaces=True)  # dicts then, although Ray's type says str
+    return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
 
 
 GONE_POLL_S = 0.05
@@ -66,3 +65,12 @@ def wait_until_gone(run_hash: str, timeout_s: float) -> bool:
             return False
         time.sleep(GONE_POLL_S)
     return True
+
+
+def give_way() -> None:
+    """Lower the priority of the calling thread, and of those it starts: writing a step must not take processor time from training.
+
+    On Linux niceness is a thread's own; elsewhere it may be the process's, which would slow down answers too, so nothing is done.
+    """
+    if os.uname().sysname == "Linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WORK_NICENESS)

@@ -24,7 +24,7 @@ def newest_step(config: StateConfig) -> int | None:
     in_memory = -1
     if coordinator is not None:
         try:
-            in_memory = ray.get(coordinator.newest_step.remote(), timeout=QUICK_S)
+            newest: Any = ray.get(coordinator.newest_step.remote(), timeout=QUICK_S)
         except (RayActorError, GetTimeoutError):
             return None
     return max([in_memory, *visible_steps(open_storage(config.storage))])

@@ -118,7 +118,7 @@ class LiveStep:
 
     step: int
     save: str | None
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     time_s: float = 0.0  # wall clock at the commit, for reports and time-based retention; never compared for safety
 
 
@@ -198,7 +198,7 @@ class Failure:
 
     error: str
     message: str
-    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    details: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,7 +406,7 @@ class Packaged:
     """All parts merged, coverage checked, package object created. `metrics` are the step's."""
 
     save: SaveId
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     time_s: float = 0.0
     error: str = ""
 

@@ -66,9 +66,11 @@ class TreeSpec:
 
 
 def _leaf_from_json(raw: dict[str, Any]) -> LeafSpec:
-    array = raw["array"]
-    if array is not None:
-        array = ArraySpec(**{**array, "shape": tuple(array["shape"]), "chunk": tuple(array["chunk"])})
+    array: ArraySpec | None = None
+    fields: dict[str, Any] | None = raw["array"]
+    if fields is not None:
+        changes: dict[str, Any] = {"shape": tuple(fields["shape"]), "chunk": tuple(fields["chunk"])}
+        array = ArraySpec(**{**fields, **changes})
     return LeafSpec(path=tuple(raw["path"]), kind=raw["kind"], array=array, value=raw["value"])
 
 
@@ -142,9 +144,9 @@ class SlotTable:
     values: tuple[
         tuple[int | float | bool | str | None, ...], ...
     ] = ()  # per tree: values of its scalar and string leaves, in order
-    iterators: dict[str, bytes] = dataclasses.field(default_factory=dict)  # item -> this process's state
-    json_items: dict[str, Any] = dataclasses.field(default_factory=dict)  # item -> process 0's value; empty elsewhere
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    iterators: dict[str, bytes] = dataclasses.field(default_factory=dict[str, bytes])  # item -> this process's state
+    json_items: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # item -> process 0's value; empty elsewhere
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     custom: Any = None
 
     def to_bytes(self) -> bytes:

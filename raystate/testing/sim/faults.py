@@ -148,6 +148,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "sleep_in_append": sleep_in_append,
     "sleep_in_publish": sleep_in_publish,
     "sleep_in_retire": sleep_in_retire,
+    "sleep_in_retire_2": sleep_in_retire,
     "roll_back": roll_back,
     "hang_trainer": hang_trainer,
     "kill_actor": kill_actor,

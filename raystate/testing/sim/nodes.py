@@ -44,7 +44,7 @@ class Proc:
 class SlotSet:
     """The slots of one trainer, and the two words. They stay when a process dies."""
 
-    __slots__ = ("content", "grants", "holds", "said", "trainer", "views", "word", "word_out")
+    __slots__ = ("content", "grants", "holds", "said", "seen", "trainer", "views", "word", "word_out")
 
     def __init__(self) -> None:
         self.content: list[Staged | None] = [None] * SLOTS
@@ -53,7 +53,8 @@ class SlotSet:
         self.trainer: TrainerProc | None = None
         self.word: TrainerWord | None = None  # the trainer's
         self.word_out: HostWord | None = None  # the host's
-        self.views: list[SlotView | None] = [None] * SLOTS
+        self.views: list[SlotView] = []
+        self.seen: Any = None  # what `views` were made of
         self.said: tuple[Any, Any] = (None, None)  # what `word_out` was made of
 
 
@@ -138,14 +139,20 @@ class HostProc(Proc):
         views: list[SlotView] = []
         for index, one in enumerate(self.node.sets):
             word = one.word if one.trainer is not None and one.trainer.alive else None
-            cached = one.views
-            for slot in range(SLOTS):
-                granted, content, holds = is_granted(one.grants, word, slot), one.content[slot], one.holds[slot]
-                view = cached[slot]
-                if view is None or view.content is not content or view.granted is not granted or view.holds != holds:
-                    view = SlotView(set_index=index, slot_index=slot, granted=granted, content=content, holds=holds)
-                    cached[slot] = view
-                views.append(view)
+            made_of = (word, one.grants, *one.content, *one.holds)
+            if made_of != one.seen:
+                one.seen = made_of
+                one.views = [
+                    SlotView(
+                        set_index=index,
+                        slot_index=slot,
+                        granted=is_granted(one.grants, word, slot),
+                        content=one.content[slot],
+                        holds=one.holds[slot],
+                    )
+                    for slot in range(SLOTS)
+                ]
+            views += one.views
         return views
 
     def report(self) -> None:

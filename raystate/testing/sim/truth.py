@@ -7,6 +7,7 @@ from typing import Any
 from raystate.core.messages import (
     Advise,
     Answer,
+    Invalidate,
     RestoreChoice,
     Staged,
 )
@@ -23,6 +24,7 @@ class Truth:
     current: CoordinatorProc | None
     nodes_by_id: dict[str, Node]
     callers: dict[Any, TrainerProc]
+    group: Group | None
 
     def __init__(self, storage: Storage):
         self.storage = storage
@@ -81,6 +83,8 @@ class Truth:
                 raise Violation(f"durable means visible: step {advice.durable_step} is called durable and was never visible")
             if proc is self.current and advice.stable > self.floor and self._all_there(proc, (advice.lineage, advice.stable)):
                 self.floor = advice.stable
+        elif kind is Invalidate and self.group is not None and self.group.want is not None:
+            self.floor = -1  # a rollback gives up what is newer, whoever carries it to its end
         elif kind is Answer and type(command.reply) is RestoreChoice:
             caller = self.callers.get(command.ask)
             if caller is not None and caller.machine is not None and self.choices.get(caller.machine.lineage) != command.reply:
@@ -91,7 +95,7 @@ class Truth:
     def _all_there(self, proc: CoordinatorProc, key: tuple[str, int]) -> bool:
         """The nodes that hold the snapshot's pieces are neither lost nor cut off."""
         snap = proc.core.memory.snaps.get(key)
-        if snap is None:
+        if snap is None or not snap.complete:
             return False
         nodes = self.nodes_by_id
         return all(host in nodes and not self.cut(nodes[host]) for held in snap.pieces.values() for host in held)

@@ -158,7 +158,7 @@ class World(Network):
         self.start_actor(node)
 
     def start_actor(self, node: Node) -> None:
-        if node.up:
+        if node.up and (node.actor is None or not node.actor.alive):
             node.actor = HostProc(self, node)
             self.on(node.actor, 0.1 * self.random(), node.actor.begin)
 
@@ -298,7 +298,7 @@ class World(Network):
         zombies = [proc for proc in self.coordinators if proc is not self.current and proc.alive and proc.core.attempt]
         for proc in zombies:
             # A zombie wakes up once more before it is found dead.
-            proc.wake_s = min(proc.wake_s, self.now_s + 3.0)
+            proc.wake_s = min(proc.wake_s, self.now_s + 5.0)
             self.at(8.0, self._bury, proc)
         self.at(9.0, self._tell_dead)
         current = self.current
@@ -343,7 +343,7 @@ class World(Network):
         if proc is not self.current or self.healed:
             return False
         self.trap = ""
-        proc.wake_s = self.now_s + 3.0 + 9.0 * self.random()
+        proc.wake_s = self.now_s + 4.0 + 8.0 * self.random()
         self.start_coordinator(tuple(one for one in self.dead_attempts() if one != proc.core.attempt))
         return True
 

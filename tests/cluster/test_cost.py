@@ -1,0 +1,60 @@
+"""What saving costs the training: it doesn't wait for the computation, and it is right although the next step donates the state."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import raystate
+
+REPO = Path(__file__).parents[2]
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _long_step(x: jax.Array) -> jax.Array:
+    return jax.lax.fori_loop(0, 400, lambda _, y: jnp.sin(y) * 1.0001 + 1e-3, x)
+
+
+def test_save_returns_while_the_step_is_still_computing(ray_cluster: Any, make_run: Any) -> None:
+    run = make_run()
+    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1, keep_last=10)
+    start = np.linspace(0.0, 1.0, 1 << 21, dtype=np.float32)
+    expected = {}
+    x = jnp.array(start)
+    for step in range(1, 4):
+        x = _long_step(x)
+        expected[step] = np.asarray(x)
+    still_computing = []
+    with raystate.StateManager(config) as manager:
+        manager.restore_or_init(lambda: {"x": jnp.array(start)})
+        x = jnp.array(start)
+        for step in range(1, 4):
+            x = _long_step(x)  # donates what the save before was given
+            manager.save(step, {"x": x})
+            still_computing.append(not x.is_ready())
+        manager.wait_until_finished()
+    assert any(still_computing), "save waited for the computation each time"
+    for step, value in expected.items():
+        restored = raystate.Reader(run.storage).restore({"x": np.empty_like(start)}, step)
+        assert restored.state["x"].tobytes() == value.tobytes()
+
+
+def test_cheaper_than_orbax_in_the_same_loop(tmp_path: Path) -> None:
+    """The benchmark of README at a smaller size; it prints both."""
+    done = subprocess.run(
+        [sys.executable, "benchmarks/save_cost.py", "--state-mib", "128", "--steps", "16", "--every", "8", "--rounds", "2", "--json"]
+        + ["--dir", str(tmp_path)],
+        capture_output=True, text=True, timeout=110, check=False, cwd=REPO,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])["per_save"]
+    print(json.dumps(found, indent=1))
+    assert found["raystate"]["blocked_ms"] < found["orbax"]["blocked_ms"]
