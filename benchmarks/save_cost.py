@@ -100,7 +100,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             managers: dict[str, Any] = {}
             for name, snapshots in (("raystate", args.every), ("raystate, snapshot every step", 1)):
                 config = raystate.StateConfig(
-                    storage=folder / name.replace(", ", "-").replace(" ", "-"), run=run, save_every_steps=args.every,
+                    storage=str(folder / name.replace(", ", "-").replace(" ", "-")), run=run, save_every_steps=args.every,
                     snapshot_every_steps=snapshots, keep_last=2,
                 )  # fmt: skip
                 managers[name] = stack.enter_context(raystate.StateManager(config))

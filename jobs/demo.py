@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import shutil
 import signal
@@ -179,9 +180,7 @@ def kill_host_actor(run: Run) -> Kill:
     from ray.util import list_named_actors
 
     actors: list[Any] = list_named_actors(all_namespaces=True)  # dicts then, although Ray's type says str
-    names = sorted(
-        actor["name"] for actor in actors if actor["namespace"] == "raystate" and actor["name"].startswith("host-")
-    )
+    names = sorted(actor["name"] for actor in actors if actor["namespace"] == "raystate" and actor["name"].startswith("host-"))
     if not names:
         raise DemoFailed("there is no HostActor to kill: has the run ended already?")
     pid, _ = ray.get(ray.get_actor(names[0], namespace="raystate").hello.remote(), timeout=20)

@@ -1,5 +1,8 @@
 """`StateManager`: what a training script holds. One per JAX process."""
 
+# JAX's own functions are only partly typed; everything of ours is checked strictly.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import contextlib
@@ -71,18 +74,17 @@ class StateManager:
 
     def __init__(self, config: StateConfig | None = None, *, takeover: bool = False):
         context = current()
-        if config is None:
-            if context is None:
-                raise ConfigError("StateManager() needs a StateConfig outside of raystate.fit and RayTrainCallback", field="config")
-            config = context.config
-        self.config = config
+        given = config if config is not None or context is None else context.config
+        if given is None:
+            raise ConfigError("StateManager() needs a StateConfig outside of raystate.fit and RayTrainCallback", field="config")
+        self.config: StateConfig = given
         self._launched = context is not None
         if not ray.is_initialized():
             ray.init(include_dashboard=False, logging_level=logging.WARNING)
         rank, world, group = _membership(context)
-        self._session = Session(config, rank=rank, world=world, group=group, takeover=takeover)
+        self._session = Session(given, rank=rank, world=world, group=group, takeover=takeover)
         self._rank, self._world = rank, world
-        self._storage = open_storage(config.storage)
+        self._storage = open_storage(given.storage)
         self._lock = threading.RLock()  # guards the machine, which the stager's thread also uses
         self._machine = self._new_machine()
         self._stager: Stager | None = None
@@ -91,7 +93,7 @@ class StateManager:
         self._last: tuple[int, Any, dict[str, Any]] | None = None  # newest save() call, to stage it at the end if it wasn't
         self._interrupted: Interrupted | None = None
         self._closed = False
-        self._reader = Reader(config.storage)
+        self._reader = Reader(given.storage)
 
     def __enter__(self) -> StateManager:
         return self
@@ -315,7 +317,7 @@ class StateManager:
         step = int(step)
         if self._stager is None:  # the first save of a loop that didn't begin with restore_or_init
             self._prepare(state, items)
-        if self._machine.held is not None and (force or self._machine.would_be_durable(step)):
+        if self._stager is not None and self._machine.held is not None and (force or self._machine.would_be_durable(step)):
             # A loop that runs ahead of its devices: the durable step before this one is still being computed. Two copies of the state
             # beside it would be too many, and giving one up would break a promise; so the loop waits for its own computation.
             self._stager.wait_for_turn(self.config.save_timeout_s)
@@ -503,7 +505,7 @@ class StateManager:
     def _note_end(self, reply: LeaveReply) -> None:
         """For `fit`'s result."""
         if self._launched and self._rank == 0:
-            metrics = (self._last[2]["metrics"] or {}) if self._last is not None else {}
+            metrics: dict[str, Any] = dict(self._last[2]["metrics"] or {}) if self._last is not None else {}
             note(
                 step=max(reply.step, 0),
                 metrics={name: float(np.asarray(value)) for name, value in metrics.items()},
@@ -594,7 +596,7 @@ def _abstract_state(init_fn: Callable[[], Any], shardings: Any) -> tuple[Any, Ca
 
 
 def _same_tree(a: Any, b: Any) -> bool:
-    return jax.tree_util.tree_structure(a) == jax.tree_util.tree_structure(b)
+    return bool(jax.tree_util.tree_structure(a) == jax.tree_util.tree_structure(b))
 
 
 def _overlay(state: Any, select: Callable[[Any], Any], part: Any) -> Any:

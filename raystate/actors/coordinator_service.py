@@ -138,7 +138,8 @@ class CoordinatorService:
         return future
 
     def _host_failed(self, host: HostId, reason: str) -> None:
-        self.post(HostDown(host=host, reason=reason))
+        # A HostActor is restarted for ever while its node lives: one that can't be made has lost its node.
+        self.post(HostDown(host=host, reason=reason, gone=True))
 
     # ------------------------------------------------------------ the machine's thread
 

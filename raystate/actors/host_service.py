@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +26,8 @@ import numpy as np
 from raystate.actors.doorbell import BYE, Hello, listen, peer_pid
 from raystate.actors.naming import give_way
 from raystate.arena import HostArena, Slot, SlotHeader, SlotSet, crc32c
-from raystate.core.errors import CorruptCheckpointError, StepNotFoundError
-from raystate.core.host import applies, grant, host_word, is_discarded, is_granted, is_newer_advice, summarize
+from raystate.core.errors import CorruptCheckpointError, StaleAttemptError, StepNotFoundError
+from raystate.core.host import applies, carried_on, grant, host_word, is_discarded, is_granted, is_newer_advice, summarize
 from raystate.core.messages import (
     Advice,
     Event,
@@ -47,11 +47,15 @@ from raystate.core.slots import SlotView
 from raystate.core.tree import DataObject, Layout, SlotTable, TreeSpec
 from raystate.orbax.writer import write_item
 from raystate.storage import StepFolder, Storage
+from raystate.storage.names import attempt_of
 
 logger = logging.getLogger("raystate.host")
 
 REPORT_INTERVAL_S = 0.05  # reports are coalesced to at most one per interval
 HEARTBEAT_S = 1.0
+REMEMBERED_EXITS = 64
+REMEMBERED_SAVES = 4
+BASE = "base.json"
 WRITERS = 2  # saves at once: one is the rule, a second when the Coordinator has given the first up
 LOOK_INTERVAL_S = 0.25  # words are looked at even when no bell rings (a lost ring costs no more than this)
 
@@ -122,10 +126,12 @@ class HostService:
         self._tell = tell
         self._lock = threading.RLock()
         self._advice: Advice | None = None
-        self._base: Invalidate | None = None  # the newest that was applied
+        self._base = self._load_base()  # the newest Invalidate that was applied
         self._sets: dict[int, _SetState] = {}
         self._trainers: dict[socket.socket, _Trainer] = {}
-        self._executed: set[str] = set()
+        self._saves: dict[str, Future[HostPart]] = {}  # save id -> its one execution
+        self._exits: list[TrainerExited] = []
+        self._attempt: int | None = None  # the newest that was heard of; older ones are ignored
         self._seq = 0
         self._reported: HostSummary | None = None
         self._last_report_s = -1e9
@@ -261,7 +267,12 @@ class HostService:
             state.exit_reported = True
         clean = trainer.said_bye or (state is not None and state.word is not None and state.word.phase == "closing")
         reason = "left" if clean else f"trainer rank {hello.rank} (pid {trainer.pid}) died"
-        self._tell(TrainerExited(host=self._host, lineage=hello.lineage, rank=hello.rank, clean=clean, reason=reason))
+        self._say_exit(TrainerExited(host=self._host, lineage=hello.lineage, rank=hello.rank, clean=clean, reason=reason))
+
+    def _say_exit(self, event: TrainerExited) -> None:
+        if not event.clean:
+            self._exits = [*self._exits[-(REMEMBERED_EXITS - 1) :], event]  # told again to a Coordinator that comes later
+        self._tell(event)
 
     def _position(self, set_index: int) -> int:
         return next(i for i, slot_set in enumerate(self._arena.sets) if slot_set.index == set_index)
@@ -301,7 +312,7 @@ class HostService:
             state.exit_reported = True
             self._return_grants(slot_set, state)
             reason = f"trainer rank {word.rank} died while its HostActor was away"
-            self._tell(TrainerExited(host=self._host, lineage=word.lineage, rank=word.rank, clean=False, reason=reason))
+            self._say_exit(TrainerExited(host=self._host, lineage=word.lineage, rank=word.rank, clean=False, reason=reason))
 
     def _connected(self, set_index: int) -> _Trainer | None:
         return next((t for t in self._trainers.values() if t.hello.set_index == set_index), None)
@@ -372,7 +383,16 @@ class HostService:
             for trainer in self._trainers.values()
             if trainer.hello.rank >= 0 and trainer.hello.set_index < 0
         ]
-        return summarize(self._host, self._incarnation, self._seq, self._views(), words, base=self._base, advice=self._advice)
+        return summarize(
+            self._host,
+            self._incarnation,
+            self._seq,
+            self._views(),
+            words,
+            base=self._base,
+            advice=self._advice,
+            attempt=self._attempt,
+        )
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
@@ -472,22 +492,47 @@ class HostService:
 
     # ------------------------------------------------------------ calls of the Coordinator
 
+    def _is_stale(self, attempt: int) -> bool:
+        """Whether an order comes from an attempt that has been superseded, as far as this host knows."""
+        if self._attempt is not None and attempt < self._attempt:
+            return True
+        if self._attempt is None or attempt > self._attempt:
+            self._attempt = attempt
+            for event in self._exits:
+                self._tell(event)
+        return False
+
     def advise(self, advice: Advice) -> None:
         with self._lock:
-            if not is_newer_advice(advice, self._advice):
+            if self._is_stale(advice.attempt) or not is_newer_advice(advice, self._advice):
                 return
-            self._advice = advice
+            self._advice = carried_on(advice, self._advice)
         self._wake()
 
     def invalidate(self, command: Invalidate) -> None:
         """Discard what a recovery has given up, then say so. One that is not newer than the last changes nothing."""
         with self._lock:
+            if self._is_stale(command.attempt):
+                return
             if applies(command, self._base):
                 self._base = command
+                self._keep_base(command)
                 for slot_set in self._arena.sets:
                     self._discard_given_up(slot_set, command)
             self._report(force=True)
         self._tell(Invalidated(host=self._host, lineage=command.lineage, step=command.step))
+
+    def _load_base(self) -> Invalidate | None:
+        """A restarted HostActor must know what its predecessor had discarded by."""
+        try:
+            return Invalidate(**json.loads((self._arena.path / BASE).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def _keep_base(self, command: Invalidate) -> None:
+        part = self._arena.path / f"{BASE}.part"
+        part.write_text(json.dumps(dataclasses.asdict(command)))
+        part.replace(self._arena.path / BASE)
 
     def _discard_given_up(self, slot_set: SlotSet, command: Invalidate) -> None:
         state = self._sets[slot_set.index]
@@ -511,13 +556,20 @@ class HostService:
         return len(doomed)
 
     def write(self, command: Write) -> HostPart:
-        """Write this host's owned shards of a snapshot under the save's unique names. Refuses a save id it has seen before."""
+        """Write this host's owned shards of a snapshot under the save's unique names.
+
+        A save id is executed once: the same command again gets the same outcome.
+        """
         with self._lock:
-            if command.save in self._executed:
-                raise StepNotFoundError(f"save {command.save} was executed before on host {self._host[:8]}", step=command.step)
-            self._executed.add(command.save)
-        # On a thread that gives way to training; TensorStore's own threads inherit that from it.
-        return self._writers.submit(self._write, command).result()
+            if self._is_stale(attempt_of(command.save) or 0):
+                raise StaleAttemptError(f"save {command.save} is of a superseded attempt", step=command.step, host=self._host)
+            running = self._saves.get(command.save)
+            if running is None:
+                # On a thread that gives way to training; TensorStore's own threads inherit that from it.
+                running = self._saves[command.save] = self._writers.submit(self._write, command)
+                for old in [save for save, one in self._saves.items() if one.done()][:-REMEMBERED_SAVES]:
+                    self._saves[old] = _forgotten(old)
+        return running.result()
 
     def _write(self, command: Write) -> HostPart:
         with self._holding(command.lineage, command.step, command.ranks) as found:
@@ -576,6 +628,13 @@ class HostService:
         self._wake_r.close()
         self._wake_w.close()
         self._arena.close(remove=remove_arena)
+
+
+def _forgotten(save: str) -> Future[HostPart]:
+    """In the place of an outcome that nobody can want any more: the id stays used up, its memory is freed."""
+    future: Future[HostPart] = Future()
+    future.set_exception(StepNotFoundError(f"save {save} was executed before"))
+    return future
 
 
 def as_array(data: np.ndarray, layout: Layout, piece: Any) -> np.ndarray:

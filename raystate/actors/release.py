@@ -21,10 +21,10 @@ QUICK_S = 5.0
 def newest_step(config: StateConfig) -> int | None:
     """The newest step of all tiers; None if nobody can say."""
     coordinator = find_actor(coordinator_name(run_hash(config.storage, config.run)))
-    in_memory = -1
+    in_memory: Any = -1
     if coordinator is not None:
         try:
-            newest: Any = ray.get(coordinator.newest_step.remote(), timeout=QUICK_S)
+            in_memory = ray.get(coordinator.newest_step.remote(), timeout=QUICK_S)
         except (RayActorError, GetTimeoutError):
             return None
     return max([in_memory, *visible_steps(open_storage(config.storage))])

@@ -81,7 +81,7 @@ def classify(error: TrainingFailedError, found: dict[int, Failure]) -> Ending:
     """What Ray Train's error and the ranks' failures amount to."""
     errors: dict[int, BaseException] = {rank: failure.error for rank, failure in found.items()}
     for kinds, kind in ((FINAL, "final"), (Interrupted, "interrupted")):
-        ranks = [rank for rank, each in sorted(errors.items()) if isinstance(each, kinds)]
+        ranks = [rank for rank, each in sorted(errors.items()) if isinstance(each, kinds) and not _was_replaced(each)]
         if ranks:
             return _of_rank(kind, ranks[0], found[ranks[0]])
     if isinstance(error, PreemptionError):
@@ -95,6 +95,11 @@ def classify(error: TrainingFailedError, found: dict[int, Failure]) -> Ending:
         return Ending(kind="interrupted", cause=f"ranks {ranks} lost their node, as announced")
     rank = root_cause(errors, collateral=is_collateral)
     return _of_rank("failed", rank, found[rank])
+
+
+def _was_replaced(error: BaseException) -> bool:
+    """Whether only this worker group was replaced by a newer start of the same run: the run itself is still ours."""
+    return isinstance(error, StaleAttemptError) and error.by_attempt is None
 
 
 def _of_rank(kind: Any, rank: int, failure: Failure) -> Ending:

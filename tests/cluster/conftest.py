@@ -17,6 +17,7 @@ OBJECT_STORE_BYTES = 100 << 20
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[Any]:
     import ray
+    from ray import cloudpickle
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 2, "resources": {"trainer": 1}, "object_store_memory": OBJECT_STORE_BYTES}
@@ -26,7 +27,7 @@ def ray_cluster() -> Iterator[Any]:
         cluster.add_node(**node)
     ray.init(address=cluster.address, namespace="tests", log_to_driver=False)
     cluster.wait_for_nodes()
-    ray.cloudpickle.register_pickle_by_value(toy)
+    cloudpickle.register_pickle_by_value(toy)
     yield cluster
     ray.shutdown()
     cluster.shutdown()

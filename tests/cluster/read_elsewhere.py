@@ -34,7 +34,8 @@ def main() -> None:
                 data = np.asarray(shard.data)
                 assert data.tobytes() == whole[f"arr_{number}"][shard.index].tobytes(), (number, shard.index)
                 needed += data.nbytes
-    print(json.dumps({"step": restored.step, "read": reader.bytes_read, "needed": needed, "devices": jax.device_count()}))
+    facts = {"step": restored.step, "read": reader.bytes_read, "needed": needed, "devices": jax.device_count()}
+    sys.stdout.write(json.dumps(facts) + "\n")
 
 
 main()

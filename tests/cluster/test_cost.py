@@ -16,6 +16,7 @@ import numpy as np
 import raystate
 
 REPO = Path(__file__).parents[2]
+SMALL = ["--state-mib", "128", "--steps", "16", "--every", "8", "--rounds", "2"]
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -50,11 +51,10 @@ def test_save_returns_while_the_step_is_still_computing(ray_cluster: Any, make_r
 def test_cheaper_than_orbax_in_the_same_loop(tmp_path: Path) -> None:
     """The benchmark of README at a smaller size; it prints both."""
     done = subprocess.run(
-        [sys.executable, "benchmarks/save_cost.py", "--state-mib", "128", "--steps", "16", "--every", "8", "--rounds", "2", "--json"]
-        + ["--dir", str(tmp_path)],
+        [sys.executable, "benchmarks/save_cost.py", *SMALL, "--json", "--dir", str(tmp_path)],
         capture_output=True, text=True, timeout=110, check=False, cwd=REPO,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])["per_save"]
-    print(json.dumps(found, indent=1))
+    sys.stdout.write(json.dumps(found, indent=1))
     assert found["raystate"]["blocked_ms"] < found["orbax"]["blocked_ms"]

@@ -59,7 +59,7 @@ def _environment(devices: int) -> dict[str, str]:
 def saved(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(storage, folder with the true arrays of each step) of a run on 2 processes x 2 devices."""
     folder = tmp_path_factory.mktemp("disk")
-    config = raystate.StateConfig(storage=folder / "run", run=f"disk-{os.getpid()}", save_every_steps=4, keep_last=10)
+    config = raystate.StateConfig(storage=str(folder / "run"), run=f"disk-{os.getpid()}", save_every_steps=4, keep_last=10)
     training = Training(config, folder / "out", steps=STEPS[-1], step_s=0.05, width=WIDTH, dump_every=2)
     training.finish()
     for step in STEPS:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError
 
 import raystate
 from raystate.actors.naming import NAMESPACE, coordinator_name, find_hosts, host_name, run_actors
@@ -27,7 +28,7 @@ def _config(make_run: Any) -> raystate.StateConfig:
 def undisturbed(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Digests of a run that nobody disturbs, by rank."""
     out = tmp_path_factory.mktemp("undisturbed")
-    config = raystate.StateConfig(storage=out / "run", run=f"calm-{os.getpid()}", save_every_steps=10)
+    config = raystate.StateConfig(storage=str(out / "run"), run=f"calm-{os.getpid()}", save_every_steps=10)
     training = Training(config, out / "out", steps=STEPS, step_s=0.0)
     training.finish()
     return training.digests()
@@ -95,5 +96,5 @@ def _pid_of(name: str) -> int | None:
         hello = actor.pid.remote() if name.startswith("coordinator") else actor.hello.remote()
         found = ray.get(hello, timeout=5.0)
         return found if isinstance(found, int) else found[0]
-    except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+    except (ValueError, RayActorError, GetTimeoutError):
         return None

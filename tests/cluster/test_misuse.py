@@ -33,7 +33,7 @@ def test_older_equal_and_missing_steps(config: raystate.StateConfig) -> None:
         assert manager.save(1, _state(1)) is False
         assert manager.save(2, _state(2)) is True
         assert manager.save(2, _state(2)) is False, "equal: nothing is written"
-        with pytest.raises(raystate.StepOrderError, match="step 1.*newest step is 2"):
+        with pytest.raises(raystate.StepOrderError, match=r"step 1.*newest step is 2"):
             manager.save(1, _state(1))
         assert manager.save(3, _state(3), force=True) is True
         manager.wait_until_finished()
@@ -68,7 +68,7 @@ def test_reference_that_differs_in_everything(config: raystate.StateConfig) -> N
 def test_unusable_storage(ray_cluster: Any, tmp_path: Path, make_run: Any) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
-    config = raystate.StateConfig(storage=blocked / "run", run=make_run().run, start_timeout_s=20.0)
+    config = raystate.StateConfig(storage=str(blocked / "run"), run=make_run().run, start_timeout_s=20.0)
     with pytest.raises(raystate.StorageError) as caught:
         raystate.StateManager(config)
     assert str(blocked) in str(caught.value)
@@ -104,12 +104,16 @@ def test_last_step_is_durable_although_no_snapshot_was_due(config: raystate.Stat
 
 
 def test_user_exception_leaves_the_snapshots_durable(config: raystate.StateConfig) -> None:
-    with pytest.raises(ZeroDivisionError), raystate.StateManager(config.replace(save_every_steps=100)) as manager:
-        manager.restore(_state())
-        for step in range(1, 20):
-            manager.save(step, _state(step))
-            time.sleep(0.05)  # a computation
-        raise ZeroDivisionError
+    def training() -> None:
+        with raystate.StateManager(config.replace(save_every_steps=100)) as manager:
+            manager.restore(_state())
+            for step in range(1, 20):
+                manager.save(step, _state(step))
+                time.sleep(0.05)  # a computation
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        training()
     assert (raystate.Reader(config.storage).latest_step() or 0) >= 15
 
 

@@ -22,6 +22,6 @@ def test_back_in_half_the_time_of_plain_ray_and_orbax() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     seconds = {name: rows[0]["to_new_step_s"] for name, rows in found.items()}
-    print(f"to the next new step: plain {seconds['plain']:.1f} s, raystate {seconds['raystate']:.1f} s")
+    sys.stdout.write(f"to the next new step: plain {seconds['plain']:.1f} s, raystate {seconds['raystate']:.1f} s")
     assert seconds["raystate"] <= 0.5 * seconds["plain"]
     assert found["raystate"][0]["repeated_steps"] <= 1

@@ -1,5 +1,7 @@
 """fit and RayTrainCallback on a real Ray, with training functions that hold no state: launching, restarting, giving up."""
 
+# Ray's lazily loaded submodules are unknown to type checkers.
+# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import dataclasses
@@ -23,12 +25,12 @@ WAIT_S = 120.0
 
 @pytest.fixture(scope="module", autouse=True)
 def _by_value() -> Iterator[None]:
-    import ray
+    from ray import cloudpickle
 
     module = sys.modules[__name__]
-    ray.cloudpickle.register_pickle_by_value(module)
+    cloudpickle.register_pickle_by_value(module)
     yield
-    ray.cloudpickle.unregister_pickle_by_value(module)
+    cloudpickle.unregister_pickle_by_value(module)
 
 
 @dataclasses.dataclass
@@ -229,13 +231,13 @@ def test_a_stale_attempt_is_final(place: Place) -> None:
 
 
 def _die_once_in_backend(folder: str) -> None:
-    import ray
+    from ray.actor import exit_actor
 
     try:
         (Path(folder) / "died").touch(exist_ok=False)
     except FileExistsError:
         return
-    ray.actor.exit_actor()
+    exit_actor()
 
 
 def test_a_death_during_the_start_does_not_keep_the_nodes(place: Place) -> None:

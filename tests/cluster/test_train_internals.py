@@ -1,5 +1,7 @@
 """Ray Train's internals that raystate.train relies on. If one of these fails after an upgrade of Ray, read raystate/train first."""
 
+# Stand-ins for Ray's internals are passed on purpose, and its lazily loaded submodules are unknown to type checkers.
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
 import dataclasses
@@ -113,7 +115,9 @@ def test_what_an_ending_amounts_to() -> None:
         WorkerGroupError("x", {}), {0: endings.Failure(error=gloo), 3: endings.Failure(error=OSError(), died=True)}
     )
     assert died.cause == "the process of rank 3 died"
-    assert endings.ours(ControllerError(raystate.RunFailedError("gave up", rank=1))).rank == 1
+    ours = endings.ours(ControllerError(raystate.RunFailedError("gave up", rank=1)))
+    assert ours is not None
+    assert ours.rank == 1
 
 
 def test_rays_jax_setup_names_rank_0s_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +139,8 @@ def test_rays_jax_setup_names_rank_0s_address(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("ray.get", lambda refs: refs)
     config = jax_backend.QuickJaxConfig(use_gpu=True)
-    config.backend_cls().on_start(Group(), config)
+    group: Any = Group()
+    config.backend_cls().on_start(group, config)
     assert [rank for rank, _, _ in asked] == [0, 1]
     assert asked[0][1] is not jax_backend._when_listening
     assert asked[1][1] is jax_backend._when_listening
@@ -165,6 +170,8 @@ def test_the_users_run_config_is_completed_and_left_alone() -> None:
     run = launch._run_config(theirs, ours, on_cpu=True)
     assert run.callbacks == [own, ours]
     assert run.worker_runtime_env == {"env_vars": {"JAX_PLATFORMS": "cpu", "A": "1"}, "working_dir": "w"}
+    assert run.failure_config is not None
+    assert theirs.failure_config is not None
     assert (run.failure_config.max_failures, run.failure_config.preemption_grace_s) == (-1, 3.0)
     assert (theirs.callbacks, theirs.failure_config.max_failures) == ([own], 7)
     assert theirs.worker_runtime_env == {"env_vars": {"A": "1"}, "working_dir": "w"}
@@ -188,18 +195,19 @@ def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, mon
     """The poll interval is read after the callbacks are unpickled; the ScalingConfig we change is the one that places workers."""
     import sys
 
-    import ray
+    from ray import cloudpickle
     from ray.train import RunConfig, ScalingConfig
     from ray.train.v2.jax import JaxTrainer
 
     monkeypatch.delenv(constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR, raising=False)
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         out = str(tmp_path / "facts")
-        run_config = RunConfig(name="looks", storage_path=str(tmp_path), callbacks=[_Looks({"out": out})])
+        callbacks: Any = [_Looks({"out": out})]  # Ray also takes internal callbacks
+        run_config = RunConfig(name="looks", storage_path=str(tmp_path), callbacks=callbacks)
         JaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=1), run_config=run_config).fit()
     finally:
-        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     assert Path(out).read_text() == repr([callback_module.POLL_INTERVAL_S, True])
 
 
@@ -217,6 +225,7 @@ def test_nodes_are_found_and_can_be_named_in_a_selector(ray_cluster: Any) -> Non
     assert nodes.selectors([], 2, own=None) is None
     assert nodes.wait_for_room(ids, {"CPU": 1.0}, deadline_s=5.0)
     assert not nodes.wait_for_room(ids, {"CPU": 99.0}, deadline_s=0.0)
+    assert chosen is not None
     group = placement_group([{"CPU": 1}, {"CPU": 1}], bundle_label_selector=chosen)
     try:
         assert group.wait(20)

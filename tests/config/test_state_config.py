@@ -133,22 +133,23 @@ def test_replace_checks_the_whole_again():
     assert base.run == "lm"
     with pytest.raises(ConfigError, match="save_every_steps"):
         base.replace(save_policy=Policy())
-    assert base.replace(save_policy=Policy(), save_every_steps=None).save_policy == Policy()
+    assert base.replace(save_every_s=5.0, save_every_steps=None).save_every_s == 5.0
     with pytest.raises(ConfigError, match="did you mean 'replicas'"):
         base.replace(replica=2)
 
 
-def test_default_retention_steps_aside_for_a_policy():
-    assert config().keep_last == 3
-    with_policy = config(keep_policy=Policy())
-    assert with_policy.keep_last is None
-    assert config().replace(keep_policy=Policy()).keep_last is None
-    assert pickle.loads(pickle.dumps(with_policy)).replace(keep_policy=None).keep_last == 3
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("save_policy", Policy()), ("keep_policy", Policy()), ("keep_every_s", 60.0), ("hang_timeout_s", 60.0), ("replicas", 2)],
+)
+def test_what_is_not_implemented_is_refused(field: str, value: Any):
+    with pytest.raises(ConfigError, match=f"{field}.*does not implement it yet"):
+        config(**{field: value})
 
 
 @pytest.mark.parametrize(
     ("fields", "every_s"),
-    [({}, 600.0), ({"save_every_steps": 5}, None), ({"save_every_s": 5}, 5.0), ({"save_policy": Policy()}, None)],
+    [({}, 600.0), ({"save_every_steps": 5}, None), ({"save_every_s": 5}, 5.0)],
 )
 def test_save_interval_is_automatic_only_without_a_rule(fields: Mapping[str, Any], every_s: float | None):
     assert config(**fields).effective_save_every_s == every_s
