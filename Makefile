@@ -29,7 +29,8 @@ demo: $(STAMP)
 
 # Fast layers first: what core decides is wrong long before a cluster shows it.
 test: test-core
-	$(PYTEST) tests --ignore=tests/core $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile tests --ignore=tests/core --ignore=tests/cluster $(ARGS)
+	$(PYTEST) tests/cluster $(ARGS)
 
 test-core: $(STAMP)
 	$(PYTEST) tests/core $(ARGS)

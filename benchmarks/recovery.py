@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=20, help="steps between durable saves, of both")
     parser.add_argument("--step-s", type=float, default=0.1, help="shortest step")
     parser.add_argument("--width", type=int, default=512, help="of the 8 weight matrices")
+    parser.add_argument("--settle-s", type=float, default=SETTLE_S, help="of training before a kill")
     parser.add_argument("--only", choices=("plain", "raystate"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -208,7 +209,7 @@ def measure(way: Callable[[dict[str, Any], Path], None], args: argparse.Namespac
     try:
         thread.start()
         watch = Watch(folder / "events", errors)
-        rows = [watch.kill(rank, args.save_every) for rank in args.ranks]
+        rows = [watch.kill(rank, args.save_every, args.settle_s) for rank in args.ranks]
         Path(config["stop"]).touch()
         thread.join(DEADLINE_S)
         if errors:
@@ -242,15 +243,15 @@ class Watch:
             time.sleep(POLL_S)
         raise TimeoutError(f"no {what} within {DEADLINE_S:.0f} s")
 
-    def kill(self, rank: int, save_every: int) -> dict[str, Any]:
-        """Kill that rank half-way between two saves, once the newest start has trained for SETTLE_S."""
+    def kill(self, rank: int, save_every: int, settle_s: float) -> dict[str, Any]:
+        """Kill that rank half-way between two saves, once the newest start has trained for `settle_s`."""
 
         def ready(events: list[dict[str, Any]]) -> dict[int, int] | None:
             pids = {event["rank"]: event["pid"] for event in events if event["event"] == "function"}
             steps = {r: [e["step"] for e in events if e["pid"] == pid and e["event"] == "step"] for r, pid in pids.items()}
             if len(pids) < 2 or any(len(done) < 1.5 * save_every for done in steps.values()):
                 return None
-            if time.time() - min(e["t"] for e in events if e["event"] == "step" and e["pid"] == pids[0]) < SETTLE_S:
+            if time.time() - min(e["t"] for e in events if e["event"] == "step" and e["pid"] == pids[0]) < settle_s:
                 return None
             return pids if steps[0][-1] % save_every == save_every // 2 else None
 

@@ -92,7 +92,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, list[tuple[float, float]]] = {"orbax": [], "raystate": [], "raystate, snapshot every step": []}
     baseline: list[float] = []
     run = f"bench-{os.getpid()}"
-    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=bool(os.environ.get("VERBOSE")))
+    ray.init(
+        "local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=bool(os.environ.get("VERBOSE"))
+    )
     try:
         with contextlib.ExitStack() as stack:
             manager = ocp.CheckpointManager(folder / "orbax", options=ocp.CheckpointManagerOptions(max_to_keep=2))

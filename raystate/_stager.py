@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -123,7 +124,8 @@ class Stager:
             except Exception as error:
                 logger.warning("step %d was not snapshotted: %s", job.step, error)
                 self.errors.append(f"step {job.step}: {error}")
-                self._on_failed(slot_index, job.step)
+                with contextlib.suppress(Exception):  # the next jobs must get their turn whatever is broken
+                    self._on_failed(slot_index, job.step)
             finally:
                 job.held.release()
                 with self._condition:

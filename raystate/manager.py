@@ -93,6 +93,7 @@ class StateManager:
         self._last: tuple[int, Any, dict[str, Any]] | None = None  # newest save() call, to stage it at the end if it wasn't
         self._interrupted: Interrupted | None = None
         self._closed = False
+        self._durable_step = -1  # as wait_until_finished learned it; the host's word may be a moment behind
         self._reader = Reader(given.storage)
 
     def __enter__(self) -> StateManager:
@@ -428,10 +429,9 @@ class StateManager:
 
     def latest_step(self) -> int | None:
         """The newest durable step, None if there is none."""
-        word = self._session.host_word()
-        if word is not None and word.durable_step >= 0:
-            return word.durable_step  # shared memory: a loop may ask at every step
-        return self._reader.latest_step()
+        word = self._session.host_word()  # shared memory: a loop may ask at every step
+        known = max(self._durable_step, word.durable_step if word is not None else -1)
+        return known if known >= 0 else self._reader.latest_step()
 
     def best_step(self) -> int | None:
         """The durable step with the best `best_metric`."""
@@ -461,6 +461,7 @@ class StateManager:
             phase="flush",
         )
         assert isinstance(reply, FlushReply), reply
+        self._durable_step = max(self._durable_step, reply.durable_step)
         if reply.errors:
             raise StorageError("not durable: " + "; ".join(reply.errors), errors=reply.errors)
 

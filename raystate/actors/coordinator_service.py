@@ -212,7 +212,8 @@ class CoordinatorService:
                 self._hosts.invalidate(command)
             case EndTrainers(host=host, lineage=lineage, reason=reason):
                 self._hosts.end_trainers(host, lineage, reason)
-            case Write():
+            case Write(save=save):
+                self._parts.setdefault(save, {})
                 self._hosts.write(command).add_done_callback(functools.partial(self._on_written, command))
             case BuildPackage():
                 self._workers.submit(self._build, command)
@@ -236,8 +237,9 @@ class CoordinatorService:
 
     def _on_written(self, command: Write, future: Future[Any]) -> None:
         error = future.exception()
-        if error is None:
-            self._parts.setdefault(command.save, {})[command.host] = future.result()
+        parts = self._parts.get(command.save)
+        if error is None and parts is not None:  # else the save was given up meanwhile
+            parts[command.host] = future.result()
         self.post(Written(host=command.host, save=command.save, error=_one_line(error)))
 
     def _build(self, command: BuildPackage) -> None:

@@ -130,6 +130,7 @@ class HostService:
         self._sets: dict[int, _SetState] = {}
         self._trainers: dict[socket.socket, _Trainer] = {}
         self._saves: dict[str, Future[HostPart]] = {}  # save id -> its one execution
+        self._used_up: set[str] = set()  # save ids whose outcome nobody can want any more
         self._exits: list[TrainerExited] = []
         self._attempt: int | None = None  # the newest that was heard of; older ones are ignored
         self._seq = 0
@@ -563,12 +564,15 @@ class HostService:
         with self._lock:
             if self._is_stale(attempt_of(command.save) or 0):
                 raise StaleAttemptError(f"save {command.save} is of a superseded attempt", step=command.step, host=self._host)
+            if command.save in self._used_up:
+                raise StepNotFoundError(f"save {command.save} was executed before on host {self._host[:8]}", step=command.step)
             running = self._saves.get(command.save)
             if running is None:
                 # On a thread that gives way to training; TensorStore's own threads inherit that from it.
                 running = self._saves[command.save] = self._writers.submit(self._write, command)
                 for old in [save for save, one in self._saves.items() if one.done()][:-REMEMBERED_SAVES]:
-                    self._saves[old] = _forgotten(old)
+                    del self._saves[old]
+                    self._used_up.add(old)
         return running.result()
 
     def _write(self, command: Write) -> HostPart:
@@ -628,13 +632,6 @@ class HostService:
         self._wake_r.close()
         self._wake_w.close()
         self._arena.close(remove=remove_arena)
-
-
-def _forgotten(save: str) -> Future[HostPart]:
-    """In the place of an outcome that nobody can want any more: the id stays used up, its memory is freed."""
-    future: Future[HostPart] = Future()
-    future.set_exception(StepNotFoundError(f"save {save} was executed before"))
-    return future
 
 
 def as_array(data: np.ndarray, layout: Layout, piece: Any) -> np.ndarray:

@@ -83,7 +83,11 @@ class Joins:
         if event.group != self._name:
             if event.group in self._past:
                 desk.fail(
-                    [event.ask], "StaleAttemptError", f"group {event.group} has been replaced by {self._name}", rank=event.rank
+                    [event.ask],
+                    "StaleAttemptError",
+                    f"group {event.group} has been replaced by {self._name}",
+                    rank=event.rank,
+                    replaced=True,
                 )
                 return
             self._open(event)
@@ -121,7 +125,10 @@ class Joins:
         desk = self.desk
         if self._barrier is not None:
             desk.fail(
-                self._barrier.everybody(), "StaleAttemptError", f"group {self._name} was replaced by {event.group} while it joined"
+                self._barrier.everybody(),
+                "StaleAttemptError",
+                f"group {self._name} was replaced by {event.group} while it joined",
+                replaced=True,
             )
         if self.group is not None and self.group.alive:
             self.end(f"a new worker group ({event.group}) joins")
@@ -195,7 +202,7 @@ class Joins:
         why = self.stale(lineage)
         if why is None:
             return True
-        self.desk.fail([ask], "StaleAttemptError", why, rank=rank, lineage=lineage)
+        self.desk.fail([ask], "StaleAttemptError", why, rank=rank, lineage=lineage, replaced=True)
         return False
 
     def adopt(self, lineage: str) -> None:

@@ -209,7 +209,7 @@ class Leaving:
             return
         group = self._group
         if group is not None and not group.alive and self.phase != "closing":
-            self._refuse("StaleAttemptError", f"lineage {group.lineage} has ended: {group.why_ended}")
+            self._refuse("StaleAttemptError", f"lineage {group.lineage} has ended: {group.why_ended}", replaced=True)
             return
         if self.phase == "asking" and group is not None and group.world is not None and not self._asks.missing(group.world):
             self.phase = "saving"

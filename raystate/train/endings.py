@@ -99,7 +99,7 @@ def classify(error: TrainingFailedError, found: dict[int, Failure]) -> Ending:
 
 def _was_replaced(error: BaseException) -> bool:
     """Whether only this worker group was replaced by a newer start of the same run: the run itself is still ours."""
-    return isinstance(error, StaleAttemptError) and error.by_attempt is None
+    return isinstance(error, StaleAttemptError) and bool(error.replaced)
 
 
 def _of_rank(kind: Any, rank: int, failure: Failure) -> Ending:

@@ -16,7 +16,7 @@ from raystate.actors.naming import NAMESPACE, coordinator_name, find_hosts, host
 from raystate.storage import run_hash
 from tests.cluster.training import Training, wait_for
 
-STEPS = 40
+STEPS = 36
 
 
 def _config(make_run: Any) -> raystate.StateConfig:
@@ -56,38 +56,26 @@ def test_trainers_killed_twice(ray_cluster: Any, make_run: Any, tmp_path: Path, 
     assert run_actors(run_hash(config.storage, config.run)) == []
 
 
-def test_host_actor_killed(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
+def test_host_actor_and_coordinator_killed(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     config = _config(make_run)
     training = Training(config, tmp_path / "out", steps=STEPS)
-    training.wait_step(7)
+    training.wait_step(6)
     name = run_hash(config.storage, config.run)
-    host = sorted(find_hosts(name))[0]
-    actor = ray.get_actor(host_name(name, host), namespace=NAMESPACE)
-    pid, _ = ray.get(actor.hello.remote())
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: _pid_of(host_name(name, host)) not in (None, pid), "a new HostActor", failed=lambda: training.error)
-    # The new one has adopted what the old one held: a trainer's death still costs at most a step.
-    training.wait_step(training.events.newest_step() + 4)
+    for actor in (host_name(name, sorted(find_hosts(name))[0]), coordinator_name(name)):
+        pid = wait_for(lambda actor=actor: _pid_of(actor), f"the pid of {actor}")
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda actor=actor, pid=pid: _pid_of(actor) not in (None, pid), f"a new {actor}", failed=lambda: training.error)
+        training.wait_step(training.events.newest_step() + 3)
+    assert training.events.starts() == 1, "the trainers should not have noticed"
+    # The new ones know what the old ones held: a trainer's death still comes back from memory.
     before, _ = training.kill_trainer(0)
-    training.finish()
+    result = training.finish()
     assert training.digests() == undisturbed
     starts = [event for event in training.events.read() if event["event"] == "start" and event["rank"] == 0]
     assert [start["tier"] for start in starts] == ["init", "memory"]
-    assert starts[1]["step"] >= before - 1
-
-
-def test_coordinator_killed(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
-    config = _config(make_run)
-    training = Training(config, tmp_path / "out", steps=STEPS)
-    training.wait_step(12)
-    name = coordinator_name(run_hash(config.storage, config.run))
-    pid = _pid_of(name)
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    training.finish()
-    assert training.digests() == undisturbed
-    assert training.events.starts() == 1, "the trainers should not have noticed"
-    assert raystate.Reader(config.storage).latest_step() == STEPS
+    # Steps were skipped while nobody granted slots, so the effective interval may still be some steps.
+    assert before - starts[1]["step"] <= 4
+    assert result.step == raystate.Reader(config.storage).latest_step() == STEPS
 
 
 def _pid_of(name: str) -> int | None:

@@ -16,7 +16,7 @@ REPO = Path(__file__).parents[2]
 @pytest.mark.timeout(240)
 def test_back_in_half_the_time_of_plain_ray_and_orbax() -> None:
     done = subprocess.run(
-        [sys.executable, "benchmarks/recovery.py", "--ranks", "1", "--json"],
+        [sys.executable, "benchmarks/recovery.py", "--ranks", "1", "--settle-s", "8", "--json"],
         capture_output=True, text=True, timeout=220, check=False, cwd=REPO, env={**os.environ, "XLA_FLAGS": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
