@@ -13,7 +13,6 @@ all that the old one knew:
             slot-<i>                        header page, table, data
 """
 
-from raystate.arena.checksum import copy_with_crc, crc32c
 from raystate.arena.files import arena_path, default_root
 from raystate.arena.host import HostArena, TrainerState
 from raystate.arena.memory import NodeMemory, format_bytes, node_memory, parse_memory
@@ -23,6 +22,7 @@ from raystate.arena.slot_set import SlotSet
 from raystate.arena.sweep import sweep
 from raystate.arena.trainer import TrainerArena
 from raystate.arena.word import MAX_WORD_BYTES, WordCell
+from raystate.checksum import copy_with_crc, crc32c
 
 __all__ = [
     "MAX_WORD_BYTES",

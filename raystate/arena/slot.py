@@ -20,8 +20,8 @@ from typing import Literal
 import google_crc32c
 import numpy as np
 
-from raystate.arena.checksum import Bytes, crc32c
 from raystate.arena.files import FORMAT, PAGE_BYTES, create_file, page_ceil
+from raystate.checksum import Bytes, crc32c
 from raystate.core.errors import CapacityError, RaystateError
 
 Role = Literal["host", "trainer", "reader"]

@@ -10,7 +10,7 @@ import numpy as np
 from raystate.arrays.paths import shown
 from raystate.arrays.restore import ReadRequest
 from raystate.arrays.shards import Box
-from raystate.arrays.stage import checksum
+from raystate.checksum import crc32c
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, Layout, Piece, TreeSpec
 
@@ -52,7 +52,7 @@ class _Source:
     def intact(self) -> bool:
         if self._intact is None:
             end = self.piece.offset + self.piece.nbytes
-            self._intact = end <= self.holding.data.nbytes and checksum(self._bytes()) == self._expected
+            self._intact = end <= self.holding.data.nbytes and crc32c(self._bytes()) == self._expected
         return self._intact
 
     def _bytes(self) -> np.ndarray:

@@ -13,16 +13,14 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import google_crc32c
 import jax
 import numpy as np
 
+from raystate import checksum
 from raystate.arrays.tree import Described, Plan
 from raystate.core.errors import CapacityError
 from raystate.core.tree import Piece
 
-# google_crc32c keeps the interpreter lock: a block takes it for less than 0.1 ms, and is still in the cache from being copied.
-BLOCK_BYTES = 1 << 20
 _MAX_COPY_THREADS = 8
 _BYTES_PER_COPY_THREAD = 16 << 20
 
@@ -136,13 +134,8 @@ def _copy_threads() -> int:
 
 def _copy_piece(array: Any, piece: Piece, data: np.ndarray) -> int:
     source = _bytes_of(np.asarray(array))
-    target = data[piece.offset : piece.offset + piece.nbytes]
-    crc32c = 0
-    for start in range(0, piece.nbytes, BLOCK_BYTES):
-        block = source[start : start + BLOCK_BYTES]
-        np.copyto(target[start : start + BLOCK_BYTES], block)
-        crc32c = google_crc32c.extend(crc32c, block)
-    return crc32c
+    checksum.copy(data[piece.offset : piece.offset + piece.nbytes], source)
+    return checksum.crc32c(source)
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
@@ -150,11 +143,3 @@ def _bytes_of(array: np.ndarray) -> np.ndarray:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def checksum(data: np.ndarray) -> int:
-    """crc32c of a flat uint8 array, in blocks, so that other threads get their turn."""
-    crc32c = 0
-    for start in range(0, data.nbytes, BLOCK_BYTES):
-        crc32c = google_crc32c.extend(crc32c, data[start : start + BLOCK_BYTES])
-    return crc32c

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import google_crc32c
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
 import numpy as np
 import tensorstore as ts
 
+from raystate.checksum import crc32c
 from raystate.core.errors import ConfigError, StorageError
 from raystate.core.tree import ArraySpec, DataObject, TreeSpec
 from raystate.orbax import kv
@@ -123,7 +123,7 @@ def checksums(kv_base: dict[str, Any], prefix: str, *, writer: str, item: str, t
 
 
 def _checksum(store: ts.KvStore, name: str, writer: str, timeout_s: float) -> DataObject:
-    crc, size, ended = google_crc32c.Checksum(), 0, False
+    crc, size, ended = 0, 0, False
     while not ended:
         try:
             got = store.read(name, byte_range=slice(size, size + _READ_BACK_BYTES)).result(timeout=timeout_s)
@@ -134,9 +134,9 @@ def _checksum(store: ts.KvStore, name: str, writer: str, timeout_s: float) -> Da
             ended = True
         if got.state != "value":
             raise StorageError(f"{name} is gone right after it was written", path=name, writer=writer)
-        crc.update(got.value)
+        crc = crc32c(got.value, crc)
         size += len(got.value)
-    return DataObject(name=name, size=size, crc32c=int.from_bytes(crc.digest(), "big"), writer=writer)
+    return DataObject(name=name, size=size, crc32c=crc, writer=writer)
 
 
 @functools.cache

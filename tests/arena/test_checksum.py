@@ -4,7 +4,8 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from raystate.arena import checksum, copy_with_crc, crc32c
+from raystate import checksum
+from raystate.arena import copy_with_crc, crc32c
 
 
 @pytest.fixture(params=["c", "python"])
@@ -27,8 +28,31 @@ def test_equals_the_reference_and_copies_every_byte(size: int):
 @pytest.mark.usefixtures("implementation")
 def test_many_blocks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(checksum, "_LOCKED_BYTES", 1000)
+    monkeypatch.setattr(checksum, "_SMALL_BYTES", 100)
     source = np.arange(10_007, dtype=np.uint8).reshape(1, -1)
     assert crc32c(source) == google_crc32c.value(source.tobytes())
+
+
+def test_the_lock_is_let_go_once_for_what_is_big_and_never_for_what_is_small(monkeypatch: pytest.MonkeyPatch):
+    """Each time costs up to 5 ms beside a thread that runs Python code."""
+    real, sizes = checksum._extend, []
+    if real is None:
+        pytest.skip("this build of google_crc32c exports no C function")
+
+    def counted(crc: int, address: int, size: int) -> int:
+        sizes.append(size)
+        return real(crc, address, size)
+
+    monkeypatch.setattr(checksum, "_extend", counted)
+    monkeypatch.setattr(np, "copyto", lambda *_: pytest.fail("numpy lets go of the lock"))
+    small = np.arange(256 * 1024).astype(np.uint8)
+    assert copy_with_crc(np.zeros_like(small), small) == google_crc32c.value(small.tobytes())
+    assert sizes == []
+    monkeypatch.undo()
+    monkeypatch.setattr(checksum, "_extend", counted)
+    big = np.arange(20_000_001).astype(np.uint8)
+    assert copy_with_crc(np.zeros_like(big), big) == google_crc32c.value(big.tobytes())
+    assert sizes == [big.size]
 
 
 def test_read_only_and_shaped_sources_are_fine_others_are_refused():

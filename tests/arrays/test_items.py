@@ -61,7 +61,12 @@ def test_json_is_process_0s_copy_and_checked_everywhere():
 
 @pytest.mark.parametrize(
     ("value", "where"),
-    [(object(), "the value itself"), ({"a": [1, {"b": {1, 2}}]}, "a/1/b"), ({"a": {1: 2}}, "a"), ({"a": b"x"}, "a")],
+    [
+        pytest.param(object(), "the value itself", id="object"),
+        ({"a": [1, {"b": {1, 2}}]}, "a/1/b"),
+        ({"a": {1: 2}}, "a"),
+        ({"a": b"x"}, "a"),
+    ],
     ids=str,
 )
 def test_what_is_not_json_is_named(value, where):

@@ -130,8 +130,8 @@ def test_each_piece_is_checked_once(monkeypatch):
     import raystate.arrays.memory as memory
 
     checked: list[int] = []
-    real = memory.checksum
-    monkeypatch.setattr(memory, "checksum", lambda data: checked.append(1) or real(data))
+    real = memory.crc32c
+    monkeypatch.setattr(memory, "crc32c", lambda data: checked.append(1) or real(data))
     source = MemorySource([_holding([((0, 0), (6, 10)), ((6, 0), (6, 10))])], "state")
     source.read([ReadRequest(1, (0, 0), (6, 10)), ReadRequest(1, (3, 0), (6, 10)), ReadRequest(1, (6, 0), (6, 10))])
     assert len(checked) == 2

@@ -12,8 +12,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from raystate import checksum
 from raystate.arrays import Holding, MemorySource, copy, describe, hold, restore_tree
-from raystate.core.errors import CapacityError
+from raystate.core.errors import CapacityError, CorruptCheckpointError
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def test_crc32c_is_that_of_the_slots_bytes_also_with_threads(mesh, monkeypatch):
 
     monkeypatch.setattr(stage, "_BYTES_PER_COPY_THREAD", 1024)
     monkeypatch.setattr(stage, "_copy_threads", lambda: 4)
-    monkeypatch.setattr(stage, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(checksum, "_SMALL_BYTES", 1000)  # pieces on either side of it
     tree = {f"{i}": jax.device_put(jnp.arange(8 * 512) * i, NamedSharding(mesh, P("x"))) for i in range(5)}
     tree["odd"] = jnp.arange(1237).astype(jnp.float8_e5m2)
     described = describe({"state": tree})
@@ -108,6 +109,22 @@ def test_crc32c_is_that_of_the_slots_bytes_also_with_threads(mesh, monkeypatch):
         assert crc == google_crc32c.value(data[piece.offset : piece.offset + piece.nbytes].tobytes())
     raw = _raw(described, data, crc32c)
     assert all(np.array_equal(raw[name], array) for name, array in tree.items())
+
+
+def test_crc32c_is_of_what_was_copied_not_of_what_the_slot_holds_then(monkeypatch):
+    real = checksum.copy
+
+    def spoiling(dst, src):
+        real(dst, src)
+        dst[0] ^= 1
+
+    described = describe({"state": {"x": jnp.arange(8.0)}})
+    good = copy(hold(described), _slot(described))
+    monkeypatch.setattr(checksum, "copy", spoiling)
+    data = _slot(described)
+    assert copy(hold(described), data) == good
+    with pytest.raises(CorruptCheckpointError, match="don't match their crc32c"):
+        _raw(described, data, good)
 
 
 def test_every_dtype_and_typed_keys_survive():
