@@ -40,25 +40,29 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         save_every_steps: steps between durable saves: the first `save()` at or after each multiple.
         save_every_s: seconds between durable saves, decided once for all hosts. With `save_every_steps` too, whichever is due.
             With no save rule at all: automatic, every 600 s.
-        save_policy: an Orbax `SaveDecisionPolicy` instead of `save_every_*`.
-        snapshot_every_steps: steps between snapshots in host memory, the same steps on all hosts; 0: no snapshots.
+        save_policy: an Orbax `SaveDecisionPolicy` instead of `save_every_*`. Not implemented yet: refused.
+        snapshot_every_steps: steps between snapshots in host memory, the same steps on all hosts; 0: only steps that become
+            durable.
         snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (one is being filled, one is kept).
-        replicas: copies of each host's snapshots on peers, in other failure domains where there are any; 0: none. None are made yet.
+        replicas: copies of each host's snapshots on peers, in other failure domains where there are any; 0: none. Peer copies aren't
+            made yet: the default 1 does the same as 0, so that a lost node costs the steps since the last durable one, and more
+            is refused.
         host_memory: cap per node over all runs: percent of the node's memory (`"40%"`), bytes (an int) or a size (`"8GiB"`).
         arena_dir: absolute directory for the snapshots; None: the system's shared memory.
-        keep_last: how many of the newest durable steps to keep; None: none for being recent. With no keep rule at all (this one
-            None too) every step is kept.
+        keep_last: how many of the newest durable steps to keep; None: only the newest, for being recent. With no keep rule
+            at all (this one None too) every step is kept.
         keep_every_steps: keep steps that are a multiple of it, in addition.
-        keep_every_s: keep one step for each such number of seconds, in addition.
+        keep_every_s: keep one step for each such number of seconds, in addition. Not implemented yet: refused.
         keep_best: how many of the best durable steps to keep, in addition, by `best_metric`.
         best_metric: the name in `save(metrics=…)` that ranks steps; needed by `keep_best`.
         best_mode: "min": smaller is better; "max": larger is.
-        keep_policy: an Orbax `PreservationPolicy` instead of `keep_*`.
+        keep_policy: an Orbax `PreservationPolicy` instead of `keep_*`. Not implemented yet: refused.
         start_timeout_s: seconds until all ranks of a worker group have joined.
         save_timeout_s: seconds for one durable save, from staged to published.
         barrier_timeout_s: seconds until all ranks have arrived at the same collective call.
         restore_timeout_s: seconds for a restore.
-        hang_timeout_s: seconds without a new step after which a trainer counts as hung and is ended; None: never.
+        hang_timeout_s: seconds without a new step after which a trainer counts as hung and is ended; None: never. Not
+            implemented yet: refused.
         idle_timeout_s: seconds without any trainer after which the newest snapshot is made durable and the run released.
         host_timeout_s: seconds of silence after which a host counts as down.
     """
@@ -199,33 +203,22 @@ class StateConfig(pydantic.BaseModel, frozen=True):
 
     @pydantic.model_validator(mode="after")
     def _no_contradiction(self) -> Self:
-        if self.keep_policy is not None and "keep_last" not in self.model_fields_set:
-            # The default steps aside for a policy. Past `frozen`, and without marking the field as given.
-            object.__setattr__(self, "keep_last", None)
-        self._exclude("save_policy", "save_every_steps", "save_every_s")
-        self._exclude("keep_policy", "keep_last", "keep_every_steps", "keep_every_s", "keep_best")
+        for field, (accepted, instead) in _NOT_YET.items():
+            if (value := getattr(self, field)) not in accepted:
+                raise _contradiction(field, value, f"this version does not implement it yet; {instead}")
         if self.keep_best is not None and self.best_metric is None:
             raise _contradiction("best_metric", None, f"must name a metric, because keep_best={self.keep_best} ranks steps by it")
-        for field, value in _NOT_YET.items():
-            if getattr(self, field) != value and not (field == "replicas" and self.replicas < 1):
-                raise _contradiction(field, getattr(self, field), f"this version does not implement it yet; leave it at {value!r}")
         return self
 
-    def _exclude(self, policy: str, *rules: str) -> None:
-        if getattr(self, policy) is None:
-            return
-        for rule in rules:
-            if (value := getattr(self, rule)) is not None:
-                raise _contradiction(rule, value, f"must be None when {policy} is given: the policy decides alone")
 
-
-# Part of the contract, but no code honours another value yet. Taking it in silence would be a lie.
-_NOT_YET: dict[str, Any] = {
-    "save_policy": None,
-    "keep_policy": None,
-    "keep_every_s": None,
-    "hang_timeout_s": None,
-    "replicas": 1,
+# Part of the contract, but no code honours other values yet, and taking them in silence would be a lie: field -> (what is taken,
+# what to do instead).
+_NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
+    "save_policy": ((None,), "use save_every_steps, save_every_s or save(force=True)"),
+    "keep_policy": ((None,), "use keep_last, keep_every_steps or keep_best"),
+    "keep_every_s": ((None,), "use keep_every_steps"),
+    "hang_timeout_s": ((None,), "leave it at None, and let something outside watch the job's progress"),
+    "replicas": ((0, 1), "no peer copies are made, so leave it at 1, and let save_every_s bound what the loss of a node costs"),
 }
 
 

@@ -12,16 +12,17 @@ def kept_because(live: Sequence[LiveStep], settings: Settings, pinned: Collectio
 
     Args:
         live: committed steps, ascending; the last one is the newest and is always kept.
-        settings: keep_last (None keeps everything), keep_every_steps, keep_best with best_metric and best_mode.
+        settings: keep_last, keep_every_steps, keep_best with best_metric and best_mode; with none of them every step is kept.
         pinned: steps that somebody reads or has pinned.
     """
     kept: dict[int, str] = {}
     if not live:
         return kept
-    if settings.keep_last is None:
-        return {one.step: "keep_last is not set" for one in live}
-    for one in live[-max(1, settings.keep_last) :]:
-        kept[one.step] = f"among the last {max(1, settings.keep_last)}"
+    if settings.keep_last is None and not settings.keep_every_steps and not settings.keep_best:
+        return {one.step: "no rule to keep only some" for one in live}
+    last = max(1, settings.keep_last or 0)
+    for one in live[-last:]:
+        kept[one.step] = f"among the last {last}"
     if settings.keep_every_steps:
         for one in live:
             if one.step % settings.keep_every_steps == 0:

@@ -18,7 +18,7 @@ from raystate.core.errors import ConfigError, CorruptCheckpointError
 from raystate.core.tree import ArraySpec, DataObject, LeafSpec, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.coverage import chunk_grid
-from raystate.orbax.step_metadata import CUSTOM_KEY
+from raystate.orbax.step_metadata import CUSTOM_KEY, KEY_IMPL
 from raystate.orbax.writer import WRITER_PREFIX, checksums, write_item
 
 Value = int | float | bool | str | None
@@ -230,7 +230,12 @@ def _shardings(tree: TreeSpec) -> bytes | None:
 
 def _array_metadatas(tree: TreeSpec) -> bytes | None:
     entries = [
-        {"param_name": leaf.name, "write_shape": leaf.array.chunk, "chunk_shape": leaf.array.chunk, "ext_metadata": None}
+        {
+            "param_name": leaf.name,
+            "write_shape": leaf.array.chunk,
+            "chunk_shape": leaf.array.chunk,
+            "ext_metadata": {KEY_IMPL: leaf.array.key_impl} if leaf.array.key_impl is not None else None,
+        }
         for leaf in tree.leaves
         if leaf.array is not None and leaf.array.typestr == "jax.Array"
     ]

@@ -15,6 +15,7 @@ from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import PathKey
 
 CUSTOM_KEY = "raystate.custom"  # holds a custom value that isn't a dict, for Orbax takes only dicts
+KEY_IMPL = "random_key_impl"  # Orbax's key for the implementation of typed PRNG keys, in an array's `ext_metadata`
 
 NodeKind = Literal["jax.Array", "np.ndarray", "scalar", "string", "none", "dict", "list"]
 
@@ -91,6 +92,20 @@ def parse_step(data: bytes, what: str) -> StepMetadata:
 def parse_strings(data: bytes, what: str) -> dict[str, str]:
     """Parse an item's `_strings.json`: parameter name -> string."""
     return {str(name): str(text) for name, text in _object(data, what).items()}
+
+
+def parse_key_impls(data: bytes, what: str) -> dict[str, str]:
+    """Parse an item's `array_metadatas/process_<n>`: parameter name -> implementation, of the arrays that are typed PRNG keys."""
+    raw = _object(data, what)
+    try:
+        entries = [entry["array_metadata"] for entry in raw["array_metadatas"]]
+        return {
+            str(entry["param_name"]): str(extra[KEY_IMPL])
+            for entry in entries
+            if isinstance(extra := entry.get("ext_metadata"), dict) and KEY_IMPL in extra
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CorruptCheckpointError(f"{what} has not the form of Orbax's array metadata: {error!r}", path=what) from error
 
 
 def _node(entry: dict[str, Any], what: str) -> Node:

@@ -24,6 +24,7 @@ from raystate.orbax.step_metadata import (
     Node,
     StepMetadata,
     TreeMetadata,
+    parse_key_impls,
     parse_shardings,
     parse_step,
     parse_strings,
@@ -185,6 +186,7 @@ class StepReader:
         sharding_data, strings_data = self._file(f"{item}/_sharding"), self._file(f"{item}/_strings.json")
         shardings = parse_shardings(sharding_data, self._what(f"{item}/_sharding")) if sharding_data else {}
         strings = parse_strings(strings_data, self._what(f"{item}/_strings.json")) if strings_data else {}
+        key_impls = self._key_impls(item)
         stores = self._open(item)
         scalars: dict[str, Any] = {}
         reads = {node.name: stores[node.name].read() for node in metadata.nodes if node.kind == "scalar"}
@@ -195,7 +197,7 @@ class StepReader:
         for node in metadata.nodes:
             match node.kind:
                 case "jax.Array" | "np.ndarray":
-                    array = _array_spec(stores[node.name], shardings.get(node.name), node)
+                    array = _array_spec(stores[node.name], shardings.get(node.name), key_impls.get(node.name), node)
                     leaves.append(LeafSpec(path=node.path, kind="array", array=array))
                 case "scalar":
                     leaves.append(LeafSpec(path=node.path, kind="scalar", value=scalars[node.name]))
@@ -207,6 +209,17 @@ class StepReader:
                 case _:
                     leaves.append(LeafSpec(path=node.path, kind=node.kind))
         return TreeSpec(item=item, leaves=tuple(leaves))
+
+    def _key_impls(self, item: str) -> dict[str, str]:
+        """Parameter name -> implementation of its typed PRNG keys. Every process of a save writes the same; the first will do."""
+        name = f"{item}/array_metadatas/process_0"
+        data = self._file(name)
+        if data is None:
+            for name in self._names(f"{item}/array_metadatas/process_")[:1]:
+                data = self._file(name)
+        if data is None:
+            return {}  # early Orbax wrote none, and none is written for a tree without a jax.Array
+        return parse_key_impls(data, self._what(name))
 
     def _tree_metadata(self, item: str) -> TreeMetadata:
         with self._lock:
@@ -296,7 +309,7 @@ def _read_spec(base: dict[str, Any], name: str, *, zarr3: bool, ocdbt: bool) -> 
     }
 
 
-def _array_spec(store: ts.TensorStore, sharding: str | None, node: Node) -> ArraySpec:
+def _array_spec(store: ts.TensorStore, sharding: str | None, key_impl: str | None, node: Node) -> ArraySpec:
     # A dimension of size 0 may have a chunk of 0 in zarr2.
     chunk = tuple(max(1, size or 1) for size in store.chunk_layout.read_chunk.shape or ())
     return ArraySpec(
@@ -305,4 +318,5 @@ def _array_spec(store: ts.TensorStore, sharding: str | None, node: Node) -> Arra
         chunk=chunk,
         sharding=sharding,
         typestr="np.ndarray" if node.kind == "np.ndarray" else "jax.Array",
+        key_impl=key_impl,
     )

@@ -10,7 +10,8 @@ import pydantic
 import pytest
 
 from raystate import ConfigError, StateConfig
-from raystate.core.messages import Settings
+from raystate.core.messages import LiveStep, Settings
+from raystate.core.retention import kept_because
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +50,12 @@ BAD: list[tuple[Mapping[str, Any], str, str]] = [
     ({"save_every_s": float("inf")}, "save_every_s", "finite"),
     ({"save_policy": "often"}, "save_policy", "should_save"),
     ({"save_policy": Policy}, "save_policy", "object"),
-    ({"save_policy": Policy(), "save_every_steps": 5}, "save_every_steps", "save_policy"),
-    ({"save_policy": Policy(), "save_every_s": 5.0}, "save_every_s", "save_policy"),
+    # contract, but not implemented: refused, with what to use instead
+    ({"save_policy": Policy()}, "save_policy", "does not implement it yet; use save_every_steps"),
+    ({"keep_policy": Policy(), "keep_last": None}, "keep_policy", "does not implement it yet; use keep_last"),
+    ({"keep_every_s": 60.0}, "keep_every_s", "does not implement it yet; use keep_every_steps"),
+    ({"hang_timeout_s": 60.0}, "hang_timeout_s", "does not implement it yet; leave it at None"),
+    ({"replicas": 2}, "replicas", "does not implement it yet; no peer copies are made"),
     ({"snapshot_every_steps": -1}, "snapshot_every_steps", "greater than or equal to 0"),
     ({"snapshot_slots": 1}, "snapshot_slots", "greater than or equal to 2"),
     ({"replicas": -1}, "replicas", "greater than or equal to 0"),
@@ -72,10 +77,6 @@ BAD: list[tuple[Mapping[str, Any], str, str]] = [
     ({"best_metric": " "}, "best_metric", "name of a metric"),
     ({"best_mode": "minimum"}, "best_mode", "'min' or 'max'"),
     ({"keep_policy": 3}, "keep_policy", "should_preserve"),
-    ({"keep_policy": Policy(), "keep_last": 3}, "keep_last", "keep_policy"),
-    ({"keep_policy": Policy(), "keep_every_steps": 3}, "keep_every_steps", "keep_policy"),
-    ({"keep_policy": Policy(), "keep_every_s": 3.0}, "keep_every_s", "keep_policy"),
-    ({"keep_policy": Policy(), "keep_best": 3, "best_metric": "loss"}, "keep_best", "keep_policy"),
     *[
         ({f"{what}_timeout_s": value}, f"{what}_timeout_s", said)
         for what in ("start", "save", "barrier", "restore", "hang", "idle", "host")
@@ -131,20 +132,32 @@ def test_replace_checks_the_whole_again():
     base = config(save_every_steps=5)
     assert base.replace(run="other") == config(save_every_steps=5, run="other")
     assert base.run == "lm"
-    with pytest.raises(ConfigError, match="save_every_steps"):
-        base.replace(save_policy=Policy())
+    with pytest.raises(ConfigError, match="best_metric"):
+        base.replace(keep_best=2)
     assert base.replace(save_every_s=5.0, save_every_steps=None).save_every_s == 5.0
     with pytest.raises(ConfigError, match="did you mean 'replicas'"):
         base.replace(replica=2)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("save_policy", Policy()), ("keep_policy", Policy()), ("keep_every_s", 60.0), ("hang_timeout_s", 60.0), ("replicas", 2)],
-)
-def test_what_is_not_implemented_is_refused(field: str, value: Any):
-    with pytest.raises(ConfigError, match=f"{field}.*does not implement it yet"):
-        config(**{field: value})
+def test_what_a_field_that_is_not_implemented_may_be():
+    assert [config(replicas=count).replicas for count in (0, 1)] == [0, 1]
+    unset: dict[str, Any] = dict.fromkeys(("save_policy", "keep_policy", "keep_every_s", "hang_timeout_s"))
+    assert config(**unset) == config()
+    assert config().replicas == 1
+
+
+def test_without_keep_last_the_other_keep_rules_decide():
+    live = [LiveStep(step=step, save="k", metrics={"loss": float(step)}) for step in range(1, 8)]
+
+    def kept(**fields: Any) -> list[int]:
+        return sorted(kept_because(live, config(**fields).core_settings()))
+
+    assert kept() == [5, 6, 7]
+    assert kept(keep_last=None) == [1, 2, 3, 4, 5, 6, 7]
+    assert kept(keep_last=None, keep_every_steps=3) == [3, 6, 7]
+    assert kept(keep_last=1, keep_every_steps=3) == [3, 6, 7]
+    assert kept(keep_last=None, keep_best=2, best_metric="loss") == [1, 2, 7]
+    assert kept(keep_last=None, keep_best=2, best_metric="loss", best_mode="max", keep_every_steps=4) == [4, 6, 7]
 
 
 @pytest.mark.parametrize(

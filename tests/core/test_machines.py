@@ -109,6 +109,9 @@ def test_retention_keeps_last_multiples_best_and_pinned():
     assert sorted(kept_because(steps, settings(keep_last=1, keep_best=1, best_metric="loss", best_mode="max"))) == [3, 6]
     assert [one[0] for one in choose_retired(steps, settings(keep_last=1), pinned={2})] == [1, 3, 4, 5]
     assert choose_retired(steps, settings(keep_last=None)) == []
+    # without keep_last the other rules decide, and the newest stays whatever they say
+    assert sorted(kept_because(steps, settings(keep_last=None, keep_every_steps=4))) == [4, 6]
+    assert sorted(kept_because(steps, settings(keep_last=None, keep_best=1, best_metric="loss"))) == [1, 6]
 
 
 @pytest.mark.parametrize("keep", [0, 1, 5])
