@@ -21,6 +21,7 @@ from raystate.core.tree import SlotTable
 
 logger = logging.getLogger("raystate")
 
+PROMISE_WAIT_S = 2.0
 POLL_S = 0.005  # how often a held step looks for a free slot; only while the trainer waits for nothing
 
 
@@ -83,6 +84,8 @@ class Stager:
         """Return when no earlier step waits behind a copy that is still running (waiting for a free slot doesn't count)."""
         with self._condition:
             self._condition.wait_for(lambda: self._slotless is not None or not self._behind(), timeout_s)
+            # Steps of milliseconds: slots are on their way back. In a storage outage none come, and training goes on after this.
+            self._condition.wait_for(lambda: self._slotless is None, PROMISE_WAIT_S)
 
     def _behind(self) -> bool:
         return any(job.slot is None for job in self._jobs)
