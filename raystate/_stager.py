@@ -21,7 +21,7 @@ from raystate.core.tree import SlotTable
 
 logger = logging.getLogger("raystate")
 
-PROMISE_WAIT_S = 2.0
+PROMISE_WAIT_S = 2.0  # for a slot of the durable step before this one
 POLL_S = 0.005  # how often a held step looks for a free slot; only while the trainer waits for nothing
 
 
@@ -81,7 +81,7 @@ class Stager:
             self._condition.notify_all()
 
     def wait_for_turn(self, timeout_s: float) -> None:
-        """Return when no earlier step waits behind a copy that is still running (waiting for a free slot doesn't count)."""
+        """Return when no earlier step waits behind a copy that is still running, nor, for a moment, for a free slot."""
         with self._condition:
             self._condition.wait_for(lambda: self._slotless is not None or not self._behind(), timeout_s)
             # Steps of milliseconds: slots are on their way back. In a storage outage none come, and training goes on after this.

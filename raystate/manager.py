@@ -21,7 +21,7 @@ import ray
 from raystate._memory import MemorySnapshot, content_from_memory
 from raystate._session import Session
 from raystate._stager import Job, Stager
-from raystate.arrays import Described, describe, hold, pack_items
+from raystate.arrays import Described, Plan, describe, hold, pack_items
 from raystate.config import StateConfig
 from raystate.core.errors import (
     BarrierTimeoutError,
@@ -88,7 +88,7 @@ class StateManager:
         self._lock = threading.RLock()  # guards the machine, which the stager's thread also uses
         self._machine = self._new_machine()
         self._stager: Stager | None = None
-        self._described: Described | None = None
+        self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
         self._capacity: tuple[int, int] = (0, 0)  # data and table bytes of a slot
         self._last: tuple[int, Any, dict[str, Any]] | None = None  # newest save() call, to stage it at the end if it wasn't
         self._interrupted: Interrupted | None = None
@@ -255,15 +255,13 @@ class StateManager:
         self._describe(state, packed.trees)
 
     def _describe(self, state: Any, item_trees: Mapping[str, Any]) -> Described:
-        described = describe(
-            {STATE: state, **item_trees}, process_index=self._rank, previous=self._described and self._described.plan
-        )
-        if self._described is None or described.plan is not self._described.plan:
+        described = describe({STATE: state, **item_trees}, process_index=self._rank, previous=self._plan)
+        if described.plan is not self._plan:
             need = described.layout.data_bytes
             table = 12 * len(described.layout.pieces) + TABLE_ROOM_BYTES
             if self._stager is None or need > self._capacity[0] or table > self._capacity[1]:
                 self._allot(need, table)
-        self._described = described
+        self._plan = described.plan
         return described
 
     def _allot(self, data_bytes: int, table_bytes: int) -> None:
