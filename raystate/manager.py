@@ -21,7 +21,7 @@ import ray
 from raystate._memory import MemorySnapshot, content_from_memory
 from raystate._session import Session
 from raystate._stager import Job, Stager
-from raystate.arrays import Described, Plan, describe, hold, pack_items
+from raystate.arrays import Described, Plan, Spare, describe, hold, pack_items
 from raystate.config import StateConfig
 from raystate.core.errors import (
     BarrierTimeoutError,
@@ -88,6 +88,7 @@ class StateManager:
         self._lock = threading.RLock()  # guards the machine, which the stager's thread also uses
         self._machine = self._new_machine()
         self._stager: Stager | None = None
+        self._spare = Spare()
         self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
         self._capacity: tuple[int, int] = (0, 0)  # data and table bytes of a slot
         self._last: tuple[int, Any, dict[str, Any]] | None = None  # newest save() call, to stage it at the end if it wasn't
@@ -378,7 +379,7 @@ class StateManager:
             Job(
                 step=step,
                 slot=slot,
-                held=hold(described),
+                held=hold(described, self._spare),
                 values=described.values,
                 durable=decision.durable,
                 iterators=packed.iterators,

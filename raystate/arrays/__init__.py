@@ -3,7 +3,7 @@
 from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iterators
 from raystate.arrays.memory import Holding, MemorySource, UncoveredError
 from raystate.arrays.restore import PieceSource, ReadRequest, restore_tree
-from raystate.arrays.stage import Held, copy, hold
+from raystate.arrays.stage import Held, Spare, copy, hold
 from raystate.arrays.tree import Described, Plan, array_leaves, describe
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "PieceSource",
     "Plan",
     "ReadRequest",
+    "Spare",
     "UncoveredError",
     "array_leaves",
     "copy",

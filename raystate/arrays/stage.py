@@ -9,6 +9,7 @@ benchmarks/hold.py measures what the alternatives cost the training.
 
 from __future__ import annotations
 
+import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,12 +26,42 @@ _MAX_COPY_THREADS = 8
 _BYTES_PER_COPY_THREAD = 16 << 20
 
 
+class Spare:
+    """Memory of earlier holds on the CPU backend, to be written again: touching fresh pages costs several times the copy.
+
+    On accelerators the runtime keeps pinned host memory itself, and this stays empty. For use from several threads.
+    """
+
+    def __init__(self, keep: int = 2):
+        self._keep = keep  # sets of the state's size: one being copied to a slot while the next is held
+        self._plan: Plan | None = None
+        self._free: list[Buffers] = []
+
+    def take(self, plan: Plan) -> Buffers | None:
+        """A set that fits the plan, or None."""
+        if self._plan is not plan:
+            self._plan, self._free = plan, []
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
+
+    def give(self, plan: Plan, buffers: Buffers) -> None:
+        if plan is self._plan and len(self._free) < self._keep:
+            self._free.append(buffers)
+
+
+Buffers = list[list[jax.Array]]  # per device: arrays on it
+
+
 class Held:
     """One step's bytes, safe from donation. Give it to `copy`, or `release` it."""
 
-    def __init__(self, plan: Plan, parts: list[Any]):
+    def __init__(self, plan: Plan, parts: list[Any], *, spare: Spare | None = None, buffers: Buffers | None = None):
         self.plan = plan
         self._parts = parts  # per piece: a single-device jax.Array, (array, position) in one that was held whole, or numpy
+        self._spare = spare
+        self._buffers = buffers
 
     def separate(self) -> None:
         """Replace arrays that were held whole by their shards. Not from several threads: jax takes an array apart when it is first
@@ -42,17 +73,25 @@ class Held:
         part, self._parts[piece] = self._parts[piece], None
         return part
 
-    def release(self) -> None:
+    def release(self, *, reuse: bool = False) -> None:
+        """Let the bytes go. `reuse`: nobody looks at them any more, so that the next step may be held in their place."""
         self._parts = [None] * len(self._parts)
+        buffers, self._buffers = self._buffers, None
+        if reuse and buffers is not None and self._spare is not None:
+            self._spare.give(self.plan, buffers)
 
 
-def hold(described: Described) -> Held:
+def hold(described: Described, spare: Spare | None = None) -> Held:
     """Keep this step's bytes although the next step may donate or overwrite them.
 
     Returns without waiting for a computation. numpy leaves can be changed in place at any time, so they are copied here and now.
+
+    Args:
+        described: the state.
+        spare: memory to use again (CPU backend).
     """
     arrays: list[jax.Array] = []
-    slots: list[list[tuple[int, int]]] = []  # per array to copy: (piece, addressable position in it)
+    places: list[list[tuple[int, int]]] = []  # per array to copy: (piece, addressable position in it)
     parts: list[Any] = []
     for leaf in described.plan.arrays:
         value = described.leaves[leaf.position]
@@ -61,20 +100,53 @@ def hold(described: Described) -> Held:
             continue
         if leaf.key:
             value = jax.random.key_data(value)
-        if leaf.whole:
+        if leaf.whole and not (spare is not None and _on_cpu(value)):
             arrays.append(value)
-            slots.append([(len(parts) + i, shard.position) for i, shard in enumerate(leaf.shards)])
-        else:  # replicas: copy each box once
+            places.append([(len(parts) + i, shard.position) for i, shard in enumerate(leaf.shards)])
+        else:  # replicas: copy each box once; spare memory is kept by device
             for i, shard in enumerate(leaf.shards):
                 arrays.append(value.addressable_data(shard.position))
-                slots.append([(len(parts) + i, 0)])
+                places.append([(len(parts) + i, 0)])
         parts.extend([None] * len(leaf.shards))
-    if arrays:
-        copies = jax.device_put(arrays, [_copy_target(array) for array in arrays], may_alias=False)
-        for copied, places in zip(copies, slots, strict=True):
-            for piece, position in places:
-                parts[piece] = (copied, position)
-    return Held(described.plan, parts)
+    copies, buffers = _copies(described.plan, arrays, spare)
+    for copied, where in zip(copies, places, strict=True):
+        for piece, position in where:
+            parts[piece] = (copied, position)
+    return Held(described.plan, parts, spare=spare, buffers=buffers)
+
+
+def _copies(plan: Plan, arrays: list[jax.Array], spare: Spare | None) -> tuple[list[jax.Array], Buffers | None]:
+    """Copies of the arrays, enqueued, and the buffers that can be used again when they are done with."""
+    if not arrays:
+        return [], None
+    if spare is None or not all(map(_on_cpu, arrays)):
+        return jax.device_put(arrays, [_copy_target(array) for array in arrays], may_alias=False), None
+    by_device: dict[Any, list[int]] = {}
+    for index, array in enumerate(arrays):
+        by_device.setdefault(next(iter(array.sharding.device_set)), []).append(index)
+    old = spare.take(plan)
+    buffers: Buffers = []
+    copies: list[Any] = [None] * len(arrays)
+    for number, indices in enumerate(by_device.values()):
+        sources = [arrays[index] for index in indices]
+        if old is None:
+            buffers.append(jax.device_put(sources, [source.sharding for source in sources], may_alias=False))
+        else:
+            buffers.append(_copy_into(old[number], sources))
+        for index, copied in zip(indices, buffers[-1], strict=True):
+            copies[index] = copied
+    return copies, buffers
+
+
+@functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+def _copy_into(old: list[jax.Array], new: list[jax.Array]) -> list[jax.Array]:
+    """Copies of `new` in the memory of `old`, which is donated for that."""
+    del old
+    return [jax.numpy.copy(array) for array in new]
+
+
+def _on_cpu(array: jax.Array) -> bool:
+    return next(iter(array.sharding.device_set)).platform == "cpu"
 
 
 def _copy_target(array: jax.Array) -> Any:
@@ -120,9 +192,12 @@ def copy(held: Held, data: np.ndarray) -> tuple[int, ...]:
     try:
         held.separate()
         if threads <= 1:
-            return tuple(map(one, range(len(pieces))))
-        with ThreadPoolExecutor(threads, thread_name_prefix="raystate-copy") as pool:
-            return tuple(pool.map(one, range(len(pieces))))
+            crcs = tuple(map(one, range(len(pieces))))
+        else:
+            with ThreadPoolExecutor(threads, thread_name_prefix="raystate-copy") as pool:
+                crcs = tuple(pool.map(one, range(len(pieces))))
+        held.release(reuse=True)
+        return crcs
     finally:
         held.release()
 

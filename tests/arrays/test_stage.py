@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from raystate import checksum
-from raystate.arrays import Holding, MemorySource, copy, describe, hold, restore_tree
+from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, restore_tree
 from raystate.core.errors import CapacityError, CorruptCheckpointError
 
 
@@ -31,16 +31,27 @@ def _raw(described, data, crc32c):
     return restore_tree(None, spec, MemorySource([Holding(layout=described.layout, data=data, crc32c=crc32c)], "state"))
 
 
+def _used(trees):
+    """(plan, spare memory that an earlier save has left)"""
+    spare = Spare()
+    described = describe(trees)
+    copy(hold(described, spare), _slot(described))
+    return described.plan, spare
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["fresh memory", "the same memory"])
 @pytest.mark.parametrize("spec", [P(), P("x")], ids=str)
-def test_a_donated_state_is_copied_as_it_was(mesh, spec):
+def test_a_donated_state_is_copied_as_it_was(mesh, spec, again):
     @functools.partial(jax.jit, donate_argnums=0)
     def step(x):
         return jnp.sin(x) * 2 + 1
 
     x = step(jax.device_put(jnp.arange(8 * 4096, dtype=jnp.float32), NamedSharding(mesh, spec)))
+    plan, spare = _used({"state": {"x": x}}) if again else (None, None)
+    x = step(x)
     expected = np.array(x)
-    described = describe({"state": {"x": x}})
-    held = hold(described)
+    described = describe({"state": {"x": x}}, previous=plan)
+    held = hold(described, spare)
     for _ in range(3):
         x = step(x)
     x.block_until_ready()
@@ -50,8 +61,9 @@ def test_a_donated_state_is_copied_as_it_was(mesh, spec):
     assert np.array_equal(_raw(described, data, crc32c)["x"], expected)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["fresh memory", "the same memory"])
 @pytest.mark.parametrize("spec", [P(), P("x")], ids=str)
-def test_hold_returns_while_the_step_still_computes(mesh, spec):
+def test_hold_returns_while_the_step_still_computes(mesh, spec, again):
     @jax.jit
     def step(x, passes):
         return jax.lax.fori_loop(0, passes, lambda _, y: jnp.sin(y) + x, x)
@@ -61,11 +73,14 @@ def test_hold_returns_while_the_step_still_computes(mesh, spec):
 
     passes = 1000
     step(start(), passes).block_until_ready()
+    plan, spare = _used({"state": {"x": start()}}) if again else (None, None)
+    if again:
+        copy(hold(describe({"state": {"x": start()}}, previous=plan), spare), np.zeros(1 << 20, np.uint8))  # compiles
     ahead = False
     while not ahead:  # however fast the machine: a step long enough to be still running when hold is back
         x = step(start(), passes)
-        described = describe({"state": {"x": x}})
-        held = hold(described)
+        described = describe({"state": {"x": x}}, previous=plan)
+        held = hold(described, spare)
         ahead = not x.is_ready()
         y = jax.jit(lambda x: x + 1, donate_argnums=0)(x)
         data = _slot(described)
@@ -75,6 +90,40 @@ def test_hold_returns_while_the_step_still_computes(mesh, spec):
         assert np.array_equal(y, expected + 1)
         passes *= 4
         assert passes < 10**6, "hold waited for the step each time"
+
+
+def test_memory_is_used_again_but_never_under_a_held_step(mesh):
+    """Every dtype, sharded and replicated; two steps held at once, and one whose copy failed."""
+    sharded, replicated = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+
+    def state(seed):
+        values = np.random.default_rng(seed).integers(0, 2, (8, 16))
+        dtypes = ("float32", "bfloat16", "int8", "int4", "bool", "float8_e4m3fn", "complex64")
+        tree = {f"{d}-{i}": jax.device_put(jnp.asarray(values, d), s) for d in dtypes for i, s in enumerate((sharded, replicated))}
+        return {"state": tree | {"key": jax.random.key(seed)}}
+
+    def pointers(held):
+        return [array.unsafe_buffer_pointer() for arrays in held._buffers for array in arrays]
+
+    expected = []
+    for seed in range(4):
+        described = describe(state(seed))
+        expected.append(_slot(described))
+        copy(hold(described), expected[-1])
+    plan, spare = _used(state(0))
+    first, second = (hold(describe(state(seed), previous=plan), spare) for seed in (0, 1))
+    assert not set(pointers(first)) & set(pointers(second))
+    used = pointers(first)
+    for held, wanted in ((second, expected[1]), (first, expected[0])):
+        data = np.full_like(wanted, 0xAB)
+        copy(held, data)
+        assert data.tobytes() == wanted.tobytes()
+    again = hold(describe(state(2), previous=plan), spare)
+    assert pointers(again) == used, "fresh memory although some was free"
+    with pytest.raises(CapacityError):
+        copy(again, np.zeros(8, np.uint8))
+    again.release()  # perhaps somebody still looks at it: not to be used again
+    assert used not in [pointers(held) for held in (hold(describe(state(3), previous=plan), spare) for _ in range(3))]
 
 
 def test_numpy_leaves_may_change_after_hold():
