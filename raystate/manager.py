@@ -317,24 +317,30 @@ class StateManager:
         step = int(step)
         if self._stager is None:  # the first save of a loop that didn't begin with restore_or_init
             self._prepare(state, items)
-        if self._stager is not None and self._machine.held is not None and (force or self._machine.would_be_durable(step)):
-            # A loop that runs ahead of its devices: the durable step before this one is still being computed. Two copies of the state
-            # beside it would be too many, and giving one up would break a promise; so the loop waits for its own computation.
-            self._stager.wait_for_turn(self.config.save_timeout_s)
-        decision = self._decide(step, force)
-        if decision.wait:
-            decision = self._wait_for_agreement(step, force)
+        decision = self._keep(step, state, items, metrics, custom, force=force)
         self._last = (step, state, {"items": items, "metrics": metrics, "custom": custom})
-        if decision.dropped is not None:
-            assert self._stager is not None
-            self._stager.drop(decision.dropped)
-        if decision.action in ("stage", "hold"):
-            self._stage(step, state, items, metrics, custom, decision)
         if decision.stop:
             self._interrupted = Interrupted(decision.reason, step=step, rank=self._rank)
             self.wait_until_finished()
             raise self._interrupted
         return decision.durable
+
+    def _keep(self, step: int, state: Any, items: Any, metrics: Any, custom: Any, *, force: bool) -> SaveDecision:
+        """Decide about a step and hold it if the decision says so."""
+        stager = self._stager
+        if stager is not None and self._machine.held is not None and (force or self._machine.would_be_durable(step)):
+            # A loop that runs ahead of its devices: the durable step before this one is still being computed. Two copies of the state
+            # beside it would be too many, and giving one up would break a promise; so the loop waits for its own computation.
+            stager.wait_for_turn(self.config.save_timeout_s)
+        decision = self._decide(step, force)
+        if decision.wait:
+            decision = self._wait_for_agreement(step, force)
+        if decision.dropped is not None:
+            assert stager is not None
+            stager.drop(decision.dropped)
+        if decision.action in ("stage", "hold"):
+            self._stage(step, state, items, metrics, custom, decision)
+        return decision
 
     def _decide(self, step: int, force: bool) -> SaveDecision:
         with self._lock:
@@ -522,9 +528,8 @@ class StateManager:
         if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree_util.tree_leaves(state)):
             logger.warning("step %d was donated after its save and not snapshotted; the newest snapshot is the last step", step)
             return
-        decision = self._decide(step, force=True)
-        if decision.action in ("stage", "hold"):
-            self._stage(step, state, extras["items"], extras["metrics"], extras["custom"], decision)
+        self._drain()  # nothing is in a hurry any more: no earlier durable step has to give way
+        self._keep(step, state, extras["items"], extras["metrics"], extras["custom"], force=True)
 
     def _detach(self, failed: str = "") -> None:
         if self._closed:

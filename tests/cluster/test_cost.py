@@ -59,3 +59,17 @@ def test_cheaper_than_orbax_in_the_same_loop(tmp_path: Path) -> None:
     sys.stdout.write(json.dumps(found, indent=1))
     assert found["raystate"]["blocked_ms"] < found["orbax"]["blocked_ms"]
     assert found["raystate"]["lost_ms"] < found["orbax"]["lost_ms"]
+
+
+def test_steps_of_milliseconds_keep_every_promise(ray_cluster: Any, make_run: Any) -> None:
+    """Steps come faster than slots can come back: each that save() called durable is, and the last one too."""
+    run = make_run()
+    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=4, keep_last=100)
+    promised: list[int] = []
+    with raystate.StateManager(config) as manager:
+        manager.restore_or_init(lambda: {"x": jnp.zeros(1 << 20)})
+        for step in range(1, 51):
+            if manager.save(step, {"x": jnp.full(1 << 20, step, jnp.float32)}):
+                promised.append(step)
+    assert promised == list(range(4, 51, 4))
+    assert set(raystate.Reader(run.storage).all_steps()) >= {*promised, 50}

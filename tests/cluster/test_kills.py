@@ -29,7 +29,7 @@ def undisturbed(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> l
     """Digests of a run that nobody disturbs, by rank."""
     out = tmp_path_factory.mktemp("undisturbed")
     config = raystate.StateConfig(storage=str(out / "run"), run=f"calm-{os.getpid()}", save_every_steps=10)
-    training = Training(config, out / "out", steps=STEPS, step_s=0.1)
+    training = Training(config, out / "out", steps=STEPS, step_s=0.0)
     training.finish()
     return training.digests()
 
