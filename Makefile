@@ -30,7 +30,7 @@ demo: $(STAMP)
 # Fast layers first: what core decides is wrong long before a cluster shows it.
 test: test-core
 	$(PYTEST) -n 2 --dist loadfile tests --ignore=tests/core --ignore=tests/cluster $(ARGS)
-	$(PYTEST) tests/cluster $(ARGS)
+	$(PYTEST) -rP tests/cluster $(ARGS)
 
 test-core: $(STAMP)
 	$(PYTEST) tests/core $(ARGS)

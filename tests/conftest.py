@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +27,11 @@ _ENVIRONMENT = {
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
+# The tests compile the same programs again and again, in processes of their own.
+_COMPILED = "JAX_COMPILATION_CACHE_DIR"
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
 # Wall-clock deadlines per example say nothing on a shared machine.
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
@@ -33,6 +40,12 @@ _SHM = Path("/dev/shm")
 _LAYERS = ("house", "core", "storage", "arena", "config", "arrays", "orbax", "cli", "testing", "jobs", "cluster")
 _RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a machine share a run name
 _counter = itertools.count()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _COMPILED not in os.environ:  # the workers of pytest-xdist share that of the process that started them
+        os.environ[_COMPILED] = folder = tempfile.mkdtemp(prefix="raystate-tests-compiled-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def _layer(item: pytest.Item) -> str:

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 DEADLINE_S = 100
 
 PROGRAM = """
@@ -61,7 +59,6 @@ multihost_utils.sync_global_devices("done")
 """
 
 
-@pytest.mark.slow
 def test_two_processes(tmp_path: Path):
     with socket.socket() as probe:
         probe.bind(("localhost", 0))

@@ -27,6 +27,9 @@ def ray_cluster() -> Iterator[Any]:
         cluster.add_node(**node)
     ray.init(address=cluster.address, namespace="tests", log_to_driver=False)
     cluster.wait_for_nodes()
+    # Waiting processes double what each of the many short runs costs. Where they matter a test switches them on: so not before Ray
+    # has started, whose processes inherit it.
+    os.environ["RAYSTATE_STANDBY"] = "0"
     cloudpickle.register_pickle_by_value(toy)
     yield cluster
     ray.shutdown()

@@ -34,7 +34,10 @@ def undisturbed(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> l
     return training.digests()
 
 
-def test_trainers_killed_twice(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
+def test_trainers_killed_twice(
+    ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYSTATE_STANDBY", "1")
     config = _config(make_run)
     training = Training(config, tmp_path / "out", steps=STEPS)
     training.wait_step(7)

@@ -65,11 +65,12 @@ class Place:
 
 
 @pytest.fixture
-def place(ray_cluster: Any, make_run: Any, tmp_path: Path) -> Place:
+def place(ray_cluster: Any, make_run: Any, tmp_path: Path) -> Iterator[Place]:
     run = make_run()
     folder = tmp_path / "said"
     folder.mkdir()
-    return Place(folder=folder, config=raystate.StateConfig(storage=run.storage, run=run.run, idle_timeout_s=2.0))
+    yield Place(folder=folder, config=raystate.StateConfig(storage=run.storage, run=run.run, idle_timeout_s=2.0))
+    (folder / "stop").touch()  # where a test has failed, its training must not take the next one's nodes
 
 
 def _say(folder: str, event: str, **facts: Any) -> None:
@@ -157,22 +158,30 @@ def test_killed_workers_come_back_on_their_nodes(place: Place) -> None:
     assert all("died" in recovery.cause or "dies" in recovery.cause for recovery in result.recoveries)
 
 
-def _train_workers() -> list[str]:
-    """Ids of Ray Train workers that have not ended."""
+def _train_workers() -> list[int]:
+    """Pids of Ray Train workers that have not ended."""
     import ray._private.state
 
     actors = ray._private.state.actors().values()
-    return [actor["ActorID"] for actor in actors if actor["ActorClassName"] == "RayTrainWorker" and actor["State"] != "DEAD"]
+    return [actor["Pid"] for actor in actors if actor["ActorClassName"] == "RayTrainWorker" and actor["State"] != "DEAD"]
 
 
-def test_standby_processes_take_over(place: Place) -> None:
+def _has_imported(pid: int) -> bool:
+    """Whether a process has got as far as raystate's last big library."""
+    maps = Path(f"/proc/{pid}/maps")
+    return pid > 0 and maps.exists() and "tensorstore" in maps.read_text()  # 0: Ray is about to start it
+
+
+def test_standby_processes_take_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYSTATE_STANDBY", "1")
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(raystate.fit(_sum_until_told, place.config, **place.arguments())))
     thread.start()
     place.wait(lambda: len(place.said("start")) == 2, "start")
     place.wait(lambda: len(_train_workers()) == 4, "standby processes, one for each trainer")
+    place.wait(lambda: all(map(_has_imported, _train_workers())), "their imports")
     steps = len(place.said("step"))
-    place.wait(lambda: len(place.said("step")) > steps + 120, "time for their imports")
+    place.wait(lambda: len(place.said("step")) > steps + 40, "the end of their imports")
     killed_s = time.time()
     os.kill(place.said("start")[0]["pid"], signal.SIGKILL)
     place.wait(lambda: len(place.said("start")) == 4, "second start")
