@@ -121,8 +121,9 @@ def test_never_a_mixture_and_never_backwards_while_another_process_writes(
     WordCell.create(path)
     writer = child(_FAST_WRITER, path)
     assert writer.stdout and writer.stdout.readline()
-    cell, last, seen = WordCell.open(path, writable=False), 0, set[int]()
-    for _ in range(20_000):
+    cell, last, reads, seen = WordCell.open(path, writable=False), 0, 0, set[int]()
+    while reads < 20_000 or len(seen) <= 100:  # on a busy machine the writer may get few turns
+        reads += 1
         found = cell.read()
         assert found is not None
         seq, data = found
@@ -131,7 +132,6 @@ def test_never_a_mixture_and_never_backwards_while_another_process_writes(
         assert data[8:] == bytes([number % 251]) * (8 + number % 1993)
         last = seq
         seen.add(seq)
-    assert len(seen) > 100
     writer.kill()  # wherever it is
     writer.wait()
     final = cell.read()
