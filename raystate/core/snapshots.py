@@ -26,7 +26,8 @@ from raystate.core.saves import Saves
 
 MAX_INTERVAL = 64
 _NO_HOST = HostId("")
-CALM_SNAPSHOTS = 16  # stable snapshots in a row without a skip before the interval is halved
+CALM_SNAPSHOTS = 8  # stable snapshots in a row without a skip before the interval is halved
+TOLERATED_EVERY = 4  # a skip after so many stable snapshots is a hiccup: the interval stays
 
 
 class Snapshots:
@@ -51,7 +52,7 @@ class Snapshots:
         self._content: object = None
         self._forced = False
         self._mark = -1  # skips up to this step were caused by the interval before
-        self._calm = 0
+        self._calm = CALM_SNAPSHOTS
         self._base_seq = 0
         self._lag_s: float | None = None
 
@@ -150,7 +151,7 @@ class Snapshots:
         self.dead = set()
         self.interval = 1
         self._mark = -1
-        self._calm = 0
+        self._calm = CALM_SNAPSHOTS
         self._lag_s = None
         self.failure = None
         if not group.adopted:
@@ -218,7 +219,11 @@ class Snapshots:
         if any(step in seen.durable_due for seen in group.seen.values()):
             self.saves.lost((group.lineage, step), why)
         unit = self.interval * max(1, self.desk.settings.snapshot_every_steps)
-        if step > self._mark and step % unit == 0 and self.interval < MAX_INTERVAL:
+        if step <= self._mark or step % unit:
+            return
+        if self._calm >= TOLERATED_EVERY:
+            self._calm = 0
+        elif self.interval < MAX_INTERVAL:
             self._set_interval(self.interval * 2, why)
 
     def _set_interval(self, interval: int, why: str) -> None:

@@ -16,6 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker,
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raystate.actors.naming import give_way
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +142,7 @@ def _preload() -> float:
     """In the waiting process. User code is not imported: it may use JAX, which has to wait for jax.distributed."""
     begin_s = time.monotonic()
     if os.environ.get("JAX_PLATFORMS"):
-        for name in _MODULES:
-            importlib.import_module(name)
+        # On a thread of its own that gives way: on few cores these imports would make the running training skip snapshots.
+        with ThreadPoolExecutor(1, initializer=give_way) as pool:
+            list(pool.map(importlib.import_module, _MODULES))
     return time.monotonic() - begin_s

@@ -168,8 +168,13 @@ def test_skipped_step_is_dead_and_the_interval_grows_and_shrinks():
     assert driver.core.snapshots.dead == set()
     driver.word(1, 1)
     assert driver.advice().dead == (1,)
+    assert driver.advice().interval == 1, "one skip is a hiccup"
+    driver.stage(2)
+    driver.hold(0, 3)
+    driver.word(1, 3)
+    assert driver.advice().dead == (3,)
     assert driver.advice().interval == 2
-    for step in range(2, 60, 2):
+    for step in range(4, 40, 2):
         driver.stage(step)
     assert driver.advice().interval == 1
 
