@@ -54,6 +54,7 @@ from raystate.core.messages import (
     Written,
 )
 from raystate.core.tree import Package
+from raystate.orbax.scratch import load_orbax
 from raystate.storage import RunLog, StepFolder, Storage, collect_garbage, foreign_steps
 
 logger = logging.getLogger("raystate.coordinator")
@@ -183,6 +184,8 @@ class CoordinatorService:
         self.ledger.begin(entry.attempt)
         self._handle(Claimed(entry=entry, hosts=known_hosts, dead=tuple(dead)))
         self._workers.submit(self._collect_garbage, entry)
+        # Now, while the trainers start, and not at the first save: the import of Orbax and JAX stalls all other threads for moments.
+        self._workers.submit(load_orbax)
 
     def _collect_garbage(self, entry: LogEntry) -> None:
         try:

@@ -70,7 +70,7 @@ def small_files(
         metrics: written as CheckpointManager does; nothing if empty.
         custom: `custom_metadata` of the step.
     """
-    api = _orbax()
+    api = load_orbax()
     ocp = api.ocp
     with tempfile.TemporaryDirectory(prefix="raystate-scratch-") as scratch, _one_at_a_time, _expected_warnings_silenced():
         handlers: dict[str, Any] = {}
@@ -150,8 +150,8 @@ def _expected_warnings_silenced() -> Iterator[None]:
 
 
 @functools.cache
-def _orbax() -> SimpleNamespace:
-    """Orbax and our small classes on top of it; imported at the first save, on CPU."""
+def load_orbax() -> SimpleNamespace:
+    """Orbax and our small classes on top of it; imported at the first call, on CPU."""
     if "jax" not in sys.modules:
         import jax
 
