@@ -196,7 +196,7 @@ class Coordinator:
         desk = self._desk
         self._claimed = True
         desk.attempt = event.entry.attempt
-        desk.log("info", f"attempt {desk.attempt} owns run {event.entry.run}: {event.entry.reason}")
+        desk.log("debug", f"attempt {desk.attempt} owns run {event.entry.run}: {event.entry.reason}")
         self.journal.start(event)
         self.snapshots.start(event.hosts)
         self.agreement.start()

@@ -139,7 +139,7 @@ class Joins:
         self._members = {}
         self._reply = None
         self._barrier = Barrier(desk.now_s)
-        desk.log("info", f"group {event.group} of {event.world} ranks joins")
+        desk.log("debug", f"group {event.group} of {event.world} ranks joins")
 
     def _refuse(self, event: Joined, message: str, **details: object) -> None:
         """The group cannot be what its ranks say: nobody of it may start."""

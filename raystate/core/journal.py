@@ -177,7 +177,7 @@ class Journal:
                 reason=why,
             )
             self._flight, self._done, self._tries, self._resend_s = entry, done, 0, None
-            desk.log("info", f"log entry {entry.seq} ({entry.kind}): {why}")
+            desk.log("debug", f"log entry {entry.seq} ({entry.kind}): {why}")
             desk.out.append(Append(entry=entry))
 
     def _has_to_wait(self, intent: Intent, publishing: bool) -> bool:

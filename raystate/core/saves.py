@@ -139,7 +139,7 @@ class Saves:
         job.hosts = tuple(sorted(by_host))
         job.waiting = set(job.hosts)
         self.running = job
-        desk.log("info", f"save {job.save} of step {snap.step} ({job.why}, try {job.tries}) on {len(job.hosts)} hosts")
+        desk.log("debug", f"save {job.save} of step {snap.step} ({job.why}, try {job.tries}) on {len(job.hosts)} hosts")
         job.told_s = desk.now_s
         job.orders = tuple(
             Write(host=host, save=job.save, lineage=snap.lineage, step=snap.step, ranks=tuple(by_host[host])) for host in job.hosts
