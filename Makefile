@@ -1,5 +1,5 @@
 # Everything runs in .venv, which is made on the first call from nothing but python3, pip and make.
-#   make demo [ARGS=…]   make test   make test-core   make check   make bench [ARGS=…]   make format   make clean
+#   make demo [ARGS=…]   make test   make test-all   make test-core   make check   make bench [ARGS=…]   make format   make clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 
-.PHONY: demo test test-core check bench format clean venv
+.PHONY: demo test test-all test-core check bench format clean venv
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -31,6 +31,10 @@ demo: $(STAMP)
 test: test-core
 	$(PYTEST) -n 2 --dist loadfile tests --ignore=tests/core --ignore=tests/cluster $(ARGS)
 	$(PYTEST) -rP tests/cluster $(ARGS)
+
+# Every kind of death in every phase of a save, and the deaths that meet: about 10 minutes.
+test-all: $(STAMP)
+	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster/test_matrix.py tests/cluster/test_combinations.py tests/cluster/test_kills.py $(ARGS)
 
 test-core: $(STAMP)
 	$(PYTEST) tests/core $(ARGS)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from raystate import fault_points
 from raystate._session import Session
 from raystate.arena import Slot, SlotHeader
 from raystate.arrays import Held, copy
@@ -166,6 +167,7 @@ class Stager:
         slot: Slot = arena.slots[slot_index]
         slot.begin()
         crcs = copy(job.held, slot.data_mut)
+        fault_points.reached("staging")
         table = SlotTable(
             layout_ref=ref,
             crc32c=crcs,

@@ -11,6 +11,7 @@ import logging
 import secrets
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -18,6 +19,7 @@ import jax
 import numpy as np
 import ray
 
+from raystate import fault_points
 from raystate._memory import MemorySnapshot, content_from_memory
 from raystate._session import Session
 from raystate._stager import Job, Stager
@@ -80,7 +82,10 @@ class StateManager:
         self.config: StateConfig = given
         self._launched = context is not None
         if not ray.is_initialized():
-            ray.init(include_dashboard=False, logging_level=logging.WARNING)
+            with warnings.catch_warnings():
+                # Of a fork in a process that uses JAX. Ray only starts programs, which is safe.
+                warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+                ray.init(include_dashboard=False, logging_level=logging.WARNING)
         rank, world, group = _membership(context)
         self._session = Session(given, rank=rank, world=world, group=group, takeover=takeover)
         self._rank, self._world = rank, world
@@ -196,6 +201,7 @@ class StateManager:
     ) -> Restored | None:
         if choice.tier == "none":
             return None
+        fault_points.reached("restoring")
         if choice.tier == "memory":
             snapshot = MemorySnapshot(self._session, choice)
             try:

@@ -32,6 +32,8 @@ _COMPILED = "JAX_COMPILATION_CACHE_DIR"
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+os.environ.setdefault("RAYSTATE_SEED", str(secrets.randbelow(1000)))
+
 # Wall-clock deadlines per example say nothing on a shared machine.
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
@@ -46,6 +48,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if _COMPILED not in os.environ:  # the workers of pytest-xdist share that of the process that started them
         os.environ[_COMPILED] = folder = tempfile.mkdtemp(prefix="raystate-tests-compiled-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_report_header() -> str:
+    return f"RAYSTATE_SEED={os.environ['RAYSTATE_SEED']} (chooses what is killed when)"
 
 
 def _layer(item: pytest.Item) -> str:

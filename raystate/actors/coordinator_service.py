@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
+from raystate import fault_points
 from raystate.actors.ledger import Ledger
 from raystate.actors.naming import give_way
 from raystate.actors.packaging import build_package
@@ -275,6 +276,7 @@ class CoordinatorService:
         try:
             folder = StepFolder(self._storage, step, save)
             package = self._packages.get(save) or folder.read_package()
+            fault_points.reached("publishing")
             folder.publish(package)
             self._packages.pop(save, None)
         except Exception as caught:
@@ -299,7 +301,7 @@ class CoordinatorService:
     # ------------------------------------------------------------ ends
 
     def _finish(self, reason: str) -> None:
-        logger.info("run %r released: %s", self._settings.run, reason)
+        logger.debug("run %r released: %s", self._settings.run, reason)
         self._ended.set()
         self._appender.shutdown(wait=True)
         self._workers.shutdown(wait=True)

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from raystate import fault_points
 from raystate.actors.doorbell import BYE, Hello, listen, peer_pid
 from raystate.actors.naming import give_way
 from raystate.arena import HostArena, Slot, SlotHeader, SlotSet, crc32c
@@ -615,6 +616,7 @@ class HostService:
             if mine:
                 base = self._storage.kvstore(f"{folder.write_prefix}/{tree.item}")
                 objects[tree.item] = write_item(base, writer, tree, mine)
+        fault_points.reached("writing")
         return HostPart(host=self._host, writer=writer, trees=trees, objects=objects, claims=claims, tables=tables)
 
     # ------------------------------------------------------------ end

@@ -8,23 +8,24 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import toy
-
-NODES = 3
-OBJECT_STORE_BYTES = 100 << 20
+from raystate.fault_points import FOLDER
+from tests.cluster import strikes, toy
+from tests.cluster.training import NODE, NODES, STEPS, Training
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[Any]:
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     import ray
     from ray import cloudpickle
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 2, "resources": {"trainer": 1}, "object_store_memory": OBJECT_STORE_BYTES}
+    os.environ[FOLDER] = str(tmp_path_factory.mktemp("fault-points"))  # everything that Ray starts inherits it
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    # A dead node is noticed within a second or two, not fifteen.
+    noticed = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "_system_config": noticed})
     for _ in range(NODES - 1):
-        cluster.add_node(**node)
+        cluster.add_node(**NODE)
     ray.init(address=cluster.address, namespace="tests", log_to_driver=False)
     cluster.wait_for_nodes()
     # Waiting processes double what each of the many short runs costs. Where they matter a test switches them on: so not before Ray
@@ -34,3 +35,31 @@ def ray_cluster() -> Iterator[Any]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Digests of a run of STEPS steps that nobody disturbs, by rank."""
+    import raystate
+
+    out = tmp_path_factory.mktemp("undisturbed")
+    config = raystate.StateConfig(storage=str(out / "run"), run=f"calm-{os.getpid()}", save_every_steps=10)
+    training = Training(config, out / "out", steps=STEPS, step_s=0.0)
+    training.finish()
+    return training.digests()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("RAYSTATE_ALL"):
+        return
+    left = [item for item in items if item.get_closest_marker("long")]
+    items[:] = [item for item in items if item not in left]
+    config.hook.pytest_deselected(items=left)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if not strikes.played:
+        return
+    terminalreporter.section("kill -9, all ended bit-equal to the undisturbed run", sep="-")
+    for line in strikes.table():
+        terminalreporter.write_line(line)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import raystate
 from tests.cluster import toy
 
+REPO = Path(__file__).parents[2]
+NODES = 3
+NODE = {"num_cpus": 2, "resources": {"trainer": 1}, "object_store_memory": 100 << 20}  # of the simulated nodes
 WAIT_S = 90.0
+STEPS = 60  # of the runs that are compared with the undisturbed one
 POLL_S = 0.02
 
 
@@ -128,3 +137,55 @@ def quiet_run_config(out: Path, devices: int) -> Any:
 
     environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     return RunConfig(storage_path=str(out / "ray"), worker_runtime_env={"env_vars": environment})
+
+
+class Driver(Training):
+    """`fit` in a driver process of its own, on a running cluster or on one that it starts."""
+
+    def __init__(self, run: Any, out: Path, *, address: str | None, steps: int, step_s: float = 0.2, **settings: Any):
+        out.mkdir(parents=True, exist_ok=True)
+        self.events = Events(out)
+        self.config = run
+        self.out = out
+        given = {
+            "address": address,
+            "storage": run.storage,
+            "run": run.run,
+            "out": str(out),
+            "steps": steps,
+            "step_s": step_s,
+            "settings": settings,
+        }
+        (out / "given.json").write_text(json.dumps(given))
+        self._log = open(out / "driver.log", "a")  # noqa: SIM115 - ends with the process
+        command = [sys.executable, "-m", "tests.cluster.drive", str(out / "given.json")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")]))}
+        self.process = subprocess.Popen(command, cwd=REPO, env=environment, stdout=self._log, stderr=subprocess.STDOUT)
+
+    @property
+    def error(self) -> BaseException | None:
+        code = self.process.poll()
+        return None if code in (None, 0) else RuntimeError(f"exit code {code}: {(self.out / 'driver.log').read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        """SIGKILL the driver and whatever it has started: its cluster, if it has one."""
+        doomed = [self.process_tree(), *self.process_tree().children(recursive=True)]
+        for process in doomed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(doomed, timeout=30)
+
+    def process_tree(self) -> psutil.Process:
+        return psutil.Process(self.process.pid)
+
+    def finish(self, timeout_s: float = 180.0) -> Any:
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(
+                f"the driver did not end within {timeout_s:.0f} s; newest step {self.events.newest_step()}"
+            ) from None
+        if self.error is not None:
+            raise self.error
+        return json.loads((self.out / "result.json").read_text())

@@ -1,0 +1,49 @@
+"""A driver of its own, to be killed: runs the toy under `fit`.
+
+    python -m tests.cluster.drive CONFIG.json
+
+CONFIG has address (of a running cluster; null: start one of 2 nodes), storage, run, out, steps, step_s,
+settings (of StateConfig). Writes `result.json` at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import ray
+from ray import cloudpickle
+from ray.cluster_utils import Cluster
+
+import raystate
+from tests.cluster import toy
+from tests.cluster.training import NODE, quiet_run_config, scaling
+
+
+def main() -> None:
+    given = json.loads(Path(sys.argv[1]).read_text())
+    out = Path(given["out"])
+    address = given["address"]
+    if address is None:
+        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        cluster.add_node(**NODE)
+        address = cluster.address
+    ray.init(address=address, namespace=f"driver-{os.getpid()}", log_to_driver=False)
+    cloudpickle.register_pickle_by_value(toy)
+    settings = {"save_every_steps": 5, "barrier_timeout_s": 60.0, "start_timeout_s": 60.0, **given["settings"]}
+    config = raystate.StateConfig(storage=given["storage"], run=given["run"], **settings)
+    result = raystate.fit(
+        toy.train,
+        config,
+        train_loop_config={"out": str(out), "steps": given["steps"], "step_s": given["step_s"], "width": 32},
+        scaling_config=scaling(2),
+        run_config=quiet_run_config(out, 2),
+    )
+    (out / "result.json").write_text(json.dumps({"step": result.step}))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Killing things: whatever kind of process it is, in whatever phase of a save the run is held."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from raystate.actors.naming import NAMESPACE, coordinator_name, find_hosts, host_name
+from raystate.arena import arena_path, default_root
+from raystate.fault_points import FOLDER
+from raystate.storage import run_hash
+from tests.cluster.training import Training, wait_for
+
+PHASES = ("training", "staging", "writing", "publishing")
+SEED = int(os.environ["RAYSTATE_SEED"])  # drawn by tests/conftest.py, which prints it
+
+played: dict[tuple[str, str], str] = {}  # (victim, phase) -> what came of it
+
+
+@contextlib.contextmanager
+def held(phase: str, training: Training, *, before: Callable[[], Any] | None = None) -> Iterator[None]:
+    """Inside the block at least one process waits in that phase of a save or restore; "training" holds nothing.
+
+    Args:
+        before: what makes processes come there, called once the hold is set.
+    """
+    if phase == "training":
+        yield
+        return
+    folder = Path(os.environ[FOLDER])
+    for old in folder.glob(f"{phase}.*"):
+        old.unlink()
+    hold = folder / f"{phase}.hold"
+    hold.touch()
+    try:
+        if before is not None:
+            before()
+        wait_for(lambda: list(folder.glob(f"{phase}.*.reached")), f"a process in phase {phase}", failed=lambda: training.error)
+        yield
+    finally:
+        hold.unlink()
+
+
+def held_pids(phase: str) -> list[int]:
+    """Who waits there."""
+    return [int(path.name.split(".")[1]) for path in Path(os.environ[FOLDER]).glob(f"{phase}.*.reached")]
+
+
+def strike(training: Training, victim: str, phase: str, cluster: Any) -> int:
+    """Kill `victim` in `phase`; the newest step before that. Returns when the training has got further."""
+    starts = training.events.starts()
+    with held(phase, training):
+        before = training.events.newest_step()
+        _KILL[victim](training, cluster)
+    if victim in ("trainer", "all trainers", "node"):
+        wait_for(lambda: training.events.starts() > starts, f"a start after the death of {victim}", failed=lambda: training.error)
+    training.wait_step(before + 3)
+    return before
+
+
+def coordinator_pid(training: Training) -> int:
+    return _pid(coordinator_name(run_hash(training.config.storage, training.config.run)))
+
+
+def host_pid(training: Training) -> int:
+    """Of one HostActor of the run."""
+    name = run_hash(training.config.storage, training.config.run)
+    return _pid(host_name(name, sorted(find_hosts(name))[0]))
+
+
+def _pid(actor: str) -> int:
+    return wait_for(lambda: pid_of(actor), f"the pid of {actor}")
+
+
+def _kill_trainer(training: Training, _cluster: Any) -> None:
+    os.kill(training.events.pids()[1], signal.SIGKILL)
+
+
+def _kill_all_trainers(training: Training, _cluster: Any) -> None:
+    for pid in training.events.pids().values():
+        os.kill(pid, signal.SIGKILL)
+
+
+def _kill_host(training: Training, _cluster: Any) -> None:
+    name = run_hash(training.config.storage, training.config.run)
+    _kill_actor(training, host_name(name, sorted(find_hosts(name))[0]))
+
+
+def _kill_coordinator(training: Training, _cluster: Any) -> None:
+    _kill_actor(training, coordinator_name(run_hash(training.config.storage, training.config.run)))
+
+
+def _kill_actor(training: Training, actor: str) -> None:
+    pid = wait_for(lambda: pid_of(actor), f"the pid of {actor}")
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: pid_of(actor) not in (None, pid), f"a new {actor}", failed=lambda: training.error)
+
+
+def _kill_node(training: Training, cluster: Any) -> None:
+    """The raylet, all that it has started, and the node's arena: what a vanished machine takes with it. Not the head."""
+    raylets = {node.all_processes["raylet"][0].process.pid: node for node in cluster.list_all_nodes() if not node.is_head()}
+    for pid in training.events.pids().values():
+        raylet = psutil.Process(pid).ppid()
+        if raylet in raylets:
+            break
+    else:
+        raise AssertionError("no trainer outside the head node")
+    node = raylets[raylet]
+    doomed = [psutil.Process(raylet), *psutil.Process(raylet).children(recursive=True)]
+    for process in doomed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(doomed, timeout=30)
+    run = run_hash(training.config.storage, training.config.run)
+    shutil.rmtree(arena_path(default_root(None), run, node.node_id), ignore_errors=True)
+    cluster.remove_node(node, allow_graceful=False)
+
+
+_KILL = {
+    "trainer": _kill_trainer,
+    "all trainers": _kill_all_trainers,
+    "HostActor": _kill_host,
+    "Coordinator": _kill_coordinator,
+    "node": _kill_node,
+}
+VICTIMS = tuple(_KILL)
+
+
+def pid_of(name: str) -> int | None:
+    """Of a named actor of raystate's, if it answers."""
+    try:
+        actor = ray.get_actor(name, namespace=NAMESPACE)
+        hello = actor.pid.remote() if name.startswith("coordinator") else actor.hello.remote()
+        found = ray.get(hello, timeout=5.0)
+        return found if isinstance(found, int) else found[0]
+    except (ValueError, RayActorError, GetTimeoutError):
+        return None
+
+
+def came_of(training: Training, before: int) -> str:
+    """In one line: how the run went on after the newest death."""
+    start = [event for event in training.events.read() if event["event"] == "start"][-1]
+    return f"killed after step {before}, newest start at {start['step']} from {start['tier']}"
+
+
+def table() -> list[str]:
+    rows = [f"{victim:14} in {phase:11} {came}" for (victim, phase), came in sorted(played.items())]
+    return [*rows, f"{len(rows)} of {7 * len(PHASES)} cells (make test-all plays all; RAYSTATE_SEED={SEED} these)"]

@@ -1,0 +1,136 @@
+"""Deaths that meet, sleepers that wake, and training functions that end in unusual ways."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import raystate
+from raystate.actors.naming import run_actors
+from raystate.storage import run_hash
+from tests.cluster.strikes import coordinator_pid, held, held_pids, host_pid
+from tests.cluster.training import STEPS, Driver, Training, wait_for
+
+
+def _config(make_run: Any, **more: Any) -> raystate.StateConfig:
+    run = make_run()
+    return raystate.StateConfig(
+        storage=run.storage, run=run.run, save_every_steps=5, barrier_timeout_s=60.0, start_timeout_s=60.0, **more
+    )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_deaths_that_meet(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
+    config = _config(make_run)
+    training = Training(config, tmp_path / "out", steps=STEPS)
+    training.wait_step(6)
+    # A trainer, and one of the new ones while it restores.
+    with held("restoring", training, before=lambda: training.kill_trainer(1)):
+        victim = held_pids("restoring")[0]
+        os.kill(victim, signal.SIGKILL)
+    # The Coordinator and a trainer at once.
+    training.wait_step(training.events.newest_step() + 4)
+    doomed = (coordinator_pid(training), training.events.pids()[0])
+    for pid in doomed:
+        os.kill(pid, signal.SIGKILL)
+    # A HostActor while trainers restore from its memory.
+    training.wait_step(training.events.newest_step() + 4)
+    host = host_pid(training)
+    with held("restoring", training, before=lambda: training.kill_trainer(1)):
+        os.kill(host, signal.SIGKILL)
+    training.finish()
+    assert training.digests() == undisturbed
+    assert run_actors(run_hash(config.storage, config.run)) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_sleepers_do_no_harm(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
+    """Each kind is stopped for longer than the others wait for it, and goes on."""
+    config = _config(make_run, host_timeout_s=1.0)
+    training = Training(config, tmp_path / "out", steps=STEPS)
+    training.wait_step(6)
+    for pid in (host_pid(training), coordinator_pid(training)):
+        os.kill(pid, signal.SIGSTOP)
+        training.wait_step(training.events.newest_step() + 10)  # 2 s at least: training goes on without it
+        os.kill(pid, signal.SIGCONT)
+        training.wait_step(training.events.newest_step() + 3)
+    sleeper = training.events.pids()[1]
+    os.kill(sleeper, signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    wait_for(lambda: time.monotonic() - stopped_s > 2.0, "the end of the sleep")
+    os.kill(sleeper, signal.SIGCONT)
+    training.wait_step(training.events.newest_step() + 3)
+    # One that sleeps while its group is replaced, and would wake up in the middle of the next.
+    sleeper = training.events.pids()[1]
+    os.kill(sleeper, signal.SIGSTOP)
+    training.kill_trainer(0)
+    training.wait_step(training.events.newest_step() + 3)
+    try:
+        psutil.Process(sleeper).send_signal(signal.SIGCONT)
+    except psutil.NoSuchProcess:
+        pass  # its HostActor has ended it
+    training.finish()
+    assert training.digests() == undisturbed
+    assert run_actors(run_hash(config.storage, config.run)) == []
+
+
+def test_the_run_is_released_when_the_driver_never_comes_back(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    run = make_run()
+    driver = Driver(run, tmp_path, address=ray_cluster.address, steps=STEPS, idle_timeout_s=2.0, save_every_steps=1000)
+    driver.wait_step(6)
+    before = driver.events.newest_step()
+    driver.kill()
+    name = run_hash(run.storage, run.run)
+    wait_for(lambda: run_actors(name) == [], "the end of the run's actors")
+    newest = raystate.Reader(run.storage).latest_step()
+    assert newest is not None and newest >= before - 1, "the newest snapshot was to be made durable"
+
+
+def train_badly(config: dict[str, Any]) -> int:
+    """First rank 1 raises, then rank 0 calls sys.exit, then all return early with the manager open."""
+    import sys
+
+    import jax
+    import jax.numpy as jnp
+
+    import raystate
+    from raystate import launch_context
+
+    context = launch_context.current()
+    assert context is not None
+    attempt = len(context.restarts)
+    manager = raystate.StateManager()
+    restored = manager.restore_or_init(lambda: {"x": jnp.zeros(8)})
+    state = restored.state
+    for step in range(restored.step, 5 * (attempt + 1)):
+        state = {"x": state["x"] + 1}
+        manager.save(step + 1, state)
+    manager.wait_until_finished()
+    if attempt == 0 and jax.process_index() == 1:
+        raise ValueError("a bad batch")
+    if attempt == 1 and jax.process_index() == 0:
+        sys.exit(3)
+    if attempt < 2:
+        time.sleep(60)  # the other rank is where it would wait for the one that is gone
+    return int(state["x"][0])
+
+
+@pytest.mark.timeout(180)
+def test_training_functions_that_end_in_unusual_ways(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    config = _config(make_run)
+    training = Training(config, tmp_path / "out", train_fn=train_badly)
+    result = training.finish()
+    causes = [recovery.cause for recovery in result.recoveries]
+    assert "rank 1" in causes[0] and "a bad batch" in causes[0], causes
+    assert "rank 0" in causes[1] and "SystemExit" in causes[1], causes
+    assert result.return_value == 15
+    assert raystate.Reader(config.storage).latest_step() == 15
+    assert run_actors(run_hash(config.storage, config.run)) == []
