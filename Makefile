@@ -34,7 +34,7 @@ test: test-core
 
 # Every kind of death in every phase of a save, and the deaths that meet: about 10 minutes.
 test-all: $(STAMP)
-	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster/test_matrix.py tests/cluster/test_combinations.py tests/cluster/test_kills.py $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster/test_matrix.py tests/cluster/test_combinations.py tests/cluster/test_digits.py $(ARGS)
 
 test-core: $(STAMP)
 	$(PYTEST) tests/core $(ARGS)

@@ -148,7 +148,7 @@ def pid_of(name: str) -> int | None:
 
 def came_of(training: Training, before: int) -> str:
     """In one line: how the run went on after the newest death."""
-    start = [event for event in training.events.read() if event["event"] == "start"][-1]
+    start = training.events.newest_start()
     return f"killed after step {before}, newest start at {start['step']} from {start['tier']}"
 
 

@@ -82,6 +82,7 @@ def test_sleepers_do_no_harm(ray_cluster: Any, make_run: Any, tmp_path: Path, un
     assert run_actors(run_hash(config.storage, config.run)) == []
 
 
+@pytest.mark.long
 def test_the_run_is_released_when_the_driver_never_comes_back(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     run = make_run()
     driver = Driver(run, tmp_path, address=ray_cluster.address, steps=STEPS, idle_timeout_s=2.0, save_every_steps=1000)
@@ -123,6 +124,7 @@ def train_badly(config: dict[str, Any]) -> int:
     return int(state["x"][0])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_training_functions_that_end_in_unusual_ways(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     config = _config(make_run)

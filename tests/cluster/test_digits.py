@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPO = Path(__file__).parents[2]
 
 # A cell, run again after an exception, and again with more steps.
@@ -40,6 +42,7 @@ def _run(*command: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.long
 def test_a_cell_that_is_run_again(tmp_path: Path) -> None:
     done = _run("-c", CELLS, str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr[-3000:]

@@ -24,7 +24,7 @@ REPO = Path(__file__).parents[2]
 NODES = 3
 NODE = {"num_cpus": 2, "resources": {"trainer": 1}, "object_store_memory": 100 << 20}  # of the simulated nodes
 WAIT_S = 90.0
-STEPS = 60  # of the runs that are compared with the undisturbed one
+STEPS = 75  # of the runs that are compared with the undisturbed one
 POLL_S = 0.02
 
 
@@ -50,6 +50,9 @@ class Events:
     def pids(self) -> dict[int, int]:
         """rank -> pid of the newest start."""
         return {event["rank"]: event["pid"] for event in self.read() if event["event"] == "start"}
+
+    def newest_start(self) -> dict[str, Any]:
+        return [event for event in self.read() if event["event"] == "start"][-1]
 
     def starts(self) -> int:
         return sum(event["event"] == "start" and event["rank"] == 0 for event in self.read())
