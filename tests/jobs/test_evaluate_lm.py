@@ -17,8 +17,8 @@ from jobs.lm.config import load
 
 CONFIG = Path(__file__).parents[2] / "configs" / "lm_cpu.yaml"
 SMALL = [
-    "model.n_layers=1", "model.d_model=32", "model.n_heads=2", "model.d_ff=64", "data.seq_len=32", "train.batch_size=4", "train.eval_bytes=1024",
-    "train.steps=3",
+    "model.n_layers=1", "model.d_model=32", "model.n_heads=2", "model.d_ff=64", "data.seq_len=32", "train.batch_size=4",
+    "train.eval_bytes=1024", "train.steps=3",
 ]  # fmt: skip
 
 
