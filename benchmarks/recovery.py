@@ -3,7 +3,7 @@
     python benchmarks/recovery.py --ranks 1 0 1 0 --save-every 20
 
 The same training under plain JaxTrainer with Orbax's CheckpointManager, restored from its newest checkpoint, and under `raystate.fit`.
-The kill comes half-way between two durable saves. Both run on one machine, in turn, each on a Ray of its own; read the ratio.
+The kill comes half-way between two durable saves. Both run on one Ray, in turn; read the ratio.
 """
 
 from __future__ import annotations
@@ -36,10 +36,18 @@ def main() -> None:
     parser.add_argument("--only", choices=("plain", "raystate"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before the import
+    import ray
+
     repository = str(Path(__file__).resolve().parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [repository, os.environ.get("PYTHONPATH")]))
-    found = {name: measure(way, args) for name, way in WAYS.items() if args.only in (None, name)}
+    ray_folder = tempfile.mkdtemp(prefix="recovery-ray-")
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=ray_folder)
+    try:
+        found = {name: measure(way, args) for name, way in WAYS.items() if args.only in (None, name)}
+    finally:
+        ray.shutdown()
+        shutil.rmtree(ray_folder, ignore_errors=True)
     if args.json:
         print(json.dumps(found))
         return
@@ -184,8 +192,6 @@ WAYS: dict[str, Callable[[dict[str, Any], Path], None]] = {"plain": run_plain, "
 
 
 def measure(way: Callable[[dict[str, Any], Path], None], args: argparse.Namespace) -> list[dict[str, Any]]:
-    import ray
-
     folder = Path(tempfile.mkdtemp(prefix="recovery-"))
     (folder / "events").mkdir()
     config = {
@@ -196,7 +202,6 @@ def measure(way: Callable[[dict[str, Any], Path], None], args: argparse.Namespac
         "step_s": args.step_s,
         "width": args.width,
     }
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=str(folder / "ray"))
     errors: list[BaseException] = []
 
     def go() -> None:
@@ -216,7 +221,6 @@ def measure(way: Callable[[dict[str, Any], Path], None], args: argparse.Namespac
             raise errors[0]
         return rows
     finally:
-        ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 

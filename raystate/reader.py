@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raystate.core.errors import StepNotFoundError
+from raystate.core.errors import CorruptCheckpointError, StepNotFoundError, StorageError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.step_reader import StepReader
 from raystate.restored import ReadOptions, Restored, content_from_storage
@@ -82,17 +82,36 @@ class Reader:
         Local: in a multi-process program each process reads its own share.
 
         Raises:
-            StepNotFoundError, ReferenceMismatchError, CorruptCheckpointError.
+            StepNotFoundError: also when retention takes the step while it is read. ReferenceMismatchError, CorruptCheckpointError,
+            StorageError.
         """
-        step = self._existing(step)
         options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
-        step_reader = self._step_reader(step)
-        content = content_from_storage(step_reader, step)
+        if step is not None:
+            return self._restore(self._existing(step), reference, items, options)
+        while True:
+            newest = self._existing(None)
+            try:
+                return self._restore(newest, reference, items, options)
+            except StepNotFoundError:
+                if self.latest_step() in (None, newest):
+                    raise
+                # Retired under our hands, so a newer one has been committed.
+
+    def _restore(self, step: int, reference: Any, items: Mapping[str, Any] | None, options: ReadOptions) -> Restored:
         import jax
 
-        restored = content.restore(reference, items, options, world=jax.process_count(), process_index=jax.process_index())
-        self.bytes_read += step_reader.bytes_read
-        return restored
+        reader = self._step_reader(step)
+        try:
+            content = content_from_storage(reader, step)
+            return content.restore(reference, items, options, world=jax.process_count(), process_index=jax.process_index())
+        except (CorruptCheckpointError, StorageError) as error:
+            if step in self.all_steps():
+                raise
+            raise StepNotFoundError(
+                f"step {step} of {self._storage.url} was retired while it was read", step=step, path=self._storage.url
+            ) from error
+        finally:
+            self.bytes_read += reader.bytes_read
 
     def follow(
         self, reference: Any = None, after: int | None = None, timeout_s: float | None = None, **options: Any

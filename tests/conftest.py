@@ -39,7 +39,7 @@ settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
 
 _SHM = Path("/dev/shm")
-_LAYERS = ("house", "core", "storage", "arena", "config", "arrays", "orbax", "cli", "testing", "jobs", "cluster")
+_LAYERS = ("house", "core", "storage", "arena", "config", "arrays", "orbax", "reshard", "cli", "testing", "jobs", "cluster")
 _RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a machine share a run name
 _counter = itertools.count()
 

@@ -20,7 +20,7 @@ from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_a
 from raystate.config import StateConfig
 from raystate.core.messages import Advice, Event, Failure, HostId, Invalidate, Reply, Write
 
-GOODBYE_S = 5.0  # how long the ended Coordinator waits for trainers to have read their last reply
+GOODBYE_S = 5.0  # how long the ended Coordinator waits for its last replies to be read
 CLOSE_HOST_TIMEOUT_S = 20.0
 
 
@@ -166,7 +166,7 @@ class CoordinatorActor:
         self._service.post(event)
 
     async def left(self, rank: int, world: int) -> None:
-        """A trainer has read its LeaveReply."""
+        """A trainer, or the driver that asked for a release (as 0 of 1), has read its last reply."""
         self._lefts.add(rank)
         if len(self._lefts) >= world:
             self._left_all.set()

@@ -60,6 +60,7 @@ def release(config: StateConfig, reason: str, deadline_s: float) -> int | None:
             step = reply.step
         elif isinstance(reply, Failure):
             failure = error_from_name(reply.error, reply.message, reply.details)
+        coordinator.left.remote(0, 1)  # it has been read: the Coordinator need not wait
         break
     _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()))
     if failure is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,9 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 Index = tuple[int, ...]
+
+CHUNK_BYTES = 4 << 20
+MOST_PARTS = 64  # that an axis is cut into at once: the length of a shard may have large prime factors only
 
 
 class Shard(NamedTuple):
@@ -55,8 +59,36 @@ def is_process_local(sharding: Sharding) -> bool:
     return jax.process_count() > 1 and sharding.is_fully_addressable
 
 
-def chunk_shape(sharding: Sharding, shape: Index) -> Index:
-    return tuple(max(1, size) for size in sharding.shard_shape(shape))
+def chunk_shape(shard: Index, shape: Index, itemsize: int) -> Index:
+    """How one shard's box is cut into chunks: the unit that is written, checksummed and read back as a whole.
+
+    A job that restores with other axes sharded needs narrow parts of many shards. So chunks are cut along all dimensions, the longest
+    first, until they have at most CHUNK_BYTES; then each process reads little more than what it needs.
+
+    Args:
+        shard: the largest shard's shape.
+        shape: the array's.
+        itemsize: bytes.
+    """
+    chunk = [max(1, size) for size in shard]
+    fixed: set[int] = set()
+    while math.prod(chunk) * itemsize > CHUNK_BYTES and len(fixed) < len(chunk):
+        axis = max((i for i in range(len(chunk)) if i not in fixed), key=lambda i: chunk[i])
+        parts = _parts(chunk[axis], sharded=shard[axis] != shape[axis])
+        if parts > 1:
+            chunk[axis] = -(-chunk[axis] // parts)
+        else:
+            fixed.add(axis)
+    return tuple(chunk)
+
+
+def _parts(length: int, *, sharded: bool) -> int:
+    """In how many parts to cut. The largest prime factor first: what stays is a power of two, and so fits most other shardings."""
+    for factor in range(MOST_PARTS, 1, -1):
+        if length % factor == 0 and all(factor % small for small in range(2, factor)):
+            return factor
+    # Shards begin on chunk boundaries; only where there are none inside may the last chunk be a shorter one.
+    return 1 if sharded else min(length, 2)
 
 
 def sharding_json(sharding: Sharding) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -40,14 +41,14 @@ def read_boxes(
         (one array per request, bytes of the chunks that were fetched)
     """
     # Boxes that touch the same chunks become one fetch: restoring onto many devices asks for small parts of one chunk.
-    fetches: dict[tuple[int, _Box], list[int]] = {}
+    fetches: dict[int, dict[_Box, list[int]]] = {}
     for index, (leaf, start, shape) in enumerate(requests):
         spec = arrays[leaf][0].array
         if spec is None:
             raise ConfigError(f"{what(leaf)}: not an array", **facts(leaf))
         if len(start) != len(spec.shape) or len(shape) != len(spec.shape) or not _inside(spec, start, shape):
             raise ConfigError(f"{what(leaf)}: the box at {start} of shape {shape} is not within {spec.shape}", **facts(leaf))
-        fetches.setdefault((leaf, _whole_chunks(spec, start, shape)), []).append(index)
+        fetches.setdefault(leaf, {}).setdefault(_whole_chunks(spec, start, shape), []).append(index)
 
     parts: list[np.ndarray | None] = [None] * len(requests)
     waiting: deque[tuple[int, _Box, list[int], int, Any]] = deque()
@@ -66,10 +67,10 @@ def read_boxes(
                 parts[index] = parts[indices[0]]
 
     try:
-        for (leaf, chunks), indices in fetches.items():
+        for leaf, chunks, indices in [(leaf, *fetch) for leaf, boxes in fetches.items() for fetch in _joined(boxes).items()]:
             spec, store = arrays[leaf][0].array, arrays[leaf][1]
             assert spec is not None
-            nbytes = int(np.prod([e - s for s, e in zip(*chunks, strict=True)], dtype=np.int64)) * np.dtype(spec.dtype).itemsize
+            nbytes = _volume(chunks) * np.dtype(spec.dtype).itemsize
             while waiting and flying + nbytes > bytes_in_flight:
                 land()
             only = {requests[index] for index in indices}
@@ -83,6 +84,33 @@ def read_boxes(
         for entry in waiting:  # after an error nobody wants the rest
             entry[-1].cancel()
     return [part for part in parts if part is not None], fetched
+
+
+def _joined(boxes: dict[_Box, list[int]]) -> dict[_Box, list[int]]:
+    """The same requests in fewer boxes: two that share chunks become one, where that reads no more than both."""
+    done: dict[_Box, list[int]] = {}
+    waiting = list(boxes.items())
+    while waiting:
+        box, indices = waiting.pop()
+        for other in done:
+            if _overlap(box, other) and _volume(union := _union(box, other)) <= _volume(box) + _volume(other):
+                waiting.append((union, [*done.pop(other), *indices]))
+                break
+        else:
+            done[box] = indices
+    return done
+
+
+def _overlap(a: _Box, b: _Box) -> bool:
+    return all(low < high for low, high in zip(map(max, a[0], b[0]), map(min, a[1], b[1]), strict=True))
+
+
+def _union(a: _Box, b: _Box) -> _Box:
+    return tuple(map(min, a[0], b[0])), tuple(map(max, a[1], b[1]))
+
+
+def _volume(box: _Box) -> int:
+    return math.prod(end - start for start, end in zip(*box, strict=True))
 
 
 def _inside(spec: ArraySpec, start: tuple[int, ...], shape: tuple[int, ...]) -> bool:

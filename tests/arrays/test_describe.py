@@ -175,7 +175,7 @@ def test_the_fast_path_is_much_faster_than_the_slow_one(mesh):
         (np.array(["a"]), "dtype"),
         (np.array([object()]), "dtype"),
         (np.zeros(3, "datetime64[s]"), "dtype"),
-        (np.zeros((0, 3)), "no elements"),
+        (np.zeros(2, ml_dtypes.uint4), "dtype uint4"),
         (2**63, "64 bits"),
         (jax.ShapeDtypeStruct((1,), jnp.float32), "ShapeDtypeStruct"),
     ],
@@ -208,7 +208,7 @@ def test_a_donated_array_is_named():
     assert caught.value.path == "a"
 
 
-@pytest.mark.parametrize("dtype", ["int4", "uint4", "float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "bool", "complex64"])
+@pytest.mark.parametrize("dtype", ["int4", "float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "bool", "complex64"])
 def test_narrow_dtypes(dtype):
     array = np.ones((3, 5)).astype(getattr(ml_dtypes, dtype, None) or np.dtype(dtype))
     (leaf,) = describe({"state": {"a": jnp.asarray(array)}}).layout.trees[0].leaves

@@ -35,7 +35,7 @@ def test_boxes_cover_every_element_once_and_are_whole_chunks(mesh, spec):
     array = jax.device_put(jnp.arange(16 * 8).reshape(16, 8), NamedSharding(mesh, spec))
     shards = local_shards(array, process_index=0)
     seen = np.zeros(array.shape, int)
-    chunk = chunk_shape(array.sharding, array.shape)
+    chunk = chunk_shape(array.sharding.shard_shape(array.shape), array.shape, 4)
     for shard in shards:
         assert shard.owned
         assert shard.shape == chunk
@@ -44,3 +44,22 @@ def test_boxes_cover_every_element_once_and_are_whole_chunks(mesh, spec):
         seen[box] += 1
         assert np.array_equal(array.addressable_data(shard.position), np.asarray(array)[box])
     assert (seen == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("shard", "shape", "expected"),
+    [
+        ((1024, 1024), (1024, 1024), (1024, 1024)),  # 4 MiB
+        ((2048, 4096), (2048, 4096), (1024, 1024)),
+        ((1536, 4096), (12288, 4096), (512, 1024)),  # odd factors first: powers of two fit most other shardings
+        ((1 << 22,), (1 << 23,), (1 << 20,)),
+        ((1048583,), (1048583,), (524292,)),  # a prime that isn't sharded: the last chunk is shorter
+        ((1048583,), (2097166,), (1048583,)),  # one that is can't be cut
+        ((1048583, 4), (2097166, 4), (1048583, 1)),
+        ((0, 3), (0, 3), (1, 3)),
+        ((), (), ()),
+    ],
+    ids=str,
+)
+def test_large_shards_are_cut_along_all_dimensions(shard, shape, expected):
+    assert chunk_shape(shard, shape, 4) == expected

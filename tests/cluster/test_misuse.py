@@ -128,7 +128,11 @@ def train_where_only_rank_0_saves(config: dict[str, Any]) -> None:
 
 def test_one_rank_saves_and_the_other_does_not(config: raystate.StateConfig, tmp_path: Path) -> None:
     training = Training(
-        config.replace(barrier_timeout_s=3.0), tmp_path / "out", steps=600, train_fn=train_where_only_rank_0_saves, max_failures=0
+        config.replace(barrier_timeout_s=3.0, save_every_steps=1000),
+        tmp_path / "out",
+        steps=600,
+        train_fn=train_where_only_rank_0_saves,
+        max_failures=0,
     )
     with pytest.raises(raystate.RunFailedError) as caught:
         training.finish(timeout_s=60.0)

@@ -21,7 +21,7 @@ def _config(**train: Any) -> Config:
     small = {"steps": 20, "warmup_steps": 4, "batch_size": 8, "learning_rate": 0.01, "mesh": {"model": 2}, "log_every_steps": 5}
     return validate(
         {
-            "model": {"d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 64, "ngram": 2, "ngram_buckets": 128},
+            "model": {"d_model": 32, "n_layers": 1, "n_heads": 4, "d_ff": 64, "ngram": 2, "ngram_buckets": 128},
             "data": {"seq_len": 32, "max_bytes": 262_144},
             "ray": {"num_workers": 1, "devices_per_worker": 8},
             "train": {**small, "eval_every_steps": 8, "eval_bytes": 4096, "sample_bytes": 0, **train},

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+from raystate.arrays.tree import STORABLE
 from raystate.core.errors import ConfigError, StorageError
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
 from raystate.orbax import writer as writer_module
@@ -27,6 +28,13 @@ def test_importing_loads_neither_jax_nor_orbax():
         "sys.exit(any(name.split('.')[0] in ('jax', 'jaxlib') or name.startswith('orbax') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_what_save_accepts_is_what_zarr3_can_hold():
+    numpys = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+    numpys += ["bool", "float16", "float32", "float64", "complex64", "complex128"]
+    narrow = [name for name in dir(ml_dtypes) if name.startswith(("int", "uint", "float", "bfloat"))]
+    assert {name for name in [*numpys, *narrow] if writer_module.storable(name)} == STORABLE
 
 
 def test_objects_are_listed_as_storage_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
