@@ -48,13 +48,14 @@ class Session:
         config: of the run.
         rank, world: of this JAX process.
         group: one token per start of the worker group, the same on all ranks.
+        launch: the same for all starts of one launcher; None: this process is its own.
         takeover: end another job's use of the run.
 
     Raises:
         RunInUseError, StorageError, BarrierTimeoutError (names the ranks that did not join), ConfigError.
     """
 
-    def __init__(self, config: StateConfig, *, rank: int, world: int, group: str, takeover: bool):
+    def __init__(self, config: StateConfig, *, rank: int, world: int, group: str, launch: str | None, takeover: bool):
         self.config = config
         self.rank = rank
         self.world = world
@@ -65,6 +66,7 @@ class Session:
         self._word_lock = threading.Lock()
         self._host_word_seq = -1
         self._host_word: HostWord | None = None
+        self._owner = this_owner(launch or f"{self.host}-{os.getpid()}")
         self._hello(takeover)
         self.join_reply = self._join(group)
         self.lineage = self.join_reply.lineage
@@ -76,7 +78,7 @@ class Session:
     # ------------------------------------------------------------ the Coordinator
 
     def _hello(self, takeover: bool) -> None:
-        owner = this_owner()
+        owner = self._owner
         deadline_s = time.monotonic() + self.config.start_timeout_s
         while True:
             try:
@@ -93,8 +95,8 @@ class Session:
                 continue
             if isinstance(reply, Failure):
                 error = error_from_name(reply.error, reply.message, reply.details)
-                if isinstance(error, RunInUseError) and takeover and time.monotonic() < deadline_s:
-                    time.sleep(RETRY_S)
+                if isinstance(error, RunInUseError) and error.starting and time.monotonic() < deadline_s:
+                    time.sleep(RETRY_S)  # soon it trains, or it is known to have given up
                     continue
                 raise error
             assert isinstance(reply, CoordinatorHello)
@@ -130,7 +132,7 @@ class Session:
                     f"the Coordinator of run {self.config.run!r} is gone (released or taken over)", rank=self.rank, phase=phase
                 )
             if coordinator is None:
-                coordinator = ensure_coordinator(self.config, self.run_hash, this_owner())
+                coordinator = ensure_coordinator(self.config, self.run_hash, self._owner)
             try:
                 reply: Any = ray.get(coordinator.ask.remote(event), timeout=max(0.1, deadline_s - time.monotonic()))
             except (RayActorError, GetTimeoutError) as error:

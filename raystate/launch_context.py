@@ -40,6 +40,7 @@ class LaunchContext:
         group: token of this start of the worker group: equal on all its ranks, different after every restart.
         rank: world rank, 0 <= rank < world; equal to `jax.process_index()`.
         world: processes in the group; must equal `jax.process_count()` (see `check_world`).
+        launch: token of the launcher: the same after a restart.
         restarts: the restarts so far, oldest first; the last one led to this group.
     """
 
@@ -47,6 +48,7 @@ class LaunchContext:
     group: str
     rank: int
     world: int
+    launch: str
     restarts: tuple[Restart, ...] = field(default=())
 
 

@@ -35,6 +35,7 @@ from raystate.core.errors import (
     StorageError,
 )
 from raystate.core.messages import (
+    DeleteAsked,
     FlushAsked,
     FlushReply,
     LeaveAsked,
@@ -87,7 +88,8 @@ class StateManager:
                 warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
                 ray.init(include_dashboard=False, logging_level=logging.WARNING)
         rank, world, group = _membership(context)
-        self._session = Session(given, rank=rank, world=world, group=group, takeover=takeover)
+        launch = context.launch if context is not None else None if world == 1 else group
+        self._session = Session(given, rank=rank, world=world, group=group, launch=launch, takeover=takeover)
         self._rank, self._world = rank, world
         self._storage = open_storage(given.storage)
         self._lock = threading.RLock()  # guards the machine, which the stager's thread also uses
@@ -454,6 +456,16 @@ class StateManager:
 
     def metadata(self, step: int) -> Any:
         return self._reader.metadata(step)
+
+    def delete(self, step: int) -> None:
+        """Remove a durable step, and return when it is gone. One process may call, or each of them.
+
+        Raises:
+            StepNotFoundError: there is no such step.
+            StorageError: it is the newest one, it is being read, or it could not be removed.
+        """
+        self._check_open()
+        self._session.ask(lambda ask: DeleteAsked(ask=ask, step=int(step)), timeout_s=self.config.save_timeout_s, phase="delete")
 
     def check_for_errors(self) -> None:
         """Raise StorageError if a due step could not be made durable since the last durable one."""

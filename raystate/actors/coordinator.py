@@ -7,6 +7,7 @@ import dataclasses
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,14 +23,27 @@ from raystate.core.messages import Advice, Event, Failure, HostId, Invalidate, R
 
 GOODBYE_S = 5.0  # how long the ended Coordinator waits for its last replies to be read
 CLOSE_HOST_TIMEOUT_S = 20.0
+STARTING_S = 10.0  # between an owner's hello and its first trainer; nobody else gets in between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who uses the run: the Ray job that asks."""
+    """Who uses the run.
+
+    Attributes:
+        job_id: the Ray job.
+        node: where its process runs.
+        launch: stays the same over the restarts of one `fit`; tells apart two uses of a run within one job, such as trials of a sweep
+            that were given the same storage.
+    """
 
     job_id: str
     node: str
+    launch: str
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        return self.job_id, self.launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +134,7 @@ class CoordinatorActor:
 
         _log_to_stderr()
         self._owner = owner
+        self._owner_s = time.monotonic()  # when it last said hello
         self._lefts: set[int] = set()
         self._left_all = threading.Event()
         self._world = 1
@@ -145,18 +160,20 @@ class CoordinatorActor:
         ray.kill(self._kill_me, no_restart=True)
 
     async def hello(self, owner: Owner, takeover: bool) -> Hello | Failure:
-        """Who is asking. RunInUseError while another job's trainers are alive, unless `takeover`."""
+        """Who is asking. RunInUseError while somebody else's trainers are alive or about to join, unless `takeover`."""
         service = self._service
         if service.failed is not None:
             return service.failed
-        if owner.job_id != self._owner.job_id and service.ledger.trainers_alive and not takeover:
-            return Failure(
-                error="RunInUseError",
-                message=f"the run is in use by Ray job {self._owner.job_id} on node {self._owner.node[:8]}; "
-                "pass takeover=True to end it",
-                details=dataclasses.asdict(self._owner),
-            )
-        self._owner = owner
+        now_s, old = time.monotonic(), self._owner
+        if owner.identity != old.identity and not takeover:
+            training = service.ledger.trainers_alive
+            if training or now_s - self._owner_s < STARTING_S:
+                return Failure(
+                    error="RunInUseError",
+                    message=f"the run is in use by Ray job {old.job_id} on node {old.node[:8]}; pass takeover=True to end it",
+                    details={**dataclasses.asdict(old), "starting": not training},
+                )
+        self._owner, self._owner_s = owner, now_s
         return Hello(attempt=service.attempt, pid=os.getpid(), protocol=PROTOCOL, newest_step=service.ledger.newest_step)
 
     async def ask(self, event: Any) -> Reply:
@@ -225,6 +242,6 @@ def ensure_coordinator(config: StateConfig, run_hash: str, owner: Owner) -> Any:
     )
 
 
-def this_owner() -> Owner:
+def this_owner(launch: str) -> Owner:
     context = ray.get_runtime_context()
-    return Owner(job_id=context.get_job_id(), node=context.get_node_id())
+    return Owner(job_id=context.get_job_id(), node=context.get_node_id(), launch=launch)

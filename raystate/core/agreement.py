@@ -153,6 +153,11 @@ class Agreement:
         self.desk.stir = True
         self.desk.log("warning", f"proposal {proposal.id} ({proposal.kind} at step {proposal.step}) is withdrawn: {why}")
 
+    def _unanswered(self, proposal: Proposal) -> str:
+        group = self.joins.group
+        seen = {} if group is None else group.seen
+        return f"{self.joins.where([rank for rank, one in seen.items() if one.ack_id != proposal.id])} did not answer"
+
     # ---------------------------------------------------------------- time
 
     def tick(self) -> None:
@@ -160,12 +165,12 @@ class Agreement:
         if self._stop is not None and now_s >= self._stop_until_s:
             if proposal is None or proposal.state != "confirmed" or proposal.kind != "stop":
                 if proposal is not None and proposal.state == "proposed":
-                    self._end(proposal, f"not all ranks have answered in time: {self._stop.reason}")
+                    self._end(proposal, f"{self._unanswered(proposal)} in time: {self._stop.reason}")
                 self.last_stable_wanted = True
             self._stop = None
             self.desk.stir = True
         elif proposal is not None and proposal.state == "proposed" and now_s >= self._until_s:
-            self._end(proposal, "not all ranks have answered in time")
+            self._end(proposal, f"{self._unanswered(proposal)} within {self.desk.settings.barrier_timeout_s:.1f} s")
             self._last_save_s = now_s
         every_s, group = self.desk.settings.save_every_s, self.joins.group
         if every_s is None or group is None or not group.alive or now_s - self._last_save_s < every_s:

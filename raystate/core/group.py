@@ -178,9 +178,13 @@ class Joins:
         if waited_s < desk.settings.start_timeout_s:
             return
         missing = barrier.missing(self._world)
-        message = f"ranks {missing} of {self._world} did not join group {self._name} within {waited_s:.1f} s"
+        here = ranks_text(sorted(self._members), {rank: join.host for rank, join in self._members.items()})
+        message = (
+            f"{ranks_text(missing, {})} of {self._world} did not construct a StateManager within {waited_s:.1f} s of the first; "
+            f"{here} did"
+        )
         desk.log("error", message)
-        desk.fail(barrier.everybody(), "BarrierTimeoutError", message, missing_ranks=missing, phase="join", waited_s=waited_s)
+        desk.fail(barrier.everybody(), "BarrierTimeoutError", message, missing_ranks=missing, phase="start", waited_s=waited_s)
         self._barrier = None
         self._members = {}
 

@@ -10,6 +10,7 @@ from raystate.core.group import Group, Joins
 from raystate.core.journal import Change, Journal
 from raystate.core.memory import Key, Memory
 from raystate.core.messages import (
+    Ask,
     DeleteAsked,
     Finish,
     FlushAsked,
@@ -35,6 +36,8 @@ class Leaving:
         self.phase: Phase = "open"
         self._flushes: list[tuple[FlushAsked, float]] = []
         self._deletes: list[tuple[DeleteAsked, float]] = []
+        self._logged: set[Ask] = set()  # deletes that stand in the log
+        self._deleted: set[int] = set()  # steps
         self._asks = Barrier(0.0)
         self._group: Group | None = None  # None: a release, no rank is asked
         self._step = -1
@@ -92,7 +95,9 @@ class Leaving:
                 if skipped:
                     errors.append(f"step {step} is not durable: ranks {skipped} had no free slot for it before a newer step came")
                 else:
-                    waiting.append(f"step {step} is not committed: {self.memory.missing_text((event.lineage, step))}")
+                    waiting.append(
+                        f"step {step} is not committed: {self.memory.missing_text((event.lineage, step), self.joins.where)}"
+                    )
             elif step in self.journal.publishing:
                 waiting.append(f"step {step} is committed but not published")
         return waiting, errors
@@ -111,6 +116,12 @@ class Leaving:
 
     def delete_asked(self, event: DeleteAsked) -> None:
         step = event.step
+        if step not in self.journal.live and step in self._deleted:
+            # Every process of a loop that deletes asks; the first one's call does it.
+            self._logged.add(event.ask)
+            self._deletes.append((event, self.desk.now_s))
+            self.desk.stir = True
+            return
         why = self.journal.refuse_retire(step)
         if why is not None:
             kind = "StorageError" if step in self.journal.live else "StepNotFoundError"
@@ -126,26 +137,32 @@ class Leaving:
             return None if refused else (None, [(step, False, "delete")], f"delete of step {step}")
 
         def done(_: LogEntry | None) -> None:
-            self._deletes.append((event, self.desk.now_s))
+            if any(waiting is event for waiting, _ in self._deletes):
+                self._logged.add(event.ask)
+            self._deleted.add(step)
             self.desk.stir = True
 
+        self._deletes.append((event, self.desk.now_s))
         self.journal.request(build, done)
 
     def _delete(self) -> None:
         left: list[tuple[DeleteAsked, float]] = []
         for event, since_s in self._deletes:
             waited_s = self.desk.now_s - since_s
-            if event.step in self.journal.live:
+            logged = event.ask in self._logged
+            if logged and event.step in self.journal.live:
                 self.desk.fail(
                     [event.ask], "StorageError", f"step {event.step} is not deleted any more: it is in use", step=event.step
                 )
-            elif event.step not in self.journal.retiring:
+            elif logged and event.step not in self.journal.retiring:
                 self.desk.answer(event.ask, FlushReply(durable_step=self.journal.durable_step))
             elif waited_s >= self.desk.settings.save_timeout_s:
                 text = f"step {event.step} is not removed after {waited_s:.1f} s: {'; '.join(self.journal.troubles[-1:])}"
                 self.desk.fail([event.ask], "StorageError", text, step=event.step, waited_s=waited_s)
             else:
                 left.append((event, since_s))
+                continue
+            self._logged.discard(event.ask)
         self._deletes = left
 
     # ---------------------------------------------------------------- leaving
@@ -283,7 +300,7 @@ class Leaving:
         promised = any(self._step in seen.durable_due for seen in group.seen.values())
         best = [snap for snap in self.memory.candidates() if snap.step < self._step]
         if promised or (not best and self.journal.durable_step < 0):
-            text = self.memory.missing_text((group.lineage, self._step))
+            text = self.memory.missing_text((group.lineage, self._step), self.joins.where)
             self._refuse(
                 "StorageError",
                 f"step {self._step} cannot be made durable: {text}; newest durable step: {self.journal.durable_step}",
@@ -324,7 +341,7 @@ class Leaving:
         elif self.phase == "saving" and waited_s >= settings.save_timeout_s:
             text = "; ".join(self.journal.troubles[-1:])
             if self._key is None and self._step >= 0 and group is not None:
-                text = text or self.memory.missing_text((group.lineage, self._step))
+                text = text or self.memory.missing_text((group.lineage, self._step), self.joins.where)
             self._refuse(
                 "StorageError",
                 f"step {self._step} is not durable after {waited_s:.1f} s: {text}",

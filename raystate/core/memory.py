@@ -6,6 +6,8 @@ only what differs from the host's last one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from raystate.core.messages import HostId, HostSummary, Invalidate, Proposal, Staged, TrainerSeen
 from raystate.core.slots import lineage_order
 
@@ -221,15 +223,15 @@ class Memory:
             found.sort(key=_newest_first, reverse=True)
         return found
 
-    def missing_text(self, key: Key) -> str:
-        """Why a snapshot is not complete, for messages."""
+    def missing_text(self, key: Key, where: Callable[[list[int]], str]) -> str:
+        """Why a snapshot is not complete, for messages. `where` names ranks with their hosts."""
         snap = self.snaps.get(key)
         if snap is None:
             return f"no host holds a piece of step {key[1]}"
         world = snap.world
         missing = [rank for rank in range(world) if rank not in snap.pieces]
         if missing:
-            return f"the pieces of ranks {missing} of step {key[1]} are missing"
+            return f"step {key[1]} was not staged by {where(missing)}"
         return f"the pieces of step {key[1]} differ in layout" if not snap.complete else f"step {key[1]} is complete"
 
 

@@ -319,7 +319,9 @@ class Recovery:
         choice = self._choice
         assert choice is not None
         if choice.tier == "memory" and self.memory.complete((choice.lineage, choice.step)) is None:
-            self.desk.log("warning", f"{self.memory.missing_text((choice.lineage, choice.step))} by now; choosing again")
+            self.desk.log(
+                "warning", f"{self.memory.missing_text((choice.lineage, choice.step), self.joins.where)} by now; choosing again"
+            )
             self._enter("looking")
             return
         self._tried = {}

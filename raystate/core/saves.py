@@ -211,14 +211,17 @@ class Saves:
                 job.told_s = now_s
                 self.desk.out.extend(order for order in job.orders if order.host in job.waiting)
             if waited_s >= limit_s and job.phase != "committing":
-                what = f"hosts {sorted(job.waiting)}" if job.phase == "writing" else "the package"
-                self._fail(job, f"{what} not done after {waited_s:.1f} s")
+                what = "the package is not assembled"
+                if job.phase == "writing":
+                    late = [f"host {order.host} (ranks {list(order.ranks)})" for order in job.orders if order.host in job.waiting]
+                    what = f"{', '.join(late)} did not write"
+                self._fail(job, f"{what} within {waited_s:.1f} s")
             return
         for key, queued in list(self.jobs.items()):
             if queued.next_s <= now_s:
                 self.desk.stir = True
             if now_s - queued.due_s >= limit_s and self.memory.complete(key) is None:
-                self._give_up(key, f"{self.memory.missing_text(key)} after {now_s - queued.due_s:.1f} s")
+                self._give_up(key, f"{self.memory.missing_text(key, self.joins.where)} after {now_s - queued.due_s:.1f} s")
 
     def _fail(self, job: Job, why: str) -> None:
         """Before the commit entry: what the save has written is garbage."""

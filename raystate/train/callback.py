@@ -72,6 +72,7 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
         self._max_failures = max_failures
         self._returns_outcome = False  # set by fit: its training function returns an Outcome
         self._wants_standby = os.environ.get(SWITCH, "1") != "0"
+        self._launch = secrets.token_hex(8)
         self._group = ""
         self._restarts: tuple[Restart, ...] = ()
         self._reset()
@@ -94,7 +95,7 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
         self._standby: Standby | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("_config", "_max_failures", "_returns_outcome", "_wants_standby", "_group", "_restarts")
+        names = ("_config", "_max_failures", "_returns_outcome", "_wants_standby", "_launch", "_group", "_restarts")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -113,6 +114,7 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
                 group=self._group,
                 rank=context.get_world_rank(),
                 world=context.get_world_size(),
+                launch=self._launch,
                 restarts=self._restarts,
             )
         )

@@ -39,6 +39,13 @@ def test_older_equal_and_missing_steps(config: raystate.StateConfig) -> None:
         manager.wait_until_finished()
         assert manager.all_steps() == [2, 3]
         assert manager.latest_step() == 3
+        for _ in range(2):  # as each process of a loop would
+            manager.delete(2)
+            assert manager.all_steps() == [3]
+        with pytest.raises(raystate.StorageError, match="step 3 is the newest durable step and is not deleted"):
+            manager.delete(3)
+        with pytest.raises(raystate.StepNotFoundError, match="9"):
+            manager.delete(9)
     with raystate.StateManager(config) as manager, pytest.raises(raystate.StepNotFoundError, match="7") as caught:
         manager.restore(_state(), step=7)
     assert isinstance(caught.value, FileNotFoundError)

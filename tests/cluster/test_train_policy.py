@@ -128,7 +128,7 @@ def test_check_world() -> None:
 def test_a_new_context_forgets_old_notes() -> None:
     launch_context.note(step=3)
     try:
-        launch_context.set_context(LaunchContext(config=None, group="g", rank=0, world=1))
+        launch_context.set_context(LaunchContext(config=None, group="g", rank=0, world=1, launch="l"))
         assert launch_context.summary() == {}
         launch_context.note(step=4, metrics={})
         launch_context.note(step=5)

@@ -411,7 +411,8 @@ def test_delete_keeps_the_newest():
     driver.send(DeleteAsked(ask=Ask("d9"), step=9))
     assert driver.replies(Failure)[-1].error == "StepNotFoundError"
     driver.send(DeleteAsked(ask=Ask("d1"), step=1))
-    assert driver.replies(FlushReply)[-1].durable_step == 2
+    driver.send(DeleteAsked(ask=Ask("d1 of another rank"), step=1))
+    assert driver.replies(FlushReply) == [FlushReply(durable_step=2)] * 2
     assert [one.step for one in driver.take(Retire)] == [1]
 
 

@@ -1,0 +1,197 @@
+"""No silent wait: each deadline of the Coordinator, driven to its end. What is said names rank, node, phase and seconds."""
+
+from __future__ import annotations
+
+import re
+
+from raystate.core.messages import (
+    Ask,
+    DeleteAsked,
+    Failure,
+    FlushAsked,
+    FlushReply,
+    HostId,
+    Joined,
+    LeaveAsked,
+    Log,
+    ReleaseAsked,
+    RestoreAsked,
+    RestoreTried,
+    StopAsked,
+)
+from tests.core.driver import Driver
+from tests.core.test_coordinator import AB, running
+
+LIMIT_S = 20.0
+
+
+def failure(driver: Driver, phase: str, ranks: list[int] | None = None) -> str:
+    """The message of the newest failure, whose facts are checked."""
+    found = driver.replies(Failure)[-1]
+    assert found.details["phase"] == phase
+    assert found.details["waited_s"] >= LIMIT_S
+    if ranks is not None:
+        assert found.error == "BarrierTimeoutError"
+        assert found.details["missing_ranks"] == ranks
+    return found.message
+
+
+def said(driver: Driver, pattern: str) -> None:
+    """Whether a line of the log matches."""
+    lines = [one.text for one in driver.out if isinstance(one, Log)]
+    assert any(re.search(pattern, line) for line in lines), lines
+
+
+def test_start():
+    driver = Driver(start_timeout_s=LIMIT_S)
+    driver.host_up("a")
+    driver.send(Joined(ask=Ask("q"), group="g", rank=1, world=3, host=HostId("a"), nonce="n"))
+    driver.tick(21.0)
+    message = failure(driver, "start", [0, 2])
+    assert message == ("rank 0, rank 2 of 3 did not construct a StateManager within 21.0 s of the first; rank 1 (host a) did")
+
+
+def test_save():
+    driver = running(barrier_timeout_s=LIMIT_S)
+    driver.stage(1)
+    for step in range(2, 6):
+        driver.hold(0, step)
+        driver.tick(10.0)
+    driver.tick(25.0)
+    found = driver.advice().failure
+    assert found is not None
+    assert found.details["phase"] == "save"
+    assert re.fullmatch(
+        r"save\(\) of step 4 was not called by rank 1 \(host b\) within \d+\.\d s, while others did; "
+        r"every process must call save\(\) for the same steps",
+        found.message,
+    )
+
+
+def test_restore_that_some_do_not_call():
+    driver = running(barrier_timeout_s=LIMIT_S)
+    driver.join(AB, "h")
+    driver.send(RestoreAsked(ask=Ask("q"), lineage=driver.lineage, rank=1))
+    driver.tick(21.0)
+    assert failure(driver, "restore", [0]) == "rank 0 (host a) did not call restore within 21.0 s"
+
+
+def test_restore_that_some_do_not_finish():
+    driver = running(restore_timeout_s=LIMIT_S)
+    driver.stage(2)
+    driver.join(AB, "h")
+    for rank in (0, 1):
+        driver.send(RestoreAsked(ask=driver.ask(), lineage=driver.lineage, rank=rank))
+    driver.send(RestoreTried(ask=Ask("t"), lineage=driver.lineage, rank=0, step=2, ok=True, tier="memory"))
+    driver.tick(21.0)
+    assert failure(driver, "restore", [1]) == "rank 1 (host b) did not finish restoring within 21.0 s"
+
+
+def test_restore_that_waits_for_a_host():
+    driver = Driver(hosts=("a",), restore_timeout_s=LIMIT_S)  # it was there before this Coordinator, and says nothing
+    driver.join(["b"])
+    driver.send(RestoreAsked(ask=Ask("q"), lineage=driver.lineage, rank=0))
+    driver.tick(21.0)
+    assert failure(driver, "restore") == "restore waited 21.0 s for reports of hosts ['a']"
+
+
+def test_a_host_that_does_not_discard():
+    driver = running(host_timeout_s=5.0)
+    driver.stage(2)
+    driver.hold(0, 3)
+    driver.join(AB, "h")
+    driver.auto = False
+    for rank in (0, 1):
+        driver.send(RestoreAsked(ask=driver.ask(), lineage=driver.lineage, rank=rank))
+    for host in AB:
+        driver.report(host)
+    driver.tick(3.0)
+    for host in AB:
+        driver.report(host)
+    driver.tick(3.0)
+    said(driver, r"host a is down: it has not discarded what the restore gives up within 6\.0 s")
+
+
+def test_a_silent_host():
+    driver = running(host_timeout_s=5.0)
+    driver.stage(1)
+    driver.tick(6.0)
+    said(driver, r"host b is down: it has said nothing for 6\.0 s")
+
+
+def test_close_that_some_do_not_call():
+    driver = running(barrier_timeout_s=LIMIT_S)
+    driver.send(LeaveAsked(ask=Ask("l"), lineage=driver.lineage, rank=0, step=-1))
+    driver.tick(21.0)
+    assert failure(driver, "close", [1]) == "rank 1 (host b) did not call close within 21.0 s"
+
+
+def test_close_whose_last_step_is_not_written():
+    driver = running(save_timeout_s=LIMIT_S)
+    driver.auto = False
+    driver.stage(3)
+    for rank in (0, 1):
+        driver.send(LeaveAsked(ask=driver.ask(), lineage=driver.lineage, rank=rank, step=3))
+    driver.tick(21.0)
+    message = failure(driver, "close")
+    assert message.startswith("step 3 is not durable after 21.0 s: ")
+    assert message.endswith("host a (ranks [0]), host b (ranks [1]) did not write within 21.0 s")
+
+
+def test_flush():
+    driver = running(save_timeout_s=LIMIT_S)
+    driver.auto = False
+    driver.stage(2, durable=True)
+    driver.send(FlushAsked(ask=Ask("f"), lineage=driver.lineage, rank=0, step=2))
+    driver.tick(21.0)
+    [reply] = driver.replies(FlushReply)
+    assert re.search(r"step 2 .*21\.0 s", reply.errors[0]), reply.errors
+
+
+def test_flush_of_a_step_that_one_rank_never_stages():
+    driver = running(save_timeout_s=LIMIT_S, barrier_timeout_s=1e6)
+    driver.hold(0, 2, durable=True)
+    driver.word(1, 2, pending=(2,), durable_due=(2,))
+    driver.send(FlushAsked(ask=Ask("f"), lineage=driver.lineage, rank=0, step=2))
+    driver.tick(21.0)
+    [reply] = driver.replies(FlushReply)
+    assert reply.errors == ("step 2 is not committed: step 2 was not staged by rank 1 (host b) (after 21.0 s)",)
+
+
+def test_delete():
+    driver = running(save_timeout_s=LIMIT_S, keep_last=None)
+    driver.stage(1, durable=True)
+    driver.stage(2, durable=True)
+    driver.auto = False
+    driver.send(DeleteAsked(ask=Ask("d"), step=1))
+    driver.tick(21.0)
+    found = driver.replies(Failure)[-1]
+    assert found.message.startswith("step 1 is not removed after 21.0 s")
+
+
+def test_release():
+    driver = running(save_timeout_s=LIMIT_S)
+    driver.auto = False
+    driver.stage(3)
+    driver.send(ReleaseAsked(ask=Ask("r"), reason="gave up"))
+    driver.tick(21.0)
+    assert re.match(r"step 3 is not durable after 21\.0 s: ", driver.replies(Failure)[-1].message)
+
+
+def test_an_idle_run():
+    driver = running(idle_timeout_s=60.0)
+    driver.stage(3)
+    driver.seen = {"a": [], "b": []}
+    for _ in range(7):
+        driver.tick(10.0)
+        driver.report("a")
+        driver.report("b")
+    said(driver, r"no trainer .*6\d s")
+
+
+def test_a_stop_that_not_all_can_reach():
+    driver = running()
+    driver.stage(4)
+    driver.send(StopAsked(reason="preemption", within_s=30.0))
+    driver.tick(31.0)
+    said(driver, r"stop at step 6\) is withdrawn: rank 0 \(host a\), rank 1 \(host b\) did not answer in time: preemption")
