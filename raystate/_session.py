@@ -19,6 +19,7 @@ from raystate.actors.coordinator import ensure_coordinator, this_owner
 from raystate.actors.doorbell import Bell, Hello
 from raystate.actors.host_service import host_word_from_json, trainer_word_to_json
 from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, host_name, wait_until_gone
+from raystate.actors.release import replace_older
 from raystate.arena import TrainerArena
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, RunInUseError, error_from_name
@@ -101,8 +102,8 @@ class Session:
                 raise error
             assert isinstance(reply, CoordinatorHello)
             if reply.protocol != PROTOCOL:
-                # An older version's actor: a new submission replaces it; storage and arenas carry everything it knew.
-                ray.kill(coordinator, no_restart=True)
+                # Another version's actors: a new submission replaces them; storage and arenas carry everything they knew.
+                replace_older(self.run_hash)
                 continue
             return
 

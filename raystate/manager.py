@@ -366,7 +366,8 @@ class StateManager:
         while not done(found := look()):
             if time.monotonic() > deadline_s:
                 raise BarrierTimeoutError(
-                    f"rank {self._rank} waited {self.config.barrier_timeout_s:.0f} s at step {step} for the other ranks",
+                    f"rank {self._rank} (host {self._session.host[:8]}) waited {self.config.barrier_timeout_s:.0f} s at step {step} "
+                    "for the other ranks",
                     rank=self._rank, step=step, phase="agreement", waited_s=self.config.barrier_timeout_s,
                 )  # fmt: skip
             time.sleep(CONFIRM_POLL_S)

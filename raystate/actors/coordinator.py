@@ -188,6 +188,9 @@ class CoordinatorActor:
         if len(self._lefts) >= world:
             self._left_all.set()
 
+    async def protocol(self) -> int:
+        return PROTOCOL
+
     async def pid(self) -> int:
         return os.getpid()
 

@@ -169,10 +169,9 @@ class CoordinatorService:
             dead: list[int] = []
 
             def entry_after(tail: LogEntry | None) -> LogEntry:
-                if tail is not None and self._is_dead(tail.writer):
-                    dead.append(tail.attempt)
+                dead[:] = [tail.attempt] if tail is not None and self._is_dead(tail.writer) else []
                 live = () if tail is None else tuple(step.step for step in tail.live)
-                return claim_entry(tail, self._writer, self._settings.run, foreign_steps(self._storage, live))
+                return claim_entry(tail, self._writer, self._settings.run, foreign_steps(self._storage, live), dead=dead)
 
             entry = self._log.claim(entry_after)
         except StorageError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raystate.actors.naming import NAMESPACE, coordinator_name, find_actor, host_name
+from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
 from raystate.core.messages import Advice, Event, HostId, Invalidate, Write
 
 HOST_THREADS = 16  # calls served at once: writes and fetches take long, advice must not wait behind them
@@ -61,6 +61,9 @@ class HostActor:
     def hello(self) -> tuple[int, str]:
         """(pid, path of the arena)."""
         return os.getpid(), self._path
+
+    def protocol(self) -> int:
+        return PROTOCOL
 
     def allot(self, **request: Any) -> tuple[str, int]:
         return self._service.allot(**request)

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
+from raystate.actors.naming import GONE_POLL_S, PROTOCOL, coordinator_name, find_actor, run_actors, wait_until_gone
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError, error_from_name
 from raystate.core.messages import Ask, Failure, LeaveReply, ReleaseAsked
@@ -66,6 +66,20 @@ def release(config: StateConfig, reason: str, deadline_s: float) -> int | None:
     if failure is not None:
         raise failure
     return step
+
+
+def replace_older(run_hash: str) -> None:
+    """End the run's actors that speak another protocol. What they held stays: in storage, and in the arenas for their successors."""
+    for name in run_actors(run_hash):
+        actor = find_actor(name)
+        if actor is None:
+            continue
+        try:
+            protocol = ray.get(actor.protocol.remote(), timeout=QUICK_S)
+        except (AttributeError, RayError):  # so old, or so ill, that it can't say
+            protocol = None
+        if protocol != PROTOCOL:
+            ray.kill(actor, no_restart=True)
 
 
 def _wait_or_kill(name: str, timeout_s: float) -> None:

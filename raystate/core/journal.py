@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from raystate.core.desk import Desk
-from raystate.core.log import IntentKey, key_of, next_entry, published_steps, refuse_retire, refuse_save
+from raystate.core.log import IntentKey, is_closed, key_of, next_entry, published_steps, refuse_retire, refuse_save
 from raystate.core.messages import (
     Append,
     Appended,
@@ -102,7 +102,7 @@ class Journal:
         """An entry now would close something."""
         tail = self.tail
         return tail is not None and any(
-            key_of(one) in self.carried and (one.attempt == self.desk.attempt or one.attempt in self.dead) for one in tail.intents
+            is_closed(one, attempt=self.desk.attempt, carried=self.carried, dead=self.dead) for one in tail.intents
         )
 
     def refuse_save(self, step: int) -> str | None:

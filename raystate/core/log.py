@@ -1,13 +1,15 @@
 """The log of a run as pure functions: which entry may follow which, what is live, and which opposite has to wait.
 
-An entry holds the whole state after it. An intent is open from the entry that decided it until a later entry of the same attempt
-drops it, or until its attempt is known dead. While an intent of a superseded attempt is open, its process may still wake up and carry
-it out; so nobody performs the opposite on that step meanwhile (the hold rule).
+An entry holds the whole state after it. Each attempt that claims finishes the intents that are open then. So an intent is open from
+the entry that decided it until it is carried out and each other attempt that has owned it is known dead:
+the process of a superseded one may still wake up and carry it out once more. Nobody performs the opposite on that step meanwhile
+(the hold rule).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from raystate.core.messages import Intent, LiveStep, LogEntry
 
@@ -21,7 +23,15 @@ def key_of(intent: Intent) -> IntentKey:
     return (intent.kind, intent.step, intent.save, intent.seq)
 
 
-def claim_entry(tail: LogEntry | None, writer: str, run: str, adopted: Iterable[int] = (), reason: str = "") -> LogEntry:
+def claim_entry(
+    tail: LogEntry | None,
+    writer: str,
+    run: str,
+    adopted: Iterable[int] = (),
+    reason: str = "",
+    *,
+    dead: Collection[int] = (),
+) -> LogEntry:
     """The entry that makes its writer the owner of the run.
 
     Args:
@@ -30,16 +40,18 @@ def claim_entry(tail: LogEntry | None, writer: str, run: str, adopted: Iterable[
         run: the run's name.
         adopted: steps that are visible in storage; those which the log doesn't know were written by stock Orbax and become live.
         reason: for people.
+        dead: attempts whose process is known to be gone.
 
     Returns:
-        Entry tail.seq + 1 with attempt tail.attempt + 1; live steps and open intents are the tail's.
+        Entry tail.seq + 1 with attempt tail.attempt + 1; live steps and open intents are the tail's, which the new attempt inherits.
     """
     if tail is None:
         live: tuple[LiveStep, ...] = ()
         intents: tuple[Intent, ...] = ()
         seq, attempt = 1, 1
     else:
-        live, intents, seq, attempt = tail.live, tail.intents, tail.seq + 1, tail.attempt + 1
+        live, seq, attempt = tail.live, tail.seq + 1, tail.attempt + 1
+        intents = tuple(replace(one, carriers=(*_carriers(one, dead), attempt)) for one in tail.intents)
     known = {step.step for step in live}
     # A step whose retirement is under way may still be visible: adopting it would bring it back.
     known.update(intent.step for intent in intents)
@@ -52,7 +64,11 @@ def claim_entry(tail: LogEntry | None, writer: str, run: str, adopted: Iterable[
 
 def is_closed(intent: Intent, *, attempt: int, carried: Collection[IntentKey], dead: Collection[int]) -> bool:
     """True if the next entry of `attempt` drops this intent: it is carried out, and nobody can come late with it."""
-    return key_of(intent) in carried and (intent.attempt == attempt or intent.attempt in dead)
+    return key_of(intent) in carried and all(one == attempt for one in _carriers(intent, dead))
+
+
+def _carriers(intent: Intent, dead: Collection[int]) -> tuple[int, ...]:
+    return tuple(one for one in intent.carriers or (intent.attempt,) if one not in dead)
 
 
 def next_entry(
@@ -76,7 +92,8 @@ def next_entry(
         retires: (step, aside, reason) of live steps that stop being live with this entry.
     """
     seq = tail.seq + 1
-    intents = [one for one in tail.intents if not is_closed(one, attempt=attempt, carried=carried, dead=dead)]
+    left = [one for one in tail.intents if not is_closed(one, attempt=attempt, carried=carried, dead=dead)]
+    intents = [replace(one, carriers=_carriers(one, dead)) for one in left]
     live = {one.step: one for one in tail.live}
     for step, aside, why in retires:
         gone = live.pop(step)
@@ -122,7 +139,7 @@ def refuse_save(
             return f"step {step} is committed already"
     for one in entry.intents:
         if one.step == step and not is_closed(one, attempt=attempt, carried=carried, dead=dead):
-            return _held(one, attempt, "saved again")
+            return _held(one, attempt, dead, "saved again")
     return None
 
 
@@ -134,14 +151,16 @@ def refuse_retire(
         return f"step {step} is not live"
     for one in entry.intents:
         if one.step == step and not is_closed(one, attempt=attempt, carried=carried, dead=dead):
-            return _held(one, attempt, "retired")
+            return _held(one, attempt, dead, "retired")
     return None
 
 
-def _held(intent: Intent, attempt: int, what: str) -> str:
-    if intent.attempt == attempt:
+def _held(intent: Intent, attempt: int, dead: Collection[int], what: str) -> str:
+    late = [one for one in _carriers(intent, dead) if one != attempt]
+    if not late:
         return f"step {intent.step} cannot be {what} yet: its {intent.kind} (entry {intent.seq}) is not carried out"
+    attempts = f"attempt {late[0]}" if len(late) == 1 else f"attempts {', '.join(map(str, late))}"
     return (
-        f"step {intent.step} cannot be {what}: a {intent.kind} of attempt {intent.attempt} (entry {intent.seq}) is open and that "
-        f"attempt is not known to be dead; `raystate gc --assume-dead {intent.attempt}` releases it"
+        f"step {intent.step} cannot be {what}: a {intent.kind} of {attempts} (entry {intent.seq}) is open, and nobody knows "
+        f"that its process is dead; `raystate gc {' '.join(f'--assume-dead {one}' for one in late)}` releases it"
     )

@@ -133,6 +133,7 @@ class Intent:
     seq: int  # of the entry that opened it
     aside: bool = False  # retire: keep the data, unpublished
     reason: str = ""
+    carriers: tuple[int, ...] = ()  # attempts whose process may still carry it out; none named: `attempt` alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,7 @@ class LogEntry:
     def from_json(cls, data: bytes) -> LogEntry:
         raw = json.loads(data)
         raw["live"] = tuple(LiveStep(**live) for live in raw["live"])
-        raw["intents"] = tuple(Intent(**intent) for intent in raw["intents"])
+        raw["intents"] = tuple(Intent(**{**intent, "carriers": tuple(intent.get("carriers", ()))}) for intent in raw["intents"])
         return cls(**raw)
 
 

@@ -27,10 +27,11 @@ played: dict[tuple[str, str], str] = {}  # (victim, phase) -> what came of it
 
 
 @contextlib.contextmanager
-def held(phase: str, training: Training, *, before: Callable[[], Any] | None = None) -> Iterator[None]:
+def held(phase: str, training: Any, *, before: Callable[[], Any] | None = None) -> Iterator[None]:
     """Inside the block at least one process waits in that phase of a save or restore; "training" holds nothing.
 
     Args:
+        training: whatever has an `error`, None while all is well.
         before: what makes processes come there, called once the hold is set.
     """
     if phase == "training":

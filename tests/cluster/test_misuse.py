@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,7 +18,11 @@ import numpy as np
 import pytest
 
 import raystate
-from tests.cluster.training import Training
+from raystate import _session
+from raystate.actors.naming import coordinator_name, find_hosts, host_name
+from raystate.storage import run_hash
+from tests.cluster.strikes import held, pid_of
+from tests.cluster.training import Training, wait_for
 
 
 def _state(step: int = 0) -> dict[str, Any]:
@@ -147,6 +157,62 @@ def test_one_rank_saves_and_the_other_does_not(config: raystate.StateConfig, tmp
     assert isinstance(cause, raystate.BarrierTimeoutError), cause
     assert "rank 1" in str(cause)
     assert cause.waited_s >= 3.0
+
+
+@contextlib.contextmanager
+def asleep(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def actor_pid(config: raystate.StateConfig, *, coordinator: bool) -> int:
+    name = run_hash(config.storage, config.run)
+    found = pid_of(coordinator_name(name) if coordinator else host_name(name, find_hosts(name)[0]))
+    assert found is not None
+    return found
+
+
+def test_a_host_actor_that_does_not_answer(config: raystate.StateConfig) -> None:
+    impatient = config.replace(start_timeout_s=3.0)
+    with raystate.StateManager(impatient) as manager:
+        node = find_hosts(run_hash(config.storage, config.run))[0]
+        with asleep(actor_pid(config, coordinator=False)), pytest.raises(raystate.BarrierTimeoutError) as caught:
+            manager.save(1, _state(1))
+        assert str(caught.value) == f"rank 0: the HostActor of node {node[:8]} did not answer 'allot' within 3 s"
+        manager.save(2, _state(2))
+    assert raystate.Reader(config.storage).all_steps() == [2]
+
+
+def test_a_coordinator_that_does_not_answer(config: raystate.StateConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_session, "REPLY_MARGIN_S", 1.0)
+    impatient = config.replace(save_timeout_s=1.0, barrier_timeout_s=1.0)
+    with raystate.StateManager(impatient) as manager:
+        manager.restore(_state())
+        manager.save(1, _state(1))
+        with asleep(actor_pid(config, coordinator=True)), pytest.raises(raystate.BarrierTimeoutError) as caught:
+            manager.wait_until_finished()
+        assert re.fullmatch(
+            r"rank 0: no answer from the Coordinator in phase 'flush' for [3-9] s \(GetTimeoutError\)", str(caught.value)
+        )
+        assert caught.value.waited_s >= 3.0
+        with pytest.raises(raystate.BarrierTimeoutError, match=r"rank 0 \(host \w{8}\) waited 1 s at step 7 for the other ranks"):
+            manager._poll(lambda: False, bool, 7)  # as at a step that was agreed and never confirmed
+
+
+def test_a_write_that_does_not_end(config: raystate.StateConfig) -> None:
+    impatient = config.replace(save_timeout_s=2.0)
+    with raystate.StateManager(impatient) as manager:
+        manager.restore(_state())
+        with held("writing", SimpleNamespace(error=None), before=lambda: manager.save(2, _state(2))):
+            with pytest.raises(raystate.StorageError, match=r"step 2 is not committed.* \(after 2\.\d s\)"):
+                manager.wait_until_finished()
+            with pytest.raises(raystate.StorageError, match=r"step 2 .*host \w+ \(ranks \[0\]\) did not write within 2\.\d s"):
+                wait_for(lambda: manager.check_for_errors(), "the error of the save")
+        manager.save(4, _state(4))
+    assert raystate.Reader(config.storage).latest_step() == 4
 
 
 def train_alone(config: dict[str, Any]) -> None:

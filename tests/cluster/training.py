@@ -89,6 +89,7 @@ class Training:
         loop["dump_every"] = kwargs.pop("dump_every", 0)
         train_fn = kwargs.pop("train_fn", toy.train)
         devices = kwargs.pop("devices", 2)
+        scaling_config = kwargs.pop("scaling_config", None) or scaling(kwargs.pop("num_workers", 2))
 
         def run() -> None:
             try:
@@ -96,7 +97,7 @@ class Training:
                     train_fn,
                     config,
                     train_loop_config=loop,
-                    scaling_config=scaling(kwargs.pop("num_workers", 2)),
+                    scaling_config=scaling_config,
                     run_config=quiet_run_config(out, devices),
                     **kwargs,
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raystate.core.errors import BarrierTimeoutError, StepOrderError
@@ -42,7 +44,7 @@ def test_first_claim_adopts_what_stock_orbax_wrote():
 def test_claim_keeps_state_and_does_not_revive_a_step_being_retired():
     retire = Intent(kind="retire", step=1, save="k1", attempt=1, seq=7)
     claim = claim_entry(entry(2, intents=(retire,)), "x", "r", [1, 2, 3])
-    assert (claim.seq, claim.attempt, live_steps(claim), claim.intents) == (8, 2, (2, 3), (retire,))
+    assert (claim.seq, claim.attempt, live_steps(claim), claim.intents) == (8, 2, (2, 3), (replace(retire, carriers=(1, 2)),))
 
 
 def test_commit_and_retire_in_one_entry_and_the_next_closes_what_is_carried_out():
@@ -70,7 +72,7 @@ def test_a_superseded_attempts_intent_stays_open_until_it_is_known_dead():
     claim = claim_entry(entry(2, intents=(commit,)), "x", "r")
     carried = {key_of(commit)}
     open_still = next_entry(claim, attempt=2, writer="x", carried=carried, dead=(), reason="")
-    assert open_still.intents == (commit,)
+    assert open_still.intents == (replace(commit, carriers=(1, 2)),)
     assert "attempt 1" in (refuse_retire(claim, 2, attempt=2, carried=carried) or "")
     assert refuse_retire(claim, 2, attempt=2, carried=carried, dead=(1,)) is None
     assert next_entry(claim, attempt=2, writer="x", carried=carried, dead=(1,), reason="").intents == ()
@@ -84,8 +86,23 @@ def test_a_number_is_not_saved_while_its_retirement_is_open():
     assert refuse_save(entry(2), 2, attempt=1) == "step 2 is committed already"
 
 
+def test_whoever_inherits_an_open_retire_may_be_late_with_it_too():
+    """Found by schedule 55829: attempt 3 finished attempt 1's retire again, after attempt 4 had saved the step anew."""
+    retire = Intent(kind="retire", step=2, save="k2", attempt=1, seq=7)
+    carried = {key_of(retire)}
+    second = claim_entry(entry(intents=(retire,)), "x", "r", dead=(1,))
+    assert [one.carriers for one in second.intents] == [(2,)]
+    third = claim_entry(second, "y", "r")
+    assert [one.carriers for one in third.intents] == [(2, 3)]
+    assert "assume-dead 2" in (refuse_save(third, 2, attempt=3, carried=carried) or "")
+    fourth = claim_entry(third, "z", "r", dead=(3,))
+    assert [one.carriers for one in fourth.intents] == [(2, 4)]
+    assert "of attempt 2 " in (refuse_save(fourth, 2, attempt=4, carried=carried) or "")
+    assert refuse_save(fourth, 2, attempt=4, carried=carried, dead=(2,)) is None
+
+
 def test_entries_survive_json():
-    one = entry(1, intents=(Intent(kind="retire", step=1, save=None, attempt=1, seq=7, aside=True),))
+    one = entry(1, intents=(Intent(kind="retire", step=1, save=None, attempt=1, seq=7, aside=True, carriers=(1, 2)),))
     assert LogEntry.from_json(one.to_json()) == one
 
 

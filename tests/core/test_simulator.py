@@ -28,8 +28,18 @@ KNOWN = {
     "lost acknowledgement taken for failure": 1441,
     "host rejoins without discarding": 499,
     "complete without one piece": 20,
-    "recovery believes old reports": 5298,
+    # Rare: in schedules beyond the first 10,000.
+    "recovery believes old reports": 13262,
+    "heirs of an open intent forgotten": 55829,
 }
+
+
+# Failures of the past that lie beyond the first 10,000 (`RAYSTATE_SIM_SEEDS=60000 make test-core` plays them all).
+KEPT = (
+    51010,  # a rollback whose group is replaced gives up newer steps all the same
+    55829,  # an heir carries a retire out once more, after the step was saved anew
+    59254,  # the same
+)
 
 
 def play(first: int) -> tuple[list[str], int, int, int, int]:
@@ -55,6 +65,12 @@ def test_invariants_hold_in_all_schedules():
     assert min(fewest for _, _, fewest, _, _ in results) >= 50
     assert min(faults for _, _, _, faults, _ in results) >= 3
     assert sum(durable for *_, durable in results) == SEEDS
+
+
+@pytest.mark.parametrize("seed", KEPT)
+def test_what_failed_once(seed: int):
+    result = simulate(seed, events=EVENTS)
+    assert result.ok, result.violation
 
 
 def test_same_seed_same_events():

@@ -59,7 +59,7 @@ class CoordinatorProc(Proc):
             world.on(self, 1.0, self.claim)
             return
         tail = storage.log[-1] if storage.log else None
-        entry = claim_entry(tail, self.writer, "run")
+        entry = claim_entry(tail, self.writer, "run", dead=self.dead_before)
         world.on(self, 0.05 + 0.1 * world.random(), self._claim, entry)
 
     def _claim(self, entry: LogEntry) -> None:

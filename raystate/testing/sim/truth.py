@@ -8,6 +8,7 @@ from raystate.core.messages import (
     Advise,
     Answer,
     Invalidate,
+    JoinReply,
     RestoreChoice,
     Staged,
 )
@@ -35,6 +36,7 @@ class Truth:
         self.worlds: dict[str, int] = {}
         self.choices: dict[str, RestoreChoice] = {}
         self.settled: list[tuple[tuple[int, int, str], str, int]] = []  # (by, lineage, step) of the restores that were settled
+        self.wants: dict[str, int | None] = {}  # lineage -> the step that its trainers roll back to
         self.floor = -1  # what a recovery may not fall below
 
     def cut(self, node: Node) -> bool:
@@ -83,8 +85,12 @@ class Truth:
                 raise Violation(f"durable means visible: step {advice.durable_step} is called durable and was never visible")
             if proc is self.current and advice.stable > self.floor and self._all_there(proc, (advice.lineage, advice.stable)):
                 self.floor = advice.stable
-        elif kind is Invalidate and self.group is not None and self.group.want is not None:
+        elif kind is Invalidate and self.wants.get(command.by) is not None:
             self.floor = -1  # a rollback gives up what is newer, whoever carries it to its end
+        elif kind is Answer and type(command.reply) is JoinReply:
+            caller = self.callers.get(command.ask)
+            if caller is not None:
+                self.wants[command.reply.lineage] = caller.group.want
         elif kind is Answer and type(command.reply) is RestoreChoice:
             caller = self.callers.get(command.ask)
             if caller is not None and caller.machine is not None and self.choices.get(caller.machine.lineage) != command.reply:

@@ -1,0 +1,221 @@
+"""Runs beside each other: on one cluster, on one node, under one name, in one sweep; and several that want the same storage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import raystate
+from raystate.actors.coordinator import CoordinatorActor, Hello, this_owner
+from raystate.actors.host import HostActor
+from raystate.actors.naming import NAMESPACE, coordinator_name, find_actor, find_hosts, host_name, run_actors
+from raystate.storage import run_hash
+from tests.cluster.training import REPO, STEPS, Training, wait_for
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _by_value() -> Iterator[None]:
+    from ray import cloudpickle
+
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.mark.timeout(180)
+def test_two_runs_of_one_name_beside_each_other(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
+    """One has both trainers on one node, is read by a follower, and loses a trainer; the other notices nothing of it."""
+    from ray.train import ScalingConfig
+
+    runs = [make_run(), make_run()]
+    same_name = {"run": runs[0].run, "save_every_steps": 2, "keep_last": 1}
+    configs = [raystate.StateConfig(storage=run.storage, **same_name) for run in runs]
+    on_one_node = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}, placement_strategy="STRICT_PACK")
+    first = Training(configs[0], tmp_path / "0", steps=STEPS, step_s=0.1, scaling_config=on_one_node)
+    second = Training(configs[1], tmp_path / "1", steps=STEPS, step_s=0.05)
+    seen: list[int] = []
+    problems: list[BaseException] = []
+
+    def follow() -> None:
+        try:
+            for restored in raystate.Reader(configs[0].storage).follow(timeout_s=60.0):
+                seen.append(restored.step)
+                if restored.step == STEPS:
+                    return
+        except BaseException as error:
+            problems.append(error)
+
+    wait_for(Path(runs[0].storage).exists, "the run's folder", failed=lambda: first.error)
+    follower = threading.Thread(target=follow, daemon=True)
+    follower.start()
+    first.wait_step(12)
+    assert len(find_hosts(run_hash(configs[0].storage, configs[0].run))) == 1
+    first.kill_trainer(1)
+    results = [first.finish(), second.finish()]
+    follower.join(60.0)
+    assert first.digests() == second.digests() == undisturbed
+    assert [[recovery.tier for recovery in result.recoveries] for result in results] == [["memory"], []]
+    assert not problems
+    assert seen == sorted(set(seen))
+    assert seen[-1] == STEPS
+    for config in configs:
+        name = run_hash(config.storage, config.run)
+        assert run_actors(name) == []
+        assert list(Path("/dev/shm").glob(f"raystate-{name}-*")) == []
+
+
+# ---------------------------------------------------------------- the same storage
+
+TRAINS = """
+import os, sys, time
+import jax.numpy as jnp, ray, raystate
+address, namespace, storage, run, stop = sys.argv[1:]
+ray.init(address=address, namespace=namespace or None, log_to_driver=False, logging_level="ERROR")
+try:
+    with raystate.StateManager(raystate.StateConfig(storage=storage, run=run, save_every_steps=1000)) as manager:
+        x = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state["x"]
+        step = int(x[0])
+        print("from", step, flush=True)
+        while not os.path.exists(stop):
+            step, x = step + 1, x + 1
+            manager.save(step, {"x": x})
+            print("step", step, flush=True)
+            time.sleep(0.05)
+except raystate.RunInUseError as error:
+    print("in use:", error, error.job_id, error.node, flush=True)
+    sys.exit(3)
+"""
+
+
+class Script:
+    """A plain script of its own Ray job."""
+
+    def __init__(self, address: str, namespace: str, run: Any, out: Path):
+        self.out = out
+        command = [sys.executable, "-c", TRAINS, address, namespace, run.storage, run.run, str(out.parent / "stop")]
+        with open(out, "wb") as stream:
+            environment = {**os.environ, "PYTHONPATH": str(REPO)}
+            self.process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
+
+    def said(self, word: str) -> list[str]:
+        return [line for line in self.out.read_text().splitlines() if line.startswith(word)]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def test_two_submissions_that_race_for_one_storage(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    run = make_run()
+    scripts = [Script(ray_cluster.address, namespace, run, tmp_path / f"{i}.log") for i, namespace in enumerate(("", "mine"))]
+    try:
+        loser = wait_for(lambda: next((one for one in scripts if one.process.poll() is not None), None), "an end")
+        (winner,) = set(scripts) - {loser}
+        assert loser.process.returncode == 3, loser.out.read_text()
+        (message,) = loser.said("in use:")
+        assert "the run is in use by Ray job" in message
+        assert "takeover=True" in message
+        wait_for(lambda: len(winner.said("step")) > 3, "the winner's training")
+        (tmp_path / "stop").touch()
+        assert winner.process.wait(60.0) == 0, winner.out.read_text()
+    finally:
+        for script in scripts:
+            script.end()
+    newest = int(winner.said("step")[-1].split()[1])
+    assert raystate.Reader(run.storage).all_steps() == [newest]
+
+
+class OlderCoordinator(CoordinatorActor):
+    """What an installation of another version has left behind."""
+
+    async def hello(self, owner: Any, takeover: bool) -> Hello:
+        del owner, takeover
+        return Hello(attempt=1, pid=os.getpid(), protocol=0, newest_step=-1)
+
+    async def protocol(self) -> int:
+        return 0
+
+
+class OlderHost(HostActor):
+    def protocol(self) -> int:
+        return 0
+
+
+def test_a_newer_version_replaces_the_actors_and_adopts_what_they_held(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    run = make_run()
+    name = run_hash(run.storage, run.run)
+    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1000)
+    script = Script(ray_cluster.address, "", run, tmp_path / "log")
+    try:
+        wait_for(lambda: len(script.said("step")) > 10, "ten steps")
+        script.process.send_signal(signal.SIGKILL)
+        script.process.wait()
+    finally:
+        script.end()
+    newest = int(script.said("step")[-1].split()[1])
+    (host,) = find_hosts(name)
+    for actor in filter(None, [find_actor(coordinator_name(name)), find_actor(host_name(name, host))]):
+        ray.kill(actor, no_restart=True)
+    wait_for(lambda: run_actors(name) == [], "the end of the run's actors")
+    options = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0, "max_restarts": -1}
+    old_coordinator = ray.remote(OlderCoordinator).options(name=coordinator_name(name), **options)
+    old_coordinator = old_coordinator.remote(config, name, this_owner("older"))
+    old_host = (
+        ray.remote(OlderHost)
+        .options(name=host_name(name, host), scheduling_strategy=NodeAffinitySchedulingStrategy(host, soft=False), **options)
+        .remote(run=run.run, run_hash=name, storage_url=config.storage, host=host, host_memory="40%", arena_dir=None)
+    )
+    assert ray.get([old_coordinator.protocol.remote(), old_host.protocol.remote()], timeout=60.0) == [0, 0]
+    with raystate.StateManager(config) as manager:
+        restored = manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
+        assert restored.tier == "memory"
+        assert newest - restored.step <= 2
+        assert np.asarray(restored.state["x"]).tolist() == [restored.step] * 4
+        living = [find_actor(actor) for actor in run_actors(name)]
+        assert ray.get([actor.protocol.remote() for actor in living if actor is not None], timeout=60.0) == [1, 1]
+
+
+# ---------------------------------------------------------------- a sweep
+
+
+def _trial(config: dict[str, Any]) -> None:
+    from ray import tune
+
+    storage = f"{config['folder']}/{config['rate']}"
+    with raystate.StateManager(raystate.StateConfig(storage=storage, run="sweep", save_every_steps=3)) as manager:
+        restored = manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
+        x = restored.state["x"]
+        for step in range(restored.step, 7):
+            x = x + config["rate"]
+            manager.save(step + 1, {"x": x}, metrics={"x": float(x[0])})
+    tune.report({"x": float(x[0])})
+
+
+@pytest.mark.timeout(180)
+def test_a_sweep_of_four_small_runs(ray_cluster: Any, tmp_path: Path) -> None:
+    from ray import tune
+
+    rates = [1.0, 2.0, 3.0, 4.0]
+    space = {"rate": tune.grid_search(rates), "folder": str(tmp_path / "runs")}
+    run_config = tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0)
+    found = tune.Tuner(tune.with_resources(_trial, {"cpu": 1}), param_space=space, run_config=run_config).fit()
+    assert not found.errors
+    assert sorted((result.metrics or {})["x"] for result in found) == [7 * rate for rate in rates]
+    for rate in rates:
+        reader = raystate.Reader(tmp_path / "runs" / str(rate))
+        assert reader.all_steps() == [3, 6, 7]
+        assert np.asarray(reader.restore().state["x"]).tolist() == [7 * rate] * 4
+        assert run_actors(run_hash(tmp_path / "runs" / str(rate), "sweep")) == []
