@@ -32,9 +32,10 @@ test: test-core
 	$(PYTEST) -n 2 --dist loadfile tests --ignore=tests/core --ignore=tests/cluster $(ARGS)
 	$(PYTEST) -rP tests/cluster $(ARGS)
 
-# Every kind of death in every phase of a save, and the deaths that meet: about 10 minutes.
+# Every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other: about 15 minutes.
 test-all: $(STAMP)
-	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster/test_matrix.py tests/cluster/test_combinations.py tests/cluster/test_digits.py $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster/test_matrix.py tests/cluster/test_outside.py tests/cluster/test_combinations.py \
+	  tests/cluster/test_isolation.py tests/cluster/test_train_fit.py tests/cluster/test_job_stop.py tests/cluster/test_digits.py tests/reshard $(ARGS)
 
 test-core: $(STAMP)
 	$(PYTEST) tests/core $(ARGS)

@@ -23,7 +23,7 @@ from raystate.core.messages import Advice, Event, Failure, HostId, Invalidate, R
 
 GOODBYE_S = 5.0  # how long the ended Coordinator waits for its last replies to be read
 CLOSE_HOST_TIMEOUT_S = 20.0
-STARTING_S = 10.0  # between an owner's hello and its first trainer; nobody else gets in between
+STARTING_S = 10.0  # an owner's trainers start, or start again: nobody else gets in between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +166,8 @@ class CoordinatorActor:
             return service.failed
         now_s, old = time.monotonic(), self._owner
         if owner.identity != old.identity and not takeover:
-            training = service.ledger.trainers_alive
-            if training or now_s - self._owner_s < STARTING_S:
+            training = service.in_use
+            if training or now_s - max(self._owner_s, service.last_in_use_s) < STARTING_S:
                 return Failure(
                     error="RunInUseError",
                     message=f"the run is in use by Ray job {old.job_id} on node {old.node[:8]}; pass takeover=True to end it",

@@ -118,6 +118,8 @@ class CoordinatorService:
         self.ledger = Ledger(storage)
         self.attempt = -1
         self.failed: Failure | None = None
+        self.in_use = False
+        self.last_in_use_s = float("-inf")  # monotonic
         self._thread = threading.Thread(target=self._run, args=(known_hosts,), name="raystate-coordinator", daemon=True)
         self._thread.start()
 
@@ -201,6 +203,9 @@ class CoordinatorService:
         for command in self._machine.handle(event, now_s):
             self.ledger.observe(command, now_s)
             self._execute(command)
+        self.in_use = self._machine.in_use
+        if self.in_use:
+            self.last_in_use_s = now_s
 
     def _execute(self, command: Command) -> None:
         match command:

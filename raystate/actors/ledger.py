@@ -43,16 +43,11 @@ class Ledger:
         self._joining: dict[str, str] = {}  # ask -> group
         self._group: dict[str, str] = {}  # lineage -> group
         self._open: dict[str, Any] | None = None
-        self._alive: dict[str, bool] = {}  # host -> has trainers
         self.recoveries: list[Recovery] = []
         self.newest_step = -1
 
     def begin(self, attempt: int) -> None:
         self._attempt = attempt
-
-    @property
-    def trainers_alive(self) -> bool:
-        return any(self._alive.values())
 
     def observe(self, message: Any, now_s: float) -> None:
         match message:
@@ -69,7 +64,6 @@ class Ledger:
             case Answer(reply=RestoreSettled(step=step, tier=tier)) if self._open is not None:
                 self._open |= {"step": step, "tier": tier}
             case HostReported(summary=summary):
-                self._alive[summary.host] = bool(summary.trainers)
                 for trainer in summary.trainers:
                     self._newest[trainer.lineage] = max(self._newest.get(trainer.lineage, -1), trainer.newest_step)
                     self.newest_step = max(self.newest_step, trainer.newest_step)

@@ -122,6 +122,15 @@ class Coordinator:
 
     # ---------------------------------------------------------------- the one entrance
 
+    @property
+    def in_use(self) -> bool:
+        """Whether trainers of the run are alive, as far as this is known."""
+        group = self.joins.group
+        if group is None or not group.alive:
+            return False
+        views = [self.memory.hosts.get(host) for host in group.hosts.values()]
+        return any(view is not None and view.up for view in views)
+
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take one event.
 

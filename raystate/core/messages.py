@@ -157,7 +157,9 @@ class LogEntry:
     def from_json(cls, data: bytes) -> LogEntry:
         raw = json.loads(data)
         raw["live"] = tuple(LiveStep(**live) for live in raw["live"])
-        raw["intents"] = tuple(Intent(**{**intent, "carriers": tuple(intent.get("carriers", ()))}) for intent in raw["intents"])
+        for intent in raw["intents"]:
+            intent["carriers"] = tuple(intent.get("carriers", ()))
+        raw["intents"] = tuple(Intent(**intent) for intent in raw["intents"])
         return cls(**raw)
 
 

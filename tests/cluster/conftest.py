@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import raystate
 from raystate.fault_points import FOLDER
 from tests.cluster import strikes, toy
 from tests.cluster.training import NODE, NODES, STEPS, Training
@@ -37,16 +40,27 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     cluster.shutdown()
 
 
-@pytest.fixture(scope="session")
-def undisturbed(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Digests of a run of STEPS steps that nobody disturbs, by rank."""
-    import raystate
+@dataclasses.dataclass(frozen=True)
+class Calm:
+    """A run of STEPS steps that nobody disturbed: where its steps are, what its trainers wrote, the digests of its end by rank."""
 
-    out = tmp_path_factory.mktemp("undisturbed")
-    config = raystate.StateConfig(storage=str(out / "run"), run=f"calm-{os.getpid()}", save_every_steps=10)
-    training = Training(config, out / "out", steps=STEPS, step_s=0.0)
+    storage: Path
+    out: Path
+    digests: list[str]
+
+
+@pytest.fixture(scope="session")
+def calm(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    config = raystate.StateConfig(storage=str(folder / "run"), run=f"calm-{os.getpid()}", save_every_steps=30, keep_last=10)
+    training = Training(config, folder / "out", steps=STEPS, step_s=0.0, dump_every=30)
     training.finish()
-    return training.digests()
+    return Calm(folder / "run", folder / "out", training.digests())
+
+
+@pytest.fixture(scope="session")
+def undisturbed(calm: Calm) -> list[str]:
+    return calm.digests
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,12 +1,14 @@
 """A JaxTrainer script that knows nothing of raystate, as README's diff finds it. test_outside.py applies the diff and runs it."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from ray.train import ScalingConfig
 from ray.train.v2.jax import JaxTrainer
 
-steps = 12
+steps = 40
 shardings = None
 
 
@@ -17,6 +19,7 @@ class Batches:
         self.position = 0
 
     def __next__(self):
+        time.sleep(0.1)  # a batch takes a while to be read
         x = np.random.default_rng(self.position).standard_normal(32).astype(np.float32)
         self.position += 1
         return x, 3.0 * x + 1.0

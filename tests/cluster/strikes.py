@@ -23,6 +23,8 @@ from tests.cluster.training import Training, wait_for
 PHASES = ("training", "staging", "writing", "publishing")
 SEED = int(os.environ["RAYSTATE_SEED"])  # drawn by tests/conftest.py, which prints it
 
+ROUNDS = range(len(PHASES)) if os.environ.get("RAYSTATE_ALL") else [SEED % len(PHASES)]
+
 played: dict[tuple[str, str], str] = {}  # (victim, phase) -> what came of it
 
 
@@ -134,6 +136,12 @@ _KILL = {
     "node": _kill_node,
 }
 VICTIMS = tuple(_KILL)
+KINDS = (*VICTIMS, "driver", "cluster")
+
+
+def phase_of(victim: str, turn: int) -> str:
+    """Each turn has every kind of death in another phase."""
+    return PHASES[(KINDS.index(victim) + turn) % len(PHASES)]
 
 
 def pid_of(name: str) -> int | None:
@@ -155,4 +163,4 @@ def came_of(training: Training, before: int) -> str:
 
 def table() -> list[str]:
     rows = [f"{victim:14} in {phase:11} {came}" for (victim, phase), came in sorted(played.items())]
-    return [*rows, f"{len(rows)} of {7 * len(PHASES)} cells (make test-all plays all; RAYSTATE_SEED={SEED} these)"]
+    return [*rows, f"{len(rows)} of {len(KINDS) * len(PHASES)} cells (make test-all plays all; RAYSTATE_SEED={SEED} these)"]

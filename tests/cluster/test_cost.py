@@ -16,7 +16,7 @@ import numpy as np
 import raystate
 
 REPO = Path(__file__).parents[2]
-SMALL = ["--state-mib", "128", "--step-s", "0.1", "--rounds", "3", "--skip-every-step"]
+SMALL = ["--state-mib", "128", "--step-s", "0.1", "--rounds", "2", "--skip-every-step"]
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -17,10 +17,9 @@ import pytest
 
 import raystate
 from tests.cluster import toy
-from tests.cluster.training import Training
 
-WIDTH = 1024
-STEPS = (4, 8, 10)
+WIDTH = 32
+DUMPED = (30, 60, 90)
 REPO = Path(__file__).parents[2]
 
 STOCK = """
@@ -56,17 +55,13 @@ def _environment(devices: int) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def saved(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def saved(calm: Any) -> tuple[Path, Path]:
     """(storage, folder with the true arrays of each step) of a run on 2 processes x 2 devices."""
-    folder = tmp_path_factory.mktemp("disk")
-    config = raystate.StateConfig(storage=str(folder / "run"), run=f"disk-{os.getpid()}", save_every_steps=4, keep_last=10)
-    training = Training(config, folder / "out", steps=STEPS[-1], step_s=0.05, width=WIDTH, dump_every=2)
-    training.finish()
-    for step in STEPS:
-        whole = toy.assemble([str(folder / "out" / f"dump-{step}-{rank}.pickle") for rank in (0, 1)])
-        np.savez(folder / "out" / f"whole-{step}.npz", *whole)
-    os.link(folder / "out" / f"whole-{STEPS[-1]}.npz", folder / "out" / "whole.npz")
-    return folder / "run", folder / "out"
+    for step in DUMPED:
+        whole = toy.assemble([str(calm.out / f"dump-{step}-{rank}.pickle") for rank in (0, 1)])
+        np.savez(calm.out / f"whole-{step}.npz", *whole)
+    os.link(calm.out / f"whole-{DUMPED[-1]}.npz", calm.out / "whole.npz")
+    return calm.storage, calm.out
 
 
 def test_stock_orbax_reads_every_step(saved: tuple[Path, Path]) -> None:
@@ -77,7 +72,7 @@ def test_stock_orbax_reads_every_step(saved: tuple[Path, Path]) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["steps"] == list(STEPS)
+    assert found["steps"] == list(DUMPED)
     assert all("loss" in metrics for metrics in found["metrics"].values())
 
 
@@ -105,7 +100,7 @@ def test_restored_on_another_topology(saved: tuple[Path, Path], processes: int, 
         assert process.returncode == 0, stderr[-3000:]
     for stdout, _ in answers:
         found = json.loads(stdout.splitlines()[-1])
-        assert found["step"] == STEPS[-1]
+        assert found["step"] == DUMPED[-1]
         assert found["devices"] == processes * devices
         assert found["read"] <= 1.1 * found["needed"], "each process reads about its share"
 

@@ -35,6 +35,7 @@ def _by_value() -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(module)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_two_runs_of_one_name_beside_each_other(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     """One has both trainers on one node, is read by a follower, and loses a trainer; the other notices nothing of it."""

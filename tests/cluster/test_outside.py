@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
+import psutil
 import pytest
 
 import raystate
+from raystate.storage import run_hash
+from tests.cluster import strikes
 
 REPO = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("outside_script.py")
@@ -46,24 +53,75 @@ def adopted() -> str:
     return f"{head}{CONFIG}import jax\n{rest}"
 
 
-@pytest.mark.timeout(180)
-def test_the_script_adopts_raystate(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
+class Run:
+    """The script, with a Ray of its own."""
+
+    def __init__(self, script: Path, storage: Path):
+        environment = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": ""}
+        environment.pop("RAY_ADDRESS", None)
+        self._log = script.with_suffix(".log")
+        with open(self._log, "wb") as stream:
+            self._process = subprocess.Popen(
+                [sys.executable, str(script), str(storage)],
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                cwd=script.parent,
+                env=environment,
+            )
+
+    @property
+    def error(self) -> str | None:
+        return None if self._process.poll() in (None, 0) else self._log.read_text()[-3000:]
+
+    def finish(self) -> None:
+        self._process.wait(150.0)
+        assert self.error is None, self.error
+
+    def kill(self) -> None:
+        """The script, its Ray, and all that this has started."""
+        if self._process.poll() is None:
+            here = psutil.Process(self._process.pid)
+            doomed = [*here.children(recursive=True), here]
+            for process in doomed:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(doomed, timeout=30)
+            self._process.wait()
+
+
+def by_hand() -> dict[str, Any]:
+    """What the script computes, without Ray and without saving."""
+    script = runpy.run_path(str(SCRIPT))
+    state, batches = jax.jit(script["init"])(), script["Batches"]()
+    for _ in range(script["steps"]):
+        state, _ = script["train_step"](state, next(batches))
+    return {name: np.asarray(value) for name, value in state.items()}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("turn", strikes.ROUNDS)
+def test_the_script_adopts_raystate_and_survives_its_cluster(turn: int, ray_cluster: Any, tmp_path: Path) -> None:
+    """Its whole cluster is killed in some phase of a save, and the same command is given again."""
+    script, storage = tmp_path / "train.py", tmp_path / "run"
     script.write_text(adopted())
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": ""}
-    environment.pop("RAY_ADDRESS", None)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "run")],
-        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    reader = raystate.Reader(tmp_path / "run")
-    assert reader.all_steps() == [5, 10, 12]
-    slope, offset = 0.0, 0.0
-    for step in range(12):  # the same by hand
-        x = np.random.default_rng(step).standard_normal(32).astype(np.float32)
-        error = slope * x + offset - (3.0 * x + 1.0)
-        slope, offset = slope - 0.2 * float(np.mean(error * x)), offset - 0.2 * float(np.mean(error))
+    reader = raystate.Reader(storage)
+    phase = strikes.phase_of("cluster", turn)
+    run = Run(script, storage)
+    try:
+        strikes.wait_for(lambda: storage.exists() and reader.latest_step() is not None, "the first step", failed=lambda: run.error)
+        with strikes.held(phase, run):
+            before = reader.latest_step()
+            run.kill()
+        run = Run(script, storage)
+        run.finish()
+    finally:
+        run.kill()
+    assert before is not None
+    left = list(Path("/dev/shm").glob(f"raystate-{run_hash(storage, 'outside')}-*"))
+    assert left == [], "what the dead cluster held in shared memory goes with the next start"
+    assert reader.latest_step() == 40
     restored = reader.restore()
-    np.testing.assert_allclose([restored.state["slope"], restored.state["offset"]], [slope, offset], rtol=1e-4)
+    for name, value in by_hand().items():
+        assert restored.state[name].tobytes() == value.tobytes(), name
     assert restored.metrics["loss"] < 10.0
+    strikes.played["cluster", phase] = f"killed when step {before} was durable, went on from storage"

@@ -24,7 +24,7 @@ REPO = Path(__file__).parents[2]
 NODES = 3
 NODE = {"num_cpus": 2, "resources": {"trainer": 1}, "object_store_memory": 100 << 20}  # of the simulated nodes
 WAIT_S = 90.0
-STEPS = 75  # of the runs that are compared with the undisturbed one
+STEPS = 90  # of the runs that are compared with the undisturbed one
 POLL_S = 0.02
 
 
@@ -172,7 +172,9 @@ class Driver(Training):
         return None if code in (None, 0) else RuntimeError(f"exit code {code}: {(self.out / 'driver.log').read_text()[-2000:]}")
 
     def kill(self) -> None:
-        """SIGKILL the driver and whatever it has started: its cluster, if it has one."""
+        """SIGKILL the driver and whatever it has started: its cluster, if it has one. Nothing if it has ended."""
+        if self.process.poll() is not None:
+            return
         doomed = [self.process_tree(), *self.process_tree().children(recursive=True)]
         for process in doomed:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -725,3 +725,17 @@ def test_time_based_saves_are_proposed():
     proposal = driver.advice().proposal
     assert proposal is not None
     assert (proposal.kind, proposal.step) == ("save", 3)
+
+
+# ---------------------------------------------------------------- in use
+
+
+def test_in_use_while_trainers_of_the_group_are_alive_on_hosts_that_are_up():
+    driver = running(host_timeout_s=5.0)
+    assert driver.core.in_use
+    driver.send(TrainerExited(host=HostId("a"), lineage=driver.lineage, rank=0, clean=False, reason="killed"))
+    assert not driver.core.in_use
+    driver.join(AB, "h")
+    assert driver.core.in_use
+    driver.tick(6.0)  # both nodes have vanished, and nobody is left to say that the trainers have
+    assert not driver.core.in_use

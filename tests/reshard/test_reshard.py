@@ -26,7 +26,7 @@ from tests.reshard.cases import DTYPES, KEY, Case, Leaf, Spec, publish, restore_
 
 REPO = Path(__file__).parents[2]
 ALL = bool(os.environ.get("RAYSTATE_ALL"))
-EXAMPLES = 60 if ALL else 25
+EXAMPLES = 60 if ALL else 10
 TOPOLOGIES = [(1, 8), (2, 4), (3, 2), *([(4, 2), (6, 1), (1, 1)] if ALL else [])]  # processes x devices each
 SMALL_CHUNK = 256  # bytes; beside shards of kilobytes, as 4 MiB beside those of a user
 ARRAYS = 8
