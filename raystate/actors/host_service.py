@@ -429,7 +429,9 @@ class HostService:
     def _wanted(self, header: SlotHeader) -> bool:
         """Whether a recovery or a running save may still need this slot's set: as long as nobody has invalidated it."""
         advice = self._advice
-        return advice is None or header.lineage == advice.lineage or (header.lineage, header.step) in advice.keep
+        return (
+            advice is None or not advice.decided or header.lineage == advice.lineage or (header.lineage, header.step) in advice.keep
+        )
 
     def contents(self) -> list[tuple[str, int, Staged]]:
         """What is held here: (set path, slot index, what)."""

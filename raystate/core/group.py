@@ -130,8 +130,6 @@ class Joins:
                 f"group {self._name} was replaced by {event.group} while it joined",
                 replaced=True,
             )
-        if self.group is not None and self.group.alive:
-            self.end(f"a new worker group ({event.group}) joins")
         if self._name:
             self._past.add(self._name)
         self._name = event.group
@@ -154,6 +152,9 @@ class Joins:
 
     def _complete(self, barrier: Barrier) -> None:
         desk = self.desk
+        if self.group is not None and self.group.alive:
+            # Not at the first rank: that may be a late message of a group which this Coordinator has never known.
+            self.end(f"a new worker group ({self._name}) has joined")
         self._counter += 1
         lineage = str(Lineage(desk.attempt, self._counter, self._members[0].nonce))
         hosts = {rank: self._members[rank].host for rank in sorted(self._members)}

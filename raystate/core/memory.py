@@ -143,6 +143,7 @@ class Memory:
         view.reported_s = None
         view.sent = None
         view.advised = None
+        view.trainers = ()  # with the pieces: what the old one said of them would look like steps that they have skipped
         return True
 
     def forget(self, view: HostView, why: str) -> None:

@@ -476,12 +476,16 @@ class Answer:
 class Advice:
     """What a HostActor may reuse and what it tells its trainers. Ordered by (attempt, seq): an older one is ignored.
 
-    Reuse rule: slot (l, s) is free iff (l, s) is not in `keep` and (l != lineage or s in dead or s < stable).
+    Reuse rule: slot (l, s) is free iff (l, s) is not in `keep` and (l is older than lineage, and that is decided, or s in dead or
+    s < stable).
     """
 
     attempt: int
     seq: int
     lineage: str  # the current one; "" before the first join
+    decided: bool = (
+        False  # what it goes on from; until then a host may hold something newer of an older lineage that nobody knows of
+    )
     stable: int = -1
     dead: tuple[int, ...] = ()
     keep: tuple[tuple[str, int], ...] = ()  # recovery base, queued and running durable saves

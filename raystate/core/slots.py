@@ -34,8 +34,9 @@ def why_free(lineage: str, step: int, advice: Advice) -> str | None:
     if not advice.lineage or (lineage, step) in advice.keep:
         return None
     if lineage != advice.lineage:
-        # A newer lineage than the advice knows about: the advice is old, and says nothing about these bytes.
-        if lineage_order(lineage) > lineage_order(advice.lineage):
+        # A newer lineage than the advice knows about: the advice is old, and says nothing about these bytes. And while it is open
+        # what the current lineage restores, this may be it, although the report of it is still on its way.
+        if not advice.decided or lineage_order(lineage) > lineage_order(advice.lineage):
             return None
         return f"lineage {lineage} has been replaced by {advice.lineage}"
     if step in advice.dead:

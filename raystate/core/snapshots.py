@@ -306,9 +306,10 @@ class Snapshots:
         if not group.decided and group.world is not None and len(group.seen) == group.world:
             if all(seen.newest_step >= 0 for seen in group.seen.values()):
                 group.decided = True
-        journal = self.journal
+        journal, base = self.journal, self.memory.base
+        decided = group.decided or self.stable >= 0 or (base is not None and base.by == group.lineage)
         content = (
-            group.lineage, self.stable, tuple(sorted(self.dead)) if self.dead else (), self.keep(), self.interval, self.proposal,
+            group.lineage, decided, self.stable, tuple(sorted(self.dead)) if self.dead else (), self.keep(), self.interval, self.proposal,
             self.failure, journal.durable_step, journal.troubles,
         )  # fmt: skip
         if content != self._content or self._forced:
@@ -324,9 +325,10 @@ class Snapshots:
                     attempt=self.desk.attempt,
                     seq=self.seq,
                     lineage=group.lineage,
+                    decided=decided,
                     stable=self.stable,
-                    dead=content[2],
-                    keep=content[3],
+                    dead=content[3],
+                    keep=content[4],
                     interval=self.interval,
                     proposal=self.proposal,
                     failure=self.failure,

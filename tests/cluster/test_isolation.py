@@ -205,6 +205,7 @@ def _trial(config: dict[str, Any]) -> None:
     tune.report({"x": float(x[0])})
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_sweep_of_four_small_runs(ray_cluster: Any, tmp_path: Path) -> None:
     from ray import tune

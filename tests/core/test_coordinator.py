@@ -22,6 +22,7 @@ from raystate.core.messages import (
     FlushReply,
     HostDown,
     HostId,
+    HostUp,
     Intent,
     Invalidate,
     Joined,
@@ -122,10 +123,14 @@ def test_contradicting_joins_are_refused(world: int, host: str):
     assert [one.error for one in driver.replies(Failure)] == ["ConfigError", "ConfigError"]
 
 
-def test_new_group_ends_the_old_one():
+def test_new_group_ends_the_old_one_when_all_its_ranks_have_joined():
     driver = running()
     old = driver.lineage
     driver.send(Joined(ask=Ask("n"), group="h", rank=0, world=2, host=HostId("a"), nonce="n"))
+    # Schedule 89953: one late message of a group that an earlier Coordinator knew ended the living one while it closed.
+    assert driver.take(EndTrainers) == []
+    assert driver.core.in_use
+    driver.send(Joined(ask=Ask("m"), group="h", rank=1, world=2, host=HostId("b"), nonce="m"))
     ended = driver.take(EndTrainers)
     assert {(one.host, one.lineage) for one in ended} == {("a", old), ("b", old)}
     driver.send(RestoreAsked(ask=Ask("z"), lineage=old, rank=0))
@@ -177,6 +182,20 @@ def test_skipped_step_is_dead_and_the_interval_grows_and_shrinks():
     for step in range(4, 40, 2):
         driver.stage(step)
     assert driver.advice().interval == 1
+
+
+def test_what_a_dead_host_actor_said_of_trainers_goes_with_it():
+    """Schedule 126309: a restarted HostActor that had not reported yet made its trainers look as if they had skipped steps."""
+    driver = running()
+    driver.stage(1)
+    driver.hold(0, 2)
+    driver.auto = False
+    driver.send(HostUp(host=HostId("a"), incarnation="i2"))
+    driver.hold(1, 2)
+    assert driver.core.snapshots.dead == set()
+    driver.auto = True
+    driver.report("a", "i2")
+    assert driver.core.snapshots.stable == 2
 
 
 def test_newer_reports_only():

@@ -150,15 +150,23 @@ def free(slots: list[SlotView], advice: Advice | None) -> list[int]:
 
 def test_slots_are_free_by_stable_dead_and_lineage():
     slots = [slot(0, "1.2.x", 4), slot(1, "1.2.x", 5), slot(2, "1.2.x", 6), slot(3, "1.1.x", 9), slot(4), slot(5, "1.3.x", 1)]
-    advice = Advice(attempt=1, seq=1, lineage="1.2.x", stable=5)
+    advice = Advice(attempt=1, seq=1, lineage="1.2.x", decided=True, stable=5)
     assert free(slots, None) == [4]
     assert free(slots, Advice(attempt=1, seq=1, lineage="")) == [4]
     assert free(slots, advice) == [0, 3, 4]
-    assert free(slots, Advice(attempt=1, seq=1, lineage="1.2.x", dead=(6,), keep=(("1.1.x", 9),))) == [2, 4]
+    assert free(slots, Advice(attempt=1, seq=1, lineage="1.2.x", decided=True, dead=(6,), keep=(("1.1.x", 9),))) == [2, 4]
+
+
+def test_older_lineages_stay_until_it_is_decided_what_the_new_one_restores():
+    """Schedule 92980: a host gave up step 2, which it had not reported yet, because the new group's advice kept only step 1."""
+    slots = [slot(0, "1.1.x", 1), slot(1, "1.1.x", 2), slot(2)]
+    undecided = Advice(attempt=1, seq=1, lineage="1.2.x", keep=(("1.1.x", 1),))
+    assert free(slots, undecided) == [2]
+    assert free(slots, replace(undecided, decided=True)) == [1, 2]
 
 
 def test_granted_and_held_slots_are_never_free():
-    advice = Advice(attempt=1, seq=1, lineage="1.2.x", stable=50)
+    advice = Advice(attempt=1, seq=1, lineage="1.2.x", decided=True, stable=50)
     assert free([slot(0, "1.2.x", 4, granted=True), slot(1, "1.2.x", 4, holds=1), slot(2, granted=True)], advice) == []
 
 

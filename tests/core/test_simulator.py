@@ -18,7 +18,7 @@ EVENTS = 90
 # Where each planted bug was found first; other seeds are tried when the schedules have changed.
 KNOWN = {
     "stale attempt commits": 1441,
-    "merge takes strangers": 856,
+    "merge takes strangers": 3266,
     "published before it is committed": 1,
     "stop step overtaken": 246,
     "stop without waiting for the others": 246,
@@ -28,18 +28,19 @@ KNOWN = {
     "lost acknowledgement taken for failure": 1441,
     "host rejoins without discarding": 499,
     "complete without one piece": 20,
-    # Rare: in schedules beyond the first 10,000.
-    "recovery believes old reports": 13262,
-    "heirs of an open intent forgotten": 55829,
+    "recovery believes old reports": 16016,  # rare: beyond the first 10,000
 }
 
 
-# Failures of the past that lie beyond the first 10,000 (`RAYSTATE_SIM_SEEDS=60000 make test-core` plays them all).
+# Failures of the past that lie beyond the first 10,000 (`RAYSTATE_SIM_SEEDS=200000 make test-core` plays them all, in minutes).
 KEPT = (
-    51010,  # a rollback whose group is replaced gives up newer steps all the same
-    55829,  # an heir carries a retire out once more, after the step was saved anew
-    59254,  # the same
-)
+    51010,  # a rollback whose group is replaced gives up newer steps all the same (the check was wrong)
+    55829, 59254,  # an heir carries a retire out once more, after the step was saved anew
+    126309, 151083, 166047,  # a restarted HostActor's trainers look as if they had skipped steps
+    70337, 92980, 101491, 131775, 155746,  # slots of the group before are given up before it is known what they hold
+    69096, 89953, 113672,  # a late join of an unknown group ends the living one
+    65019,  # an answer that nobody waits for (the check was wrong)
+)  # fmt: skip
 
 
 def play(first: int) -> tuple[list[str], int, int, int, int]:

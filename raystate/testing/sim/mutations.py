@@ -158,17 +158,6 @@ def _no_hold_rule() -> Any:
     return _patched(log, "is_closed", is_closed)
 
 
-def _heirs_forgotten() -> Any:
-    """Only the attempt that decided an intent is thought to carry it out, not those that have claimed since."""
-
-    def carriers(intent: Any, dead: Any) -> tuple[int, ...]:
-        return tuple(one for one in (intent.attempt,) if one not in dead)
-
-    from raystate.core import log
-
-    return _patched(log, "_carriers", carriers)
-
-
 def _discard_unknown_append() -> Any:
     """An append without an answer counts as one that did not happen: the save is discarded and tried anew."""
     real = journal.Journal.appended
@@ -233,5 +222,4 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "host rejoins without discarding": _rejoin_without_discard,
     "complete without one piece": _stable_without_all,
     "recovery believes old reports": _stale_reports_believed,
-    "heirs of an open intent forgotten": _heirs_forgotten,
 }

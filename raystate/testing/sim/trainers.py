@@ -140,6 +140,8 @@ class TrainerProc(Proc):
             )
         elif kind is RestoreChoice:
             self.choice = reply
+            assert self.machine is not None
+            self.world.choices[self.machine.lineage] = reply
             if ask in self.world.from_current:
                 self.world.check_choice(self, reply)
             self.world.on(self, 0.1 + 0.4 * self.world.random(), self._restore)

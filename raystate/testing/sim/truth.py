@@ -93,7 +93,9 @@ class Truth:
                 self.wants[command.reply.lineage] = caller.group.want
         elif kind is Answer and type(command.reply) is RestoreChoice:
             caller = self.callers.get(command.ask)
-            if caller is not None and caller.machine is not None and self.choices.get(caller.machine.lineage) != command.reply:
+            if caller is None or caller.machine is None or caller.ask is None or caller.ask.ask != command.ask:
+                return  # it has its answer: a Coordinator that has slept says something that nobody hears any more
+            if self.choices.get(caller.machine.lineage) != command.reply:
                 self.choices[caller.machine.lineage] = command.reply
                 if proc is self.current:
                     self.from_current.add(command.ask)
