@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import pickle
 import secrets
 import threading
 import time
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.experimental import internal_kv
 
 from raystate.actors.host import create_host
 from raystate.actors.ledger import Recovery
@@ -133,6 +135,11 @@ class CoordinatorActor:
         from raystate.storage import open_storage
 
         _log_to_stderr()
+        self._kept_owner = _Kept(f"raystate:owner:{run_hash}")
+        # A killed Coordinator comes back with the arguments of its first start: the run may have changed hands since.
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            owner = self._kept_owner.get() or owner
+        self._kept_owner.put(owner)
         self._owner = owner
         self._owner_s = time.monotonic()  # when it last said hello
         self._lefts: set[int] = set()
@@ -157,6 +164,7 @@ class CoordinatorActor:
 
     def _end(self) -> None:
         self._left_all.wait(GOODBYE_S)
+        self._kept_owner.delete()
         ray.kill(self._kill_me, no_restart=True)
 
     async def hello(self, owner: Owner, takeover: bool) -> Hello | Failure:
@@ -173,6 +181,8 @@ class CoordinatorActor:
                     message=f"the run is in use by Ray job {old.job_id} on node {old.node[:8]}; pass takeover=True to end it",
                     details={**dataclasses.asdict(old), "starting": not training},
                 )
+        if owner != old:
+            self._kept_owner.put(owner)
         self._owner, self._owner_s = owner, now_s
         return Hello(attempt=service.attempt, pid=os.getpid(), protocol=PROTOCOL, newest_step=service.ledger.newest_step)
 
@@ -213,20 +223,31 @@ def _log_to_stderr() -> None:
     root.propagate = False
 
 
+class _Kept:
+    """A value in Ray's key-value store: it outlives the actor's process, and goes with the cluster."""
+
+    def __init__(self, key: str):
+        self._key = key.encode()
+
+    def get(self) -> Any | None:
+        raw = internal_kv._internal_kv_get(self._key)
+        return None if raw is None else pickle.loads(raw)
+
+    def put(self, value: Any, *, overwrite: bool = True) -> None:
+        internal_kv._internal_kv_put(self._key, pickle.dumps(value), overwrite=overwrite)
+
+    def delete(self) -> None:
+        internal_kv._internal_kv_del(self._key)
+
+
 def cluster_token() -> str:
     """A random name of this Ray cluster incarnation, the same in all its processes.
 
     Ray has no public id of a cluster, so one is kept in its key-value store (tests/cluster notices if that changes).
     """
-    from ray.experimental import internal_kv
-
-    key = b"raystate:cluster"
-    token = internal_kv._internal_kv_get(key)
-    if token is None:
-        internal_kv._internal_kv_put(key, secrets.token_hex(6).encode(), overwrite=False)
-        token = internal_kv._internal_kv_get(key)
-    assert token is not None
-    return token.decode()
+    kept = _Kept("raystate:cluster")
+    kept.put(secrets.token_hex(6), overwrite=False)
+    return str(kept.get())
 
 
 def ensure_coordinator(config: StateConfig, run_hash: str, owner: Owner) -> Any:

@@ -1,9 +1,8 @@
 """The log of a run as pure functions: which entry may follow which, what is live, and which opposite has to wait.
 
 An entry holds the whole state after it. Each attempt that claims finishes the intents that are open then. So an intent is open from
-the entry that decided it until it is carried out and each other attempt that has owned it is known dead:
-the process of a superseded one may still wake up and carry it out once more. Nobody performs the opposite on that step meanwhile
-(the hold rule).
+the entry that decided it until it is carried out and each other attempt that has owned it is known dead: the process of a superseded
+one may still wake up and carry it out once more. Nobody performs the opposite on that step meanwhile (the hold rule).
 """
 
 from __future__ import annotations

@@ -483,9 +483,8 @@ class Advice:
     attempt: int
     seq: int
     lineage: str  # the current one; "" before the first join
-    decided: bool = (
-        False  # what it goes on from; until then a host may hold something newer of an older lineage that nobody knows of
-    )
+    # What the current lineage goes on from. Until then a host may hold something newer of an older one that nobody knows of.
+    decided: bool = False
     stable: int = -1
     dead: tuple[int, ...] = ()
     keep: tuple[tuple[str, int], ...] = ()  # recovery base, queued and running durable saves

@@ -108,16 +108,19 @@ def _kill_actor(training: Training, actor: str) -> None:
     wait_for(lambda: pid_of(actor) not in (None, pid), f"a new {actor}", failed=lambda: training.error)
 
 
-def _kill_node(training: Training, cluster: Any) -> None:
-    """The raylet, all that it has started, and the node's arena: what a vanished machine takes with it. Not the head."""
+def raylet_of_a_trainer(training: Training, cluster: Any) -> tuple[int, Any]:
+    """(pid of the raylet, node) of a node with a trainer. Not the head."""
     raylets = {node.all_processes["raylet"][0].process.pid: node for node in cluster.list_all_nodes() if not node.is_head()}
     for pid in training.events.pids().values():
         raylet = psutil.Process(pid).ppid()
         if raylet in raylets:
-            break
-    else:
-        raise AssertionError("no trainer outside the head node")
-    node = raylets[raylet]
+            return raylet, raylets[raylet]
+    raise AssertionError("no trainer outside the head node")
+
+
+def _kill_node(training: Training, cluster: Any) -> None:
+    """The raylet, all that it has started, and the node's arena: what a vanished machine takes with it."""
+    raylet, node = raylet_of_a_trainer(training, cluster)
     doomed = [psutil.Process(raylet), *psutil.Process(raylet).children(recursive=True)]
     for process in doomed:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -14,7 +14,7 @@ import pytest
 import raystate
 from raystate.actors.naming import run_actors
 from raystate.storage import run_hash
-from tests.cluster.strikes import coordinator_pid, held, held_pids, host_pid
+from tests.cluster.strikes import coordinator_pid, held, held_pids, host_pid, raylet_of_a_trainer
 from tests.cluster.training import STEPS, Driver, Training, wait_for
 
 
@@ -80,6 +80,29 @@ def test_sleepers_do_no_harm(ray_cluster: Any, make_run: Any, tmp_path: Path, un
     training.finish()
     assert training.digests() == undisturbed
     assert run_actors(run_hash(config.storage, config.run)) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_driver_and_a_raylet_that_sleep(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
+    """For seconds: longer than anything of ours waits for them. Ray itself gives a node up only after much longer."""
+    run = make_run()
+    driver = Driver(run, tmp_path, address=ray_cluster.address, steps=STEPS)
+    try:
+        driver.wait_step(6)
+        for pid in (driver.process.pid, raylet_of_a_trainer(driver, ray_cluster)[0]):
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                driver.wait_step(driver.events.newest_step() + 15)  # 3 s at least
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            driver.wait_step(driver.events.newest_step() + 3)
+        driver.finish()
+    finally:
+        driver.kill()
+    assert driver.digests() == undisturbed
+    assert driver.events.starts() == 1, "the trainers should not have noticed"
+    assert run_actors(run_hash(run.storage, run.run)) == []
 
 
 @pytest.mark.long

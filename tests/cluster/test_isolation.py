@@ -21,7 +21,9 @@ import raystate
 from raystate.actors.coordinator import CoordinatorActor, Hello, this_owner
 from raystate.actors.host import HostActor
 from raystate.actors.naming import NAMESPACE, coordinator_name, find_actor, find_hosts, host_name, run_actors
+from raystate.core.messages import Failure
 from raystate.storage import run_hash
+from tests.cluster.strikes import pid_of
 from tests.cluster.training import REPO, STEPS, Training, wait_for
 
 
@@ -187,6 +189,31 @@ def test_a_newer_version_replaces_the_actors_and_adopts_what_they_held(ray_clust
         assert np.asarray(restored.state["x"]).tolist() == [restored.step] * 4
         living = [find_actor(actor) for actor in run_actors(name)]
         assert ray.get([actor.protocol.remote() for actor in living if actor is not None], timeout=60.0) == [1, 1]
+
+
+def test_a_restarted_coordinator_knows_whose_the_run_is(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    """It comes back with the arguments of its first start, by another job."""
+    run = make_run()
+    name = run_hash(run.storage, run.run)
+    script = Script(ray_cluster.address, "", run, tmp_path / "log")
+    try:
+        wait_for(lambda: len(script.said("step")) > 3, "some steps")
+    finally:
+        script.end()
+    with raystate.StateManager(raystate.StateConfig(storage=run.storage, run=run.run)) as manager:
+        state = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state
+        manager.save(1000, state)
+        pid = pid_of(coordinator_name(name))
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: pid_of(coordinator_name(name)) not in (None, pid), "a new Coordinator")
+        coordinator = find_actor(coordinator_name(name))
+        assert coordinator is not None
+        mine, other = manager._session._owner, this_owner("another")
+        refused, accepted = ray.get([coordinator.hello.remote(one, False) for one in (other, mine)], timeout=60.0)
+        assert isinstance(refused, Failure)
+        assert refused.error == "RunInUseError"
+        assert isinstance(accepted, Hello)
 
 
 # ---------------------------------------------------------------- a sweep
