@@ -48,9 +48,8 @@ from raystate.core.messages import (
 )
 from raystate.core.trainer import SaveDecision, Trainer
 from raystate.launch_context import check_world, current, note
-from raystate.orbax.step_reader import StepReader
 from raystate.reader import Reader
-from raystate.restored import STATE, ReadOptions, Restored, content_from_storage
+from raystate.restored import STATE, ReadOptions, Restored, content_from_storage, open_step
 from raystate.storage import open_storage
 
 logger = logging.getLogger("raystate")
@@ -211,7 +210,7 @@ class StateManager:
                 return content.restore(reference, items, options, world=self._world, process_index=self._rank)
             finally:
                 snapshot.close()
-        content = content_from_storage(StepReader(self._storage, str(choice.step)), choice.step)
+        content = content_from_storage(open_step(self._storage, choice.step), choice.step)
         return content.restore(reference, items, options, world=self._world, process_index=self._rank)
 
     def restore_or_init(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from raystate.core.errors import CorruptCheckpointError, StepNotFoundError, StorageError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.step_reader import StepReader
-from raystate.restored import ReadOptions, Restored, content_from_storage
+from raystate.restored import ReadOptions, Restored, content_from_storage, open_step
 from raystate.storage import open_storage, visible_steps
 
 FOLLOW_POLL_S = 1.0
@@ -147,7 +147,7 @@ class Reader:
         return step
 
     def _step_reader(self, step: int) -> StepReader:
-        return StepReader(self._storage, str(step))
+        return open_step(self._storage, step)
 
 
 def save(path: Any, tree: Any) -> None:
@@ -187,4 +187,4 @@ def _open(path: Any) -> tuple[StepReader, int]:
     newest = run.latest_step()
     if newest is None:
         raise StepNotFoundError(f"{path} is neither a checkpoint nor a run with a step", path=str(path))
-    return StepReader(open_storage(path), str(newest)), newest
+    return open_step(open_storage(path), newest), newest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,9 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from raystate.arrays import PieceSource, ReadRequest, array_leaves, describe, is_iterator, restore_tree, set_iterators
-from raystate.core.errors import ReferenceMismatchError
+from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.step_reader import StepReader
+from raystate.storage import Storage, find_package
+
+logger = logging.getLogger("raystate")
 
 STATE = "state"
 
@@ -138,6 +142,17 @@ class _StorageSource:
 
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
         return self.reader.read(self.item, [(r.leaf, r.start, r.shape) for r in requests])
+
+
+def open_step(storage: Storage, step: int) -> StepReader:
+    """A step in storage, to be read as its package says where it has one."""
+    try:
+        package = find_package(storage, step)
+    except CorruptCheckpointError as error:
+        # Its data are protected by checksums of their own; only the small files can't be checked without it.
+        logger.warning("step %d is read without its package: %s", step, error.message)
+        package = None
+    return StepReader(storage, str(step), package=package)
 
 
 def content_from_storage(reader: StepReader, step: int) -> StepContent:

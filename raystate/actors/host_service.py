@@ -26,6 +26,7 @@ import numpy as np
 from raystate import fault_points
 from raystate.actors.doorbell import BYE, Hello, listen, peer_pid
 from raystate.actors.naming import give_way
+from raystate.actors.share import write_share
 from raystate.arena import HostArena, Slot, SlotHeader, SlotSet, crc32c
 from raystate.core.errors import CorruptCheckpointError, StaleAttemptError, StepNotFoundError
 from raystate.core.host import applies, carried_on, grant, host_word, is_discarded, is_granted, is_newer_advice, summarize
@@ -46,7 +47,6 @@ from raystate.core.messages import (
 )
 from raystate.core.slots import SlotView
 from raystate.core.tree import DataObject, Layout, SlotTable, TreeSpec
-from raystate.orbax.writer import write_item
 from raystate.storage import StepFolder, Storage
 from raystate.storage.names import attempt_of
 
@@ -616,8 +616,7 @@ class HostService:
             mine = pieces.get(index, [])
             claims[tree.item] = [(leaf, start, array.shape) for leaf, start, array in mine]
             if mine:
-                base = self._storage.kvstore(f"{folder.write_prefix}/{tree.item}")
-                objects[tree.item] = write_item(base, writer, tree, mine)
+                objects[tree.item] = write_share(self._storage, folder.write_prefix, writer, tree, mine)
         fault_points.reached("writing")
         return HostPart(host=self._host, writer=writer, trees=trees, objects=objects, claims=claims, tables=tables)
 

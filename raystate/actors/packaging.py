@@ -8,8 +8,8 @@ from raystate.actors.host_service import HostPart
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import DataObject, Layout, Package, SlotTable, TreeSpec
 from raystate.orbax.coverage import coverage_gaps
-from raystate.orbax.merge import build_files
-from raystate.storage import StepFolder, Storage
+from raystate.orbax.merge import build_files, own_folders
+from raystate.storage import StepFolder, Storage, data_objects
 
 
 def build_package(storage: Storage, run: str, step: int, save: str, parts: Sequence[HostPart]) -> Package:
@@ -28,14 +28,13 @@ def build_package(storage: Storage, run: str, step: int, save: str, parts: Seque
             shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
             raise CorruptCheckpointError(f"step {step}, item {tree.item!r} is incomplete: {shown}", step=step, item=tree.item)
         for part in parts:
-            for obj in part.objects.get(tree.item, []):
-                objects.append(DataObject(name=f"{tree.item}/{obj.name}", size=obj.size, crc32c=obj.crc32c, writer=part.writer))
+            objects += part.objects.get(tree.item, [])
     first = tables[min(tables)]
     iterators: dict[str, dict[int, bytes]] = {}
     for rank, table in tables.items():
         for item, state in table.iterators.items():
             iterators.setdefault(item, {})[rank] = state
-    files, merged = build_files(
+    files = build_files(
         step,
         save,
         trees,
@@ -48,7 +47,10 @@ def build_package(storage: Storage, run: str, step: int, save: str, parts: Seque
         custom=first.custom,
         world=len(tables),
     )
-    return Package(step=step, save=save, run=run, files=files, objects=(*objects, *merged))
+    for tree in trees:
+        for name, begin in own_folders(tree.item, save).items():
+            objects += data_objects(storage, prefix, name, writer=f"{save}hc", begin=begin)
+    return Package(step=step, save=save, run=run, files=files, objects=tuple(objects))
 
 
 def _common_trees(step: int, parts: Sequence[HostPart]) -> tuple[TreeSpec, ...]:

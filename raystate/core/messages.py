@@ -10,9 +10,10 @@ Words: see docs/concepts.md. A `group` is one start of the worker group (drawn b
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from typing import Any, Literal, NewType
+
+from raystate.core.sealed import seal, unseal
 
 HostId = NewType("HostId", str)  # the Ray node id, hex
 SaveId = NewType("SaveId", str)
@@ -151,11 +152,12 @@ class LogEntry:
     format: int = 1
 
     def to_json(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        return seal(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, data: bytes) -> LogEntry:
-        raw = json.loads(data)
+        """Raises ValueError, KeyError or TypeError if it is not what `to_json` gave, bit for bit."""
+        raw = unseal(data)
         raw["live"] = tuple(LiveStep(**live) for live in raw["live"])
         for intent in raw["intents"]:
             intent["carriers"] = tuple(intent.get("carriers", ()))

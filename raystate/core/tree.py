@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from raystate.core.sealed import seal, unseal
+
 PathKey = str | int  # a dict key or a sequence index
 
 
@@ -190,11 +192,12 @@ class Package:
     def to_bytes(self) -> bytes:
         raw = dataclasses.asdict(self)
         raw["files"] = {name: base64.b64encode(data).decode() for name, data in sorted(self.files.items())}
-        return json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
+        return seal(raw)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Package:
-        raw = json.loads(data)
+        """Raises ValueError, KeyError or TypeError if it is not what `to_bytes` gave, bit for bit."""
+        raw = unseal(data)
         raw["files"] = {name: base64.b64decode(text) for name, text in raw["files"].items()}
         raw["objects"] = tuple(DataObject(**obj) for obj in raw["objects"])
         return cls(**raw)

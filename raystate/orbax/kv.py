@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,15 +16,23 @@ OCDBT_CONFIG = {"manifest_kind": "single", "max_inline_value_bytes": 1024, "max_
 _CACHE = "cache_pool#ocdbt"
 _NODE_CACHE_BYTES = 100_000_000
 
+# A permanent outage is an error after about a minute, instead of TensorStore's quarter of an hour; a connection on which nothing
+# moves is given up and its request sent again, instead of waited for without end.
+_GCS_RETRIES = {"max_retries": 10, "initial_delay": "500ms", "max_delay": "8s"}
+_CURL = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "20", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1"}
+
 # The status codes by which TensorStore says that what it read is wrong or is not there, rather than that it could not read.
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
 
 
 def context(*, io_concurrency: int, copy_concurrency: int | None = None) -> ts.Context:
     """A context of our own, so that caches and thread limits end with the work they were made for."""
+    for name, value in _CURL.items():
+        os.environ.setdefault(name, value)  # read when TensorStore makes its first connection
     spec: dict[str, Any] = {
         "file_io_concurrency": {"limit": io_concurrency},
         "gcs_request_concurrency": {"limit": io_concurrency},
+        "gcs_request_retries": _GCS_RETRIES,
         _CACHE: {"total_bytes_limit": _NODE_CACHE_BYTES},
     }
     if copy_concurrency is not None:
@@ -36,9 +45,15 @@ def below(base: dict[str, Any], name: str) -> dict[str, Any]:
     return {**base, "path": base.get("path", "") + name}
 
 
-def ocdbt(base: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """The spec of an existing OCDBT database in the folder `base`, for reading, or as the source or target of a merge."""
-    return {"driver": "ocdbt", "base": base, "manifest": base, "path": path, "cache_pool": _CACHE}
+def ocdbt(base: dict[str, Any], path: str = "", *, manifest: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The spec of an existing OCDBT database in the folder `base`, for reading, or as the source or target of a merge.
+
+    Args:
+        base: where its data are.
+        path: what its keys begin with.
+        manifest: where its manifest is, if elsewhere.
+    """
+    return {"driver": "ocdbt", "base": base, "manifest": manifest or base, "path": path, "cache_pool": _CACHE}
 
 
 def ocdbt_for_writing(base: dict[str, Any], path: str, *, data_file_bytes: int) -> dict[str, Any]:

@@ -15,11 +15,11 @@ import numpy as np
 import tensorstore as ts
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError
-from raystate.core.tree import ArraySpec, DataObject, LeafSpec, TreeSpec
+from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.coverage import chunk_grid
 from raystate.orbax.step_metadata import CUSTOM_KEY, KEY_IMPL
-from raystate.orbax.writer import WRITER_PREFIX, checksums, write_item
+from raystate.orbax.writer import WRITER_PREFIX, write_item
 
 Value = int | float | bool | str | None
 
@@ -42,7 +42,7 @@ def build_files(
     custom: Any = None,
     world: int = 1,
     timeout_s: float = 600.0,
-) -> tuple[dict[str, bytes], list[DataObject]]:
+) -> dict[str, bytes]:
     """Merge the writers of a save and make the bytes of every fixed-name file of its step.
 
     Blocking; may run in any thread of a long-lived process. Uses jax on CPU only, and Orbax only in a scratch directory.
@@ -62,8 +62,8 @@ def build_files(
         timeout_s: for each wait on storage.
 
     Returns:
-        (files, objects): name relative to the step's folder -> bytes, the markers `commit_success.txt` included; and the objects
-        that the merge itself wrote to storage, their names relative to the step's folder.
+        Name relative to the step's folder -> bytes, the markers `commit_success.txt` included. What the merge itself wrote to
+        storage lies in the folders `own_folders`.
 
     Raises:
         CorruptCheckpointError: after the merge an array or chunk is missing; names it.
@@ -75,23 +75,17 @@ def build_files(
     iterators, json_items = iterators or {}, json_items or {}
     _check_items(trees, iterators, json_items, world)
     _check_json({**json_items, "metrics": metrics, "custom": custom})
-    own = f"{save}c"
+    own = _own_writer(save)
     strings: list[dict[int, str]] = []
     files: dict[str, bytes] = {}
-    objects: list[DataObject] = []
     for tree, given in zip(trees, values, strict=True):
         scalars, texts = _split_values(tree, given)
         strings.append(texts)
         base, names = kv_base_of(tree.item), list(writers.get(tree.item, ()))
         if scalars:
-            written = write_item(
-                base, own, _as_arrays(tree, scalars), [(i, (), v) for i, v in scalars.items()], timeout_s=timeout_s
-            )
-            objects += [_below_item(tree.item, written_object) for written_object in written]
+            write_item(base, own, _as_arrays(tree, scalars), [(i, (), v) for i, v in scalars.items()], timeout_s=timeout_s)
             names.append(own)
-        manifest, merged = merge_writers(base, names, save=save, tree=tree, timeout_s=timeout_s)
-        files[f"{tree.item}/manifest.ocdbt"] = manifest
-        objects += [_below_item(tree.item, merged_object) for merged_object in merged]
+        files[f"{tree.item}/manifest.ocdbt"] = merge_writers(base, names, save=save, tree=tree, timeout_s=timeout_s)
         if shardings := _shardings(tree):
             files[f"{tree.item}/_sharding"] = shardings
         if metadatas := _array_metadatas(tree):
@@ -109,22 +103,25 @@ def build_files(
     for name in files:
         if name.rpartition("/")[2] == MARKER:  # Orbax writes the path of the scratch directory into it
             files[name] = f"step {step}, save {save}\n".encode()
-    return files, objects
+    return files
 
 
-def merge_writers(
-    base: dict[str, Any], writers: Sequence[str], *, save: str, tree: TreeSpec, timeout_s: float = 600.0
-) -> tuple[bytes, list[DataObject]]:
+def own_folders(item: str, save: str) -> dict[str, str]:
+    """Where `build_files` puts objects: folder, relative to the step's -> how the names of this save's objects in it begin."""
+    return {f"{item}/{WRITER_PREFIX}{_own_writer(save)}": "", f"{item}/d": _nodes(save)}
+
+
+def merge_writers(base: dict[str, Any], writers: Sequence[str], *, save: str, tree: TreeSpec, timeout_s: float = 600.0) -> bytes:
     """Merge the databases of exactly these writers, and check that the outcome has every array and every chunk.
 
     The merged database only points into the writers' data. Its manifest is kept in memory and returned; its B-tree nodes, if it
     needs any, are written to `d/<save>…` of the item's folder.
 
     Returns:
-        (bytes of manifest.ocdbt, objects written, names relative to the item's folder)
+        The bytes of manifest.ocdbt.
     """
     where = f"item {tree.item!r} of save {save}"
-    nodes = f"d/{save}m"
+    nodes = f"d/{_nodes(save)}"
     with kv.named_errors(f"merging {where}", damage=True, item=tree.item):
         ctx = kv.context(io_concurrency=32)
         # Source and target of a copy between databases must share context and cache, and name their manifest's place.
@@ -155,7 +152,18 @@ def merge_writers(
         )
         if manifest is None:
             raise CorruptCheckpointError(f"{where}: nothing was written", item=tree.item)
-    return manifest, checksums(base, nodes, writer=f"{save}m", item=tree.item, timeout_s=timeout_s)
+    return manifest
+
+
+# Both are spelled like a host's writer, so that `storage.names.save_of` knows whose they are; no host is called "c" or "m…".
+
+
+def _own_writer(save: str) -> str:
+    return f"{save}hc"
+
+
+def _nodes(save: str) -> str:
+    return f"{save}hm"
 
 
 def _check_complete(store: ts.KvStore, tree: TreeSpec, where: str, *, timeout_s: float) -> None:
@@ -288,7 +296,3 @@ def _check_json(values: Mapping[str, Any]) -> None:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{name!r} cannot be written as JSON: {error}", field=name) from error
-
-
-def _below_item(item: str, data: DataObject) -> DataObject:
-    return DataObject(name=f"{item}/{data.name}", size=data.size, crc32c=data.crc32c, writer=data.writer)

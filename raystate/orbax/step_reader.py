@@ -16,7 +16,7 @@ import numpy as np
 import tensorstore as ts
 
 from raystate.core.errors import CorruptCheckpointError, StepNotFoundError
-from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
+from raystate.core.tree import ArraySpec, LeafSpec, Package, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
 from raystate.orbax.step_metadata import (
@@ -50,6 +50,8 @@ class StepReader:
     Args:
         storage: where; or a callable prefix -> kvstore spec.
         step_prefix: the step's folder, such as "1200".
+        package: of a step that raystate wrote. Its bytes are used instead of the published small files, so that only the array
+            data, which carry checksums of their own, are taken from there.
         bytes_in_flight: at most so many bytes of arrays are being read at a time (one request may be larger).
         io_concurrency: requests to storage at a time.
         timeout_s: for each wait on storage.
@@ -63,6 +65,7 @@ class StepReader:
         storage: HasKvstore | Callable[[str], dict[str, Any]],
         step_prefix: str,
         *,
+        package: Package | None = None,
         bytes_in_flight: int = 1 << 30,
         io_concurrency: int = 32,
         timeout_s: float = 600.0,
@@ -71,6 +74,7 @@ class StepReader:
         self._base = spec_of(step_prefix.strip("/"))
         last = step_prefix.strip("/").rpartition("/")[2]
         self._step: int | str = int(last) if last.isdigit() else last
+        self._package = package
         self._bytes_in_flight = bytes_in_flight
         self._timeout_s = timeout_s
         self._context = kv.context(io_concurrency=io_concurrency)
@@ -240,9 +244,10 @@ class StepReader:
                 ocdbt = metadata.ocdbt
                 if ocdbt is None:
                     ocdbt = self._file(f"{item}/manifest.ocdbt") is not None
+                manifest = self._manifest(item) if ocdbt else None
                 opening = {
                     node.name: ts.open(
-                        ts.Spec(_read_spec(base, node.name, zarr3=metadata.zarr3, ocdbt=ocdbt)), context=self._context
+                        ts.Spec(_read_spec(base, manifest, node.name, zarr3=metadata.zarr3, ocdbt=ocdbt)), context=self._context
                     )
                     for node in metadata.nodes
                     if node.kind in ("jax.Array", "np.ndarray", "scalar")
@@ -253,6 +258,15 @@ class StepReader:
                         stores[name] = future.result(timeout=self._timeout_s)
                 self._stores[item] = stores
             return self._stores[item]
+
+    def _manifest(self, item: str) -> dict[str, Any] | None:
+        """Where the package's manifest of an item's database can be read: in memory. None: where the step has it."""
+        data = self._file(f"{item}/manifest.ocdbt") if self._package is not None else None
+        if data is None:
+            return None
+        spec = {"driver": "memory", "path": f"{item}/"}
+        kv.open_store(spec, timeout_s=self._timeout_s, ctx=self._context).write("manifest.ocdbt", data).result(self._timeout_s)
+        return spec
 
     def _step_metadata(self) -> StepMetadata:
         with self._lock:
@@ -275,10 +289,14 @@ class StepReader:
         return "iterator" if any(_ITERATOR_FILE.fullmatch(n.split("/")[-1]) for n in self._names(f"{item}/process_")) else "other"
 
     def _file(self, name: str) -> bytes | None:
+        if self._package is not None:
+            return self._package.files.get(name)
         with self._named(f"reading {name}"):
             return kv.read_key(self._store(), name, timeout_s=self._timeout_s)
 
     def _names(self, prefix: str) -> list[str]:
+        if self._package is not None:
+            return sorted(name for name in self._package.files if name.startswith(prefix))
         with self._named(f"listing {prefix}"):
             return kv.list_keys(self._store(), prefix, timeout_s=self._timeout_s)
 
@@ -298,10 +316,10 @@ class StepReader:
         return kv.named_errors(f"step {self._step}: {what}", damage=True, step=self._step, **facts)
 
 
-def _read_spec(base: dict[str, Any], name: str, *, zarr3: bool, ocdbt: bool) -> dict[str, Any]:
+def _read_spec(base: dict[str, Any], manifest: dict[str, Any] | None, name: str, *, zarr3: bool, ocdbt: bool) -> dict[str, Any]:
     return {
         "driver": "zarr3" if zarr3 else "zarr",
-        "kvstore": kv.ocdbt(base, f"{name}/") if ocdbt else kv.below(base, f"{name}/"),
+        "kvstore": kv.ocdbt(base, f"{name}/", manifest=manifest) if ocdbt else kv.below(base, f"{name}/"),
         "fill_missing_data_reads": False,  # a missing chunk is an error, not zeros
         "open": True,
         "recheck_cached_data": False,

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
 import numpy as np
 import tensorstore as ts
 
-from raystate.checksum import crc32c
-from raystate.core.errors import ConfigError, StorageError
-from raystate.core.tree import ArraySpec, DataObject, TreeSpec
+from raystate.core.errors import ConfigError
+from raystate.core.tree import ArraySpec, TreeSpec
 from raystate.orbax import kv
 
 WRITER_PREFIX = "ocdbt.process_"  # Orbax's name for the folder of one process
-_READ_BACK_BYTES = 8 << 20  # small enough that the allocator keeps reusing the same pages
-_FILE_READ_BACK_BYTES = 1 << 20  # stays in a core's cache between reading and checksumming
 
 
 def write_item(
@@ -35,7 +31,7 @@ def write_item(
     copy_concurrency: int | None = None,
     data_file_bytes: int = 128 << 20,
     timeout_s: float = 600.0,
-) -> list[DataObject]:
+) -> bool:
     """Write one writer's share of an item, durably, in one atomic transaction.
 
     TensorStore writes straight from the pieces' memory (no copy if they are C-contiguous), so their bytes must not change until
@@ -53,8 +49,7 @@ def write_item(
         timeout_s: for each wait on storage.
 
     Returns:
-        Every object under the writer's folder, names relative to the item's folder; size and crc32c as read back from storage.
-        Empty if there was no piece.
+        Whether anything was written: False if there was no piece.
 
     Raises:
         ConfigError: a piece or an array that cannot be written; names item and leaf.
@@ -86,9 +81,9 @@ def write_item(
             raise
         if not stores:
             transaction.abort()
-            return []
+            return False
         transaction.commit_async().result(timeout=timeout_s)
-    return inventory(kv_base, writer, item=tree.item, timeout_s=timeout_s)
+    return True
 
 
 def array_spec(folder: dict[str, Any], name: str, array: ArraySpec, *, data_file_bytes: int) -> dict[str, Any]:
@@ -107,58 +102,6 @@ def array_spec(folder: dict[str, Any], name: str, array: ArraySpec, *, data_file
         "recheck_cached_data": False,
         "recheck_cached_metadata": False,
     }
-
-
-def inventory(kv_base: dict[str, Any], writer: str, *, item: str, timeout_s: float = 600.0) -> list[DataObject]:
-    """Every object under a writer's folder as storage has it, sorted by name (relative to the item's folder)."""
-    return checksums(kv_base, f"{WRITER_PREFIX}{writer}/", writer=writer, item=item, timeout_s=timeout_s)
-
-
-def checksums(kv_base: dict[str, Any], prefix: str, *, writer: str, item: str, timeout_s: float) -> list[DataObject]:
-    """Read every object whose name begins with `prefix` back from storage, in small ranges: little memory however big it is."""
-    with kv.named_errors(f"reading back {item!r}/{prefix}", damage=False, item=item, writer=writer):
-        store = kv.open_store(kv_base, timeout_s=timeout_s)
-        names = kv.list_keys(store, prefix, timeout_s=timeout_s)
-
-        def one(name: str) -> DataObject:
-            if kv_base["driver"] == "file":
-                size, crc = _file_checksum(kv_base["path"] + name)
-            else:
-                size, crc = _object_checksum(store, name, writer, timeout_s)
-            return DataObject(name=name, size=size, crc32c=crc, writer=writer)
-
-        with ThreadPoolExecutor(max_workers=min(4, max(1, len(names))), thread_name_prefix="raystate-read-back") as pool:
-            return list(pool.map(one, names))
-
-
-def _file_checksum(path: str) -> tuple[int, int]:
-    """(size, crc32c), read into one small buffer: TensorStore would touch fresh memory of the file's size, which costs the most."""
-    buffer = np.empty(_FILE_READ_BACK_BYTES, np.uint8)
-    crc, size = 0, 0
-    with open(path, "rb", buffering=0) as file:
-        while got := file.readinto(buffer.data):
-            crc = crc32c(buffer[:got], crc)
-            size += got
-    return size, crc
-
-
-def _object_checksum(store: ts.KvStore, name: str, writer: str, timeout_s: float) -> tuple[int, int]:
-    """(size, crc32c) of an object."""
-    crc, size, ended = 0, 0, False
-    while not ended:
-        try:
-            got = store.read(name, byte_range=slice(size, size + _READ_BACK_BYTES)).result(timeout=timeout_s)
-        except ValueError as error:  # the range must lie inside the object, whose size TensorStore doesn't tell: this is the end
-            if not str(error).startswith("OUT_OF_RANGE"):
-                raise
-            got = store.read(name, byte_range=slice(size, None)).result(timeout=timeout_s)
-            ended = True
-        if got.state != "value":
-            raise StorageError(f"{name} is gone right after it was written", path=name, writer=writer)
-        value = got.value  # each look at it is a copy
-        crc = crc32c(value, crc)
-        size += len(value)
-    return size, crc
 
 
 @functools.cache

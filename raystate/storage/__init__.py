@@ -3,7 +3,7 @@
 from raystate.storage.base import ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.garbage import collect_garbage
 from raystate.storage.log import RunLog
-from raystate.storage.steps import StepFolder, foreign_steps, visible_steps
+from raystate.storage.steps import StepFolder, data_objects, find_package, foreign_steps, visible_steps
 from raystate.storage.url import StorageUrl, canonical_url, open_storage, run_hash
 from raystate.storage.wrapping import StorageWrapper
 
@@ -19,6 +19,8 @@ __all__ = [
     "StorageWrapper",
     "canonical_url",
     "collect_garbage",
+    "data_objects",
+    "find_package",
     "foreign_steps",
     "open_storage",
     "run_hash",

@@ -40,10 +40,10 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def storage_error(operation: str, path: str, error: BaseException) -> StorageError:
-    """A StorageError with `operation`, `path` and, where there is one, `errno`."""
+def storage_error(operation: str, path: str, error: BaseException, *, text: str = "") -> StorageError:
+    """A StorageError with `operation`, `path` and, where there is one, `errno`. `text`: instead of what `describe` says."""
     number = error.errno if isinstance(error, OSError) else None
-    return StorageError(f"{operation} {path} failed: {describe(error)}", operation=operation, path=path, errno=number)
+    return StorageError(f"{operation} {path} failed: {text or describe(error)}", operation=operation, path=path, errno=number)
 
 
 def attempt(

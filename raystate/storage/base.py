@@ -7,6 +7,7 @@ The one primitive that decides anything is `create` (create-once).
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,6 +36,7 @@ class ObjectInfo:
     name: str
     size: int  # bytes
     generation: str = ""
+    crc32c: int | None = None  # of its bytes, where the storage told it
 
     @property
     def is_folder(self) -> bool:
@@ -115,6 +117,13 @@ class Storage(abc.ABC):
         """
 
     @abc.abstractmethod
+    def inventory(self, prefix: str) -> Listing:
+        """All objects below a folder, as `list` gives them, each with the crc32c of the bytes that are stored now.
+
+        A bucket keeps these checksums; a directory is read through.
+        """
+
+    @abc.abstractmethod
     def delete(self, name: str, generation: str | None = None) -> bool:
         """Delete one object; False if it is absent.
 
@@ -122,13 +131,29 @@ class Storage(abc.ABC):
             ObjectChangedError: `generation` is given and the object is of another one.
         """
 
+    def delete_all(self, infos: Sequence[ObjectInfo]) -> None:
+        """Delete objects, each if it is still of its generation; absent is fine. What fails doesn't keep the others.
+
+        Raises:
+            StorageError: names the first that could not be deleted, and says how many more.
+        """
+        failed: list[StorageError] = []
+        for info in infos:
+            try:
+                self.delete(info.name, info.generation or None)
+            except StorageError as error:
+                failed.append(error)
+        if failed:
+            more = f" ({len(failed) - 1} more of {len(infos)} failed)" if len(failed) > 1 else ""
+            raise StorageError(f"{failed[0].message}{more}", **failed[0].details) from failed[0]
+
     @abc.abstractmethod
     def delete_tree(self, prefix: str) -> None:
         """Delete the folder and everything in it, in no particular order; absent is fine."""
 
     @abc.abstractmethod
     def copy(self, source: str, target: str) -> None:
-        """Copy one object; a target that exists is replaced by the same bytes. Raises ObjectMissingError."""
+        """Copy one object; a target that exists is taken for an earlier copy. Raises ObjectMissingError."""
 
     @abc.abstractmethod
     def kvstore(self, prefix: str) -> dict[str, Any]:

@@ -6,14 +6,19 @@ EEXIST instead of replacing. Mounts without it are refused by `self_test`.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from raystate.checksum import crc32c
 from raystate.core.errors import StorageError
 from raystate.storage.attempts import attempt, describe
 from raystate.storage.base import (
@@ -30,6 +35,8 @@ from raystate.storage.base import (
 Result = TypeVar("Result")
 
 _ABSENT = (FileNotFoundError, NotADirectoryError)  # a file in the place of a folder: what lies "below" it is absent, too
+_READERS = 4
+_BUFFER_BYTES = 1 << 20  # stays in a core's cache between reading and checksumming
 _CREATE_TRIES = 5  # a sweep or a removal of the folder can take the temporary file away; it will not do so again and again
 
 
@@ -88,6 +95,16 @@ class DirectoryStorage(Storage):
         path = self._path(prefix) if prefix else self._root
         below = f"{prefix}/" if prefix else ""
         return self._call("list", path, lambda: sorted(_scan(path, below, recursive), key=lambda info: info.name))
+
+    def inventory(self, prefix: str) -> Listing:
+        infos = self.list(check_name(prefix))
+        with ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="raystate-read-back") as pool:
+            checksums = list(pool.map(self._checksum, [info.name for info in infos]))
+        return [dataclasses.replace(info, crc32c=crc) for info, crc in zip(infos, checksums, strict=True)]
+
+    def _checksum(self, name: str) -> int:
+        path = self._path(name)
+        return self._call("read", path, lambda: _checksum(path))
 
     def delete(self, name: str, generation: str | None = None) -> bool:
         path = self._path(name)
@@ -259,6 +276,16 @@ def _link_once(path: str, data: bytes) -> None:
         _fsync(folder)
     finally:
         _unlink_quietly(temporary)
+
+
+def _checksum(path: str) -> int:
+    """crc32c of a file, read into one small buffer: fresh memory of the file's size would cost the most."""
+    buffer = np.empty(_BUFFER_BYTES, np.uint8)
+    crc = 0
+    with open(path, "rb", buffering=0) as file:
+        while got := file.readinto(buffer.data):
+            crc = crc32c(buffer[:got], crc)
+    return crc
 
 
 def _make_parents(path: str) -> None:

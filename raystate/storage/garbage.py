@@ -60,9 +60,7 @@ def _remove_strays(storage: Storage, is_dead: Callable[[str | None], bool]) -> N
     for folder in storage.list(recursive=False):
         if not folder.is_folder or step_of(_base(folder.name)) is None or storage.exists(folder.name + MARKER):
             continue  # what lies beside a published step goes when that is retired
-        for info in storage.list(_base(folder.name)):
-            if is_dead(save_of(info.name)):
-                storage.delete(info.name)
+        storage.delete_all([info for info in storage.list(_base(folder.name)) if is_dead(save_of(info.name))])
 
 
 def _base(name: str) -> str:

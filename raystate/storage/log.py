@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import tenacity
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StorageError
 from raystate.core.messages import Appended, LogEntry
+from raystate.core.sealed import unseal
 from raystate.storage.base import ObjectMissingError, Storage
 from raystate.storage.names import GUARD, log_name
 
@@ -209,7 +209,7 @@ def _may_follow(entry: LogEntry, previous: LogEntry) -> bool:
 
 def _parse(data: bytes, seq: int, path: str) -> LogEntry:
     try:
-        raw = json.loads(data)
+        raw = unseal(data)
         if raw["format"] > _KNOWN_FORMAT:
             raise ConfigError(
                 f"{path} was written by a newer raystate (log format {raw['format']}, this one knows {_KNOWN_FORMAT})",

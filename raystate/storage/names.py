@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 STATE = ".raystate"
@@ -15,7 +16,7 @@ TRASH = f"{STATE}/trash"
 ASIDE = f"{STATE}/aside"
 
 _SAVE = re.compile(r"a(\d+)k[0-9A-Za-z]+")
-_WRITER = re.compile(r"ocdbt\.process_(a\d+k[0-9a-gi-zA-Z]+)h[0-9a-z]*")
+_WRITER = re.compile(r"(?:ocdbt\.process_|d/)(a\d+k[0-9a-gi-zA-Z]+)h[0-9a-z]*")
 
 
 def log_name(seq: int) -> str:
@@ -45,9 +46,13 @@ def writer_name(save: str, host: int | str) -> str:
 
 
 def save_of(name: str) -> str | None:
-    """The save whose writer an object's name belongs to: "state/ocdbt.process_a7k1h0/d/12" gives "a7k1"; None for fixed names."""
-    for part in name.split("/"):
-        if found := _WRITER.fullmatch(part):
+    """The save whose writer an object's name belongs to; None for fixed names.
+
+    "state/ocdbt.process_a7k1h0/d/12" gives "a7k1", and so does "state/d/a7k1hm12", a node that the merge of its writers wrote.
+    """
+    parts = name.split("/")
+    for folder, part in itertools.pairwise(("", *parts)):
+        if found := _WRITER.fullmatch(f"d/{part}" if folder == "d" else part):
             return found[1]
     return None
 

@@ -1,13 +1,15 @@
-"""An object store through fsspec: names instead of folders, exclusive create instead of link, a marker instead of a rename."""
+"""An object store: names instead of folders, exclusive create instead of link, a marker instead of a rename. Through fsspec."""
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raystate.checksum import crc32c
 from raystate.core.errors import StorageError
 from raystate.storage.attempts import attempt
 from raystate.storage.base import (
@@ -113,14 +115,16 @@ class ObjectStorage(Storage):
 
         return self._call("list", prefix, listed)
 
+    def inventory(self, prefix: str) -> Listing:
+        return [dataclasses.replace(info, crc32c=crc32c(self.read(info.name))) for info in self.list(check_name(prefix))]
+
     def delete(self, name: str, generation: str | None = None) -> bool:
         path = self._path(name)
 
         def delete() -> bool:
             try:
                 if generation is not None:
-                    # Look, then delete: as safe as the hold rule. A store with conditional deletes overrides this.
-                    self._check_generation(name, generation)
+                    self._check_generation(name, generation)  # look, then delete: fsspec knows no condition
                 self._fs.rm_file(path)
             except (FileNotFoundError, ObjectMissingError):
                 return False
@@ -129,19 +133,14 @@ class ObjectStorage(Storage):
         return self._call("delete", name, delete)
 
     def delete_tree(self, prefix: str) -> None:
-        for info in self.list(check_name(prefix)):  # "" would be everything
-            self.delete(info.name)
+        self.delete_all(self.list(check_name(prefix)))  # "" would be everything
 
     def copy(self, source: str, target: str) -> None:
         paths = self._path(source), self._path(target)
         self._call("copy", source, lambda: self._fs.cp_file(*paths))
 
     def kvstore(self, prefix: str) -> dict[str, Any]:
-        if self._scheme != "gs":
-            raise self._not_here("kvstore", prefix, f"TensorStore has no driver for {self._scheme}:// that fsspec shares")
-        path = self._path(prefix) if prefix else self._root
-        bucket, _, rest = path.partition("/")
-        return {"driver": "gcs", "bucket": bucket, "path": f"{rest}/" if rest else ""}
+        raise self._not_here("kvstore", prefix, f"TensorStore has no driver for {self._scheme}:// that fsspec shares")
 
     def local_path(self, name: str) -> Path:
         raise self._not_here("local_path", name, "an object store has no local paths")

@@ -7,23 +7,28 @@ from any point: it ends in the same tree.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable
 
 from raystate.core.errors import CorruptCheckpointError, StorageError
-from raystate.core.tree import Package
+from raystate.core.tree import DataObject, Package
 from raystate.storage.base import ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.names import (
     ASIDE,
     MARKER,
     METADATA,
+    PACKAGES,
     TRASH,
     package_name,
     save_of,
+    split_saved,
     step_name,
     step_of,
     work_name,
 )
+
+_SAVED = re.compile(rb"save (a\d+k[0-9A-Za-z]+)")  # in a marker of ours
 
 
 class StepFolder:
@@ -58,12 +63,17 @@ class StepFolder:
         self._check_mine(package)
         if MARKER not in package.files:
             raise self._error("assemble", f"its package has no {MARKER}: nobody would ever see it")
-        if (taken := self._taken()) is not None:
-            raise self._error("assemble", f"{taken} is there already")
         if self.storage.is_directory:
+            if self.storage.list(self.name, recursive=False):
+                raise self._error("assemble", f"{self.name} is there already")
             for name, data in package.files.items():
                 self.storage.create_or_same(f"{self.write_prefix}/{name}", data)
-        if (missing := self._missing_object(self.write_prefix, package)) is not None:
+        found = self.storage.list(self.write_prefix)
+        if not self.storage.is_directory:  # unique names, of whatever save, take no place
+            for info in found:
+                if save_of(info.name) is None:
+                    raise self._error("assemble", f"{info.name} is there already")
+        if (missing := _missing_object(found, self.write_prefix, package)) is not None:
             raise self._error("assemble", missing)
         self.storage.sweep(self.write_prefix)
         self.storage.fsync_tree(self.write_prefix)
@@ -125,9 +135,7 @@ class StepFolder:
         if self.storage.is_directory:
             remove_work(self.storage, self.step, self._save())
         else:
-            for info in self.storage.list(self.name):
-                if save_of(info.name) == self._save():
-                    self.storage.delete(info.name)
+            self.storage.delete_all([info for info in self.storage.list(self.name) if save_of(info.name) == self._save()])
         self.storage.delete(package_name(self.step, self._save()))
 
     # ------------------------------------------------------------ inside
@@ -139,7 +147,7 @@ class StepFolder:
                 self._check_equal(package)
                 self.storage.fsync_tree(self.name)  # whoever renamed it may have died before it was durable
                 return
-            missing = self._missing_object(work, package) or self._differing_file(work, package)
+            missing = _missing_object(self.storage.list(work), work, package) or self._differing_file(work, package)
             if missing is None:
                 try:
                     self.storage.rename_tree(work, self.name)
@@ -150,7 +158,7 @@ class StepFolder:
         raise self._error("publish", f"it is neither published nor complete in {work}: {why}")
 
     def _publish_objects(self, package: Package) -> None:
-        if (missing := self._missing_object(self.name, package)) is not None:
+        if (missing := _missing_object(self.storage.list(self.name), self.name, package)) is not None:
             raise self._error("publish", missing)
         for name in sorted(package.files, key=_marker_last):
             try:
@@ -168,11 +176,13 @@ class StepFolder:
     def _retire_objects(self, found: list[ObjectInfo], aside: bool) -> None:
         kept = f"{ASIDE}/{self.name}.{self.save or 'orbax'}"
         marker = f"{self.name}/{MARKER}"
-        # Every object is copied before it goes, so a repetition finds each either here or there. sorted() is stable.
-        for info in sorted(found, key=lambda info: info.name != marker):
-            if aside:
-                self.storage.copy(info.name, f"{kept}/{info.name.removeprefix(f'{self.name}/')}")
-            self.storage.delete(info.name, info.generation or None)
+        first = [info for info in found if info.name == marker]
+        rest = [info for info in found if info.name != marker]
+        for infos in (first, rest):  # the marker first: what is going is not listed
+            if aside:  # every object is copied before any goes, so a repetition finds each either here or there
+                for info in infos:
+                    self.storage.copy(info.name, f"{kept}/{info.name.removeprefix(f'{self.name}/')}")
+            self.storage.delete_all(infos)
 
     def _is_anothers(self, found: Iterable[ObjectInfo]) -> bool:
         names = {info.name for info in found}
@@ -185,21 +195,6 @@ class StepFolder:
         except ObjectMissingError:
             return True
         return not any(f"{self.name}/{obj.name}" in names for obj in package.objects)
-
-    def _taken(self) -> str | None:
-        """What is at the fixed names of the step, if anything. Unique names, of whatever save, take no place."""
-        if self.storage.is_directory:
-            return self.name if self.storage.list(self.name, recursive=False) else None
-        return next((info.name for info in self.storage.list(self.name) if save_of(info.name) is None), None)
-
-    def _missing_object(self, prefix: str, package: Package) -> str | None:
-        sizes = {info.name: info.size for info in self.storage.list(prefix)}
-        for obj in package.objects:
-            size = sizes.get(f"{prefix}/{obj.name}")
-            if size != obj.size:
-                got = "is missing" if size is None else f"has {size} bytes instead of {obj.size}"
-                return f"{prefix}/{obj.name} (writer {obj.writer}) {got}"
-        return None
 
     def _differing_file(self, prefix: str, package: Package) -> str | None:
         for name, data in package.files.items():
@@ -229,6 +224,52 @@ class StepFolder:
             f"{operation} step {self.step} (save {self.save}) at {where} failed: {why}",
             operation=operation, path=where, step=self.step, save=self.save,
         )  # fmt: skip
+
+
+def find_package(storage: Storage, step: int) -> Package | None:
+    """The package of a visible step; None if there is none: stock Orbax wrote the step, or it was copied without its `.raystate`.
+
+    Raises:
+        CorruptCheckpointError: the package is damaged, or nobody can tell which of several is the step's.
+        StorageError: storage failed.
+    """
+    try:
+        named = _SAVED.search(storage.read(f"{step}/{MARKER}"))
+        if named is not None:
+            return StepFolder(storage, step, named[1].decode()).read_package()
+    except ObjectMissingError:
+        pass
+    # The marker is Orbax's own, or damaged. A run's log knows, but a Reader takes no part in it, and most steps have one package.
+    found = [split_saved(info.name.rpartition("/")[2]) for info in storage.list(PACKAGES, recursive=False)]
+    saves = [one[1] for one in found if one is not None and one[0] == step]
+    if not saves:
+        return None
+    names = {info.name for info in storage.list(step_name(step))}
+    packages = [StepFolder(storage, step, save).read_package() for save in saves]
+    whole = [one for one in packages if any(f"{step}/{obj.name}" in names for obj in one.objects)]
+    if len(whole) > 1:
+        raise CorruptCheckpointError(f"{storage.url}: step {step} has objects of the saves {saves}", step=step)
+    return whole[0] if whole else None
+
+
+def data_objects(storage: Storage, step_folder: str, folder: str, *, writer: str, begin: str = "") -> list[DataObject]:
+    """What lies in a folder of a step now, for its package.
+
+    Args:
+        storage: of the run.
+        step_folder: where the step is written (`StepFolder.write_prefix`).
+        folder: relative to it.
+        writer: whose objects these are.
+        begin: only names that begin so, within the folder.
+    """
+    found = storage.inventory(f"{step_folder}/{folder}")
+    names = {info.name.removeprefix(f"{step_folder}/"): info for info in found}
+    objects = [
+        DataObject(name=name, size=info.size, crc32c=info.crc32c or 0, writer=writer)
+        for name, info in names.items()
+        if name.startswith(f"{folder}/{begin}")
+    ]
+    return objects
 
 
 def visible_steps(storage: Storage) -> tuple[int, ...]:
@@ -266,6 +307,23 @@ def _empty_trash(storage: Storage, step: int) -> None:
     for info in storage.list(TRASH, recursive=False):
         if info.name.startswith(f"{TRASH}/{step}."):
             storage.delete_tree(info.name.rstrip("/"))
+
+
+def _missing_object(found: Iterable[ObjectInfo], prefix: str, package: Package) -> str | None:
+    """What the listing of a step's folder lacks of its package; also what has another size, or another checksum where it has one."""
+    infos = {info.name: info for info in found}
+    for obj in package.objects:
+        info = infos.get(f"{prefix}/{obj.name}")
+        if info is None:
+            got = "is missing"
+        elif info.size != obj.size:
+            got = f"has {info.size} bytes instead of {obj.size}"
+        elif info.crc32c not in (None, obj.crc32c):
+            got = f"has crc32c {info.crc32c:08x} instead of {obj.crc32c:08x}"
+        else:
+            continue
+        return f"{prefix}/{obj.name} (writer {obj.writer}) {got}"
+    return None
 
 
 def _marker_last(name: str) -> tuple[bool, int, str]:

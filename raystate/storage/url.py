@@ -78,7 +78,11 @@ def open_storage(url: StorageUrl, *, timeout_s: float = 60.0) -> Storage:
         from raystate.storage.directory import DirectoryStorage
 
         return DirectoryStorage(canonical, timeout_s=timeout_s)
-    from raystate.storage.objects import ObjectStorage  # imports fsspec, which a directory does not need
+    if canonical.startswith("gs://"):
+        from raystate.storage.gcs import GcsStorage
+
+        return GcsStorage(canonical, timeout_s=timeout_s)
+    from raystate.storage.objects import ObjectStorage
 
     return ObjectStorage(canonical, timeout_s=timeout_s)
 

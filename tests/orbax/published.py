@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from raystate.actors.share import write_share
 from raystate.core.tree import ArraySpec, DataObject, LeafSpec, TreeSpec
-from raystate.orbax.merge import build_files
+from raystate.orbax.merge import build_files, own_folders
 from raystate.orbax.writer import write_item
+from raystate.storage import data_objects, open_storage
 from tests.orbax.state_example import ARRAYS, array, notes, state
 
 SHARDING = '{"sharding_type": "SingleDeviceSharding", "device_str": "cpu:0"}'
@@ -90,13 +92,13 @@ def pieces(tree: TreeSpec, host: int, hosts: int, scale: int = 1) -> list[tuple[
 
 def publish(root: Path, step: int = 1200, save: str = "a7k1", **changes: Any) -> tuple[Path, dict[str, bytes], list[DataObject]]:
     """Write, merge and publish a step under `root`; `changes` are for build_files."""
-    folder = root / str(step)
+    folder, storage = root / str(step), open_storage(root)
     tree, other = state_tree(), notes_tree()
     objects: list[DataObject] = []
     for host in (0, 1):
-        objects += write_item(kv_base(folder / "state"), f"{save}h{host}", tree, pieces(tree, host, 2))
+        objects += write_share(storage, str(step), f"{save}h{host}", tree, pieces(tree, host, 2))
     index = next(i for i, leaf in enumerate(other.leaves) if leaf.name == "odd")
-    objects += write_item(kv_base(folder / "notes"), f"{save}h0", other, [(index, (0, 0), array("params.odd"))])
+    objects += write_share(storage, str(step), f"{save}h0", other, [(index, (0, 0), array("params.odd"))])
     # A zombie of an older save wrote other values beside them, and an array of its own.
     extra = LeafSpec(path=("stranger",), kind="array", array=ArraySpec(shape=(2,), dtype="int8", chunk=(2,)))
     strange = TreeSpec(item="state", leaves=(*tree.leaves, extra))
@@ -110,7 +112,7 @@ def publish(root: Path, step: int = 1200, save: str = "a7k1", **changes: Any) ->
         "world": 2,
         **changes,
     }
-    files, merged = build_files(
+    files = build_files(
         step,
         save,
         [tree, other],
@@ -122,4 +124,7 @@ def publish(root: Path, step: int = 1200, save: str = "a7k1", **changes: Any) ->
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    return folder, files, objects + merged
+    for item_tree in (tree, other):
+        for name, begin in own_folders(item_tree.item, save).items():
+            objects += data_objects(storage, str(step), name, writer=f"{save}hc", begin=begin)
+    return folder, files, objects

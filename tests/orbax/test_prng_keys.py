@@ -61,7 +61,7 @@ def publish(root: Path, tree: Any, step: int = 5) -> TreeSpec:
             pieces.append((piece.leaf, piece.start, data))
     folder = root / str(step)
     write_item(kv_base(folder / "state"), "a1k1h0", spec, pieces)
-    files, _ = build_files(step, "a1k1", [spec], [described.values[0]], {"state": ["a1k1h0"]}, lambda item: kv_base(folder / item))
+    files = build_files(step, "a1k1", [spec], [described.values[0]], {"state": ["a1k1h0"]}, lambda item: kv_base(folder / item))
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+from raystate.actors.share import write_share
 from raystate.arrays.tree import STORABLE
 from raystate.core.errors import ConfigError, StorageError
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
 from raystate.orbax import writer as writer_module
 from raystate.orbax.writer import write_item
+from raystate.storage import directory, open_storage
 from tests.orbax.published import kv_base, pieces, state_tree
 from tests.orbax.state_example import ARRAYS, bits
 
@@ -38,16 +40,15 @@ def test_what_save_accepts_is_what_zarr3_can_hold():
 
 
 def test_objects_are_listed_as_storage_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(writer_module, "_READ_BACK_BYTES", 100)  # so that reading back takes many ranges
+    monkeypatch.setattr(directory, "_BUFFER_BYTES", 100)  # so that reading back takes many reads
     tree = state_tree()
-    objects = write_item(kv_base(tmp_path), "a1k2h0", tree, pieces(tree, 0, 1), data_file_bytes=2000)
-    files = {path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    objects = write_share(open_storage(tmp_path), "7", "a1k2h0", tree, pieces(tree, 0, 1))
+    files = {path.relative_to(tmp_path / "7").as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {found.name: (found.size, found.crc32c) for found in objects} == {
         name: (len(data), google_crc32c.value(data)) for name, data in files.items()
     }
-    assert len(objects) > 3 and all(
-        found.writer == "a1k2h0" and found.name.startswith("ocdbt.process_a1k2h0/") for found in objects
-    )
+    assert len(objects) > 1
+    assert all(found.writer == "a1k2h0" and found.name.startswith("state/ocdbt.process_a1k2h0/") for found in objects)
 
 
 def test_every_dtype_reads_back_equal(tmp_path: Path):
@@ -65,7 +66,7 @@ def test_every_dtype_reads_back_equal(tmp_path: Path):
 
 
 def test_no_piece_writes_nothing(tmp_path: Path):
-    assert write_item(kv_base(tmp_path), "w", one(), []) == []
+    assert write_item(kv_base(tmp_path), "w", one(), []) is False
     assert not list(tmp_path.rglob("*"))
 
 

@@ -18,10 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import raystate
 from raystate.actors.host_service import HostPart, as_array
 from raystate.actors.packaging import build_package
+from raystate.actors.share import write_share
 from raystate.arrays import copy, describe, hold, shards
 from raystate.core.messages import HostId
 from raystate.core.tree import SlotTable
-from raystate.orbax.writer import write_item
 from raystate.storage import StepFolder, open_storage
 
 SAVE = "a1kreshard"
@@ -143,12 +143,12 @@ def save_share(case: Case, root: str) -> HostPart:
     owned = [piece for piece in layout.pieces if piece.owned]
     arrays = [(p.leaf, p.start, as_array(data[p.offset : p.offset + p.nbytes], layout, p)) for p in owned]
     storage, writer = open_storage(root), f"{SAVE}h{rank}"
-    base = storage.kvstore(f"{StepFolder(storage, 1, SAVE).write_prefix}/state")
+    prefix = StepFolder(storage, 1, SAVE).write_prefix
     return HostPart(
         host=HostId(str(rank)),
         writer=writer,
         trees=layout.trees,
-        objects={"state": write_item(base, writer, layout.trees[0], arrays)} if arrays else {},
+        objects={"state": write_share(storage, prefix, writer, layout.trees[0], arrays)} if arrays else {},
         claims={"state": [(leaf, start, array.shape) for leaf, start, array in arrays]},
         tables={rank: table},
     )

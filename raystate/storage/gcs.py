@@ -1,0 +1,200 @@
+"""Google Cloud Storage: every request conditional where that matters, every wait bounded.
+
+Through google-cloud-storage, on which gcsfs is built, too. gcsfs itself fixes its number of tries when it is imported, forgets the
+status of most errors, and has no conditional delete; here an operation has one deadline, and its error says what the server said.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from raystate.core.errors import StorageError
+from raystate.storage.attempts import storage_error
+from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError, check_name
+from raystate.storage.objects import ObjectStorage
+
+Result = TypeVar("Result")
+
+CONNECT_S = 5.0
+SILENCE_S = 15.0  # a server that says nothing for so long is asked again
+_BATCH = 100  # what GCS takes in one batch request
+
+_HINTS = {
+    401: "the credentials are not valid (any more): log in again, or check the service account",
+    403: "this account may not do that: it needs roles/storage.objectAdmin on the bucket",
+    404: "there is no such bucket, or this account may not see it",
+    429: "too many requests: GCS limits writes per object name and requests per bucket",
+}
+
+_LISTED = "items(name,size,generation,crc32c),prefixes,nextPageToken"
+
+
+class GcsStorage(ObjectStorage):
+    """Objects in a bucket, below a prefix.
+
+    Args:
+        url: canonical, "gs://bucket/prefix".
+        timeout_s: for one operation, all its tries together. A stalled connection is given up after 15 s and tried again.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 60.0):
+        super().__init__(url, timeout_s=timeout_s)
+        self._bucket_name, _, self._prefix = self._root.partition("/")
+
+    def __repr__(self) -> str:
+        return f"GcsStorage({self.url!r})"
+
+    def create(self, name: str, data: bytes) -> None:
+        self._ask("create", name, lambda how: self._blob(name).upload_from_string(
+            data, content_type="application/octet-stream", if_generation_match=0, **how
+        ))  # fmt: skip
+
+    def read(self, name: str) -> bytes:
+        return self._ask("read", name, lambda how: self._blob(name).download_as_bytes(**how))
+
+    def stat(self, name: str) -> ObjectInfo:
+        blob = self._blob(name)
+        self._ask("stat", name, lambda how: blob.reload(**how))
+        return _info(name, blob)
+
+    def list(self, prefix: str = "", recursive: bool = True) -> Listing:
+        path = self._key(prefix) if prefix else self._prefix
+        folder = f"{path}/" if path else ""
+        offset = len(self._prefix) + 1 if self._prefix else 0
+
+        def listed(how: dict[str, Any]) -> Listing:
+            found = self._bucket.client.list_blobs(
+                self._bucket, prefix=folder, delimiter=None if recursive else "/", fields=_LISTED, **how
+            )
+            # A folder's placeholder, as the console makes them, is no object of ours.
+            infos: Listing = [_info(blob.name[offset:], blob) for blob in found if not blob.name.endswith("/")]
+            infos += [ObjectInfo(name=name[offset:], size=0) for name in found.prefixes]
+            return sorted(infos, key=lambda info: info.name)
+
+        return self._ask("list", prefix, listed)
+
+    def inventory(self, prefix: str) -> Listing:
+        return self.list(check_name(prefix))
+
+    def delete(self, name: str, generation: str | None = None) -> bool:
+        condition = None if generation is None else int(generation)
+        try:
+            self._ask("delete", name, lambda how: self._blob(name).delete(if_generation_match=condition, **how))
+        except ObjectMissingError:
+            return False
+        except ObjectExistsError as error:  # GCS answers "precondition failed" to both
+            raise ObjectChangedError(
+                f"delete {self.url}/{name} refused: it is another object now", operation="delete", path=name, expected=generation
+            ) from error
+        return True
+
+    def delete_all(self, infos: Sequence[ObjectInfo]) -> None:
+        left: list[ObjectInfo] = []
+        for start in range(0, len(infos), _BATCH):
+            part = infos[start : start + _BATCH]
+            try:
+                self._ask("delete", part[0].name, functools.partial(self._delete_batch, part))
+            except StorageError:
+                left += part  # the batch is over, and something in it went wrong: one by one tells what
+        super().delete_all(left)
+
+    def copy(self, source: str, target: str) -> None:
+        try:
+            self._ask("copy", source, lambda how: self._bucket.copy_blob(
+                self._blob(source), self._bucket, self._key(target), if_generation_match=0, **how
+            ))  # fmt: skip
+        except ObjectExistsError:
+            pass
+
+    def kvstore(self, prefix: str) -> dict[str, Any]:
+        path = self._key(prefix) if prefix else self._prefix
+        return {"driver": "gcs", "bucket": self._bucket_name, "path": f"{path}/" if path else ""}
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def _bucket(self) -> Any:
+        return _client(os.environ.get("STORAGE_EMULATOR_HOST")).bucket(self._bucket_name)
+
+    def _blob(self, name: str) -> Any:
+        return self._bucket.blob(self._key(name))
+
+    def _key(self, name: str) -> str:
+        check_name(name)
+        return f"{self._prefix}/{name}" if self._prefix else name
+
+    def _delete_batch(self, infos: Sequence[ObjectInfo], how: dict[str, Any]) -> None:
+        with self._bucket.client.batch():
+            for info in infos:
+                self._blob(info.name).delete(if_generation_match=int(info.generation), timeout=how["timeout"], retry=None)
+
+    def _ask(self, operation: str, name: str, call: Callable[[dict[str, Any]], Result]) -> Result:
+        """Run `call(how)` with how = the library's own `timeout` and `retry`, and give its errors our names."""
+        from google.api_core import exceptions
+        from google.cloud.storage.retry import DEFAULT_RETRY  # pyright: ignore[reportMissingTypeStubs]
+
+        path = f"{self.url}/{name}"
+        timeout_s = self._timeout_s
+        retry = DEFAULT_RETRY.with_timeout(timeout_s).with_delay(initial=0.2, maximum=5.0, multiplier=2.0)
+        try:
+            return call({"timeout": (min(CONNECT_S, timeout_s), min(SILENCE_S, timeout_s)), "retry": retry})
+        except exceptions.NotFound as error:
+            if operation in ("list", "create") or "bucket does not exist" in str(error.message):
+                raise storage_error(operation, path, error, text=_describe(error)) from error
+            raise ObjectMissingError(
+                f"{operation} {path} failed: there is no such object", operation=operation, path=name
+            ) from error
+        except exceptions.PreconditionFailed as error:
+            raise ObjectExistsError(f"{operation} {path} failed: it exists", operation=operation, path=name) from error
+        except StorageError:
+            raise
+        except Exception as error:
+            # The library's RetryError says only that time is up.
+            ended = cast("BaseException | None", error.cause) if isinstance(error, exceptions.RetryError) else None
+            cause = ended or error
+            waited = f" (tried for {timeout_s:.0f} s)" if ended is not None else ""
+            raise storage_error(operation, path, cause, text=_describe(cause) + waited) from error
+
+
+@functools.lru_cache(maxsize=4)
+def _client(emulator: str | None) -> Any:
+    """One client for the whole process: it holds the credentials and the connections."""
+    del emulator  # the library reads the variable itself
+    from google.cloud import storage  # pyright: ignore[reportMissingTypeStubs]
+
+    return storage.Client(project=None)  # buckets exist already: no project is needed
+
+
+def _info(name: str, blob: Any) -> ObjectInfo:
+    crc32c = int.from_bytes(base64.b64decode(blob.crc32c), "big") if blob.crc32c else None
+    return ObjectInfo(name=name, size=int(blob.size), generation=str(cast(object, blob.generation)), crc32c=crc32c)
+
+
+def _describe(error: BaseException) -> str:
+    """One line: what GCS or the library said, and what to do where that is known."""
+    from google.auth.exceptions import GoogleAuthError
+
+    response = getattr(error, "response", None)  # of an upload or download whose last try failed
+    code = getattr(response, "status_code", getattr(error, "code", None))
+    if isinstance(code, int):
+        text = f"{int(code)} {_message(getattr(response, 'text', '') or getattr(error, 'message', '') or str(error))}"
+        hint = _HINTS.get(int(code))
+    else:
+        text = f"{type(error).__name__}: {error}"
+        hint = _HINTS[401] if isinstance(error, GoogleAuthError) else None
+    text = " ".join(text.split())[:500]
+    return f"{text} ({hint})" if hint else text
+
+
+def _message(text: str) -> str:
+    """The sentence in an answer's JSON."""
+    start = text.find("{")
+    try:
+        return str(json.loads(text[start:])["error"]["message"]) if start >= 0 else text
+    except (ValueError, KeyError, TypeError):
+        return text
