@@ -24,11 +24,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import tenacity
 from rich.console import Console
 from rich.table import Table
 
 WORKERS = 2
 NODES = 2  # beside the head, which runs no trainer
+START_TIMEOUT_S = 60.0
 JOB_TIMEOUT_S = 300.0
 POLL_S = 0.05
 CHECK_S = 5.0
@@ -116,6 +118,22 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
+def submit(client: Any, entrypoint: str) -> str:
+    """Submit a job. A cluster that has just started takes none until its dashboard's agent answers.
+
+    Args:
+        client: a JobSubmissionClient.
+
+    Returns:
+        The job's submission id.
+    """
+    no_agent_yet = tenacity.retry_if_exception(lambda error: "No available agent" in str(error))
+    retrying = tenacity.Retrying(
+        retry=no_agent_yet, wait=tenacity.wait_fixed(0.5), stop=tenacity.stop_after_delay(START_TIMEOUT_S), reraise=True
+    )
+    return retrying(client.submit_job, entrypoint=entrypoint, runtime_env={"working_dir": None})
+
+
 class Submission:
     """`ray job submit -- python -m jobs.train_lm …`, and what comes of it."""
 
@@ -134,9 +152,7 @@ class Submission:
         sets = " ".join(f"--set '{key}={value}'" for key, value in overrides.items())
         self._client = JobSubmissionClient(address)
         self._verbose = verbose
-        self.id = self._client.submit_job(
-            entrypoint=f"{sys.executable} -m jobs.train_lm --config {config} {sets}", runtime_env={"working_dir": None}
-        )
+        self.id = submit(self._client, f"{sys.executable} -m jobs.train_lm --config {config} {sets}")
 
     def status(self) -> str:
         return str(self._client.get_job_status(self.id))

@@ -141,6 +141,10 @@ class StepReader:
             self.bytes_read += fetched
         return parts
 
+    def has_checksums(self, item: str, name: str) -> bool:
+        """Whether the chunks of an array carry checksums, so that `read` refuses a flipped bit."""
+        return '"crc32c"' in json.dumps(self._open(item)[name].spec().to_json())
+
     # ------------------------------------------------------------ everything else
 
     def json(self, item: str) -> Any:

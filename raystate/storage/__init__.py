@@ -1,13 +1,14 @@
 """Objects under a URL: create-once, list, delete; the log of a run and the life of a step on top of them."""
 
 from raystate.storage.base import ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
-from raystate.storage.garbage import collect_garbage
+from raystate.storage.garbage import Garbage, assume_dead, assumed_dead, collect_garbage, find_garbage, remove_garbage
 from raystate.storage.log import RunLog
 from raystate.storage.steps import StepFolder, data_objects, find_package, foreign_steps, visible_steps
 from raystate.storage.url import StorageUrl, canonical_url, open_storage, run_hash
 from raystate.storage.wrapping import StorageWrapper
 
 __all__ = [
+    "Garbage",
     "ObjectChangedError",
     "ObjectExistsError",
     "ObjectInfo",
@@ -17,12 +18,16 @@ __all__ = [
     "Storage",
     "StorageUrl",
     "StorageWrapper",
+    "assume_dead",
+    "assumed_dead",
     "canonical_url",
     "collect_garbage",
     "data_objects",
+    "find_garbage",
     "find_package",
     "foreign_steps",
     "open_storage",
+    "remove_garbage",
     "run_hash",
     "visible_steps",
 ]

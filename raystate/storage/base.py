@@ -7,12 +7,17 @@ The one primitive that decides anything is `create` (create-once).
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from raystate.checksum import crc32c
 from raystate.core.errors import StorageError
+
+READERS = 4  # objects that are read through at a time
 
 TEMPORARY_PREFIX = ".raystate-tmp-"  # of files that a directory backend is still writing; never listed
 
@@ -116,12 +121,21 @@ class Storage(abc.ABC):
             recursive: True: all objects below it, no folders. False: its objects and its folders.
         """
 
-    @abc.abstractmethod
+    def checksum(self, name: str) -> int:
+        """crc32c of the object's bytes, read now. Raises ObjectMissingError."""
+        return crc32c(self.read(name))
+
     def inventory(self, prefix: str) -> Listing:
         """All objects below a folder, as `list` gives them, each with the crc32c of the bytes that are stored now.
 
         A bucket keeps these checksums; a directory is read through.
         """
+        infos = self.list(check_name(prefix))
+        with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="raystate-read-back") as pool:
+            return list(pool.map(self._with_checksum, infos))
+
+    def _with_checksum(self, info: ObjectInfo) -> ObjectInfo:
+        return info if info.crc32c is not None else dataclasses.replace(info, crc32c=self.checksum(info.name))
 
     @abc.abstractmethod
     def delete(self, name: str, generation: str | None = None) -> bool:

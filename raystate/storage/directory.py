@@ -6,13 +6,11 @@ EEXIST instead of replacing. Mounts without it are refused by `self_test`.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +33,6 @@ from raystate.storage.base import (
 Result = TypeVar("Result")
 
 _ABSENT = (FileNotFoundError, NotADirectoryError)  # a file in the place of a folder: what lies "below" it is absent, too
-_READERS = 4
 _BUFFER_BYTES = 1 << 20  # stays in a core's cache between reading and checksumming
 _CREATE_TRIES = 5  # a sweep or a removal of the folder can take the temporary file away; it will not do so again and again
 
@@ -96,13 +93,7 @@ class DirectoryStorage(Storage):
         below = f"{prefix}/" if prefix else ""
         return self._call("list", path, lambda: sorted(_scan(path, below, recursive), key=lambda info: info.name))
 
-    def inventory(self, prefix: str) -> Listing:
-        infos = self.list(check_name(prefix))
-        with ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="raystate-read-back") as pool:
-            checksums = list(pool.map(self._checksum, [info.name for info in infos]))
-        return [dataclasses.replace(info, crc32c=crc) for info, crc in zip(infos, checksums, strict=True)]
-
-    def _checksum(self, name: str) -> int:
+    def checksum(self, name: str) -> int:
         path = self._path(name)
         return self._call("read", path, lambda: _checksum(path))
 

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
-from raystate.storage.base import Storage
+from raystate.core.errors import ConfigError, StorageError
+from raystate.storage.base import ObjectInfo, Storage
 from raystate.storage.log import RunLog
-from raystate.storage.names import ASIDE, MARKER, PACKAGES, STATE, TRASH, WORK, attempt_of, save_of, split_saved, step_of
+from raystate.storage.names import ASIDE, DEAD, MARKER, PACKAGES, STATE, TRASH, WORK, attempt_of, save_of, split_saved, step_of
 from raystate.storage.steps import remove_work
 
 
-def collect_garbage(storage: Storage, live_saves: Collection[str] = ()) -> None:
-    """Remove left-overs: work folders, packages and writers' objects of dead saves, trash, temporary files.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Garbage:
+    """One thing that can go: a folder (its name ends in "/") or an object."""
+
+    name: str
+    nbytes: int
+    why: str
+    generation: str = ""
+
+
+def find_garbage(storage: Storage, live_saves: Collection[str] = ()) -> list[Garbage]:
+    """Work folders, packages and writers' objects of dead saves, and trash.
 
     A save is dead if its attempt is older than the log's tail (so nothing can commit it any more) and the tail neither holds it
     live nor has an intent on it. This is looked up here, so that a caller who slept, or who saves meanwhile, harms nothing: saves of
-    the newest attempt are never touched.
+    the newest attempt are never touched. What is dead once stays dead.
 
     Args:
         storage: of the run.
         live_saves: further saves to keep.
-
-    Raises:
-        StorageError: what could not be removed stays for the next time.
     """
     tail = RunLog(storage).tail()
+    found: list[Garbage] = []
     if tail is not None:
         keep = {*live_saves, *(one.save for one in tail.live), *(one.save for one in tail.intents)}
 
@@ -32,35 +42,100 @@ def collect_garbage(storage: Storage, live_saves: Collection[str] = ()) -> None:
             attempt = None if save is None else attempt_of(save)
             return attempt is not None and attempt < tail.attempt and save not in keep
 
-        _remove_work_folders(storage, is_dead)
-        _remove_packages(storage, is_dead)
+        found += _work_folders(storage, is_dead)
+        found += _packages(storage, is_dead)
         if not storage.is_directory:
-            _remove_strays(storage, is_dead)
-    for info in storage.list(TRASH, recursive=False):
-        storage.delete_tree(info.name.rstrip("/"))
-    storage.sweep(STATE)
+            found += _strays(storage, is_dead)
+    found += [_folder(storage, info, "was retired") for info in storage.list(TRASH, recursive=False) if info.is_folder]
+    return found
 
 
-def _remove_work_folders(storage: Storage, is_dead: Callable[[str | None], bool]) -> None:
+def remove_garbage(storage: Storage, garbage: Sequence[Garbage]) -> None:
+    """Remove them. What fails doesn't keep the others.
+
+    Raises:
+        StorageError: the first failure; what could not be removed stays for the next time.
+    """
+    failed: list[StorageError] = []
+    objects = [ObjectInfo(name=one.name, size=one.nbytes, generation=one.generation) for one in garbage if one.name[-1] != "/"]
+    removals: list[Callable[[], None]] = [_remover(storage, one.name.rstrip("/")) for one in garbage if one.name[-1] == "/"]
+    for remove in [*removals, lambda: storage.delete_all(objects), lambda: _sweep(storage)]:
+        try:
+            remove()
+        except StorageError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def collect_garbage(storage: Storage, live_saves: Collection[str] = ()) -> None:
+    """Find and remove. Raises StorageError; what could not be removed stays for the next time."""
+    remove_garbage(storage, find_garbage(storage, live_saves))
+
+
+def assume_dead(storage: Storage, attempt: int) -> None:
+    """Note for all Coordinators of the run that an attempt's process is gone, so that what it left open can be closed.
+
+    Raises:
+        ConfigError: it is the newest attempt, or there was no such attempt.
+    """
+    tail = RunLog(storage).tail()
+    newest = 0 if tail is None else tail.attempt
+    if not 1 <= attempt < newest:
+        older = f"the attempts 1 to {newest - 1} can be" if newest > 1 else "there is no older attempt"
+        raise ConfigError(
+            f"attempt {attempt} of {storage.url} can't be assumed dead: {older}; the newest one is superseded by starting the run",
+            field="assume_dead", got=attempt,
+        )  # fmt: skip
+    storage.create_or_same(f"{DEAD}/{attempt}", b"assumed dead: raystate gc --assume-dead\n")
+
+
+def assumed_dead(storage: Storage) -> tuple[int, ...]:
+    """The attempts of which `assume_dead` was told."""
+    names = [_base(info.name) for info in storage.list(DEAD, recursive=False)]
+    return tuple(sorted(int(name) for name in names if name.isdigit()))
+
+
+def _work_folders(storage: Storage, is_dead: Callable[[str | None], bool]) -> Iterator[Garbage]:
     for info in storage.list(WORK, recursive=False):
         found = split_saved(_base(info.name))
         if found is not None and is_dead(found[1]):
-            remove_work(storage, *found)
+            yield _folder(storage, info, f"an unfinished save of step {found[0]} by attempt {attempt_of(found[1])}")
 
 
-def _remove_packages(storage: Storage, is_dead: Callable[[str | None], bool]) -> None:
+def _packages(storage: Storage, is_dead: Callable[[str | None], bool]) -> Iterator[Garbage]:
     set_aside = {split_saved(_base(info.name)) for info in storage.list(ASIDE, recursive=False)}
     for info in storage.list(PACKAGES, recursive=False):
         found = split_saved(_base(info.name))
         if found is not None and is_dead(found[1]) and found not in set_aside:
-            storage.delete(info.name)
+            yield _object(info, f"the package of save {found[1]}, which is not live")
 
 
-def _remove_strays(storage: Storage, is_dead: Callable[[str | None], bool]) -> None:
+def _strays(storage: Storage, is_dead: Callable[[str | None], bool]) -> Iterator[Garbage]:
     for folder in storage.list(recursive=False):
         if not folder.is_folder or step_of(_base(folder.name)) is None or storage.exists(folder.name + MARKER):
             continue  # what lies beside a published step goes when that is retired
-        storage.delete_all([info for info in storage.list(_base(folder.name)) if is_dead(save_of(info.name))])
+        for info in storage.list(_base(folder.name)):
+            if is_dead(save := save_of(info.name)):
+                yield _object(info, f"data of save {save}, which was not committed")
+
+
+def _object(info: ObjectInfo, why: str) -> Garbage:
+    return Garbage(name=info.name, nbytes=info.size, why=why, generation=info.generation)
+
+
+def _folder(storage: Storage, info: ObjectInfo, why: str) -> Garbage:
+    nbytes = sum(inside.size for inside in storage.list(info.name.rstrip("/")))
+    return Garbage(name=info.name, nbytes=nbytes, why=why)
+
+
+def _remover(storage: Storage, folder: str) -> Callable[[], None]:
+    found = split_saved(_base(folder)) if folder.startswith(f"{WORK}/") else None
+    return lambda: remove_work(storage, *found) if found is not None else storage.delete_tree(folder)
+
+
+def _sweep(storage: Storage) -> None:
+    storage.sweep(STATE)
 
 
 def _base(name: str) -> str:

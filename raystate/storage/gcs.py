@@ -78,9 +78,6 @@ class GcsStorage(ObjectStorage):
 
         return self._ask("list", prefix, listed)
 
-    def inventory(self, prefix: str) -> Listing:
-        return self.list(check_name(prefix))
-
     def delete(self, name: str, generation: str | None = None) -> bool:
         condition = None if generation is None else int(generation)
         try:
@@ -155,7 +152,7 @@ class GcsStorage(ObjectStorage):
             raise
         except Exception as error:
             # The library's RetryError says only that time is up.
-            ended = cast("BaseException | None", error.cause) if isinstance(error, exceptions.RetryError) else None
+            ended = cast("BaseException | None", cast(Any, error).cause) if isinstance(error, exceptions.RetryError) else None
             cause = ended or error
             waited = f" (tried for {timeout_s:.0f} s)" if ended is not None else ""
             raise storage_error(operation, path, cause, text=_describe(cause) + waited) from error

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raystate.checksum import crc32c
 from raystate.core.errors import StorageError
 from raystate.storage.attempts import attempt
 from raystate.storage.base import (
@@ -114,9 +112,6 @@ class ObjectStorage(Storage):
             return sorted(infos, key=lambda info: info.name)
 
         return self._call("list", prefix, listed)
-
-    def inventory(self, prefix: str) -> Listing:
-        return [dataclasses.replace(info, crc32c=crc32c(self.read(info.name))) for info in self.list(check_name(prefix))]
 
     def delete(self, name: str, generation: str | None = None) -> bool:
         path = self._path(name)

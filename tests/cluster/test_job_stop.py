@@ -19,7 +19,7 @@ REPO = Path(__file__).parents[2]
 STOPS = """
 import json, sys, time
 from pathlib import Path
-from jobs.demo import local_cluster
+from jobs.demo import local_cluster, submit
 from ray.job_submission import JobSubmissionClient
 from raystate.actors.naming import run_actors
 given, out, run = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
@@ -36,7 +36,7 @@ def steps():
 
 with local_cluster() as address:
     client = JobSubmissionClient(address)
-    job = client.submit_job(entrypoint=f"{sys.executable} -m tests.cluster.drive {given}", runtime_env={"working_dir": None})
+    job = submit(client, f"{sys.executable} -m tests.cluster.drive {given}")
     wait(lambda: steps() >= 8, "step 8")
     client.stop_job(job)
     wait(lambda: client.get_job_status(job).is_terminal(), "end of the job")

@@ -1,0 +1,5 @@
+"""python -m raystate.cli"""
+
+from raystate.cli import main
+
+main()

@@ -1,0 +1,55 @@
+"""raystate gc: remove what crashed attempts left."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size
+from raystate.storage import assume_dead, find_garbage, open_storage, remove_garbage
+
+
+def gc(
+    storage: StorageArgument,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only list what would be removed")] = False,
+    dead: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--assume-dead",
+            metavar="ATTEMPT",
+            help="the process of this older attempt is gone for good: what it left open may be closed; repeatable",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove unfinished saves of crashed attempts, and what is left of retired steps.
+
+    Never touches what is live, what the newest attempt may still be writing, or steps that were set aside. Safe beside a training.
+    """
+    run = open_storage(storage)
+    for attempt in dead or []:
+        if not dry_run:
+            assume_dead(run, attempt)
+    found = find_garbage(run)
+    total = sum(one.nbytes for one in found)
+    if as_json:
+        print_json(
+            {
+                "storage": run.url,
+                "removed": not dry_run,
+                "nbytes": total,
+                "garbage": [dataclasses.asdict(one) for one in found],
+            }
+        )
+    else:
+        for one in found:
+            out.print(f"{size(one.nbytes):>10}  {one.name}  ({one.why})")
+    if not dry_run:
+        remove_garbage(run, found)
+    if not as_json:
+        verb = "would be removed" if dry_run else "removed"
+        out.print(
+            f"{count(len(found), 'thing')}, {size(total)} {verb} from {run.url}" if found else f"nothing to remove in {run.url}"
+        )

@@ -1,0 +1,74 @@
+"""raystate verify: is what lies in storage what was written?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, progress_out, size
+from raystate.core.errors import StepNotFoundError
+from raystate.storage import open_storage, visible_steps
+from raystate.verification import StepReport, verify_log, verify_step
+
+
+def verify(
+    storage: StorageArgument,
+    step: Annotated[int | None, typer.Argument(metavar="[STEP]", help="one step; without it all steps and the run's log")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check every object of a step, or of a run, against what was committed.
+
+    A directory is read through; a bucket knows the checksums of its objects. Of a step that Orbax alone wrote, everything is read
+    that its metadata name, and what cannot be checked is said. Exit code 1 if anything is bad.
+    """
+    run = open_storage(storage)
+    steps = visible_steps(run)
+    if step is not None and step not in steps:
+        raise StepNotFoundError(f"{run.url} has no step {step}; it has {list(steps[-10:])}", step=step)
+    if not steps:
+        raise StepNotFoundError(f"{run.url} has no step")
+    log = () if step is not None else verify_log(run)
+    reports: list[StepReport] = []
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn(),
+        console=progress_out, transient=True, disable=as_json or not progress_out.is_terminal,
+    ) as progress:  # fmt: skip
+        for one in steps if step is None else (step,):
+            task = progress.add_task(f"step {one}", total=None)
+            reports.append(
+                verify_step(run, one, on_bytes=lambda done, total, task=task: progress.update(task, completed=done, total=total))
+            )
+            progress.remove_task(task)
+    bad = [*log, *(bad for report in reports for bad in report.bad)]
+    if as_json:
+        print_json(
+            {
+                "storage": run.url,
+                "log": [dataclasses.asdict(one) for one in log],
+                "steps": [dataclasses.asdict(report) for report in reports],
+                "bad": len(bad),
+            }
+        )
+    else:
+        for report in reports:
+            _show(report)
+        for one in log:
+            out.print(f"[red]bad[/]  {one.name}: {one.problem}")
+        verdict = f"[red]{count(len(bad), 'bad object')}[/]" if bad else "[green]nothing bad[/]"
+        out.print(f"{count(len(reports), 'step')} of {run.url}: {verdict}")
+    if bad:
+        raise typer.Exit(1)
+
+
+def _show(report: StepReport) -> None:
+    what = "object" if report.kind == "raystate" else "array"
+    against = "against its package" if report.kind == "raystate" else "no package: only what can be read was checked"
+    mark = "[red]BAD[/]" if report.bad else "[green]ok [/]"
+    out.print(f"{mark}  step {report.step}: {count(report.objects, what)}, {size(report.nbytes)}, {against}")
+    for one in report.bad:
+        out.print(f"     [red]{one.name}[/] {one.problem}")
+    for sentence in report.unchecked:
+        out.print(f"     [yellow]not checked[/] {sentence}")

@@ -1,0 +1,178 @@
+"""Is what lies in storage what was written? For raystate's own steps object by object; for others as far as that can be known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
+import numpy as np
+
+from raystate.core.errors import CorruptCheckpointError
+from raystate.core.tree import ArraySpec, Package
+from raystate.orbax.step_reader import StepReader
+from raystate.storage import ObjectInfo, ObjectMissingError, RunLog, Storage, find_package, visible_steps
+
+READERS = 8  # objects that are read through at a time
+_BOX_BYTES = 64 << 20  # of an array, per read
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadObject:
+    """One object, or array, that is not as it was written. `name` is relative to the storage."""
+
+    name: str
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What was found.
+
+    Attributes:
+        step: number of completed steps.
+        kind: "raystate": checked against its package; "orbax": no package tells what should be there.
+        objects: number of objects (or arrays, of kind "orbax") that were checked.
+        nbytes: their bytes.
+        bad: the ones that are not right.
+        unchecked: what could not be checked and why, one sentence each.
+    """
+
+    step: int
+    kind: Literal["raystate", "orbax"]
+    objects: int
+    nbytes: int
+    bad: tuple[BadObject, ...]
+    unchecked: tuple[str, ...] = ()
+
+
+def verify_log(storage: Storage) -> tuple[BadObject, ...]:
+    """Check the newest entry of the run's log, and that what it holds live is visible or about to be."""
+    try:
+        tail = RunLog(storage).tail()
+    except CorruptCheckpointError as error:
+        return (BadObject(name=str(error.path or ".raystate/log"), problem=error.message),)
+    if tail is None:
+        return ()
+    visible = set(visible_steps(storage))
+    on_the_way = {one.step for one in tail.intents}
+    return tuple(
+        BadObject(name=f"{one.step}/", problem=f"committed by log entry {tail.seq} and not visible")
+        for one in tail.live
+        if one.step not in visible and one.step not in on_the_way
+    )
+
+
+def _ignore(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+def verify_step(storage: Storage, step: int, *, on_bytes: Callable[[int, int], None] = _ignore) -> StepReport:
+    """Check everything of one visible step.
+
+    Args:
+        storage: of the run.
+        step: number of completed steps.
+        on_bytes: called with (bytes checked so far, bytes in all), from any thread.
+
+    Raises:
+        StorageError: storage failed, which says nothing about the step.
+    """
+    bad: list[BadObject] = []
+    try:
+        package = find_package(storage, step)
+    except CorruptCheckpointError as error:
+        bad.append(BadObject(name=str(error.path or f"{step}/"), problem=error.message))
+        package = None
+    if package is not None:
+        return _against_package(storage, package, on_bytes)
+    return _by_reading(storage, step, bad, on_bytes)
+
+
+def _against_package(storage: Storage, package: Package, on_bytes: Callable[[int, int], None]) -> StepReport:
+    folder = str(package.step)
+    found = {info.name: info for info in storage.list(folder)}
+    total = sum(obj.size for obj in package.objects) + sum(len(data) for data in package.files.values())
+    done = 0
+
+    def checked(name: str, size: int, check: Callable[[ObjectInfo], str]) -> BadObject | None:
+        nonlocal done
+        info = found.get(f"{folder}/{name}")
+        try:
+            if info is None:
+                problem = "is missing"
+            elif info.size != size:
+                problem = f"has {info.size} bytes instead of {size}"
+            else:
+                problem = check(info)
+        except ObjectMissingError:
+            problem = "is missing"
+        done += size  # several threads: a progress bar, not an account
+        on_bytes(done, total)
+        return BadObject(name=f"{folder}/{name}", problem=problem) if problem else None
+
+    def data_object(name: str, size: int, crc: int) -> BadObject | None:
+        def check(info: ObjectInfo) -> str:
+            got = storage.checksum(info.name) if info.crc32c is None else info.crc32c
+            return "" if got == crc else f"has crc32c {got:08x} instead of {crc:08x}"
+
+        return checked(name, size, check)
+
+    def small_file(name: str, data: bytes) -> BadObject | None:
+        return checked(name, len(data), lambda info: "" if storage.read(info.name) == data else "differs from the package")
+
+    with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="raystate-verify") as pool:
+        futures = [pool.submit(data_object, obj.name, obj.size, obj.crc32c) for obj in package.objects]
+        futures += [pool.submit(small_file, name, data) for name, data in sorted(package.files.items())]
+        bad = tuple(one for future in futures if (one := future.result()) is not None)
+    return StepReport(step=package.step, kind="raystate", objects=len(futures), nbytes=total, bad=bad)
+
+
+def _by_reading(storage: Storage, step: int, bad: list[BadObject], on_bytes: Callable[[int, int], None]) -> StepReport:
+    """Nothing says what should be there: read everything that the step's own metadata names."""
+    reader = StepReader(storage, str(step))
+    unchecked = ["its small files (metadata, JSON, iterators): no package tells their bytes"]
+    arrays = done = 0
+    try:
+        trees = [reader.tree(item) for item, kind in reader.items().items() if kind == "arrays"]
+    except CorruptCheckpointError as error:
+        bad.append(BadObject(name=f"{step}/", problem=error.message))
+        trees = []
+    total = sum(_nbytes(leaf.array) for tree in trees for leaf in tree.leaves if leaf.array is not None)
+    plain: list[str] = []
+    for tree in trees:
+        for index, leaf in enumerate(tree.leaves):
+            if leaf.array is None:
+                continue
+            arrays += 1
+            name = f"{step}/{tree.item}: {leaf.name}"
+            if not reader.has_checksums(tree.item, leaf.name):
+                plain.append(leaf.name)
+            try:
+                for start, shape in _boxes(leaf.array):
+                    done += sum(part.nbytes for part in reader.read(tree.item, [(index, start, shape)]))
+                    on_bytes(done, total)
+            except CorruptCheckpointError as error:
+                bad.append(BadObject(name=name, problem=error.message))
+    if plain:
+        shown = ", ".join(plain[:3]) + (f" and {len(plain) - 3} more" if len(plain) > 3 else "")
+        unchecked.append(f"flipped bits in {len(plain)} arrays without checksums ({shown}): only missing or unreadable chunks show")
+    return StepReport(step=step, kind="orbax", objects=arrays, nbytes=done, bad=tuple(bad), unchecked=tuple(unchecked))
+
+
+def _nbytes(array: ArraySpec) -> int:
+    return math.prod(array.shape) * np.dtype(array.dtype).itemsize
+
+
+def _boxes(array: ArraySpec) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(start, shape) of slabs of whole chunks along the first dimension, each of about `_BOX_BYTES` at most."""
+    shape, chunk = array.shape, array.chunk
+    if not shape or 0 in shape:
+        yield (0,) * len(shape), shape
+        return
+    rows = max(1, shape[0] * _BOX_BYTES // _nbytes(array) // chunk[0]) * chunk[0]
+    for start in range(0, shape[0], rows):
+        yield (start, *(0,) * (len(shape) - 1)), (min(rows, shape[0] - start), *shape[1:])
