@@ -52,11 +52,11 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         keep_last: how many of the newest durable steps to keep; None: only the newest, for being recent. With no keep rule
             at all (this one None too) every step is kept.
         keep_every_steps: keep steps that are a multiple of it, in addition.
-        keep_every_s: keep one step for each such number of seconds, in addition. Not implemented yet: refused.
+        keep_every_s: keep one step for each such number of seconds, in addition.
         keep_best: how many of the best durable steps to keep, in addition, by `best_metric`.
         best_metric: the name in `save(metrics=…)` that ranks steps; needed by `keep_best`.
         best_mode: "min": smaller is better; "max": larger is.
-        keep_policy: an Orbax `PreservationPolicy` instead of `keep_*`. Not implemented yet: refused.
+        keep_policy: an Orbax `PreservationPolicy` instead of all `keep_*`; it must pickle. The newest step is kept whatever it says.
         start_timeout_s: seconds until all ranks of a worker group have joined.
         save_timeout_s: seconds for one durable save, from staged to published.
         barrier_timeout_s: seconds until all ranks have arrived at the same collective call.
@@ -64,6 +64,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         hang_timeout_s: seconds without a new step after which a trainer counts as hung and is ended; None: never. Not
             implemented yet: refused.
         idle_timeout_s: seconds without any trainer after which the newest snapshot is made durable and the run released.
+        assume_dead_after_s: seconds after which an older attempt on another cluster, that was superseded while it published or
+            deleted a step, is taken for dead; until then that step is neither deleted nor saved again.
         host_timeout_s: seconds of silence after which a host counts as down.
     """
 
@@ -96,6 +98,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     restore_timeout_s: Seconds = 600.0
     hang_timeout_s: Seconds | None = None
     idle_timeout_s: Seconds = 900.0
+    assume_dead_after_s: Seconds = 24 * 3600.0
     host_timeout_s: Seconds = 10.0
 
     if not TYPE_CHECKING:  # type checkers keep the signature that pydantic derives from the fields
@@ -206,17 +209,21 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         for field, (accepted, instead) in _NOT_YET.items():
             if (value := getattr(self, field)) not in accepted:
                 raise _contradiction(field, value, f"this version does not implement it yet; {instead}")
+        if self.keep_policy is not None:
+            both = [name for name in _KEEP_FIELDS if name in self.model_fields_set and getattr(self, name) is not None]
+            if both:
+                raise _contradiction(both[0], getattr(self, both[0]), "keep_policy decides alone; leave it out")
         if self.keep_best is not None and self.best_metric is None:
             raise _contradiction("best_metric", None, f"must name a metric, because keep_best={self.keep_best} ranks steps by it")
         return self
 
 
+_KEEP_FIELDS = ("keep_last", "keep_every_steps", "keep_every_s", "keep_best")
+
 # Part of the contract, but no code honours other values yet, and taking them in silence would be a lie: field -> (what is taken,
 # what to do instead).
 _NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "save_policy": ((None,), "use save_every_steps, save_every_s or save(force=True)"),
-    "keep_policy": ((None,), "use keep_last, keep_every_steps or keep_best"),
-    "keep_every_s": ((None,), "use keep_every_steps"),
     "hang_timeout_s": ((None,), "leave it at None, and let something outside watch the job's progress"),
     "replicas": ((0, 1), "no peer copies are made, so leave it at 1, and let save_every_s bound what the loss of a node costs"),
 }

@@ -132,6 +132,7 @@ class CoordinatorActor:
             del os.environ[name]
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         from raystate.actors.coordinator_service import CoordinatorService
+        from raystate.actors.retention import orbax_keep
         from raystate.storage import open_storage
 
         _log_to_stderr()
@@ -150,6 +151,7 @@ class CoordinatorActor:
         identity = f"{cluster}.{run_hash}"
         self._service = CoordinatorService(
             settings=config.core_settings(),
+            keep=orbax_keep(config),
             storage=open_storage(config.storage),
             hosts=RayHosts(config, run_hash),
             known_hosts=find_hosts(run_hash),

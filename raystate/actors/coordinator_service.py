@@ -28,6 +28,7 @@ from raystate.core.messages import (
     Answer,
     Append,
     Appended,
+    AttemptDead,
     BuildPackage,
     Claimed,
     Command,
@@ -54,13 +55,15 @@ from raystate.core.messages import (
     Write,
     Written,
 )
+from raystate.core.retention import Keep
 from raystate.core.tree import Package
 from raystate.orbax.scratch import load_orbax
-from raystate.storage import RunLog, StepFolder, Storage, collect_garbage, foreign_steps
+from raystate.storage import RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps, pinned_steps
 
 logger = logging.getLogger("raystate.coordinator")
 
 TICK_S = 0.1
+LOOK_FOR_DEAD_S = 15.0
 
 
 class Hosts(Protocol):
@@ -79,6 +82,7 @@ class CoordinatorService:
 
     Args:
         settings: what the decisions depend on.
+        keep: the retention policy.
         storage: where the run's log and steps are.
         hosts: the HostActors.
         known_hosts: those that exist already.
@@ -91,6 +95,7 @@ class CoordinatorService:
         self,
         *,
         settings: Settings,
+        keep: Keep,
         storage: Storage,
         hosts: Hosts,
         known_hosts: tuple[HostId, ...],
@@ -102,7 +107,7 @@ class CoordinatorService:
         self._storage = storage
         self._hosts = hosts
         self._log = RunLog(storage)
-        self._machine = Coordinator(settings)
+        self._machine = Coordinator(settings, keep)
         self._writer = writer
         self._is_dead = is_dead
         self._on_end = on_end
@@ -113,8 +118,11 @@ class CoordinatorService:
         self._packages: dict[str, Package] = {}
         self._worlds: dict[str, int] = {}
         self._workers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="raystate-work", initializer=give_way)
+        # Of their own, so that a save never waits for a deletion.
+        self._cleaners = ThreadPoolExecutor(max_workers=2, thread_name_prefix="raystate-clean", initializer=give_way)
         self._appender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raystate-log")
         self._ended = threading.Event()
+        self._look_s = 0.0  # monotonic: when to look next for attempts that are assumed dead
         self.ledger = Ledger(storage)
         self.attempt = -1
         self.failed: Failure | None = None
@@ -171,7 +179,8 @@ class CoordinatorService:
             dead: list[int] = []
 
             def entry_after(tail: LogEntry | None) -> LogEntry:
-                dead[:] = [tail.attempt] if tail is not None and self._is_dead(tail.writer) else []
+                gone = {tail.attempt} if tail is not None and self._is_dead(tail.writer) else set[int]()
+                dead[:] = sorted(gone | set(assumed_dead(self._storage)))
                 live = () if tail is None else tuple(step.step for step in tail.live)
                 return claim_entry(tail, self._writer, self._settings.run, foreign_steps(self._storage, live), dead=dead)
 
@@ -185,7 +194,7 @@ class CoordinatorService:
         logger.info("attempt %d of run %r on %s", entry.attempt, self._settings.run, self._storage.url)
         self.ledger.begin(entry.attempt)
         self._handle(Claimed(entry=entry, hosts=known_hosts, dead=tuple(dead)))
-        self._workers.submit(self._collect_garbage, entry)
+        self._cleaners.submit(self._collect_garbage, entry)
         # Now, while the trainers start, and not at the first save: the import of Orbax and JAX stalls all other threads for moments.
         self._workers.submit(load_orbax)
 
@@ -195,8 +204,19 @@ class CoordinatorService:
         except StorageError as error:
             logger.warning("left-overs of earlier attempts stay for now: %s", error)
 
+    def _look_for_dead(self) -> None:
+        """Somebody may have said meanwhile that the process of an older attempt is gone."""
+        try:
+            for attempt in assumed_dead(self._storage):
+                self.post(AttemptDead(attempt=attempt))
+        except StorageError as error:
+            logger.debug("attempts assumed dead could not be listed: %s", error)
+
     def _handle(self, event: Event) -> None:
         now_s = time.monotonic()
+        if self._machine.held_by and now_s >= self._look_s:
+            self._look_s = now_s + LOOK_FOR_DEAD_S
+            self._workers.submit(self._look_for_dead)
         if isinstance(event, Joined):
             self._worlds[event.group] = event.world
         self.ledger.observe(event, now_s)
@@ -230,10 +250,10 @@ class CoordinatorService:
             case Publish(step=step, save=save):
                 self._workers.submit(self._publish, step, save)
             case Retire():
-                self._workers.submit(self._retire, command)
+                self._cleaners.submit(self._retire, command)
             case Discard(step=step, save=save):
                 self._parts.pop(save, None)
-                self._workers.submit(self._discard, step, save)
+                self._cleaners.submit(self._discard, step, save)
             case Log(level=level, text=text):
                 logger.log(getattr(logging, level.upper()), "%s", text)
             case Finish(reason=reason):
@@ -289,12 +309,15 @@ class CoordinatorService:
         self.post(PublishDone(step=step, save=save, error=error))
 
     def _retire(self, command: Retire) -> None:
-        error = ""
+        error = pinned = ""
         try:
-            StepFolder(self._storage, command.step, command.save).retire(aside=command.aside)
+            # After the retirement is in the log: whoever pins the step from now on finds it there. A damaged step is only moved.
+            pinned = "" if command.aside else pinned_steps(self._storage).get(command.step, "")
+            if not pinned:
+                StepFolder(self._storage, command.step, command.save).retire(aside=command.aside)
         except Exception as caught:
             error = _one_line(caught)
-        self.post(RetireDone(step=command.step, error=error))
+        self.post(RetireDone(step=command.step, error=error, pinned=pinned))
 
     def _discard(self, step: int, save: str) -> None:
         try:
@@ -309,6 +332,7 @@ class CoordinatorService:
         self._ended.set()
         self._appender.shutdown(wait=True)
         self._workers.shutdown(wait=True)
+        self._cleaners.shutdown(wait=True)
         self._hosts.close_all(remove_arena=True)
         self._on_end(reason)
 

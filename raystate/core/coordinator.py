@@ -38,7 +38,6 @@ from raystate.core.messages import (
     LeaveAsked,
     LogEntry,
     Packaged,
-    Pinned,
     PublishDone,
     ReleaseAsked,
     RestoreAsked,
@@ -52,9 +51,11 @@ from raystate.core.messages import (
     Written,
 )
 from raystate.core.recovery import Recovery
+from raystate.core.retention import Keep, keep_newest
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
+KEEP_ALL = keep_newest(None)
 _MAX_ROUNDS = 50  # each round follows from a change of the one before; more would be a loop
 
 
@@ -63,21 +64,23 @@ class Coordinator:
 
     Args:
         settings: what the decisions depend on.
+        keep: the retention policy.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, keep: Keep = KEEP_ALL):
         self.settings = settings
         self._desk = desk = Desk(settings)
         self.memory = Memory()
         self.joins = Joins(desk, self.memory)
         self.journal = Journal(desk)
-        self.saves = Saves(desk, self.memory, self.joins, self.journal)
+        self.saves = Saves(desk, self.memory, self.joins, self.journal, keep)
         self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves)
         self.recovery = Recovery(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
         self.agreement = Agreement(desk, self.joins, self.journal, self.snapshots)
         self.leaving = Leaving(desk, self.memory, self.joins, self.journal, self.saves, self.agreement)
         self._early: list[Event] = []
         self._claimed = False
+        self._claimed_s = 0.0
         self._end: Superseded | None = None
         self._open_asks: dict[Ask, None] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -101,7 +104,6 @@ class Coordinator:
             PublishDone: self.journal.publish_done,
             RetireDone: self.journal.retire_done,
             AttemptDead: self._attempt_dead,
-            Pinned: self._pinned,
             Tick: self._tick,
         }
 
@@ -130,6 +132,11 @@ class Coordinator:
             return False
         views = [self.memory.hosts.get(host) for host in group.hosts.values()]
         return any(view is not None and view.up for view in views)
+
+    @property
+    def held_by(self) -> frozenset[int]:
+        """Older attempts, not known to be dead, that may still carry out an open intent: nobody does the opposite meanwhile."""
+        return self.journal.held_by
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take one event.
@@ -203,7 +210,7 @@ class Coordinator:
         if self._claimed:
             return
         desk = self._desk
-        self._claimed = True
+        self._claimed, self._claimed_s = True, self._desk.now_s
         desk.attempt = event.entry.attempt
         desk.log("debug", f"attempt {desk.attempt} owns run {event.entry.run}: {event.entry.reason}")
         self.journal.start(event)
@@ -239,10 +246,15 @@ class Coordinator:
             self.journal.dead.add(event.attempt)
             self._desk.stir = True
 
-    def _pinned(self, event: Pinned) -> None:
-        self.saves.pinned = frozenset(event.steps)
+    def _give_up_waiting(self) -> None:
+        """No process sleeps for so long: what it may still carry out is closed, and its steps are free."""
+        if self._desk.now_s - self._claimed_s >= self.settings.assume_dead_after_s:
+            for attempt in sorted(self.journal.held_by):
+                self._desk.log("warning", f"attempt {attempt} has not come back: its process is taken for dead")
+                self._attempt_dead(AttemptDead(attempt=attempt))
 
     def _tick(self, _: Tick) -> None:
+        self._give_up_waiting()
         self.joins.tick()
         self.journal.tick()
         self.snapshots.tick()

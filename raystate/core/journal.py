@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from raystate.core.desk import Desk
-from raystate.core.log import IntentKey, is_closed, key_of, next_entry, published_steps, refuse_retire, refuse_save
+from raystate.core.log import IntentKey, carriers, is_closed, key_of, next_entry, published_steps, refuse_retire, refuse_save
 from raystate.core.messages import (
     Append,
     Appended,
@@ -36,10 +36,11 @@ Change = tuple[LiveStep | None, list[tuple[int, bool, str]], str]
 class _Work:
     """An intent that is being carried out."""
 
-    __slots__ = ("busy", "intent", "next_s", "tries")
+    __slots__ = ("busy", "intent", "next_s", "pinned", "tries")
 
     def __init__(self, intent: Intent):
         self.intent = intent
+        self.pinned = ""
         self.tries = 0
         self.busy = False
         self.next_s = 0.0
@@ -94,8 +95,21 @@ class Journal:
         return tuple(one.intent.step for one in self._work.values() if one.intent.kind == "retire")
 
     @property
+    def pinned(self) -> dict[int, str]:
+        """Steps whose retirement waits for a pin to go -> whose."""
+        return {one.intent.step: one.pinned for one in self._work.values() if one.pinned}
+
+    @property
     def working(self) -> bool:
-        return bool(self._work)
+        """Something is being carried out. What waits for a pin isn't: the next attempt finds it in the log, too."""
+        return any(not one.pinned for one in self._work.values())
+
+    @property
+    def held_by(self) -> frozenset[int]:
+        """Older attempts that may still carry out an open intent."""
+        intents = self.tail.intents if self.tail is not None else ()
+        mine = self.desk.attempt
+        return frozenset(late for one in intents for late in carriers(one, self.dead) if late != mine)
 
     @property
     def closable(self) -> bool:
@@ -246,7 +260,19 @@ class Journal:
         self._work_done("commit", event.step, event.save, event.error)
 
     def retire_done(self, event: RetireDone) -> None:
-        self._work_done("retire", event.step, None, event.error)
+        if event.pinned:
+            self._work_waits(event)
+        else:
+            self._work_done("retire", event.step, None, event.error)
+
+    def _work_waits(self, event: RetireDone) -> None:
+        for work in self._work.values():
+            if work.intent.kind == "retire" and work.intent.step == event.step and work.busy:
+                if not work.pinned:
+                    self.desk.log("info", f"step {event.step} is removed when it is no longer pinned ({event.pinned})")
+                work.busy, work.pinned, work.next_s = False, event.pinned, self.desk.now_s + LAST_RETRY_S
+                self.desk.stir = True
+                return
 
     def _work_done(self, kind: str, step: int, save: str | None, error: str) -> None:
         for key, work in self._work.items():

@@ -127,7 +127,7 @@ class Leaving:
             kind = "StorageError" if step in self.journal.live else "StepNotFoundError"
             self.desk.fail([event.ask], kind, why, step=step, available=sorted(self.journal.live))
             return
-        if step == max(self.journal.live) or step in self.saves.pinned or step == self.saves.restoring:
+        if step == max(self.journal.live) or step == self.saves.restoring:
             what = "the newest durable step" if step == max(self.journal.live) else "in use"
             self.desk.fail([event.ask], "StorageError", f"step {step} is {what} and is not deleted", step=step)
             return
@@ -156,6 +156,9 @@ class Leaving:
                 )
             elif logged and event.step not in self.journal.retiring:
                 self.desk.answer(event.ask, FlushReply(durable_step=self.journal.durable_step))
+            elif (pinned := self.journal.pinned.get(event.step)) is not None:
+                text = f"step {event.step} is retired, and removed when it is no longer pinned ({pinned})"
+                self.desk.fail([event.ask], "StorageError", text, step=event.step)
             elif waited_s >= self.desk.settings.save_timeout_s:
                 text = f"step {event.step} is not removed after {waited_s:.1f} s: {'; '.join(self.journal.troubles[-1:])}"
                 self.desk.fail([event.ask], "StorageError", text, step=event.step, waited_s=waited_s)

@@ -50,7 +50,7 @@ def claim_entry(
         seq, attempt = 1, 1
     else:
         live, seq, attempt = tail.live, tail.seq + 1, tail.attempt + 1
-        intents = tuple(replace(one, carriers=(*_carriers(one, dead), attempt)) for one in tail.intents)
+        intents = tuple(replace(one, carriers=(*carriers(one, dead), attempt)) for one in tail.intents)
     known = {step.step for step in live}
     # A step whose retirement is under way may still be visible: adopting it would bring it back.
     known.update(intent.step for intent in intents)
@@ -63,10 +63,11 @@ def claim_entry(
 
 def is_closed(intent: Intent, *, attempt: int, carried: Collection[IntentKey], dead: Collection[int]) -> bool:
     """True if the next entry of `attempt` drops this intent: it is carried out, and nobody can come late with it."""
-    return key_of(intent) in carried and all(one == attempt for one in _carriers(intent, dead))
+    return key_of(intent) in carried and all(one == attempt for one in carriers(intent, dead))
 
 
-def _carriers(intent: Intent, dead: Collection[int]) -> tuple[int, ...]:
+def carriers(intent: Intent, dead: Collection[int]) -> tuple[int, ...]:
+    """The attempts whose process may still carry the intent out."""
     return tuple(one for one in intent.carriers or (intent.attempt,) if one not in dead)
 
 
@@ -92,7 +93,7 @@ def next_entry(
     """
     seq = tail.seq + 1
     left = [one for one in tail.intents if not is_closed(one, attempt=attempt, carried=carried, dead=dead)]
-    intents = [replace(one, carriers=_carriers(one, dead)) for one in left]
+    intents = [replace(one, carriers=carriers(one, dead)) for one in left]
     live = {one.step: one for one in tail.live}
     for step, aside, why in retires:
         gone = live.pop(step)
@@ -155,7 +156,7 @@ def refuse_retire(
 
 
 def _held(intent: Intent, attempt: int, dead: Collection[int], what: str) -> str:
-    late = [one for one in _carriers(intent, dead) if one != attempt]
+    late = [one for one in carriers(intent, dead) if one != attempt]
     if not late:
         return f"step {intent.step} cannot be {what} yet: its {intent.kind} (entry {intent.seq}) is not carried out"
     attempts = f"attempt {late[0]}" if len(late) == 1 else f"attempts {', '.join(map(str, late))}"

@@ -50,16 +50,12 @@ class Settings:
     storage: str
     save_every_s: float | None = None  # time-based saves, decided once for all hosts; None: only the trainers' step rule
     snapshot_every_steps: int = 1
-    keep_last: int | None = 3
-    keep_every_steps: int | None = None
-    best_mode: str = "min"
-    keep_best: int | None = None
-    best_metric: str | None = None
     start_timeout_s: float = 300.0  # all ranks of a group have joined
     barrier_timeout_s: float = 120.0  # all ranks have called save / restore / close for the same step
     save_timeout_s: float = 600.0  # one durable save, from staged to published
     restore_timeout_s: float = 600.0
     host_timeout_s: float = 10.0  # a HostActor that says nothing for so long counts as down
+    assume_dead_after_s: float = 86400.0  # an older attempt that has not come back for so long never will
     idle_timeout_s: float = 900.0  # no trainer for so long: make the newest snapshot durable and end
     stop_margin_steps: int = 2
 
@@ -437,6 +433,7 @@ class PublishDone:
 class RetireDone:
     step: int
     error: str = ""
+    pinned: str = ""  # nothing was done, because somebody has pinned the step: who and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -447,13 +444,6 @@ class AttemptDead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pinned:
-    """The steps that must not be retired now, all of them; replaces the previous set."""
-
-    steps: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed; deadlines are looked at. The shell sends one every 0.1 s or so."""
 
@@ -461,7 +451,7 @@ class Tick:
 Event = (
     Claimed | HostUp | HostDown | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked | LeaveAsked
     | ReleaseAsked | DeleteAsked | StopAsked | Invalidated | Written | Packaged | Appended | PublishDone | RetireDone | AttemptDead
-    | Pinned | Tick
+    | Tick
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from raystate.core.group import Joins
 from raystate.core.journal import Change, Journal, retry_delay_s
 from raystate.core.memory import Key, Memory, Snap
 from raystate.core.messages import BuildPackage, Discard, HostId, LiveStep, LogEntry, Packaged, SaveId, Write, Written
-from raystate.core.retention import choose_retired
+from raystate.core.retention import Keep, choose_retired
 
 MAX_TRIES = 3
 REPEAT_S = 15.0
@@ -47,8 +47,9 @@ class Job:
 
 
 class Saves:
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal):
+    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, keep: Keep):
         self.desk = desk
+        self.keep = keep
         self.memory = memory
         self.joins = joins
         self.journal = journal
@@ -57,7 +58,6 @@ class Saves:
         self.failed: dict[Key, str] = {}  # promised steps that will not become durable, and why
         self.saved: dict[int, str] = {}  # step -> lineage whose snapshot it is, of this attempt's commits
         self.conflicts: dict[str, frozenset[int]] = {}  # lineage -> live steps that it will pass again, being of another past
-        self.pinned: frozenset[int] = frozenset()
         self.restoring = -1  # a stored step that is being read now
         self._counter = 0
 
@@ -178,8 +178,8 @@ class Saves:
         assert packaged is not None and tail is not None
         new = LiveStep(step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s)
         live = sorted((*tail.live, new), key=lambda one: one.step)
-        pinned = self.pinned | {self.restoring, step}
-        retires = [one for one in choose_retired(live, self.desk.settings, pinned) if self.journal.refuse_retire(one[0]) is None]
+        in_use = {self.restoring, step}
+        retires = [one for one in choose_retired(live, self.keep, in_use) if self.journal.refuse_retire(one[0]) is None]
         return new, retires, f"commit of step {step} ({job.why})"
 
     def _committed(self, job: Job, entry: LogEntry | None) -> None:

@@ -141,7 +141,7 @@ class GcsStorage(ObjectStorage):
         try:
             return call({"timeout": (min(CONNECT_S, timeout_s), min(SILENCE_S, timeout_s)), "retry": retry})
         except exceptions.NotFound as error:
-            if operation in ("list", "create") or "bucket does not exist" in str(error.message):
+            if operation in ("list", "create") or "bucket does not exist" in str(cast(Any, error).message):
                 raise storage_error(operation, path, error, text=_describe(error)) from error
             raise ObjectMissingError(
                 f"{operation} {path} failed: there is no such object", operation=operation, path=name

@@ -10,8 +10,7 @@ import pydantic
 import pytest
 
 from raystate import ConfigError, StateConfig
-from raystate.core.messages import LiveStep, Settings
-from raystate.core.retention import kept_because
+from raystate.core.messages import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +51,7 @@ BAD: list[tuple[Mapping[str, Any], str, str]] = [
     ({"save_policy": Policy}, "save_policy", "object"),
     # contract, but not implemented: refused, with what to use instead
     ({"save_policy": Policy()}, "save_policy", "does not implement it yet; use save_every_steps"),
-    ({"keep_policy": Policy(), "keep_last": None}, "keep_policy", "does not implement it yet; use keep_last"),
-    ({"keep_every_s": 60.0}, "keep_every_s", "does not implement it yet; use keep_every_steps"),
+    ({"keep_policy": Policy(), "keep_last": 2}, "keep_last", "keep_policy decides alone"),
     ({"hang_timeout_s": 60.0}, "hang_timeout_s", "does not implement it yet; leave it at None"),
     ({"replicas": 2}, "replicas", "does not implement it yet; no peer copies are made"),
     ({"snapshot_every_steps": -1}, "snapshot_every_steps", "greater than or equal to 0"),
@@ -141,23 +139,9 @@ def test_replace_checks_the_whole_again():
 
 def test_what_a_field_that_is_not_implemented_may_be():
     assert [config(replicas=count).replicas for count in (0, 1)] == [0, 1]
-    unset: dict[str, Any] = dict.fromkeys(("save_policy", "keep_policy", "keep_every_s", "hang_timeout_s"))
+    unset: dict[str, Any] = dict.fromkeys(("save_policy", "hang_timeout_s"))
     assert config(**unset) == config()
     assert config().replicas == 1
-
-
-def test_without_keep_last_the_other_keep_rules_decide():
-    live = [LiveStep(step=step, save="k", metrics={"loss": float(step)}) for step in range(1, 8)]
-
-    def kept(**fields: Any) -> list[int]:
-        return sorted(kept_because(live, config(**fields).core_settings()))
-
-    assert kept() == [5, 6, 7]
-    assert kept(keep_last=None) == [1, 2, 3, 4, 5, 6, 7]
-    assert kept(keep_last=None, keep_every_steps=3) == [3, 6, 7]
-    assert kept(keep_last=1, keep_every_steps=3) == [3, 6, 7]
-    assert kept(keep_last=None, keep_best=2, best_metric="loss") == [1, 2, 7]
-    assert kept(keep_last=None, keep_best=2, best_metric="loss", best_mode="max", keep_every_steps=4) == [4, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -171,9 +155,8 @@ def test_save_interval_is_automatic_only_without_a_rule(fields: Mapping[str, Any
 
 def test_core_settings_carry_every_field_that_core_knows():
     fields: dict[str, Any] = {
-        "save_every_s": 7.0, "snapshot_every_steps": 2, "keep_last": 5, "keep_every_steps": 100, "keep_best": 2,
-        "best_metric": "accuracy", "best_mode": "max", "start_timeout_s": 1.0, "barrier_timeout_s": 2.0,
-        "save_timeout_s": 3.0, "restore_timeout_s": 4.0, "host_timeout_s": 5.0, "idle_timeout_s": 6.0,
+        "save_every_s": 7.0, "snapshot_every_steps": 2, "start_timeout_s": 1.0, "barrier_timeout_s": 2.0, "save_timeout_s": 3.0,
+        "restore_timeout_s": 4.0, "host_timeout_s": 5.0, "idle_timeout_s": 6.0, "assume_dead_after_s": 7.0,
     }  # fmt: skip
     settings = config(**fields).core_settings()
     assert isinstance(settings, Settings)

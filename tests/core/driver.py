@@ -39,6 +39,7 @@ from raystate.core.messages import (
     Write,
     Written,
 )
+from raystate.core.retention import keep_newest
 
 C = TypeVar("C")
 
@@ -46,9 +47,17 @@ C = TypeVar("C")
 class Driver:
     """A Coordinator, its hosts as this test says they are, and everything it has commanded since the last `take`."""
 
-    def __init__(self, *, tail: LogEntry | None = None, dead: tuple[int, ...] = (), hosts: tuple[str, ...] = (), **settings: Any):
+    def __init__(
+        self,
+        *,
+        tail: LogEntry | None = None,
+        dead: tuple[int, ...] = (),
+        hosts: tuple[str, ...] = (),
+        keep_last: int | None = 3,
+        **settings: Any,
+    ):
         settings.setdefault("host_timeout_s", 1e6)  # hosts speak only when a test lets them
-        self.core = Coordinator(Settings(run="r", storage="s", **settings))
+        self.core = Coordinator(Settings(run="r", storage="s", **settings), keep_newest(keep_last))
         self.now_s = 100.0
         self.out: list[Any] = []
         self.seq: dict[str, int] = {}

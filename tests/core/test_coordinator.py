@@ -40,6 +40,7 @@ from raystate.core.messages import (
     RestoreSettled,
     RestoreTried,
     Retire,
+    RetireDone,
     StopAsked,
     Superseded,
     Tick,
@@ -433,6 +434,43 @@ def test_delete_keeps_the_newest():
     driver.send(DeleteAsked(ask=Ask("d1 of another rank"), step=1))
     assert driver.replies(FlushReply) == [FlushReply(durable_step=2)] * 2
     assert [one.step for one in driver.take(Retire)] == [1]
+
+
+def test_a_pinned_step_is_removed_when_its_pin_is_gone():
+    driver = running(keep_last=1)
+    driver.auto = False
+    for step in (1, 2):
+        driver.stage(step, durable=True)
+        for write in driver.take(Write):
+            driver.send(Written(host=write.host, save=write.save))
+        driver.send(Packaged(save=driver.take(BuildPackage)[-1].save))
+        driver.send(Appended(seq=driver.take(Append)[-1].entry.seq, outcome="ok"))
+        [publish] = driver.take(Publish)
+        driver.send(PublishDone(step=step, save=publish.save))
+    assert [one.step for one in driver.take(Retire)] == [1]
+    driver.send(RetireDone(step=1, pinned="an evaluation on h"))
+    assert driver.core.journal.troubles == [], "nothing has failed"
+    assert driver.core.journal.tail is not None
+    assert [one.step for one in driver.core.journal.tail.live] == [2], "it is decided, only not carried out"
+    assert not driver.core.journal.working, "the end of the run does not wait for it"
+    driver.send(DeleteAsked(ask=Ask("d1"), step=1))
+    assert driver.replies(Failure)[-1].error == "StepNotFoundError"
+    driver.tick(10.0)
+    assert driver.take(Retire) == []
+    driver.tick(25.0)
+    assert [one.step for one in driver.take(Retire)] == [1]
+    driver.send(RetireDone(step=1))
+    assert driver.core.journal.pinned == {}
+
+
+def test_an_attempt_that_stays_away_for_very_long_is_dead():
+    intents = (Intent(kind="retire", step=4, save="a1k4", attempt=1, seq=9),)
+    driver = Driver(tail=history(3, intents=intents), assume_dead_after_s=3600.0, idle_timeout_s=1e9)
+    assert driver.core.held_by == {1}
+    driver.tick(3599.0)
+    assert driver.core.held_by == {1}
+    driver.tick(2.0)
+    assert driver.core.held_by == set()
 
 
 # ---------------------------------------------------------------- recovery

@@ -19,11 +19,10 @@ from raystate.core.messages import (
     LiveStep,
     LogEntry,
     Proposal,
-    Settings,
     Staged,
     TrainerWord,
 )
-from raystate.core.retention import choose_retired, kept_because
+from raystate.core.retention import choose_retired, keep_newest
 from raystate.core.slots import SlotView, reusable
 from raystate.core.trainer import Trainer
 
@@ -109,31 +108,21 @@ def test_entries_survive_json():
 # ---------------------------------------------------------------- retention
 
 
-def live(*steps: int, **losses: float) -> list[LiveStep]:
-    return [LiveStep(step=step, save="k", metrics={"loss": losses[f"s{step}"]} if f"s{step}" in losses else {}) for step in steps]
+def live(*steps: int) -> list[LiveStep]:
+    return [LiveStep(step=step, save="k") for step in steps]
 
 
-def settings(**more: object) -> Settings:
-    return Settings(run="r", storage="s", **more)  # type: ignore[arg-type]
+def test_retention_takes_what_the_policy_does_not_keep():
+    steps = live(1, 2, 3, 4, 5, 6)
+    assert [one[0] for one in choose_retired(steps, keep_newest(2))] == [1, 2, 3, 4]
+    assert [one[0] for one in choose_retired(steps, lambda _: [3])] == [1, 2, 4, 5]
+    assert [one[0] for one in choose_retired(steps, keep_newest(1), in_use={2})] == [1, 3, 4, 5]
+    assert choose_retired(steps, keep_newest(None)) == []
+    assert choose_retired([], keep_newest(1)) == []
 
 
-def test_retention_keeps_last_multiples_best_and_pinned():
-    steps = live(1, 2, 3, 4, 5, 6, s1=0.1, s2=float("nan"), s4=0.2, s3=0.9)
-    assert [one[0] for one in choose_retired(steps, settings(keep_last=2))] == [1, 2, 3, 4]
-    assert [one[0] for one in choose_retired(steps, settings(keep_last=1, keep_every_steps=3))] == [1, 2, 4, 5]
-    best = settings(keep_last=1, keep_best=2, best_metric="loss")
-    assert sorted(kept_because(steps, best)) == [1, 4, 6]
-    assert sorted(kept_because(steps, settings(keep_last=1, keep_best=1, best_metric="loss", best_mode="max"))) == [3, 6]
-    assert [one[0] for one in choose_retired(steps, settings(keep_last=1), pinned={2})] == [1, 3, 4, 5]
-    assert choose_retired(steps, settings(keep_last=None)) == []
-    # without keep_last the other rules decide, and the newest stays whatever they say
-    assert sorted(kept_because(steps, settings(keep_last=None, keep_every_steps=4))) == [4, 6]
-    assert sorted(kept_because(steps, settings(keep_last=None, keep_best=1, best_metric="loss"))) == [1, 6]
-
-
-@pytest.mark.parametrize("keep", [0, 1, 5])
-def test_retention_never_takes_the_newest(keep: int):
-    assert 6 in kept_because(live(5, 6), settings(keep_last=keep))
+def test_retention_never_takes_the_newest():
+    assert [one[0] for one in choose_retired(live(5, 6), lambda _: [])] == [5]
 
 
 # ---------------------------------------------------------------- slots

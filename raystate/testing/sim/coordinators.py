@@ -28,6 +28,7 @@ from raystate.core.messages import (
     Tick,
     Write,
 )
+from raystate.core.retention import keep_newest
 from raystate.testing.sim.nodes import Proc
 from raystate.testing.sim.storage import FILES, MARKER, Package, Token
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from raystate.testing.sim.world import World
 
 TICK_S = 2.5
+KEPT = 2  # steps that retention keeps
 
 
 class CoordinatorProc(Proc):
@@ -46,7 +48,7 @@ class CoordinatorProc(Proc):
         super().__init__()
         self.world = world
         self.writer = writer
-        self.core = Coordinator(world.settings)
+        self.core = Coordinator(world.settings, keep_newest(KEPT))
         self.dead_before = dead
         self.born_s = world.now_s
         self.over = False

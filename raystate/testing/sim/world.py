@@ -28,7 +28,6 @@ from raystate.testing.sim.trainers import Group, TrainerProc
 _RUN = Settings(
     run="run",
     storage="sim",
-    keep_last=2,
     start_timeout_s=8.0,
     barrier_timeout_s=10.0,
     save_timeout_s=12.0,
