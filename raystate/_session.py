@@ -195,7 +195,7 @@ class Session:
                 )  # fmt: skip
             time.sleep(RETRY_S)
 
-    def allot(self, *, data_bytes: int, table_bytes: int, slots: int) -> None:
+    def allot(self, *, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int) -> None:
         """Get slots for snapshots of `data_bytes`. CapacityError when they don't fit."""
         if self.arena is not None:
             self.arena.close()
@@ -209,6 +209,7 @@ class Session:
                 pid=os.getpid(),
                 data_bytes=data_bytes,
                 table_bytes=table_bytes,
+                buffer_bytes=buffer_bytes,
                 slots=slots,
             )
         except CapacityError as error:

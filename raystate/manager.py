@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import operator
 import secrets
 import threading
 import time
@@ -96,7 +97,7 @@ class StateManager:
         self._stager: Stager | None = None
         self._spare = Spare()
         self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
-        self._capacity: tuple[int, int] = (0, 0)  # data and table bytes of a slot
+        self._capacity: tuple[int, int, int] = (0, 0, 0)  # data and table bytes of a slot, bytes of buffers for writing it
         self._last: tuple[int, Any, dict[str, Any]] | None = None  # newest save() call, to stage it at the end if it wasn't
         self._interrupted: Interrupted | None = None
         self._closed = False
@@ -265,21 +266,23 @@ class StateManager:
     def _describe(self, state: Any, item_trees: Mapping[str, Any]) -> Described:
         described = describe({STATE: state, **item_trees}, process_index=self._rank, previous=self._plan)
         if described.plan is not self._plan:
-            need = described.layout.data_bytes
-            table = 12 * len(described.layout.pieces) + TABLE_ROOM_BYTES
-            if self._stager is None or need > self._capacity[0] or table > self._capacity[1]:
-                self._allot(need, table)
+            layout = described.layout
+            need = (layout.data_bytes, 12 * len(layout.pieces) + TABLE_ROOM_BYTES, layout.write_buffer_bytes)
+            if self._stager is None or any(map(operator.gt, need, self._capacity)):
+                self._allot(*need)
         self._plan = described.plan
         return described
 
-    def _allot(self, data_bytes: int, table_bytes: int) -> None:
+    def _allot(self, data_bytes: int, table_bytes: int, buffer_bytes: int) -> None:
         if self._stager is not None:
             self._stager.drain(self.config.save_timeout_s)
             self._stager.close()
         with self._lock:
-            self._session.allot(data_bytes=data_bytes, table_bytes=table_bytes, slots=self.config.snapshot_slots)
+            self._session.allot(
+                data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=buffer_bytes, slots=self.config.snapshot_slots
+            )
             self._machine.new_slots(self.config.snapshot_slots)
-            self._capacity = (data_bytes, table_bytes)
+            self._capacity = (data_bytes, table_bytes, buffer_bytes)
             self._session.write_word(self._machine.word())
         self._wait_for_grants()
         self._stager = Stager(self._session, take_slot=self._take_slot, on_staged=self._on_staged, on_failed=self._on_stage_failed)

@@ -402,14 +402,22 @@ class HostService:
 
     # ------------------------------------------------------------ calls of trainers
 
-    def allot(self, *, incarnation: str, rank: int, pid: int, data_bytes: int, table_bytes: int, slots: int) -> tuple[str, int]:
+    def allot(
+        self, *, incarnation: str, rank: int, pid: int, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int
+    ) -> tuple[str, int]:
         """Slots for a trainer: (path of the set, its index). CapacityError when they don't fit."""
         with self._lock:
             self._arena.drop_stale_sets(keep=self._wanted)
             for index in set(self._sets) - {slot_set.index for slot_set in self._arena.sets}:
                 del self._sets[index]
             slot_set = self._arena.allot(
-                trainer=incarnation, rank=rank, pid=pid, data_bytes=data_bytes, table_bytes=table_bytes, slots=slots
+                trainer=incarnation,
+                rank=rank,
+                pid=pid,
+                data_bytes=data_bytes,
+                table_bytes=table_bytes,
+                buffer_bytes=buffer_bytes,
+                slots=slots,
             )
             count = len(slot_set.slots)
             state = _SetState(

@@ -6,27 +6,41 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from raystate.arena.files import PREFIX
+from raystate.arena.files import PREFIX, SET_META, read_json
 from raystate.arena.memory import NodeMemory, format_bytes, node_memory
 from raystate.core.errors import CapacityError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What is about to be reserved, in bytes: `slots` copies of `slot_bytes`, and a little around them."""
+    """What is about to be reserved, in bytes: `slots` copies of `slot_bytes`, a little around them, and buffers for writing them to
+    storage, which are memory of the HostActor and not of the arena's file system."""
 
     slot_bytes: int
     slots: int
     other_bytes: int = 0
+    buffer_bytes: int = 0
+
+    @property
+    def file_bytes(self) -> int:
+        return self.slot_bytes * self.slots + self.other_bytes
 
     @property
     def total_bytes(self) -> int:
-        return self.slot_bytes * self.slots + self.other_bytes
+        return self.file_bytes + self.buffer_bytes
 
 
-def arena_bytes(path: Path) -> tuple[int, int]:
-    """(promised, reserved) bytes of one arena: files are sized first and reserved after, so promised is never less."""
-    promised = reserved = 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaBytes:
+    """What one arena takes. Files are sized first and reserved after, so `promised` is never less than `reserved`."""
+
+    promised: int  # of files
+    reserved: int
+    buffers: int  # for writing its snapshots
+
+
+def arena_bytes(path: Path) -> ArenaBytes:
+    promised = reserved = buffers = 0
     for directory, _, names in os.walk(path):
         for name in names:
             try:
@@ -35,7 +49,9 @@ def arena_bytes(path: Path) -> tuple[int, int]:
                 continue
             promised += max(found.st_size, found.st_blocks * 512)
             reserved += found.st_blocks * 512
-    return promised, reserved
+            if name == SET_META:
+                buffers += (read_json(Path(directory) / name) or {}).get("buffer_bytes", 0)
+    return ArenaBytes(promised=promised, reserved=reserved, buffers=buffers)
 
 
 def all_arenas(root: Path) -> list[Path]:
@@ -62,42 +78,43 @@ def check_capacity(
             "mount" or "memory"), `cap_bytes`, `used_bytes`, `path`.
     """
     sizes = [arena_bytes(path) for path in all_arenas(root)]
-    promised = sum(size for size, _ in sizes)
-    outstanding = promised - sum(size for _, size in sizes)  # promised to others who are still reserving
+    outstanding = sum(size.promised - size.reserved for size in sizes)  # promised to others who are still reserving
+    buffers = sum(size.buffers for size in sizes)
+    used = sum(size.promised for size in sizes) + buffers
     node = node or node_memory()
-    free = cap_bytes - promised
+    free = cap_bytes - used
     if need.total_bytes > free:
-        percent = -(-100 * (promised + need.total_bytes) // node.total_bytes)
-        enough = promised + need.total_bytes
+        percent = -(-100 * (used + need.total_bytes) // node.total_bytes)
+        enough = used + need.total_bytes
         setting = f'host_memory="{percent}%" ({enough} bytes)' if percent <= 90 else "more hosts, so that each holds less"
-        used = f", of which {format_bytes(promised)} are in use by the arenas of this node" if promised else ""
+        taken = f", of which {format_bytes(used)} are in use by the arenas of this node" if used else ""
         raise _refusal(
             need,
             free,
             limit="host_memory",
             cap_bytes=cap_bytes,
-            used_bytes=promised,
+            used_bytes=used,
             path=root,
-            says=f"host_memory allows {format_bytes(cap_bytes)}{used}. What would fit: {setting}{_fewer(need, free)}.",
+            says=f"host_memory allows {format_bytes(cap_bytes)}{taken}. What would fit: {setting}{_fewer(need, free)}.",
         )
     mount = os.statvfs(root)
     size = mount.f_blocks * mount.f_frsize
     free = mount.f_bavail * mount.f_frsize - outstanding
-    if need.total_bytes > free:
-        wanted = size + need.total_bytes - free
+    if need.file_bytes > free:
+        wanted = size + need.file_bytes - free
         raise _refusal(
             need,
             free,
             limit="mount",
             cap_bytes=cap_bytes,
-            used_bytes=promised,
+            used_bytes=used,
             path=root,
             says=f"the file system at {root} ({format_bytes(size)}) has no more. What would fit: a mount of "
             f"{format_bytes(wanted)}{_fewer(need, free)}.\n"
             f"{mount_advice(root, wanted)}",
         )
     limit = int(node.total_bytes * (1.0 if memory_threshold is None else memory_threshold))
-    free = limit - node.used_bytes - outstanding
+    free = limit - node.used_bytes - outstanding - buffers  # those of other runs may be empty now, and full in a moment
     if need.total_bytes > free:
         whose = "this machine" if node.source == "machine" else f"the control group {node.source}"
         share = "" if memory_threshold is None else f", and above {memory_threshold:.0%} of it Ray ends workers"
@@ -122,7 +139,7 @@ def reservation_failed(root: Path, need: Need, cap_bytes: int) -> CapacityError:
         free,
         limit="mount",
         cap_bytes=cap_bytes,
-        used_bytes=sum(arena_bytes(path)[0] for path in all_arenas(root)),
+        used_bytes=sum(arena_bytes(path).promised for path in all_arenas(root)),
         path=root,
         says=f"the file system at {root} ran out of space while it was being reserved.\n"
         f"{mount_advice(root, mount.f_blocks * mount.f_frsize + need.total_bytes)}",
@@ -154,17 +171,19 @@ def _fewer(need: Need, free: int) -> str:
 
 
 def _slots_that_fit(need: Need, free: int) -> int:
-    return max(free - need.other_bytes, 0) // max(need.slot_bytes, 1)
+    return max(free - need.other_bytes - need.buffer_bytes, 0) // max(need.slot_bytes, 1)
 
 
 def _refusal(need: Need, free: int, *, limit: str, cap_bytes: int, used_bytes: int, path: Path, says: str) -> CapacityError:
     return CapacityError(
-        f"snapshots need {format_bytes(need.total_bytes)} of host memory ({need.slots} slots of {format_bytes(need.slot_bytes)}), "
+        f"snapshots need {format_bytes(need.total_bytes)} of host memory ({need.slots} slots of {format_bytes(need.slot_bytes)}"
+        f"{f', and {format_bytes(need.buffer_bytes)} to write them to storage' if need.buffer_bytes else ''}), "
         f"{format_bytes(max(free, 0))} are available: {says}",
         needed_bytes=need.total_bytes,
         available_bytes=max(free, 0),
         slot_bytes=need.slot_bytes,
         slots=need.slots,
+        buffer_bytes=need.buffer_bytes,
         slots_that_fit=_slots_that_fit(need, free),
         limit=limit,
         cap_bytes=cap_bytes,

@@ -111,7 +111,15 @@ class HostArena:
     # ------------------------------------------------------------ sets
 
     def allot(
-        self, *, trainer: str, data_bytes: int, table_bytes: int, slots: int = 3, rank: int | None = None, pid: int | None = None
+        self,
+        *,
+        trainer: str,
+        data_bytes: int,
+        table_bytes: int,
+        buffer_bytes: int = 0,
+        slots: int = 3,
+        rank: int | None = None,
+        pid: int | None = None,
     ) -> SlotSet:
         """Give a trainer's incarnation a set of slots of its own, whose contents stay readable until it writes.
 
@@ -122,6 +130,7 @@ class HostArena:
         Args:
             trainer: name of the incarnation, unique.
             data_bytes, table_bytes: what each slot must hold at least.
+            buffer_bytes: what writing one of them to storage takes beside it; counted under the cap.
             pid: the trainer's process on this node, so that a trainer that dies before it attaches doesn't keep its set.
 
         Raises:
@@ -131,7 +140,10 @@ class HostArena:
             fits = [
                 held
                 for held in self.sets
-                if held.info.data_bytes >= data_bytes and held.info.table_bytes >= table_bytes and held.info.slots >= slots
+                if held.info.data_bytes >= data_bytes
+                and held.info.table_bytes >= table_bytes
+                and held.info.slots >= slots
+                and held.info.buffer_bytes >= buffer_bytes
             ]
             for held in fits:
                 if held.trainer == trainer and self.trainer_state(held) != "gone":
@@ -139,9 +151,10 @@ class HostArena:
             for held in sorted(fits, key=lambda held: (not _has_rank(held, rank), held.info.data_bytes, held.index)):
                 if self.trainer_state(held) == "gone" and self._hand_over(held, trainer, pid):
                     return held
-            return self._create(trainer, data_bytes=data_bytes, table_bytes=table_bytes, slots=slots, pid=pid)
+            need = _need(data_bytes, table_bytes, slots, buffer_bytes)
+            return self._create(trainer, need, data_bytes=data_bytes, table_bytes=table_bytes, pid=pid)
 
-    def check(self, *, data_bytes: int, table_bytes: int, slots: int) -> None:
+    def check(self, *, data_bytes: int, table_bytes: int, slots: int, buffer_bytes: int = 0) -> None:
         """Whether so many more slots would fit, without reserving any (say, this node's own and its peers' together).
 
         Raises:
@@ -149,7 +162,7 @@ class HostArena:
         """
         check_capacity(
             self.path.parent,
-            _need(data_bytes, table_bytes, slots),
+            _need(data_bytes, table_bytes, slots, buffer_bytes),
             cap_bytes=self.cap_bytes,
             memory_threshold=self._memory_threshold,
         )
@@ -312,9 +325,8 @@ class HostArena:
             release_all(locks)
         return True
 
-    def _create(self, trainer: str, *, data_bytes: int, table_bytes: int, slots: int, pid: int | None) -> SlotSet:
-        need = _need(data_bytes, table_bytes, slots)
-        root, size = self.path.parent, slot_file_bytes(table_bytes, data_bytes)
+    def _create(self, trainer: str, need: Need, *, data_bytes: int, table_bytes: int, pid: int | None) -> SlotSet:
+        root, size, slots = self.path.parent, need.slot_bytes, need.slots
         index = max((held.index for held in self.sets), default=-1) + 1
         path = self.path / f"{SET_PREFIX}{index}"
         files: list[int] = []
@@ -344,6 +356,7 @@ class HostArena:
                 slots=slots,
                 data_bytes=page_ceil(data_bytes),
                 table_bytes=page_ceil(table_bytes),
+                buffer_bytes=need.buffer_bytes,
                 trainer=trainer,
                 owner=mark_process(pid) if pid else None,
             )
@@ -359,8 +372,9 @@ class HostArena:
         return held
 
 
-def _need(data_bytes: int, table_bytes: int, slots: int) -> Need:
-    return Need(slot_bytes=slot_file_bytes(table_bytes, data_bytes), slots=slots, other_bytes=2 * CELL_BYTES)
+def _need(data_bytes: int, table_bytes: int, slots: int, buffer_bytes: int) -> Need:
+    slot_bytes = slot_file_bytes(table_bytes, data_bytes)
+    return Need(slot_bytes=slot_bytes, slots=slots, other_bytes=2 * CELL_BYTES, buffer_bytes=buffer_bytes)
 
 
 def _has_rank(held: SlotSet, rank: int | None) -> bool:

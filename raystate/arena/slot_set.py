@@ -39,11 +39,12 @@ class SetInfo:
     slots: int
     data_bytes: int  # capacity of each slot, whole pages
     table_bytes: int
+    buffer_bytes: int  # memory that writing one of its snapshots to storage takes beside it
     trainer: str  # the incarnation it was allotted to; "": nobody's
     owner: ProcessMark | None = None  # that trainer's process, if whoever asked for the set said so
 
     def write(self, path: Path) -> None:
-        raw = {name: getattr(self, name) for name in ("index", "slots", "data_bytes", "table_bytes", "trainer")}
+        raw = {name: getattr(self, name) for name in ("index", "slots", "data_bytes", "table_bytes", "buffer_bytes", "trainer")}
         write_json(path / SET_META, {**raw, "owner": self.owner and self.owner.to_json(), "format": FORMAT})
 
     @classmethod

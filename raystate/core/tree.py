@@ -108,6 +108,18 @@ class Layout:
     def data_bytes(self) -> int:
         return max((piece.offset + piece.nbytes for piece in self.pieces), default=0)
 
+    @property
+    def write_buffer_bytes(self) -> int:
+        """What writing this share takes in memory beside the slot: TensorStore writes a chunk from where it lies if its elements lie
+        one after the other, and keeps a copy of any other until the whole transaction is written."""
+        return sum(
+            piece.nbytes
+            for piece in self.pieces
+            if piece.owned
+            and (array := self.trees[piece.tree].leaves[piece.leaf].array) is not None
+            and not _contiguous(array.chunk, piece.shape)
+        )
+
     def global_hash(self) -> str:
         """Hash of what is equal on all processes: trees, shapes, dtypes, shardings; not scalar values."""
         trees = [_without_values(tree) for tree in self.trees]
@@ -124,6 +136,15 @@ class Layout:
             trees=tuple(TreeSpec.from_json(tree) for tree in raw["trees"]),
             pieces=tuple(Piece.from_json(piece) for piece in raw["pieces"]),
         )
+
+
+def _contiguous(chunk: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether each chunk of a row-major array lies in one piece: whole in all dimensions after the first in which it has more
+    than one element."""
+    for axis, length in enumerate(chunk):
+        if min(length, shape[axis]) > 1:
+            return all(c >= s for c, s in zip(chunk[axis + 1 :], shape[axis + 1 :], strict=True))
+    return True
 
 
 def _without_values(tree: TreeSpec) -> dict[str, Any]:

@@ -29,13 +29,14 @@ def write_item(
     *,
     io_concurrency: int = 16,
     copy_concurrency: int | None = None,
-    data_file_bytes: int = 128 << 20,
+    data_file_bytes: int | None = None,
     timeout_s: float = 600.0,
 ) -> bool:
     """Write one writer's share of an item, durably, in one atomic transaction.
 
-    TensorStore writes straight from the pieces' memory (no copy if they are C-contiguous), so their bytes must not change until
-    this returns.
+    TensorStore writes straight from the pieces' memory where a chunk's elements lie one after the other, and keeps a copy of any
+    other chunk until all is written (`Layout.write_buffer_bytes`); nothing else is buffered, whatever the storage is. So the bytes
+    must not change until this returns.
 
     Args:
         kv_base: TensorStore kvstore spec of the item's folder, its path ending in "/".
@@ -43,9 +44,9 @@ def write_item(
         tree: the whole item, equal for all writers.
         pieces: (leaf index, start, data): boxes of whole chunks, in elements of the global array. A piece without elements makes
             the array known (an array of size zero needs one).
-        io_concurrency: requests to storage at a time; on an object store that many data files are in memory at most.
+        io_concurrency: requests to storage at a time.
         copy_concurrency: threads that encode; None: as many as cores.
-        data_file_bytes: a data file is closed when it has grown to this size.
+        data_file_bytes: a data file is closed when it has grown to this size; None: see `default_file_bytes`.
         timeout_s: for each wait on storage.
 
     Returns:
@@ -64,11 +65,13 @@ def write_item(
         transaction = ts.Transaction(atomic=True)
         stores: dict[int, ts.TensorStore] = {}
         writes: list[ts.WriteFutures] = []
+        pieces = list(pieces)
+        file_bytes = data_file_bytes or default_file_bytes(sum(data.nbytes for _, _, data in pieces))
         try:
             for leaf, start, data in pieces:
                 array = _checked(tree, leaf, start, data)
                 if leaf not in stores:
-                    spec = array_spec(folder, tree.leaves[leaf].name, array, data_file_bytes=data_file_bytes)
+                    spec = array_spec(folder, tree.leaves[leaf].name, array, data_file_bytes=file_bytes)
                     opening = ts.open(ts.Spec(spec), create=True, open=True, context=ctx, transaction=transaction)
                     stores[leaf] = opening.result(timeout=timeout_s)
                 if data.size:
@@ -84,6 +87,14 @@ def write_item(
             return False
         transaction.commit_async().result(timeout=timeout_s)
     return True
+
+
+def default_file_bytes(nbytes: int) -> int:
+    """Size of data files, given the bytes of a writer's share: a few at a time, and few requests to an object store in all.
+
+    A small share is written as four files beside each other; a large one as files of 448 MiB, since every file costs a billed request.
+    """
+    return min(448 << 20, max(32 << 20, -(-nbytes // 4)))
 
 
 def array_spec(folder: dict[str, Any], name: str, array: ArraySpec, *, data_file_bytes: int) -> dict[str, Any]:

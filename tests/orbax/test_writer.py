@@ -97,3 +97,47 @@ def test_storage_that_cannot_be_written_is_a_storage_error(tmp_path: Path):
     (tmp_path / "ocdbt.process_w").write_text("a file where the folder should be")
     with pytest.raises(StorageError, match="item 'state', writer w"):
         write_item(kv_base(tmp_path), "w", one(), [(0, (0, 0), np.zeros((4, 2), np.float32))])
+
+
+MEASURE = """
+import sys, threading, numpy as np, psutil
+from pathlib import Path
+from raystate.core.tree import ArraySpec, LeafSpec, Layout, Piece, TreeSpec
+from raystate.orbax.writer import write_item
+
+folder, chunk = sys.argv[1], tuple(map(int, sys.argv[2].split("x")))
+shape, count = (1024, 4096), 8
+array = ArraySpec(shape=shape, dtype="float32", chunk=chunk)
+tree = TreeSpec(item="state", leaves=tuple(LeafSpec(path=(f"a{i}",), kind="array", array=array) for i in range(count)))
+nbytes = 4 * shape[0] * shape[1]
+pieces = tuple(Piece(tree=0, leaf=i, start=(0, 0), shape=shape, offset=i * nbytes, nbytes=nbytes, owned=True) for i in range(count))
+data = [np.random.default_rng(i).random(shape, np.float32) for i in range(count)]
+process, peak, done = psutil.Process(), 0, threading.Event()
+small = np.ones((4, 4), np.float32)  # the first write starts TensorStore's threads
+one = TreeSpec(item="state", leaves=(LeafSpec(path=("x",), kind="array", array=ArraySpec(shape=(4, 4), dtype="float32", chunk=(4, 4))),))
+write_item({"driver": "file", "path": folder + "/first/"}, "w", one, [(0, (0, 0), small)])
+before = process.memory_info().rss
+
+def watch():
+    global peak
+    while not done.wait(0.001):
+        peak = max(peak, process.memory_info().rss)
+
+thread = threading.Thread(target=watch)
+thread.start()
+write_item({"driver": "file", "path": folder + "/x/"}, "w", tree, [(i, (0, 0), data[i]) for i in range(count)])
+done.set()
+thread.join()
+print(Layout(trees=(tree,), pieces=pieces).write_buffer_bytes, max(peak - before, 0), count * nbytes)
+"""
+
+
+@pytest.mark.parametrize("chunk", ["256x4096", "1024x1024"])
+def test_writing_takes_the_memory_that_is_counted_for_it(tmp_path: Path, chunk: str):
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path), chunk], capture_output=True, text=True, timeout=100, check=True
+    )
+    counted, taken, written = map(int, done.stdout.split())
+    assert counted == (0 if chunk == "256x4096" else written)
+    assert taken < counted + written // 4, f"{taken} bytes, {counted} were counted"
+    assert taken > counted - written // 4, "less than is counted: count less"
