@@ -99,6 +99,7 @@ class Storage(abc.ABC):
                     f"{self.url}/{name} exists with other bytes ({len(found)} bytes, expected {len(data)})",
                     operation="create", path=name, expected=len(data), got=len(found),
                 ) from error  # fmt: skip
+            self.fsync_tree(name)  # it is there; that it stays is what may have failed, or its writer died before
 
     @abc.abstractmethod
     def read(self, name: str) -> bytes:
@@ -204,8 +205,8 @@ class Storage(abc.ABC):
         """
 
     @abc.abstractmethod
-    def self_test(self, prefix: str = ".raystate/selftest") -> None:
-        """Prove in a scratch folder that this storage has what the commit protocol stands on, and clean up.
+    def self_test(self) -> None:
+        """Prove below `.raystate` that this storage has what the commit protocol stands on, and leave nothing that a run has not.
 
         Raises:
             StorageError: it has not; names the operation, the path and what to do.

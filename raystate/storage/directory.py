@@ -29,11 +29,13 @@ from raystate.storage.base import (
     Storage,
     check_name,
 )
+from raystate.storage.names import STATE
 
 Result = TypeVar("Result")
 
 _ABSENT = (FileNotFoundError, NotADirectoryError)  # a file in the place of a folder: what lies "below" it is absent, too
 _BUFFER_BYTES = 1 << 20  # stays in a core's cache between reading and checksumming
+_FOREIGN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL)  # what fsync of other people's directories may say
 _CREATE_TRIES = 5  # a sweep or a removal of the folder can take the temporary file away; it will not do so again and again
 
 
@@ -51,6 +53,7 @@ class DirectoryStorage(Storage):
         self.url = url
         self._root = url.removeprefix("file://")
         self._timeout_s = timeout_s
+        self._durable_folders: set[tuple[str, int, int]] = set()  # (path, device, inode)
 
     def __repr__(self) -> str:
         return f"DirectoryStorage({self.url!r})"
@@ -59,9 +62,14 @@ class DirectoryStorage(Storage):
 
     def create(self, name: str, data: bytes) -> None:
         path = self._path(name)
+
+        def create() -> None:
+            self._make_parents(path)
+            _link_once(path, data)
+
         for tries_left in reversed(range(_CREATE_TRIES)):
             try:
-                return self._call("create", path, lambda: _link_once(path, data))
+                return self._call("create", path, create)
             except ObjectMissingError:
                 if not tries_left:
                     raise
@@ -135,7 +143,7 @@ class DirectoryStorage(Storage):
 
         def fsync() -> None:
             # Bottom-up, so that no directory entry is durable before what it names.
-            for folder, _, files in os.walk(path, topdown=False):
+            for folder, _, files in os.walk(path, topdown=False, onerror=_unless_missing):
                 for file in files:
                     _fsync(os.path.join(folder, file))
                 _fsync(folder)
@@ -152,7 +160,7 @@ class DirectoryStorage(Storage):
             # rename() itself refuses a folder with something in it, which is what matters; it would replace an empty one.
             if os.path.lexists(target_path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target_path)
-            _make_parents(target_path)
+            self._make_parents(target_path)
             os.rename(source_path, target_path)
             _fsync(os.path.dirname(target_path))
             _fsync(os.path.dirname(source_path))
@@ -172,8 +180,8 @@ class DirectoryStorage(Storage):
 
         return self._call("sweep", path, sweep)
 
-    def self_test(self, prefix: str = ".raystate/selftest") -> None:
-        scratch = f"{prefix}.{secrets.token_hex(4)}"
+    def self_test(self) -> None:
+        scratch = f"{STATE}/selftest.{secrets.token_hex(4)}"
         # Probed only after a create made the folder, so that an unwritable root is reported as what it is.
         try:
             self.create(f"{scratch}/once/first", b"1")
@@ -202,6 +210,33 @@ class DirectoryStorage(Storage):
                 pass
 
     # ------------------------------------------------------------ inside
+
+    def _make_parents(self, path: str) -> None:
+        """Create the directories above `path`, durably; those known to be durable cost one stat.
+
+        One that is there need not be durable: whoever made it may have died before its fsync. So each is fsynced once, up to "/".
+        """
+        unsure: list[tuple[str, bool]] = []
+        folder = os.path.dirname(path)
+        while folder != "/" and (identity := _identity(folder)) not in self._durable_folders:
+            unsure.append((folder, identity is not None))
+            folder = os.path.dirname(folder)
+        for folder, is_there in reversed(unsure):
+            if not is_there:
+                try:
+                    os.mkdir(folder)
+                except FileExistsError:  # another writer was faster
+                    pass
+            if not os.path.isdir(folder):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
+            try:
+                _fsync(os.path.dirname(folder))
+            except OSError as error:
+                # Somebody else's directory above the run's, which we may only pass through.
+                if not is_there or folder.startswith(f"{self._root}/") or error.errno not in _FOREIGN:
+                    raise
+            if (identity := _identity(folder)) is not None:
+                self._durable_folders.add(identity)
 
     def _refuses_rename(self, source: str, target: str) -> None:
         source_path, target_path = self._path(source), self._path(target)
@@ -246,7 +281,6 @@ class DirectoryStorage(Storage):
 
 def _link_once(path: str, data: bytes) -> None:
     folder = os.path.dirname(path)
-    _make_parents(path)
     temporary = f"{folder}/{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -279,20 +313,12 @@ def _checksum(path: str) -> int:
     return crc
 
 
-def _make_parents(path: str) -> None:
-    """Create the directories above `path`, durably; existing ones cost one stat."""
-    missing: list[str] = []
-    folder = os.path.dirname(path)
-    while not os.path.isdir(folder):
-        missing.append(folder)
-        folder = os.path.dirname(folder)
-    for folder in reversed(missing):
-        try:
-            os.mkdir(folder)
-        except FileExistsError:
-            if not os.path.isdir(folder):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
-        _fsync(os.path.dirname(folder))
+def _identity(folder: str) -> tuple[str, int, int] | None:
+    try:
+        status = os.stat(folder)
+    except FileNotFoundError:
+        return None
+    return (folder, status.st_dev, status.st_ino)
 
 
 def _fsync(path: str) -> None:
@@ -341,6 +367,11 @@ def _remove_tree(path: str) -> None:
     else:
         return
     _fsync(os.path.dirname(path))
+
+
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, _ABSENT):
+        raise error
 
 
 def _unless_absent(_function: Any, _path: str, info: Any) -> None:

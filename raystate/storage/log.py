@@ -12,9 +12,8 @@ from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateEr
 from raystate.core.messages import Appended, LogEntry
 from raystate.core.sealed import unseal
 from raystate.storage.base import ObjectMissingError, Storage
-from raystate.storage.names import GUARD, log_name
+from raystate.storage.names import GUARD, GUARD_TEXT, log_name
 
-_GUARD_TEXT = b"Stock Orbax deletes folders without this file. It keeps the log of the run.\n"
 _KNOWN_FORMAT = 1
 _FIRST = 1  # as core.log.claim_entry numbers them
 _LONGEST_LOG = 10**12  # the names have 12 digits
@@ -97,6 +96,8 @@ class RunLog:
         def try_once() -> LogEntry:
             nonlocal made
             tail = self.tail()
+            if tail is not None:  # its writer may have died before its name was durable: no entry without the one before it
+                self._storage.fsync_tree(log_name(tail.seq))
             # The create of an earlier try may have worked and only its answer been lost.
             if made is not None and tail is not None and tail.to_json() == made.to_json():
                 return tail
@@ -138,7 +139,7 @@ class RunLog:
             return self._taken(entry)
         if not self._guarded:
             if not self._storage.exists(GUARD):
-                self._storage.create_or_same(GUARD, _GUARD_TEXT)
+                self._storage.create_or_same(GUARD, GUARD_TEXT)
             self._guarded = True
         name = log_name(entry.seq)
         try:
@@ -151,6 +152,7 @@ class RunLog:
                 raise error from None
             if found != data:
                 return self._taken(entry)
+            self._storage.fsync_tree(name)  # it is there; that it stays is what may have failed
         self._remember(entry)
         return Appended(seq=entry.seq, outcome="ok")
 

@@ -9,6 +9,7 @@ STATE = ".raystate"
 MARKER = "commit_success.txt"
 METADATA = "_CHECKPOINT_METADATA"
 GUARD = f"{STATE}/{MARKER}"  # stock Orbax's cleanup deletes folders without it
+GUARD_TEXT = b"Stock Orbax deletes folders without this file. It keeps the log of the run.\n"
 LOG = f"{STATE}/log"
 PACKAGES = f"{STATE}/steps"
 WORK = f"{STATE}/work"

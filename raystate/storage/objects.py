@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from raystate.storage.base import (
     Storage,
     check_name,
 )
+from raystate.storage.names import GUARD, GUARD_TEXT, STATE
 
 Result = TypeVar("Result")
 
@@ -150,22 +150,19 @@ class ObjectStorage(Storage):
         del prefix
         return 0  # no temporary files: an object appears whole
 
-    def self_test(self, prefix: str = ".raystate/selftest") -> None:
-        name = f"{prefix}.{secrets.token_hex(4)}/once"
-        self.create(name, b"1")
+    def self_test(self) -> None:
+        # With an object that every run has: a bucket takes one change of a name in a second, so a probe could not be deleted at once.
+        self.create_or_same(GUARD, GUARD_TEXT)
         try:
-            try:
-                self.create(name, b"2")
-            except ObjectExistsError:
-                pass
-            else:
-                raise self._unfit("create", name, "a second exclusive create of one name succeeded")
-            if (got := self.read(name)) != b"1":
-                raise self._unfit("read", name, f"it was created as b'1' and reads as {got!r}")
-            if name not in [info.name for info in self.list(prefix=name.rpartition("/")[0])]:
-                raise self._unfit("list", name, "a created object is not listed")
-        finally:
-            self.delete(name)
+            self.create(GUARD, b"a second create of one name")
+        except ObjectExistsError:
+            pass
+        else:
+            raise self._unfit("create", GUARD, "a second exclusive create of one name succeeded")
+        if (got := self.read(GUARD)) != GUARD_TEXT:
+            raise self._unfit("read", GUARD, f"it was created as {GUARD_TEXT!r} and reads as {got!r}")
+        if GUARD not in [info.name for info in self.list(STATE, recursive=False)]:
+            raise self._unfit("list", GUARD, "a created object is not listed")
 
     # ------------------------------------------------------------ inside
 

@@ -171,7 +171,8 @@ class StepFolder:
         try:
             self.storage.rename_tree(self.name, target)
         except ObjectMissingError:
-            self.storage.fsync_tree(self.name)  # it was renamed before; that may not be durable yet
+            # It was renamed before; that may not be durable yet. The new folder first, then the old one, which is the root.
+            self.storage.fsync_tree(target)
 
     def _retire_objects(self, found: list[ObjectInfo], aside: bool) -> None:
         kept = f"{ASIDE}/{self.name}.{self.save or 'orbax'}"

@@ -12,12 +12,25 @@ import pytest
 
 import raystate
 from raystate.fault_points import FOLDER
+from raystate.testing.gcs import GcsServer
 from tests.cluster import strikes, toy
 from tests.cluster.training import NODE, NODES, STEPS, Training
+from tests.storage.backends import GCS_SERVER_RUNS
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def gcs_server() -> Iterator[GcsServer | None]:
+    """A strict GCS server that everything uses which Ray starts; None where it doesn't run."""
+    if not GCS_SERVER_RUNS:
+        yield None
+        return
+    with GcsServer(buckets=["runs"]) as server:
+        os.environ.update(server.environment())
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory, gcs_server: GcsServer | None) -> Iterator[Any]:
     import ray
     from ray import cloudpickle
     from ray.cluster_utils import Cluster

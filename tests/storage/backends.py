@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import os
+import platform
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
+from raystate.checksum import crc32c
 from raystate.core.errors import StorageError
 from raystate.core.tree import DataObject, Package
 from raystate.storage import Storage, StorageWrapper, open_storage
+from raystate.testing.gcs import GcsServer
+
+# The wheel of fake-gcs-server is for Linux on x86-64.
+GCS_SERVER_RUNS = (sys.platform, platform.machine()) == ("linux", "x86_64")
 
 STEP, SAVE = 1200, "a7k1"
 WRITERS = (f"{SAVE}h0", f"{SAVE}h1")
@@ -28,9 +39,27 @@ def memory_backend(_tmp_path: Path) -> Iterator[Storage]:
         storage.delete(info.name)
 
 
+@functools.cache
+def gcs_server() -> GcsServer:
+    """One for the process; it ends with it."""
+    server = GcsServer(buckets=["contract"])
+    server.start()
+    atexit.register(server.close)
+    return server
+
+
+@contextlib.contextmanager
+def gcs_backend(_tmp_path: Path) -> Iterator[Storage]:
+    server = gcs_server()
+    with mock.patch.dict(os.environ, server.environment()):
+        yield open_storage(f"gs://contract/{secrets.token_hex(6)}/run", timeout_s=5.0)
+    server.clear()
+
+
 # A backend is a context manager that makes an empty storage. Add one here and every test of the contract runs against it.
 BACKENDS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Storage]]] = {
     "directory": directory_backend,
+    **({"gcs": gcs_backend} if GCS_SERVER_RUNS else {}),
     "memory": memory_backend,
 }
 
@@ -118,7 +147,9 @@ def a_package(step: int = STEP, save: str = SAVE, *, seed: int = 0) -> tuple[Pac
             "state/commit_success.txt": b"item",
             "metrics/metrics": b'{"loss": 1.5}',
         },
-        objects=tuple(DataObject(name=name, size=len(part), crc32c=0, writer=f"{save}h0") for name, part in data.items()),
+        objects=tuple(
+            DataObject(name=name, size=len(part), crc32c=crc32c(part), writer=f"{save}h0") for name, part in data.items()
+        ),
     )
     return package, data
 

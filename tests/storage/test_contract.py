@@ -9,6 +9,7 @@ import pytest
 
 from raystate.core.errors import StorageError
 from raystate.storage import ObjectChangedError, ObjectExistsError, ObjectMissingError, Storage
+from raystate.storage.names import GUARD
 from tests.storage.backends import Failing, LosingAnswers, tree
 
 
@@ -180,10 +181,10 @@ def test_odd_but_valid_names(storage: Storage):
     assert {info.name: storage.read(info.name) for info in storage.list("f")} == {f"f/{name}": name.encode() for name in names}
 
 
-def test_self_test_leaves_nothing(storage: Storage):
+def test_self_test_leaves_nothing_that_a_run_has_not(storage: Storage):
     storage.self_test()
     storage.self_test()
-    assert storage.list() == []
+    assert [info.name for info in storage.list()] == ([] if storage.is_directory else [GUARD])
 
 
 def test_a_storage_pickles(storage: Storage):

@@ -1,0 +1,95 @@
+"""What goes back to a client: an answer, or an error in the shape in which Google Cloud Storage reports it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import aiohttp
+
+# `reason` in an error's body, by status: clients decide by it whether to try again.
+_REASONS = {
+    400: "invalid",
+    401: "required",
+    403: "forbidden",
+    404: "notFound",
+    408: "requestTimeout",
+    409: "conflict",
+    412: "conditionNotMet",
+    416: "requestedRangeNotSatisfiable",
+    429: "rateLimitExceeded",
+    500: "internalError",
+    501: "notImplemented",
+    502: "backendError",
+    503: "backendError",
+    504: "gatewayTimeout",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One response.
+
+    Attributes:
+        status: the HTTP status.
+        headers: without Content-Length, which follows from `body` or `length`.
+        body: everything, if `stream` is None.
+        stream: the backend's answer, whose body is passed on piece by piece; whoever holds it closes it.
+        length: bytes that `stream` gives; also what a HEAD request is told.
+    """
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    body: bytes = b""
+    stream: aiohttp.ClientResponse | None = None
+    length: int | None = None
+
+    @property
+    def body_bytes(self) -> int:
+        """Size of the body, streamed or not."""
+        return len(self.body) if self.length is None else self.length
+
+
+class GcsError(Exception):
+    """A request is answered with an error.
+
+    Args:
+        status: HTTP status, 304 or at least 400.
+        message: for people; names bucket and object.
+        reason: for programs; None: what GCS says for this status.
+        headers: beside Content-Type.
+    """
+
+    def __init__(self, status: int, message: str, *, reason: str | None = None, headers: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.message, self.headers = status, message, headers or {}
+        self.reason = reason or _REASONS.get(status, "unknown")
+
+    def answer(self) -> Answer:
+        if self.status == 304:
+            return Answer(status=304, headers=self.headers)
+        detail = {"domain": "global", "reason": self.reason, "message": self.message}
+        return json_answer({"error": {"code": self.status, "message": self.message, "errors": [detail]}}, self.status, self.headers)
+
+
+class ConnectionCutError(Exception):
+    """A fault rule wants the connection cut instead of an answer."""
+
+
+def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    return Answer(
+        status=status,
+        headers={"Content-Type": "application/json; charset=UTF-8", **(headers or {})},
+        body=json.dumps(value).encode(),
+    )
+
+
+def no_such_bucket(bucket: str) -> GcsError:
+    return GcsError(404, f"The specified bucket does not exist: {bucket}")
+
+
+def no_such_object(bucket: str, name: str) -> GcsError:
+    return GcsError(404, f"No such object: {bucket}/{name}")

@@ -1,0 +1,189 @@
+"""What was asked of the server: by kind, by what Google Cloud Storage would bill for it, and how often one name was written too soon."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from raystate.testing.gcs.operations import Kind
+
+Billing: TypeAlias = Literal["class_a", "class_b", "free"]
+
+# https://cloud.google.com/storage/pricing#operations-by-class, for the JSON API. What isn't here (a batch around its parts, the
+# requests of a resumable upload before the finishing one) isn't billed by itself.
+_BILLING: dict[Kind, Billing] = {
+    "upload": "class_a",
+    "list": "class_a",
+    "patch": "class_a",
+    "rewrite": "class_a",
+    "compose": "class_a",
+    "list_buckets": "class_a",
+    "write_bucket": "class_a",
+    "get_media": "class_b",
+    "get_meta": "class_b",
+    "get_bucket": "class_b",
+    "other": "class_b",
+    "delete": "free",
+    "delete_bucket": "free",
+}
+
+_LOGGED = 10_000  # newest operations that the log keeps
+_WINDOW_S = 1.0  # Cloud Storage wants at least this between two changes of one name
+_REMEMBERED = 100_000  # names after which those that nobody wrote lately are forgotten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry:
+    """One operation: a request, or a part of a batch.
+
+    Attributes:
+        at_s: seconds from the server's start to the request.
+        took_s: seconds until its answer began.
+        method: HTTP method.
+        kind: see `operations.Kind`.
+        bucket: "" if none.
+        name: of the object; "" if none.
+        target: path and query as sent.
+        status: of the answer; 0: the connection was cut.
+        bytes_up: of the request's body.
+        bytes_down: of the answer's body.
+        fault: mode of the rule that acted on it; "" if none did.
+    """
+
+    at_s: float
+    took_s: float
+    method: str
+    kind: Kind
+    bucket: str
+    name: str
+    target: str
+    status: int
+    bytes_up: int
+    bytes_down: int
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Since the start, or since the last `reset_counts`.
+
+    Attributes:
+        requests: HTTP requests; a batch is one.
+        kinds: operations by kind, whatever became of them; each part of a batch is one, and so is the batch itself.
+        statuses: operations by status; 0: the connection was cut before or instead of an answer.
+        class_a: billed as class A (uploads, lists, rewrites, …). Operations that fail aren't billed; an upload in many requests is
+            one; what was carried out is billed, even if its answer was lost.
+        class_b: billed as class B (reads of objects and metadata).
+        free: that would be free (deletes).
+        bytes_up: of objects and other bodies that came in.
+        bytes_down: of answers' bodies.
+        too_soon: changes (create, update, delete) less than 1 s after the one before of the same name, by "bucket/object". Cloud
+            Storage answers such with 429 when they go on; this server does with `writes_per_object_s`, and counts the refused too.
+    """
+
+    requests: int = 0
+    kinds: Mapping[str, int] = field(default_factory=dict[str, int])
+    statuses: Mapping[int, int] = field(default_factory=dict[int, int])
+    class_a: int = 0
+    class_b: int = 0
+    free: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    too_soon: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+class Counters:
+    """The counts of now and the log.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._start_s = clock()
+        self.log: deque[LogEntry] = deque(maxlen=_LOGGED)
+        self.reset()
+
+    def reset(self) -> None:
+        self.requests = 0
+        self._kinds: Counter[str] = Counter()
+        self._statuses: Counter[int] = Counter()
+        self._billed: Counter[str] = Counter()
+        self._bytes_up = self._bytes_down = 0
+        self._too_soon: Counter[str] = Counter()
+
+    def now_s(self) -> float:
+        """Seconds since the server's start."""
+        return self._clock() - self._start_s
+
+    def record(self, entry: LogEntry, *, carried_out: bool) -> None:
+        """Count one operation.
+
+        Args:
+            entry: goes into the log.
+            carried_out: it had its effect, whatever the client was told.
+        """
+        self.log.append(entry)
+        self._kinds[entry.kind] += 1
+        self._statuses[entry.status] += 1
+        self._bytes_up += entry.bytes_up
+        self._bytes_down += entry.bytes_down
+        if carried_out and entry.kind in _BILLING:
+            self._billed[_BILLING[entry.kind]] += 1
+
+    def record_too_soon(self, bucket: str, name: str) -> None:
+        self._too_soon[f"{bucket}/{name}"] += 1
+
+    def counts(self) -> Counts:
+        return Counts(
+            requests=self.requests,
+            kinds=dict(self._kinds),
+            statuses=dict(self._statuses),
+            class_a=self._billed["class_a"],
+            class_b=self._billed["class_b"],
+            free=self._billed["free"],
+            bytes_up=self._bytes_up,
+            bytes_down=self._bytes_down,
+            too_soon=dict(self._too_soon),
+        )
+
+
+class WritePace:
+    """How often one name is changed.
+
+    Args:
+        too_soon: called with bucket and object at a change less than 1 s after the one before.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, too_soon: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic):
+        self.limit_per_s: float | None = None  # changes per second and name that are let through; None: all
+        self._report, self._clock = too_soon, clock
+        self._changed_s: dict[tuple[str, str], float] = {}
+
+    def allows(self, bucket: str, name: str) -> bool:
+        """Whether this name may be changed now. A change that is refused counts as too soon."""
+        if self.limit_per_s is None:
+            return True
+        since_s = self._clock() - self._changed_s.get((bucket, name), float("-inf"))
+        if since_s >= 1 / self.limit_per_s:
+            return True
+        self._report(bucket, name)
+        return False
+
+    def changed(self, bucket: str, name: str) -> None:
+        """The name was changed."""
+        now_s = self._clock()
+        if now_s - self._changed_s.get((bucket, name), float("-inf")) < _WINDOW_S:
+            self._report(bucket, name)
+        if len(self._changed_s) >= _REMEMBERED:
+            self._changed_s = {key: at_s for key, at_s in self._changed_s.items() if now_s - at_s < _WINDOW_S}
+        self._changed_s[bucket, name] = now_s
+
+    def forget(self, bucket: str) -> None:
+        """The bucket is gone; one of its name starts afresh."""
+        self._changed_s = {key: at_s for key, at_s in self._changed_s.items() if key[0] != bucket}

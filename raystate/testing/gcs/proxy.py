@@ -1,0 +1,297 @@
+"""The server that clients talk to: understands each request, plays faults, has it carried out, counts it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from raystate.core.errors import ConfigError
+from raystate.testing.gcs.answers import Answer, ConnectionCutError, GcsError, json_answer
+from raystate.testing.gcs.backend_client import BackendClient, bucket_path
+from raystate.testing.gcs.batch import join_answers, parse_batch
+from raystate.testing.gcs.conditions import Conditions
+from raystate.testing.gcs.counts import Counters, LogEntry, WritePace
+from raystate.testing.gcs.faults import FaultRule, Faults, parse_rules
+from raystate.testing.gcs.fields import show
+from raystate.testing.gcs.listing import list_buckets, list_objects
+from raystate.testing.gcs.objects import Objects, parse_json
+from raystate.testing.gcs.operations import Operation, parse
+from raystate.testing.gcs.uploads import Sessions, Upload, check_checksums, read_upload
+from raystate.testing.gcs.wire import close, read_body, reset, send, send_half
+
+CONTROL = "/_raystate/"  # requests for the server itself; no client of Cloud Storage uses such a path
+_NOT_IN_A_BATCH = ("upload", "upload_start", "upload_chunk", "upload_cancel", "get_media", "batch")
+_MAKING = ("upload", "upload_chunk")
+
+
+class Proxy:
+    """Everything between the clients and the backend.
+
+    Args:
+        session: for requests to the backend.
+        backend_url: where the backend is.
+        strict: whether preconditions count.
+        writes_per_object_s: see `Counts.too_soon`; None: only counted.
+        rules: faults from the start.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        backend_url: str,
+        *,
+        strict: bool = True,
+        writes_per_object_s: float | None = None,
+        rules: tuple[FaultRule, ...] = (),
+    ):
+        self.counters = Counters()
+        self.faults = Faults(rules)
+        self._pace = WritePace(self.counters.record_too_soon)
+        self._pace.limit_per_s = writes_per_object_s
+        self._backend = BackendClient(session, backend_url)
+        self.objects = Objects(self._backend, self._pace)
+        self.objects.strict = strict
+        self._sessions = Sessions(self.objects)
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one HTTP request."""
+        body = await read_body(request)
+        target = request.raw_path
+        if target.startswith(CONTROL):
+            return await send(request, await self._control(request.method, target.removeprefix(CONTROL), body))
+        self.counters.requests += 1
+        try:
+            answer, rule = await self._perform(request.method, target, request.headers, body, f"http://{request.host}")
+        except ConnectionCutError:
+            return reset(request)
+        if rule is not None and rule.mode == "truncate":
+            return await send_half(request, answer)
+        return await send(request, answer)
+
+    # ------------------------------------------------------------ one operation
+
+    async def _perform(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes, base_url: str, *, in_batch: bool = False
+    ) -> tuple[Answer, FaultRule | None]:
+        """Play faults, then carry the request out. Returns its answer, and the rule that acted on it.
+
+        Raises:
+            ConnectionCutError: there is no answer.
+        """
+        at_s = self.counters.now_s()
+        upload = None
+        try:
+            operation = parse(method, target, headers)
+            if "upload_id" in operation.query:
+                operation = self._sessions.recognize(operation, headers.get("Content-Range"), len(body))
+            elif operation.kind == "upload":
+                operation, upload = read_upload(operation, headers, body)
+        except GcsError as error:
+            operation = Operation(kind="other", method=method, path=target, query={}, target=target)
+            self._count(operation, at_s, body, error.status, carried_out=False)
+            return error.answer(), None
+
+        injection = self.faults.choose(operation.kind, operation.line)
+        rule = injection.rule
+        if injection.delay_s:
+            await asyncio.sleep(injection.delay_s)
+        if rule is not None:
+            if rule.mode in ("status", "outage"):
+                answer = rule.answer()
+                self._count(operation, at_s, body, answer.status, carried_out=False, rule=rule, answer=answer)
+                return answer, rule
+            if rule.mode in ("stall", "reset") or (rule.mode == "truncate" and operation.kind in _MAKING):
+                try:
+                    if rule.mode == "stall":
+                        await asyncio.wait_for(self.faults.replaced.wait(), rule.stall_s)
+                except TimeoutError:
+                    pass
+                finally:  # also when the client has given up
+                    self._count(operation, at_s, body, 0, carried_out=False, rule=rule)
+                raise ConnectionCutError
+
+        # Whatever becomes of the client: what has begun is carried out, as in a real service.
+        task = asyncio.create_task(self._carry_out(operation, upload, headers, body, base_url, in_batch, at_s, rule))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            answer = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_close_answer)
+            raise
+        if rule is not None and (rule.mode == "reset_after_commit" or (rule.mode == "truncate" and in_batch)):
+            close(answer)
+            raise ConnectionCutError
+        return answer, rule
+
+    async def _carry_out(
+        self, operation: Operation, upload: Upload | None, headers: Mapping[str, str], body: bytes, base_url: str, in_batch: bool,
+        at_s: float, rule: FaultRule | None,
+    ) -> Answer:  # fmt: skip
+        try:
+            if in_batch and operation.kind in _NOT_IN_A_BATCH:
+                raise GcsError(400, f"A batch can't hold an operation of kind {operation.kind}")
+            if operation.kind == "batch":
+                answer = await self._batch(headers, body, base_url)
+            else:
+                answer = await self._execute(operation, upload, headers, body, base_url)
+        except ConnectionCutError:  # by a part of a batch
+            self._count(operation, at_s, body, 0, carried_out=True, rule=rule)
+            raise
+        except GcsError as error:
+            answer = error.answer()
+        except aiohttp.ClientError as error:
+            answer = GcsError(500, f"The backend failed: {error!r}").answer()
+        cut = rule is not None and rule.mode == "reset_after_commit"
+        carried_out = answer.status < 400
+        self._count(operation, at_s, body, 0 if cut else answer.status, carried_out=carried_out, rule=rule, answer=answer)
+        return answer
+
+    async def _execute(
+        self, operation: Operation, upload: Upload | None, headers: Mapping[str, str], body: bytes, base_url: str
+    ) -> Answer:
+        objects, query = self.objects, operation.query
+        match operation.kind:
+            case "upload" | "upload_chunk" if upload is None:
+                return await self._sessions.send(operation, headers, body)
+            case "upload":
+                assert upload is not None
+                await check_checksums(upload.metadata, headers, upload.content)
+                conditions = Conditions.from_query(query)
+                return show(await objects.insert(operation, upload.metadata, upload.content, conditions), query)
+            case "upload_start":
+                return await self._sessions.start(operation, headers, body, base_url)
+            case "upload_cancel":
+                return self._sessions.cancel(operation)
+            case "get_media":
+                return await objects.read_media(operation, headers)
+            case "get_meta":
+                if operation.method == "HEAD":
+                    return await objects.read_media(operation, headers)
+                return show(await objects.read_metadata(operation), query)
+            case "list":
+                return show(await list_objects(self._backend, objects, operation.bucket, query), query)
+            case "delete":
+                await objects.delete(operation)
+                return Answer(status=204)
+            case "patch":
+                return show(await objects.patch(operation, body), query)
+            case "rewrite":
+                copied = await objects.rewrite(operation, body)
+                return show(copied if operation.verb == "copyTo" else _rewritten(copied), query)
+            case "compose":
+                return show(await objects.compose(operation, body), query)
+            case "list_buckets":
+                return show(await list_buckets(self._backend, query), query)
+            case _:
+                return await self._pass_on(operation, body)
+
+    async def _pass_on(self, operation: Operation, body: bytes) -> Answer:
+        """Buckets and the like: what the backend does well enough."""
+        if operation.kind == "write_bucket":
+            wanted = parse_json(body)
+            for feature in ("versioning", "hierarchicalNamespace"):
+                if (wanted.get(feature) or {}).get("enabled"):
+                    raise GcsError(501, f"This server has no {feature}")
+        status, value = await self._backend.call(operation.method, operation.target, body)
+        if operation.kind == "delete_bucket":
+            if status == 200:
+                return Answer(status=204)
+            if status == 412:  # Cloud Storage calls it a conflict
+                raise GcsError(409, f"The bucket you tried to delete is not empty: {operation.bucket}")
+        if status >= 400:
+            raise GcsError(status, value.get("error", {}).get("message") or f"{operation.method} {bucket_path(operation.bucket)}")
+        return show(value, operation.query) if isinstance(value, dict) else json_answer(value)
+
+    async def _batch(self, headers: Mapping[str, str], body: bytes, base_url: str) -> Answer:
+        parts = parse_batch(headers.get("Content-Type", ""), body)
+        performed = await asyncio.gather(
+            *(self._perform(part.method, part.target, part.headers, part.body, base_url, in_batch=True) for part in parts),
+            return_exceptions=True,
+        )
+        answers: list[Answer] = []
+        for outcome in performed:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            answers.append(outcome[0])
+        return join_answers(parts, answers)
+
+    def _count(
+        self, operation: Operation, at_s: float, body: bytes, status: int, *, carried_out: bool, rule: FaultRule | None = None,
+        answer: Answer | None = None,
+    ) -> None:  # fmt: skip
+        entry = LogEntry(
+            at_s=at_s,
+            took_s=self.counters.now_s() - at_s,
+            method=operation.method,
+            kind=operation.kind,
+            bucket=operation.bucket,
+            name=operation.name,
+            target=operation.target,
+            status=status,
+            bytes_up=len(body),
+            bytes_down=0 if answer is None or status == 0 else answer.body_bytes,
+            fault="" if rule is None else rule.mode,
+        )
+        self.counters.record(entry, carried_out=carried_out)
+
+    # ------------------------------------------------------------ the server itself
+
+    async def _control(self, method: str, target: str, body: bytes) -> Answer:
+        """Requests that no fault acts on, and that count nowhere."""
+        try:
+            return json_answer(await self._controlled(method, target, body))
+        except ConfigError as error:
+            return json_answer({"message": error.message, "field": error.field}, 400)
+        except GcsError as error:
+            return json_answer({"message": error.message, "field": target}, 400)
+
+    async def _controlled(self, method: str, target: str, body: bytes) -> Any:
+        match method, target:
+            case "GET", "health":
+                return {"ok": True}
+            case "PUT", "buckets":
+                await self.objects.create_bucket(parse_json(body)["name"])
+                return {}
+            case "DELETE", "buckets":
+                await self.objects.remove_bucket(parse_json(body)["name"])
+                return {}
+            case "PUT", "faults":
+                self.faults.replace(parse_rules(body.decode()))
+                return {}
+            case "GET", "faults":
+                return {"hits": self.faults.hits()}
+            case "GET", "counts":
+                return dataclasses.asdict(self.counters.counts())
+            case "DELETE", "counts":
+                counts = dataclasses.asdict(self.counters.counts())
+                self.counters.reset()
+                return counts
+            case "GET", "log":
+                return [dataclasses.asdict(entry) for entry in self.counters.log]
+            case "PUT", "settings":
+                settings = parse_json(body)
+                if "strict" in settings:
+                    self.objects.strict = bool(settings["strict"])
+                if "writes_per_object_s" in settings:
+                    self._pace.limit_per_s = settings["writes_per_object_s"]
+                return {}
+            case _:
+                raise ConfigError(f"{method} {CONTROL}{target}: there is no such control", field=target)
+
+
+def _rewritten(resource: Mapping[str, Any]) -> dict[str, Any]:
+    """A rewrite that was done at once, as all are here."""
+    size = resource["size"]
+    return {"kind": "storage#rewriteResponse", "totalBytesRewritten": size, "objectSize": size, "done": True, "resource": resource}
+
+
+def _close_answer(task: asyncio.Task[Answer]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        close(task.result())

@@ -1,0 +1,99 @@
+"""The process around backend and proxy: starts both, says that they are ready, waits for the end, takes everything down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+import aiohttp
+from aiohttp import web
+
+from raystate.testing.gcs.backend import Backend, BackendError
+from raystate.testing.gcs.faults import FaultRule
+from raystate.testing.gcs.proxy import Proxy
+
+_READ_BYTES = 1 << 20  # read ahead per connection
+_STOP_TIMEOUT_S = 0.5  # for requests that are still running at the end
+
+
+async def serve(
+    *,
+    host: str,
+    port: int,
+    buckets: Sequence[str],
+    rules: tuple[FaultRule, ...],
+    strict: bool,
+    writes_per_object_s: float | None,
+    lifeline: bool,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve until SIGINT, SIGTERM or the end of standard input.
+
+    Args:
+        host: address to listen on.
+        port: 0: a free one.
+        buckets: to create first.
+        rules: faults from the start.
+        strict: whether preconditions count.
+        writes_per_object_s: see `Counts.too_soon`.
+        lifeline: end when standard input ends, as it does when the process that holds it dies.
+        ready: called with the server's URL once it answers.
+
+    Raises:
+        BackendError: the backend doesn't start, or ended.
+        GcsError: a bucket can't be created.
+        OSError: the port is taken.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if lifeline:
+        loop.add_reader(sys.stdin.fileno(), _on_lifeline, loop, stop)
+
+    backend = await Backend.start()
+    # Connections stay open; whatever waits for long (a big upload) has no limit.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3600)
+    try:
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False, read_bufsize=_READ_BYTES
+        ) as session:
+            proxy = Proxy(session, backend.url, strict=strict, writes_per_object_s=writes_per_object_s, rules=rules)
+            for bucket in buckets:
+                await proxy.objects.create_bucket(bucket)
+            app = web.Application()
+            app.router.add_route("*", "/{path:.*}", proxy.handle)
+            # A client that goes away cancels what waits for it alone (see `Proxy`). Bodies stay as they were sent.
+            runner = web.AppRunner(
+                app, access_log=None, handler_cancellation=True, auto_decompress=False, read_bufsize=_READ_BYTES,
+                shutdown_timeout=_STOP_TIMEOUT_S,
+            )  # fmt: skip
+            await runner.setup()
+            try:
+                site = web.TCPSite(runner, host, port, backlog=1024)
+                await site.start()
+                ready(f"http://{host}:{runner.addresses[0][1]}")
+                await _wait(stop, backend)
+            finally:
+                await runner.cleanup()
+    finally:
+        await backend.stop()
+
+
+def _on_lifeline(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 4096):
+        loop.remove_reader(sys.stdin.fileno())
+        stop.set()
+
+
+async def _wait(stop: asyncio.Event, backend: Backend) -> None:
+    stopping, ending = asyncio.create_task(stop.wait()), asyncio.create_task(backend.ended())
+    await asyncio.wait([stopping, ending], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    ended = ending.done() and not stop.is_set()
+    ending.cancel()
+    if ended:
+        raise BackendError(ending.result())

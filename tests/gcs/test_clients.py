@@ -1,0 +1,165 @@
+"""The libraries that people use on Cloud Storage find here what they find there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import gcsfs
+import numpy as np
+import pytest
+import tensorstore as ts
+from google.api_core.exceptions import NotFound, PreconditionFailed
+from google.cloud import storage
+
+from raystate.testing.gcs import GcsServer
+from tests.gcs.raw import Raw, at_once
+
+pytestmark = pytest.mark.usefixtures("environment")
+
+# ------------------------------------------------------------ google-cloud-storage
+
+
+@pytest.fixture
+def cloud_bucket(bucket: str) -> Any:
+    return storage.Client().bucket(bucket)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 256 * 1024], ids=["multipart", "resumable"])
+def test_google_conditional_upload(cloud_bucket: Any, chunk_size: int | None):
+    blob = cloud_bucket.blob("name", chunk_size=chunk_size)
+    data = os.urandom(600_000)
+    blob.upload_from_string(data, if_generation_match=0)
+    with pytest.raises(PreconditionFailed):
+        cloud_bucket.blob("name", chunk_size=chunk_size).upload_from_string(b"other", if_generation_match=0)
+    assert cloud_bucket.blob("name").download_as_bytes(if_generation_match=blob.generation) == data
+    generation = blob.generation
+    blob.upload_from_string(b"new", if_generation_match=generation)
+    assert blob.generation > generation
+    with pytest.raises(NotFound):
+        cloud_bucket.blob("name", generation=generation).download_as_bytes()
+
+
+def test_google_batch_delete(cloud_bucket: Any):
+    blobs = [cloud_bucket.blob(f"name{index}") for index in range(4)]
+    for blob in blobs[:3]:
+        blob.upload_from_string(b"data")
+    client = cloud_bucket.client
+    batch = client.batch(raise_exception=False)
+    with batch:
+        blobs[0].delete(if_generation_match=blobs[0].generation)
+        blobs[1].delete(if_generation_match=blobs[1].generation + 1)
+        blobs[2].delete()
+        blobs[3].delete()
+    assert [response.status_code for response in batch._responses] == [204, 412, 204, 404]
+    assert [blob.name for blob in client.list_blobs(cloud_bucket)] == ["name1"]
+    with pytest.raises(PreconditionFailed), client.batch():
+        blobs[1].delete(if_generation_match=1)
+
+
+def test_google_lists_and_metadata(cloud_bucket: Any):
+    for name in ("a", "b/1", "b/2", "c"):
+        cloud_bucket.blob(name).upload_from_string(b"data")
+    pages = cloud_bucket.client.list_blobs(cloud_bucket, delimiter="/", page_size=2)
+    assert [[blob.name for blob in page] for page in pages.pages] == [["a"], ["c"]]
+    assert pages.prefixes == {"b/"}
+    blob = cloud_bucket.get_blob("a")
+    blob.metadata = {"key": "value"}
+    blob.patch(if_metageneration_match=1)
+    assert (blob.metageneration, cloud_bucket.get_blob("a").metadata) == (2, {"key": "value"})
+
+
+def test_google_rewrite_and_compose(cloud_bucket: Any):
+    source = cloud_bucket.blob("source")
+    source.upload_from_string(b"data")
+    copy = cloud_bucket.blob("copy")
+    assert copy.rewrite(source, if_generation_match=0)[0] is None
+    with pytest.raises(PreconditionFailed):
+        copy.rewrite(source, if_generation_match=0)
+    cloud_bucket.blob("both").compose([source, copy], if_generation_match=0)
+    assert cloud_bucket.blob("both").download_as_bytes() == b"datadata"
+
+
+# ------------------------------------------------------------ gcsfs
+
+
+@pytest.fixture
+def files() -> Any:
+    return gcsfs.GCSFileSystem(token="anon", skip_instance_cache=True, use_listings_cache=False)
+
+
+def test_gcsfs_create_is_once(files: Any, bucket: str):
+    files.pipe_file(f"{bucket}/a/name", b"first", mode="create")
+    with pytest.raises(FileExistsError):
+        files.pipe_file(f"{bucket}/a/name", b"second", mode="create")
+    data = os.urandom(7 << 20)  # in chunks
+    with files.open(f"{bucket}/big", "xb", block_size=5 << 20) as file:
+        file.write(data)
+    with pytest.raises(FileExistsError), files.open(f"{bucket}/big", "xb", block_size=5 << 20) as file:
+        file.write(b"x" * (7 << 20))
+    assert files.cat_file(f"{bucket}/a/name") == b"first"
+    assert files.cat_file(f"{bucket}/big") == data
+    assert files.cat_file(f"{bucket}/big", start=100, end=200) == data[100:200]
+
+
+def test_gcsfs_lists(files: Any, bucket: str, raw: Raw):
+    for name in ("1/a", "1/b", "2/c/d", "e"):
+        files.pipe_file(f"{bucket}/{name}", b"data")
+    assert files.ls(bucket, detail=False) == [f"{bucket}/1", f"{bucket}/2", f"{bucket}/e"]
+    assert files.find(bucket) == [f"{bucket}/1/a", f"{bucket}/1/b", f"{bucket}/2/c/d", f"{bucket}/e"]
+    info = files.info(f"{bucket}/e")
+    assert (info["size"], info["generation"], info["type"]) == (4, str(raw.get("e").generation), "file")
+    files.cp_file(f"{bucket}/e", f"{bucket}/f")
+    files.rm(f"{bucket}/1", recursive=True)
+    assert files.find(bucket) == [f"{bucket}/2/c/d", f"{bucket}/e", f"{bucket}/f"]
+    with pytest.raises(FileNotFoundError):
+        files.cat_file(f"{bucket}/missing")
+
+
+# ------------------------------------------------------------ tensorstore
+
+
+def kvstore(bucket: str, path: str = "") -> Any:
+    return ts.KvStore.open({"driver": "gcs", "bucket": bucket, "path": path}, context=ts.Context()).result()
+
+
+def test_tensorstore_conditional_write(bucket: str):
+    store = kvstore(bucket)
+    absent = ts.KvStore.ReadResult(state="missing").stamp.generation
+    made = store.write("name", b"first").result()
+    again = store.write("name", b"second", if_equal=made.generation).result()
+    assert again.generation != made.generation
+    lost = store.write("name", b"third", if_equal=made.generation).result()
+    assert (lost.generation, store.read("name").result().value) == (absent, b"second")
+    store.delete_range(ts.KvStore.KeyRange("n", "o")).result()
+    assert store.list().result() == []
+    assert store.read("name").result().state == "missing"
+
+
+def test_tensorstore_reads_the_environment_when_a_store_is_opened(bucket: str, server: GcsServer, monkeypatch: pytest.MonkeyPatch):
+    store = kvstore(bucket)
+    monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", "http://127.0.0.1:9")
+    store.write("name", b"data").result()
+    assert Raw(server, bucket).names() == ["name"]
+
+
+def test_four_writers_lose_nothing_in_one_database(bucket: str):
+    """OCDBT commits by compare-and-swap of its manifest: a server that lets two win loses arrays without an error."""
+    arrays = 4
+
+    def spec(writer: int, number: int) -> dict[str, Any]:
+        base = {"driver": "gcs", "bucket": bucket, "path": "database/"}
+        return {"driver": "zarr3", "kvstore": {"driver": "ocdbt", "base": base, "path": f"array{writer}.{number}/"}}
+
+    def write(writer: int) -> None:
+        context = ts.Context()
+        for number in range(arrays):
+            array = ts.open(spec(writer, number), create=True, dtype=ts.int32, shape=[100], context=context).result()
+            array.write(np.full(100, writer * 10 + number, np.int32)).result()
+
+    at_once(4, write)
+    context = ts.Context()
+    for writer in range(4):
+        for number in range(arrays):
+            found = ts.open(spec(writer, number), context=context).result().read().result()
+            assert np.array_equal(found, np.full(100, writer * 10 + number))

@@ -1,0 +1,199 @@
+"""What is recorded for the power-loss tests. Each is a program of its own, so that nothing but the run is recorded.
+
+`run`: the real way of two steps into a directory and of one out of it again; TensorStore writes from its own threads, below Python.
+`killed_runs`: a process is killed right before it makes a name durable, at each such place in turn, and a successor goes on. The
+power is still on: the successor sees all that the dead one did, and nobody else will ever make it durable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from raystate.checksum import crc32c
+from raystate.core.log import claim_entry, key_of, live_steps, next_entry
+from raystate.core.messages import Intent, LiveStep, LogEntry
+from raystate.core.tree import DataObject, Package
+from raystate.storage import RunLog, StepFolder, Storage, StorageWrapper, foreign_steps, open_storage
+from raystate.storage.names import writer_name
+from raystate.testing.power import mark
+
+RUN = "lm"
+PLACE = "data/run"  # below the recorded directory; neither of the two is there at the start
+HOSTS = 2
+KILLED = 9  # exit status of the killed
+PLACES = 40  # more than there are
+
+MakePackage = Callable[[StepFolder], Package]
+Retire = tuple[int, bool, str]  # step, aside, reason
+
+
+class Marking(StorageWrapper):
+    """Marks where each operation begins and ends, so that a test can leave out what one of them does."""
+
+    def before(self, operation: str, name: str) -> None:
+        mark(f"before {operation} {name}")
+
+    def after(self, operation: str, name: str) -> None:
+        mark(f"after {operation} {name}")
+
+
+def run(root: str) -> None:
+    attempt = Attempt(Marking(open_storage(Path(root) / PLACE)), "first", real_package)
+    attempt.save(1)
+    attempt.save(2, retires=[(1, False, "only one is kept")])
+    attempt.append(reason="all is carried out")
+
+
+def killed_runs(root: str) -> None:
+    for place in range(PLACES):
+        folder = Path(root) / str(place)
+        folder.mkdir()
+        child = os.fork()
+        if child == 0:
+            die_before_name_is_durable(place)
+            session(folder, "first", 1, saves=3)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        mark("successor")
+        session(folder, "second", 4, saves=1)
+        if os.waitstatus_to_exitcode(status) != KILLED:
+            return
+    raise AssertionError("never came to an end")
+
+
+def session(folder: Path, writer: str, first: int, *, saves: int) -> None:
+    """An attempt that commits steps. Older ones go: odd ones are removed, even ones set aside."""
+    attempt = Attempt(open_storage(folder / PLACE), writer, small_package)
+    for step in range(first, first + saves):
+        attempt.save(step, retires=[(old, old % 2 == 0, "only one is kept") for old in live_steps(attempt.tail)])
+
+
+def die_before_name_is_durable(place: int) -> None:
+    """Let this process end right before the fsync that belongs to its `place`th mkdir, link or rename outside of work folders."""
+    left, due = place, False
+    durable = os.fsync
+
+    def counted(call: Callable[..., None], which: int) -> Callable[..., None]:
+        def made(*arguments: Any) -> None:
+            nonlocal left, due
+            call(*arguments)
+            if "/work/" not in str(arguments[which]):
+                due = left == 0
+                left -= 1
+
+        return made
+
+    def fsync(descriptor: int) -> None:
+        if due:
+            os._exit(KILLED)
+        durable(descriptor)
+
+    os.mkdir, os.link, os.rename, os.fsync = counted(os.mkdir, 0), counted(os.link, 1), counted(os.rename, 1), fsync
+
+
+class Attempt:
+    """What a Coordinator does to storage from its claim on. Marks what it acknowledges."""
+
+    def __init__(self, storage: Storage, writer: str, make_package: MakePackage):
+        self._storage = storage
+        self._log = RunLog(storage)
+        self._make_package = make_package
+
+        def claim(tail: LogEntry | None) -> LogEntry:
+            dead = [] if tail is None else range(1, tail.attempt + 1)
+            return claim_entry(tail, writer, RUN, foreign_steps(storage, live_steps(tail)), dead=dead)
+
+        self.tail = self._log.claim(claim)
+        mark(f"appended {self.tail.seq}")
+        self._carry_out(self.tail.intents)
+
+    def save(self, step: int, retires: Sequence[Retire] = ()) -> None:
+        """Write, commit and publish a step, then carry out the retirements that its commit decided."""
+        folder = StepFolder(self._storage, step, f"a{self.tail.attempt}k{step}")
+        package = self._make_package(folder)
+        folder.assemble(package)
+        folder.put_package(package)
+        self.append(commit=LiveStep(step=step, save=folder.save), retires=retires, reason="due")
+        mark(f"committed {step}")
+        self._carry_out([intent for intent in self.tail.intents if intent.seq == self.tail.seq])
+
+    def append(self, *, commit: LiveStep | None = None, retires: Sequence[Retire] = (), reason: str) -> None:
+        """The next entry; everything that was open before is carried out by now."""
+        for step, _, _ in retires:
+            mark(f"retires {step}")
+        tail, carried = self.tail, [key_of(intent) for intent in self.tail.intents]
+        entry = next_entry(
+            tail,
+            attempt=tail.attempt,
+            writer=tail.writer,
+            carried=carried,
+            dead=range(1, tail.attempt),
+            commit=commit,
+            retires=retires,
+            reason=reason,
+        )
+        done = self._log.append(entry)
+        assert done.outcome == "ok", done
+        mark(f"appended {entry.seq}")
+        self.tail = entry
+
+    def _carry_out(self, intents: Sequence[Intent]) -> None:
+        for intent in sorted(intents, key=lambda one: one.kind):  # commits before retirements
+            folder = StepFolder(self._storage, intent.step, intent.save)
+            if intent.kind == "commit":
+                folder.publish(folder.read_package())
+                mark(f"published {intent.step}")
+            else:
+                folder.retire(aside=intent.aside)
+                mark(f"{'set-aside' if intent.aside else 'retired'} {intent.step}")
+
+
+def real_package(folder: StepFolder) -> Package:
+    """Two hosts' shares of a state, which is `state_example.array(…, scale=step)`, and the Coordinator's merge."""
+    from raystate.actors.packaging import build_package
+
+    with ThreadPoolExecutor(max_workers=HOSTS) as hosts:
+        parts = list(hosts.map(lambda host: _write_part(folder, host), range(HOSTS)))
+    return build_package(folder.storage, RUN, folder.step, str(folder.save), parts)
+
+
+def _write_part(folder: StepFolder, host: int):
+    from raystate.actors.host_service import HostPart
+    from raystate.actors.share import write_share
+    from raystate.core.messages import HostId
+    from raystate.core.tree import SlotTable
+    from tests.orbax.published import pieces, state_tree, values_of
+    from tests.orbax.state_example import state
+
+    tree, writer = state_tree(), writer_name(str(folder.save), host)
+    mine = pieces(tree, host, HOSTS, scale=folder.step)
+    return HostPart(
+        host=HostId(str(host)),
+        writer=writer,
+        trees=(tree,),
+        objects={"state": write_share(folder.storage, folder.write_prefix, writer, tree, mine)},
+        claims={"state": [(leaf, start, data.shape) for leaf, start, data in mine]},
+        tables={host: SlotTable(layout_ref="", crc32c=(), values=(tuple(values_of(tree, state())),), iterators={"data": b"{}"})},
+    )
+
+
+def small_package(folder: StepFolder) -> Package:
+    """A step of few and small files, for thousands of power cuts. Its data are written as by TensorStore: files and names apart."""
+    objects: list[DataObject] = []
+    for host in range(HOSTS):
+        writer, data = writer_name(str(folder.save), host), bytes([folder.step, host]) * 20
+        name = f"state/ocdbt.process_{writer}/d/0"
+        path = folder.storage.local_path(f"{folder.write_prefix}/{name}")
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+        objects.append(DataObject(name=name, size=len(data), crc32c=crc32c(data), writer=writer))
+    files = {
+        "_CHECKPOINT_METADATA": b"{}",
+        "state/manifest.ocdbt": b"manifest",
+        "commit_success.txt": f"save {folder.save}".encode(),
+    }
+    return Package(step=folder.step, save=str(folder.save), run=RUN, files=files, objects=tuple(objects))
