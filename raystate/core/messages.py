@@ -50,6 +50,7 @@ class Settings:
     storage: str
     save_every_s: float | None = None  # time-based saves, decided once for all hosts; None: only the trainers' step rule
     snapshot_every_steps: int = 1
+    snapshot_slots: int = 3  # per trainer
     start_timeout_s: float = 300.0  # all ranks of a group have joined
     barrier_timeout_s: float = 120.0  # all ranks have called save / restore / close for the same step
     save_timeout_s: float = 600.0  # one durable save, from staged to published

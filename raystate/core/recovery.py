@@ -163,12 +163,18 @@ class Recovery:
         late += [view.host for view in memory.hosts.values() if not view.up and view.back_until_s > self.desk.now_s]
         if late:
             return f"reports of hosts {sorted(late)}"
+        job = self.saves.running
+        committing = job is not None and job.phase in ("packaging", "committing")
+        best = self._memory_choice(None) if self._want is None else None
+        if best is not None and not self._is_behind(best, self._stored()):
+            on_the_way = [*self.journal.publishing, *([job.key[1]] if job is not None and committing else [])]
+            if all(step <= best.step for step in on_the_way):
+                return ""  # whatever becomes of them, memory has something newer: storage that is slow or out holds nobody up
         if self.journal.publishing:
             return (
                 f"the publication of steps {list(self.journal.publishing)} ({'; '.join(self.journal.troubles[-1:]) or 'under way'})"
             )
-        job = self.saves.running
-        if self.journal.busy or (job is not None and job.phase in ("packaging", "committing")):
+        if self.journal.busy or committing:
             return f"the commit of step {job.key[1]}" if job is not None else "a log entry"
         return ""
 
@@ -188,7 +194,7 @@ class Recovery:
     def _choose(self, group: Group) -> None:
         want = self._want
         snap = self._memory_choice(want)
-        stored = [step for step in self.journal.published if ("storage", "", step) not in self._excluded]
+        stored = self._stored()
         if want is not None:
             if snap is None and want not in stored:
                 self._not_found(want, stored)
@@ -238,6 +244,9 @@ class Recovery:
         else:
             self._choice = RestoreChoice(tier="none", step=-1, reason="the run has no step yet", set_aside=aside)
         self._discard(group, "", -1)
+
+    def _stored(self) -> list[int]:
+        return [step for step in self.journal.published if ("storage", "", step) not in self._excluded]
 
     def _is_behind(self, snap: Snap, stored: list[int]) -> bool:
         """Never an older memory step over a newer durable one; of equals memory is faster."""

@@ -25,7 +25,7 @@ class Job:
     """One snapshot on its way to storage."""
 
     __slots__ = (
-        "due_s", "hosts", "key", "next_s", "orders", "packaged", "phase", "refused", "save", "started_s", "told_s", "tries",
+        "due_s", "gives_way", "hosts", "key", "next_s", "orders", "packaged", "phase", "refused", "save", "started_s", "told_s", "tries",
         "waiting", "why",
     )  # fmt: skip
 
@@ -36,6 +36,7 @@ class Job:
         self.next_s = now_s
         self.started_s = now_s
         self.tries = 0
+        self.gives_way = False  # its snapshot may have been overwritten
         self.phase: Literal["queued", "writing", "packaging", "committing"] = "queued"
         self.save = SaveId("")
         self.hosts: tuple[HostId, ...] = ()
@@ -86,8 +87,21 @@ class Saves:
             self._give_up(key, why)
 
     def keys(self) -> list[Key]:
-        """Snapshots that must stay in memory for a save."""
-        return sorted(key for key, job in self.jobs.items() if job.phase != "committing") if self.jobs else []
+        """Snapshots that must stay in memory for a save.
+
+        One slot is being filled and one holds the newest stable step. What is beyond that can wait for storage; other saves that are
+        due give way to new snapshots when they need the room. So whatever storage does, a crash costs no more than a step or two.
+        """
+        if not self.jobs:
+            return []
+        waiting = sorted((key for key, job in self.jobs.items() if job.phase != "committing"), key=self._by_turn)
+        room = max(1, self.desk.settings.snapshot_slots - 2)
+        for key in waiting[room:]:
+            self.jobs[key].gives_way = True
+        return sorted(waiting[:room])
+
+    def _by_turn(self, key: Key) -> tuple[bool, int, str]:
+        return (self.jobs[key] is not self.running, *_by_step(key))
 
     def forget_unbelieved(self) -> None:
         """After a recovery decision: what it discarded is not saved any more."""
@@ -100,6 +114,7 @@ class Saves:
     # ---------------------------------------------------------------- running
 
     def turn(self) -> None:
+        self._drop_overwritten()
         if self.running is not None or not self.jobs:
             return
         now_s = self.desk.now_s
@@ -119,10 +134,19 @@ class Saves:
                     self.journal.trouble(refused)
                 continue
             snap = self.memory.complete(key)
-            if snap is None:
-                continue
-            self._start(job, snap)
-            return
+            if snap is not None:
+                self._start(job, snap)
+                return
+
+    def _drop_overwritten(self) -> None:
+        """Saves whose snapshot gave way to newer ones."""
+        for key, job in list(self.jobs.items()):
+            if job.gives_way and job.phase == "queued" and self.memory.complete(key) is None:
+                newer = [one for one in self.memory.snaps.values() if one.complete and one.lineage == key[0] and one.step > key[1]]
+                if newer:
+                    self._give_up(
+                        key, f"the snapshot of step {key[1]} gave way to newer ones: storage is slower than the steps between saves"
+                    )
 
     def _start(self, job: Job, snap: Snap) -> None:
         desk = self.desk
