@@ -1,5 +1,5 @@
 # Everything runs in .venv, which is made on the first call from nothing but python3, pip and make.
-#   make demo [ARGS=…]   make test   make test-all   make test-core   make check   make bench [ARGS=…]   make format   make clean
+#   make demo [GCS=1] [ARGS=…]   make test   make test-all   make test-core   make check   make bench [ARGS=…]   make format   make clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -25,7 +25,7 @@ $(STAMP): | pyproject.toml constraints.txt
 	@rm -f $(VENV)/.installed-* && touch $@
 
 demo: $(STAMP)
-	$(BIN)/python -m jobs.demo $(ARGS)
+	$(BIN)/python -m jobs.demo $(if $(GCS),--gcs) $(ARGS)
 
 # Fast layers first: what core decides is wrong long before a cluster shows it.
 test: test-core

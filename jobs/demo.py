@@ -13,6 +13,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import tenacity
+from etils import epath
 from rich.console import Console
 from rich.table import Table
 
@@ -35,6 +37,8 @@ JOB_TIMEOUT_S = 300.0
 POLL_S = 0.05
 CHECK_S = 5.0
 ARRAYS = "state"
+BUCKET = "demo"
+LAST_EXPORT = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
 
 READ_WITH_ORBAX = """
 import hashlib, json, sys
@@ -71,10 +75,11 @@ class Run:
 
     name: str
     folder: Path
+    bucket: str | None = None  # instead of a directory
 
     @property
-    def storage(self) -> Path:
-        return self.folder / self.name
+    def storage(self) -> str:
+        return f"gs://{self.bucket}/{self.name}" if self.bucket else str(self.folder / self.name)
 
     def events(self) -> list[dict[str, Any]]:
         path = self.folder / f"{self.name}.jsonl"
@@ -86,6 +91,26 @@ class Run:
 
     def digests(self) -> list[dict[str, Any]]:
         return [json.loads((self.folder / f"{self.name}.digest.{rank}").read_text()) for rank in range(WORKERS)]
+
+
+@contextlib.contextmanager
+def local_bucket(console: Console) -> Iterator[str]:
+    """A strict GCS server on this machine, which all that is started meanwhile uses; yields the name of a bucket."""
+    command = [sys.executable, "-m", "raystate.testing.gcs", "--port", "0", "--bucket", BUCKET]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            exports = (re.match(r"\s*export (\w+)=(\S+)", line) for line in iter(server.stdout.readline, ""))
+            for name, value in (found.groups() for found in exports if found):
+                os.environ[name] = value
+                if name == LAST_EXPORT:
+                    break
+            else:
+                raise DemoFailed("the local GCS server did not start")
+            console.print(f"A GCS server is up on this machine: {os.environ['STORAGE_EMULATOR_HOST']}, bucket {BUCKET}.")
+            yield BUCKET
+        finally:
+            server.send_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -224,14 +249,16 @@ def demo(args: argparse.Namespace, console: Console) -> None:
     folder = Path(tempfile.mkdtemp(prefix="raystate-demo-"))
     try:
         began_s = time.monotonic()
-        with local_cluster() as address:
+        with contextlib.ExitStack() as stack:
+            bucket = stack.enter_context(local_bucket(console)) if args.gcs else None
+            address = stack.enter_context(local_cluster())
             console.print(f"Ray is up: a head and {NODES} nodes on this machine.")
-            calm = Run(name="undisturbed", folder=folder)
+            calm = Run(name="undisturbed", folder=folder, bucket=bucket)
             console.print(f"1. ray job submit -- python -m jobs.train_lm --config {args.config}   (undisturbed)")
             Submission(address, calm, args.config, args.steps, args.verbose).finish()
             steps = calm.newest_step()
             console.print(f"   finished at step {steps}. 2. The same again, with kill -9:")
-            rough = Run(name="disturbed", folder=folder)
+            rough = Run(name="disturbed", folder=folder, bucket=bucket)
             job = Submission(address, rough, args.config, args.steps, args.verbose)
             kills = []
             for share, kill in ((0.35, lambda: kill_trainer(rough, 1)), (0.7, lambda: kill_host_actor(rough))):
@@ -239,14 +266,15 @@ def demo(args: argparse.Namespace, console: Console) -> None:
                 kills.append(kill())
                 console.print(f"   killed the {kills[-1].what} after step {kills[-1].at_step}")
             job.finish()
-        show(console, calm, rough, kills, time.monotonic() - began_s)
+            show(console, calm, rough, kills, began_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def show(console: Console, calm: Run, rough: Run, kills: list[Kill], took_s: float) -> None:
+def show(console: Console, calm: Run, rough: Run, kills: list[Kill], began_s: float) -> None:
     """Print the tables and check every claim in them."""
-    recoveries = [json.loads(path.read_text()) for path in sorted((rough.storage / ".raystate" / "events").glob("*.json"))]
+    events = sorted((epath.Path(rough.storage) / ".raystate" / "events").iterdir())
+    recoveries = [json.loads(path.read_text()) for path in events]
     tiers = iter(recovery["tier"] for recovery in recoveries if recovery.get("kind") == "recovery")
     table = Table(title="kill -9 in mid-run")
     for column in ("killed", "after step", "came back from", "at step", "next new step", "repeated"):
@@ -281,7 +309,7 @@ def show(console: Console, calm: Run, rough: Run, kills: list[Kill], took_s: flo
     left = [path.name for path in Path("/dev/shm").glob("raystate-*") if _is_ours(path, rough, calm)]
     if left:
         problems.append(f"left in shared memory: {left}")
-    console.print(f"{took_s:.0f} s in all.")
+    console.print(f"{time.monotonic() - began_s:.0f} s in all.")
     if problems:
         raise DemoFailed("; ".join(problems))
     console.print("Everything held.")
@@ -289,14 +317,14 @@ def show(console: Console, calm: Run, rough: Run, kills: list[Kill], took_s: flo
 
 def _is_ours(path: Path, *runs: Run) -> bool:
     with contextlib.suppress(OSError, ValueError):
-        return json.loads((path / "meta.json").read_text())["storage"] in {run.storage.as_uri() for run in runs}
+        return json.loads((path / "meta.json").read_text())["storage"].endswith(tuple(run.storage for run in runs))
     return False
 
 
 def read_with_orbax(run: Run) -> dict[str, Any]:
     """The steps on disk and the newest one's content, read by stock Orbax in a process without raystate."""
     done = subprocess.run(
-        [sys.executable, "-c", READ_WITH_ORBAX, str(run.storage)],
+        [sys.executable, "-c", READ_WITH_ORBAX, run.storage],
         capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "JAX_PLATFORMS": "cpu"}, cwd=run.folder,
     )  # fmt: skip
     if done.returncode:
@@ -306,10 +334,12 @@ def read_with_orbax(run: Run) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="configs/lm_cpu.yaml")
+    parser.add_argument("--config", default=None, help="configs/lm_cpu.yaml, with --gcs configs/lm_gcs.yaml")
+    parser.add_argument("--gcs", action="store_true", help="keep the runs in a bucket of a GCS server on this machine")
     parser.add_argument("--steps", type=int, default=None, help="instead of the config's")
     parser.add_argument("--verbose", action="store_true", help="show the end of the jobs' logs")
     args = parser.parse_args()
+    args.config = args.config or ("configs/lm_gcs.yaml" if args.gcs else "configs/lm_cpu.yaml")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     console = Console()

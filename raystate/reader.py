@@ -12,6 +12,7 @@ from raystate.core.tree import TreeSpec
 from raystate.orbax.step_reader import StepReader
 from raystate.restored import ReadOptions, Restored, content_from_storage, open_step
 from raystate.storage import open_storage, visible_steps
+from raystate.storage.names import MARKER
 
 FOLLOW_POLL_S = 1.0
 
@@ -141,8 +142,11 @@ class Reader:
                 raise StepNotFoundError(f"{self._storage.url} has no step", path=self._storage.url)
             return steps[-1]
         if step not in steps:
+            why = ""
+            if self._storage.list(str(step), recursive=False):
+                why = f"; there is a folder {step}/, but no {MARKER} in it: an unfinished save, or a copy that has lost its marker"
             raise StepNotFoundError(
-                f"{self._storage.url} has no step {step}; it has {steps[-10:]}", step=step, path=self._storage.url
+                f"{self._storage.url} has no step {step}; it has {steps[-10:]}{why}", step=step, path=self._storage.url
             )
         return step
 

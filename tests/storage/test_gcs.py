@@ -1,0 +1,121 @@
+"""A bucket that fails: what is said, and that nothing waits without end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from raystate.core.errors import StorageError
+from raystate.storage import ObjectExistsError, ObjectMissingError, Storage, gcs, open_storage
+from raystate.testing.gcs import FaultRule, GcsServer
+from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend, gcs_server
+
+pytestmark = pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
+
+OPERATIONS: dict[str, Callable[[Storage], object]] = {
+    "create": lambda storage: storage.create("new", b"data"),
+    "read": lambda storage: storage.read("there"),
+    "stat": lambda storage: storage.stat("there"),
+    "list": lambda storage: storage.list(),
+    "delete": lambda storage: storage.delete("there"),
+    "copy": lambda storage: storage.copy("there", "copy"),
+}
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[Storage]:
+    with gcs_backend(tmp_path) as storage:
+        storage.create("there", b"bytes")
+        yield storage
+
+
+@pytest.fixture
+def server() -> GcsServer:
+    return gcs_server()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    ("status", "hint"), [(401, "the credentials are not valid"), (403, "it needs roles/storage.objectAdmin"), (400, "400 ")]
+)
+def test_a_refusal_is_final_and_says_what_to_do(storage: Storage, server: GcsServer, operation: str, status: int, hint: str):
+    server.faults([FaultRule(status=status)])
+    with pytest.raises(StorageError) as caught:
+        OPERATIONS[operation](storage)
+    assert caught.value.operation == operation
+    assert f"{operation} {storage.url}/" in caught.value.message
+    assert hint in caught.value.message
+    assert f"{status} " in caught.value.message or status == 401  # credentials that can't be refreshed: the library says so itself
+    assert server.hits() == [1], "asked once"
+
+
+@pytest.mark.parametrize("operation", ["create", "list"])
+def test_a_missing_bucket(server: GcsServer, operation: str):
+    with mock.patch.dict(os.environ, server.environment()):
+        storage = open_storage(f"gs://missing-{secrets.token_hex(4)}/run", timeout_s=5.0)
+        with pytest.raises(StorageError, match="there is no such bucket") as caught:
+            OPERATIONS[operation](storage)
+    assert not isinstance(caught.value, ObjectMissingError)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_what_passes_is_asked_again(storage: Storage, server: GcsServer, operation: str, status: int):
+    server.faults([FaultRule(status=status, times=2)])
+    OPERATIONS[operation](storage)
+    assert server.hits() == [2]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("mode", ["reset", "truncate", "stall"])
+def test_broken_connections(storage: Storage, server: GcsServer, monkeypatch: pytest.MonkeyPatch, operation: str, mode: str):
+    monkeypatch.setattr(gcs, "SILENCE_S", 0.3)
+    server.faults([FaultRule.model_validate({"mode": mode, "times": 1})])
+    try:
+        OPERATIONS[operation](storage)
+    except ObjectExistsError:
+        assert (operation, mode) == ("create", "truncate"), "half an answer is no answer: it may have worked"
+    assert server.hits() == [1]
+
+
+def test_a_lost_acknowledgement_is_read_back(storage: Storage, server: GcsServer):
+    server.faults([FaultRule(mode="reset_after_commit", kinds=("upload",), times=1)])
+    storage.create_or_same("new", b"data")
+    server.faults([FaultRule(mode="reset_after_commit", kinds=("upload",), times=1)])
+    with pytest.raises(ObjectExistsError):
+        storage.create("newer", b"data")
+    assert storage.read("newer") == b"data"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_outage_ends_at_the_deadline(server: GcsServer, operation: str):
+    with mock.patch.dict(os.environ, server.environment()):
+        storage = open_storage(f"gs://contract/{secrets.token_hex(6)}", timeout_s=0.5)
+        storage.create("there", b"bytes")
+        with server.outage(503), pytest.raises(StorageError, match=r"503 .*\(tried for 0 s\)") as caught:
+            OPERATIONS[operation](storage)
+        assert caught.value.operation == operation
+
+
+def test_no_server_at_all(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    with pytest.raises(StorageError, match=r"read .*there failed: ConnectionError"):
+        open_storage(storage.url, timeout_s=0.5).read("there")
+
+
+def test_many_objects_go_in_batches_and_one_that_cannot_go_keeps_no_other(storage: Storage, server: GcsServer):
+    for number in range(130):
+        storage.create(f"many/{number:03d}", b"")
+    found = storage.list("many")
+    storage.delete(found[7].name)
+    storage.create(found[7].name, b"another object now")
+    server.reset_counts()
+    with pytest.raises(StorageError, match="many/007 refused: it is another object now"):
+        storage.delete_all(found)
+    assert [info.name for info in storage.list("many")] == [found[7].name]
+    assert server.counts().kinds["batch"] == 2
