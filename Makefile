@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Named by what was installed: a change of either file sets up again, anything else does not.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+# They compare seconds, so nothing else runs beside them.
+TIMED := tests/cluster/test_cost.py tests/cluster/test_recovery_time.py
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 
 .PHONY: demo test test-all test-core check bench format clean venv
@@ -30,7 +32,8 @@ demo: $(STAMP)
 # Fast layers first: what core decides is wrong long before a cluster shows it.
 test: test-core
 	$(PYTEST) -n 2 --dist loadfile tests --ignore=tests/core --ignore=tests/cluster $(ARGS)
-	$(PYTEST) -rP tests/cluster $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile -rP tests/cluster $(addprefix --ignore=,$(TIMED)) $(ARGS)
+	$(PYTEST) -rP $(TIMED) $(ARGS)
 
 # Every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other: about 15 minutes.
 test-all: $(STAMP)

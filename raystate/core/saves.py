@@ -61,6 +61,7 @@ class Saves:
         self.conflicts: dict[str, frozenset[int]] = {}  # lineage -> live steps that it will pass again, being of another past
         self.restoring = -1  # a stored step that is being read now
         self._counter = 0
+        self._held_back = False  # retention chose a step that could not be retired then
 
     # ---------------------------------------------------------------- what is due
 
@@ -115,6 +116,8 @@ class Saves:
 
     def turn(self) -> None:
         self._drop_overwritten()
+        if self._held_back and not self.journal.publishing and not self.journal.busy:
+            self._retire_held_back()
         if self.running is not None or not self.jobs:
             return
         now_s = self.desk.now_s
@@ -202,9 +205,25 @@ class Saves:
         assert packaged is not None and tail is not None
         new = LiveStep(step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s)
         live = sorted((*tail.live, new), key=lambda one: one.step)
-        in_use = {self.restoring, step}
-        retires = [one for one in choose_retired(live, self.keep, in_use) if self.journal.refuse_retire(one[0]) is None]
-        return new, retires, f"commit of step {step} ({job.why})"
+        return new, self._retirable(live), f"commit of step {step} ({job.why})"
+
+    def _retirable(self, live: list[LiveStep]) -> list[tuple[int, bool, str]]:
+        chosen = choose_retired(live, self.keep, {self.restoring})
+        retires = [one for one in chosen if self.journal.refuse_retire(one[0]) is None]
+        self._held_back = len(retires) < len(chosen)
+        return retires
+
+    def _retire_held_back(self) -> None:
+        """What the last commit could not retire, because it was not published yet, must not wait for the next one: there may be none."""
+
+        def build() -> Change | None:
+            tail = self.journal.tail
+            retires = self._retirable(list(tail.live)) if tail is not None else []
+            self._held_back = False  # else it waits for whoever holds it, and for the next commit
+            return (None, retires, "retention") if retires else None
+
+        self._held_back = False
+        self.journal.request(build, _nothing_more)
 
     def _committed(self, job: Job, entry: LogEntry | None) -> None:
         if entry is None:
@@ -275,6 +294,10 @@ class Saves:
         """Give up the saves of later steps, unless their commit is already being written."""
         for key in [key for key, job in self.jobs.items() if key[1] > step and job.phase != "committing"]:
             self._give_up(key, why)
+
+
+def _nothing_more(_: LogEntry | None) -> None:
+    """The journal carries the retirements out."""
 
 
 def _by_step(key: Key) -> tuple[int, str]:

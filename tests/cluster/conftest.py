@@ -84,6 +84,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # a process of xdist: what was killed here goes to the one that prints
+        session.config.workeroutput["strikes"] = [[*cell, came] for cell, came in strikes.played.items()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    for victim, phase, came in getattr(node, "workeroutput", {}).get("strikes", ()):
+        strikes.played[victim, phase] = came
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not strikes.played:
         return

@@ -373,6 +373,27 @@ def test_retention_retires_after_the_newer_one_is_visible():
     assert [one.step for one in driver.take(Retire)] == [1]
 
 
+def test_retention_does_not_wait_for_a_next_commit():
+    """The commit of step 2 could not retire step 1, which was not visible yet; and no other commit follows."""
+    driver = running(keep_last=1)
+    driver.auto = False
+    publications = []
+    for step in (1, 2):
+        driver.stage(step, durable=True)
+        for write in driver.take(Write):
+            driver.send(Written(host=write.host, save=write.save))
+        driver.send(Packaged(save=driver.take(BuildPackage)[-1].save))
+        driver.send(Appended(seq=driver.take(Append)[-1].entry.seq, outcome="ok"))
+        publications += driver.take(Publish)
+    for one in publications:
+        assert driver.take(Append) == []
+        driver.send(PublishDone(step=one.step, save=one.save))
+    [entry] = [one.entry for one in driver.take(Append)]
+    assert [(one.step, one.kind) for one in entry.intents if one.kind == "retire"] == [(1, "retire")]
+    driver.send(Appended(seq=entry.seq, outcome="ok"))
+    assert [one.step for one in driver.take(Retire)] == [1]
+
+
 def test_a_failed_publication_is_repeated():
     driver = running()
     driver.auto = False
