@@ -103,7 +103,7 @@ def test_gc_lists_and_removes_what_a_crashed_attempt_left(tmp_path: Path) -> Non
         (["verify", "gs://"], "storage: 'gs://' is not usable"),
         (["verify", "s3://bucket/x"], "unsupported scheme s3://"),
         (["verify", "EMPTY"], "has no step"),
-        (["verify", "EMPTY", "twelve"], "twelve"),
+        (["verify", "EMPTY", "twelve"], "Invalid value"),
         (["gc", "EMPTY", "--assume-dead", "3"], "attempt 3 of"),
         (["polish"], "No such command"),
     ],
