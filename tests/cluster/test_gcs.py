@@ -135,13 +135,14 @@ def test_nothing_is_lost_whatever_requests_answer(
     check_clean(config)
 
 
-def test_an_outage(ray_cluster: Any, server: GcsServer, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
+@pytest.mark.parametrize("status", [503, *(pytest.param(status, marks=pytest.mark.long) for status in (401, 403, 404))])
+def test_an_outage(ray_cluster: Any, server: GcsServer, make_run: Any, tmp_path: Path, undisturbed: list[str], status: int) -> None:
     """Training goes on, and what waits is bounded; afterwards saving goes on by itself."""
     config = a_config(make_run(), keep_last=None)
     reader = raystate.Reader(config.storage)
     training = Training(config, tmp_path, steps=STEPS, step_s=0.3)
     wait_for(lambda: (reader.latest_step() or 0) >= EVERY, "a durable step", failed=lambda: training.error)
-    with server.outage():
+    with server.outage(status):
         began = training.events.newest_step()
         training.wait_step(began + 6 * EVERY)
         steps = [event for event in training.events.read() if event["event"] == "step"]
