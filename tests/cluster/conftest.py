@@ -85,8 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):  # a process of xdist: what was killed here goes to the one that prints
-        session.config.workeroutput["strikes"] = [[*cell, came] for cell, came in strikes.played.items()]
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # a process of xdist: what was killed here goes to the one that prints
+        output["strikes"] = [[*cell, came] for cell, came in strikes.played.items()]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -348,7 +348,7 @@ def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
     driver.send(FlushAsked(ask=Ask("f"), lineage=driver.lineage, rank=0, step=6))
     driver.auto = True
     for host in driver.place.values():
-        driver.send(Written(host=host, save=driver.core.saves.running.save))  # pyright: ignore[reportOptionalMemberAccess]
+        driver.send(Written(host=HostId(host), save=driver.core.saves.running.save))  # pyright: ignore[reportOptionalMemberAccess]
     [reply] = driver.replies(FlushReply)
     assert reply.durable_step == 6
     assert "step 4" in reply.errors[0], "what was promised and is not kept is named"
