@@ -38,7 +38,9 @@ test: test-core
 # Every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other: about 15 minutes.
 test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster/test_matrix.py tests/cluster/test_outside.py tests/cluster/test_combinations.py \
-	  tests/cluster/test_isolation.py tests/cluster/test_train_fit.py tests/cluster/test_job_stop.py tests/cluster/test_digits.py tests/reshard $(ARGS)
+	  tests/cluster/test_isolation.py tests/cluster/test_train_fit.py tests/cluster/test_job_stop.py tests/cluster/test_digits.py \
+	  tests/cluster/test_gcs.py tests/cluster/test_full_disk.py tests/reshard $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) -n 2 --dist loadfile -rP tests/storage tests/damage $(ARGS)
 
 test-core: $(STAMP)
 	$(PYTEST) tests/core $(ARGS)

@@ -12,9 +12,11 @@ import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "floa
 import numpy as np
 
 from raystate.core.errors import CorruptCheckpointError
+from raystate.core.messages import LogEntry
 from raystate.core.tree import ArraySpec, Package
 from raystate.orbax.step_reader import StepReader
-from raystate.storage import ObjectInfo, ObjectMissingError, RunLog, Storage, find_package, visible_steps
+from raystate.storage import ObjectInfo, ObjectMissingError, RunLog, Storage, find_package, marked_save, visible_steps
+from raystate.storage.names import GUARD, LOG, log_name, number_of, package_name
 
 READERS = 8  # objects that are read through at a time
 _BOX_BYTES = 64 << 20  # of an array, per read
@@ -50,20 +52,43 @@ class StepReport:
 
 
 def verify_log(storage: Storage) -> tuple[BadObject, ...]:
-    """Check the newest entry of the run's log, and that what it holds live is visible or about to be."""
-    try:
-        tail = RunLog(storage).tail()
-    except CorruptCheckpointError as error:
-        return (BadObject(name=str(error.path or ".raystate/log"), problem=error.message),)
+    """Check the guard and every entry of the run's log, and that its newest one agrees with what is visible.
+
+    Nothing can tell that the newest entries are lost, but for the steps that only they knew.
+    """
+    bad: list[BadObject] = []
+    log = RunLog(storage)
+    names = [info.name for info in storage.list(LOG)]
+    if names and not storage.exists(GUARD):
+        bad.append(BadObject(name=GUARD, problem="is missing: stock Orbax's cleanup would delete the log"))
+    with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="raystate-verify") as pool:
+        count = max((number_of(name) for name in names), default=0)
+        entries = list(pool.map(lambda seq: _entry(log, seq, bad), range(1, count + 1)))
+    tail = entries[-1] if entries else None
     if tail is None:
-        return ()
-    visible = set(visible_steps(storage))
+        return tuple(bad)
+    visible, live = set(visible_steps(storage)), {one.step: one.save for one in tail.live}
     on_the_way = {one.step for one in tail.intents}
-    return tuple(
-        BadObject(name=f"{one.step}/", problem=f"committed by log entry {tail.seq} and not visible")
-        for one in tail.live
-        if one.step not in visible and one.step not in on_the_way
-    )
+    for step in sorted(live):
+        if step not in visible and step not in on_the_way:
+            bad.append(BadObject(name=f"{step}/", problem=f"committed by log entry {tail.seq} and not visible"))
+        save = live[step]
+        if save is not None and not storage.exists(package_name(step, save)):
+            bad.append(BadObject(name=package_name(step, save), problem="is missing"))
+    for step in sorted(visible - set(live) - on_the_way):
+        if (save := marked_save(storage, step)) is not None:
+            bad.append(BadObject(name=f"{step}/", problem=f"visible, but the log's newest entry, {tail.seq}, knows no save {save}"))
+    return tuple(bad)
+
+
+def _entry(log: RunLog, seq: int, bad: list[BadObject]) -> LogEntry | None:
+    try:
+        return log.read(seq)
+    except ObjectMissingError:
+        bad.append(BadObject(name=log_name(seq), problem="is missing"))
+    except CorruptCheckpointError as error:
+        bad.append(BadObject(name=log_name(seq), problem=error.message))
+    return None
 
 
 def _ignore(_done: int, _total: int) -> None:

@@ -107,7 +107,10 @@ def read_recoveries(storage: Storage) -> list[Recovery]:
     recoveries: list[Recovery] = []
     fields = {field.name for field in dataclasses.fields(Recovery)}
     for info in sorted(storage.list(EVENTS), key=lambda info: info.name):
-        raw = json.loads(storage.read(info.name))
-        if raw.get("kind") == "recovery":
-            recoveries.append(Recovery(**{key: raw[key] for key in fields}))
+        try:
+            raw = json.loads(storage.read(info.name))
+            if raw["kind"] == "recovery":
+                recoveries.append(Recovery(**{key: raw[key] for key in fields}))
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("%s can't be read and is left out: %s", info.name, error)
     return recoveries

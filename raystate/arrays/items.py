@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from raystate.core.errors import ItemTopologyError, RaystateError
+from raystate.core.errors import CorruptCheckpointError, ItemTopologyError, RaystateError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a folder of the step
 _RESERVED = ("state", "metrics", "commit_success.txt")
@@ -80,10 +80,12 @@ def set_iterators(
 
     Raises:
         ItemTopologyError: names the item and both counts.
+        CorruptCheckpointError: a state is not what was saved.
     """
     chosen = {name: _deal(name, states.get(name, {}), old_world, world, process_index) for name in items}
+    like = {name: _like(name, iterator.get_state(), chosen[name]) for name, iterator in items.items()}
     for name, iterator in items.items():
-        iterator.set_state(_like(iterator.get_state(), chosen[name]))
+        iterator.set_state(like[name])
 
 
 def _deal(name: str, by_process: Mapping[int, bytes], old_world: int, world: int, process_index: int) -> bytes:
@@ -103,11 +105,14 @@ def _deal(name: str, by_process: Mapping[int, bytes], old_world: int, world: int
     )
 
 
-def _like(current: Any, state: bytes) -> Any:
+def _like(name: str, current: Any, state: bytes) -> Any:
     """In the form that this iterator's own get_state() gives: bytes, text, or what JSON holds."""
     if isinstance(current, bytes):
         return state
-    return state.decode() if isinstance(current, str) else json.loads(state)
+    try:
+        return state.decode() if isinstance(current, str) else json.loads(state)
+    except ValueError as error:
+        raise CorruptCheckpointError(f"the saved state of iterator {name!r} can't be read: {error}", item=name) from error
 
 
 def _plain_json(item: str, value: Any, path: tuple[Any, ...]) -> Any:

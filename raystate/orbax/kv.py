@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ _GCS_RETRIES = {"max_retries": 10, "initial_delay": "500ms", "max_delay": "8s"}
 _CURL = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "20", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1"}
 
 # The status codes by which TensorStore says that what it read is wrong or is not there, rather than that it could not read.
+_STATUS = re.compile(r"[A-Z_]+: ")
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
 
 
@@ -101,5 +103,7 @@ def named_errors(what: str, *, damage: bool, **details: Any) -> Iterator[None]:
         raise StorageError(f"{what}: no answer from storage before the deadline", **details) from error
     except Exception as error:  # TensorStore has no class of its own: a ValueError whose text begins with the status code
         text = str(error).strip().splitlines()[0][:500] if str(error).strip() else type(error).__name__
-        kind = CorruptCheckpointError if damage and (text.startswith(_DAMAGE) or isinstance(error, KeyError)) else StorageError
+        # INVALID_ARGUMENT is a ValueError without its name.
+        damaged = text.startswith(_DAMAGE) or isinstance(error, KeyError) or not _STATUS.match(text)
+        kind = CorruptCheckpointError if damage and damaged else StorageError
         raise kind(f"{what}: {text}", **details) from error

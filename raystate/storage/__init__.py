@@ -4,7 +4,7 @@ from raystate.storage.base import ObjectChangedError, ObjectExistsError, ObjectI
 from raystate.storage.garbage import Garbage, assume_dead, assumed_dead, collect_garbage, find_garbage, remove_garbage
 from raystate.storage.log import RunLog
 from raystate.storage.pins import pinned, pinned_steps
-from raystate.storage.steps import StepFolder, data_objects, find_package, foreign_steps, visible_steps
+from raystate.storage.steps import StepFolder, data_objects, find_package, foreign_steps, marked_save, visible_steps
 from raystate.storage.url import StorageUrl, canonical_url, open_storage, run_hash
 from raystate.storage.wrapping import StorageWrapper
 
@@ -27,6 +27,7 @@ __all__ = [
     "find_garbage",
     "find_package",
     "foreign_steps",
+    "marked_save",
     "open_storage",
     "pinned",
     "pinned_steps",

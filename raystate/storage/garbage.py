@@ -9,7 +9,7 @@ from raystate.core.errors import ConfigError, StorageError
 from raystate.storage.base import ObjectInfo, Storage
 from raystate.storage.log import RunLog
 from raystate.storage.names import ASIDE, DEAD, MARKER, PACKAGES, STATE, TRASH, WORK, attempt_of, save_of, split_saved, step_of
-from raystate.storage.steps import remove_work
+from raystate.storage.steps import marked_save, remove_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def _packages(storage: Storage, is_dead: Callable[[str | None], bool]) -> Iterat
     set_aside = {split_saved(_base(info.name)) for info in storage.list(ASIDE, recursive=False)}
     for info in storage.list(PACKAGES, recursive=False):
         found = split_saved(_base(info.name))
-        if found is not None and is_dead(found[1]) and found not in set_aside:
+        if found is not None and is_dead(found[1]) and found not in set_aside and marked_save(storage, found[0]) != found[1]:
             yield _object(info, f"the package of save {found[1]}, which is not live")
 
 

@@ -55,7 +55,13 @@ class RunLog:
         """
         known = self._newest
         if known is None:
-            return self._remember(self.read(self._gallop(_FIRST))) if self._exists(_FIRST) else None
+            newest = self._gallop(_FIRST) if self._exists(_FIRST) else 0
+            while self._exists(newest + 2):
+                if not self._exists(newest + 1):  # nobody appends after a gap, and nobody deletes
+                    name = log_name(newest + 1)
+                    raise CorruptCheckpointError(f"{self._storage.url}/{name} is missing, and later entries are there", path=name)
+                newest = self._gallop(newest + 1)  # others have appended meanwhile
+            return self._remember(self.read(newest)) if newest else None
         newest = self._gallop(known.seq)
         return known if newest == known.seq else self._remember(self.read(newest))
 

@@ -26,6 +26,12 @@ def log_name(seq: int) -> str:
     return f"{LOG}/{seq:012d}.json"
 
 
+def number_of(name: str) -> int:
+    """The number of a log entry's name; 0 for any other name."""
+    found = re.fullmatch(rf"{re.escape(LOG)}/(\d{{12}})\.json", name)
+    return int(found[1]) if found else 0
+
+
 def package_name(step: int, save: str) -> str:
     return f"{PACKAGES}/{step}.{save}.json"
 

@@ -91,13 +91,14 @@ class StepFolder:
         """Raises ObjectMissingError, StorageError, CorruptCheckpointError."""
         name = package_name(self.step, self._save())
         data = self.storage.read(name)
+        path = f"{self.storage.url}/{name}"
         try:
             package = Package.from_bytes(data)
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptCheckpointError(
-                f"{self.storage.url}/{name} is not a package: {error}", step=self.step, path=name
-            ) from error
-        self._check_mine(package)
+            raise CorruptCheckpointError(f"{path} is not a package: {error}", step=self.step, path=name) from error
+        if (package.step, package.save) != (self.step, self.save):
+            what = f"is the package of step {package.step}, save {package.save}"
+            raise CorruptCheckpointError(f"{path} {what}", step=self.step, path=name)
         return package
 
     # ------------------------------------------------------------ after the commit
@@ -235,9 +236,9 @@ def find_package(storage: Storage, step: int) -> Package | None:
         StorageError: storage failed.
     """
     try:
-        named = _SAVED.search(storage.read(f"{step}/{MARKER}"))
-        if named is not None:
-            return StepFolder(storage, step, named[1].decode()).read_package()
+        save = marked_save(storage, step)
+        if save is not None:
+            return StepFolder(storage, step, save).read_package()
     except ObjectMissingError:
         pass
     # The marker is Orbax's own, or damaged. A run's log knows, but a Reader takes no part in it, and most steps have one package.
@@ -251,6 +252,15 @@ def find_package(storage: Storage, step: int) -> Package | None:
     if len(whole) > 1:
         raise CorruptCheckpointError(f"{storage.url}: step {step} has objects of the saves {saves}", step=step)
     return whole[0] if whole else None
+
+
+def marked_save(storage: Storage, step: int) -> str | None:
+    """The save that the marker of a visible step names; None without a marker of ours."""
+    try:
+        found = _SAVED.search(storage.read(f"{step}/{MARKER}"))
+    except ObjectMissingError:
+        return None
+    return found[1].decode() if found is not None else None
 
 
 def data_objects(storage: Storage, step_folder: str, folder: str, *, writer: str, begin: str = "") -> list[DataObject]:

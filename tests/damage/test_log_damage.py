@@ -1,0 +1,151 @@
+"""Damage to the run's log: its newest entry is what was appended, or an error says that it is not; and no visible step is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raystate.core import messages
+from raystate.core.errors import CorruptCheckpointError
+from raystate.core.log import claim_entry, key_of, live_steps, next_entry
+from raystate.core.messages import LiveStep, LogEntry
+from raystate.storage import RunLog, Storage, find_garbage, foreign_steps, open_storage, visible_steps
+from raystate.storage.names import LOG, MARKER, PACKAGES, log_name, package_name, step_name
+from tests.damage.a_run import RUN
+from tests.damage.damages import FIRST, SEEDS, Copy, Damage
+
+ATTEMPTS, SAVES, KEEP = 6, 4, 3  # saves per attempt
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of several attempts. Of its steps only what the log is about: a marker that says that it is visible, and a package."""
+    root = tmp_path_factory.mktemp("log") / "run"
+    storage = open_storage(root)
+    log = RunLog(storage)
+    for attempt in range(1, ATTEMPTS + 1):
+        tail = claim(log, storage, f"writer {attempt}")
+        for step in range(SAVES * (attempt - 1) + 1, SAVES * attempt + 1):
+            live = LiveStep(step=step, save=f"a{attempt}k{step}")
+            old = [(one, False, "enough are kept") for one in live_steps(tail)[: 1 - KEEP]]
+            storage.create(package_name(step, str(live.save)), b"its package")
+            tail = append(log, tail, live, old)
+            storage.create(f"{step_name(step)}/{MARKER}", f"step {step}, save {live.save}\n".encode())
+            for one, _, _ in old:
+                storage.delete_tree(step_name(one))
+                for info in storage.list(PACKAGES):
+                    if info.name.startswith(f"{PACKAGES}/{one}."):
+                        storage.delete(info.name)
+    append(log, tail, None, [])
+    return root
+
+
+@pytest.fixture
+def copy(original: Path, tmp_path: Path) -> Copy:
+    return Copy(original, tmp_path / "copy")
+
+
+def claim(log: RunLog, storage: Storage, writer: str) -> LogEntry:
+    """As a Coordinator does."""
+    return log.claim(lambda tail: claim_entry(tail, writer, RUN, foreign_steps(storage, live_steps(tail)), dead=range(ATTEMPTS)))
+
+
+def append(log: RunLog, tail: LogEntry, live: LiveStep | None, old: list[tuple[int, bool, str]]) -> LogEntry:
+    entry = next_entry(
+        tail, attempt=tail.attempt, writer=tail.writer, carried=[key_of(intent) for intent in tail.intents],
+        dead=range(tail.attempt), commit=live, retires=old, reason="due",
+    )  # fmt: skip
+    assert log.append(entry).outcome == "ok"
+    return entry
+
+
+def entries(copy: Copy) -> list[str]:
+    return [name for name in copy.names if name.startswith(f"{LOG}/")]
+
+
+def tail_of(root: Path) -> LogEntry | CorruptCheckpointError | None:
+    try:
+        return RunLog(open_storage(root)).tail()
+    except CorruptCheckpointError as error:
+        return error
+
+
+def test_the_newest_entry_is_right_or_an_error_says_that_it_is_not(copy: Copy):
+    names, tail = entries(copy), RunLog(open_storage(copy.root)).tail()
+    assert tail is not None and names[-1] == log_name(tail.seq)
+    counts = {"right": 0, "said": 0}
+    for seed in range(FIRST, FIRST + SEEDS):
+        # Half of it to the newest, which is the only one whose content matters.
+        damage = copy.draw(seed, kinds=("flip", "truncate", "zeros", "append", "swap"), among=names[-1:] if seed % 2 else names)
+        with copy.damaged(damage) as root:
+            found = tail_of(root)
+        if isinstance(found, CorruptCheckpointError):
+            assert names[-1] in damage.names and names[-1] in found.message, damage
+        else:
+            assert found == tail, damage
+        counts["said" if isinstance(found, CorruptCheckpointError) else "right"] += 1
+    print(counts)  # noqa: T201
+    assert counts["said"] > SEEDS // 3
+
+
+def test_nothing_is_appended_to_a_log_whose_newest_entry_is_damaged(copy: Copy):
+    damage = copy.draw(FIRST, kinds=["flip"], among=entries(copy)[-1:])
+    with copy.damaged(damage) as root:
+        storage = open_storage(root)
+        before = [info.name for info in storage.list()]
+        with pytest.raises(CorruptCheckpointError, match=LOG):
+            claim(RunLog(storage), storage, "next")
+        assert [info.name for info in storage.list()] == before
+
+
+def test_a_lost_entry_with_others_after_it_is_noticed(copy: Copy):
+    for name in entries(copy)[:-1]:
+        with copy.damaged(Damage(seed=0, kind="delete", name=name)) as root:
+            found = tail_of(root)
+        if isinstance(found, CorruptCheckpointError):
+            assert name in found.message
+        else:
+            assert found is not None and log_name(found.seq) == entries(copy)[-1], f"{name} is lost: {found}"
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 5])
+def test_after_losing_the_newest_entries_no_visible_step_is_forgotten(copy: Copy, lost: int):
+    """The log alone can't know that it was longer. What was committed and published is adopted by the next claim."""
+    for name in entries(copy)[-lost:]:
+        (copy.root / name).unlink()
+    storage = open_storage(copy.root)
+    entry = claim(RunLog(storage), storage, "next")
+    assert {*visible_steps(storage)} <= {*live_steps(entry)}
+
+
+@pytest.mark.parametrize("lost", [2, 3])
+def test_after_losing_the_newest_entries_no_package_of_a_visible_step_is_garbage(copy: Copy, lost: int):
+    """Without it the step can still be read, but nothing tells any more what its small files should be."""
+    for name in entries(copy)[-lost:]:
+        (copy.root / name).unlink()
+    storage = open_storage(copy.root)
+    claim(RunLog(storage), storage, "next")
+    garbage = {one.name for one in find_garbage(storage)}
+    assert not [name for step in visible_steps(storage) for name in garbage if name.startswith(f"{PACKAGES}/{step}.")]
+
+
+def test_entries_without_a_checksum_are_found_out(tmp_path: Path, copy: Copy, monkeypatch: pytest.MonkeyPatch):
+    from raystate.core import sealed
+    from raystate.storage import log
+
+    def trusting(data: bytes) -> dict[str, object]:
+        return sealed.json.loads(data)
+
+    names, tail = entries(copy), RunLog(open_storage(copy.root)).tail()
+    monkeypatch.setattr(log, "unseal", trusting)
+    monkeypatch.setattr(messages, "unseal", lambda data: {k: v for k, v in trusting(data).items() if k != "crc32"})
+    wrong = 0
+    for seed in range(FIRST, FIRST + 250):
+        with copy.damaged(copy.draw(seed, kinds=["flip"], among=names[-1:])) as root:
+            try:
+                wrong += RunLog(open_storage(root)).tail() != tail
+            except Exception:
+                continue
+    print(f"{wrong} of 250")  # noqa: T201
+    assert wrong

@@ -1,0 +1,41 @@
+"""Who carries out the slow commands of a process."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Tasks(Protocol):
+    """Who carries out slow commands, and when."""
+
+    def spawn(self, call: Callable[[], None]) -> None: ...
+
+    def step(self, wanted: Callable[[], bool]) -> bool:
+        """Let some of it happen, until `wanted`; False if there is nothing under way."""
+        ...
+
+
+class OneByOne:
+    """One after the other, each at once and whole.
+
+    Args:
+        chance: in whichever order it draws; None: first come, first served.
+    """
+
+    def __init__(self, chance: random.Random | None = None) -> None:
+        self.chance = chance
+        self.waiting: deque[Callable[[], None]] = deque()
+
+    def spawn(self, call: Callable[[], None]) -> None:
+        self.waiting.append(call)
+
+    def step(self, wanted: Callable[[], bool]) -> bool:
+        if not self.waiting:
+            return False
+        if self.chance is not None:
+            self.waiting.rotate(self.chance.randrange(len(self.waiting)))
+        self.waiting.popleft()()
+        return True

@@ -1,0 +1,185 @@
+"""A process dies before, after and in the middle of every operation on storage, or only hears nothing of it; the next one goes on.
+
+By default some of the points are played, drawn by a seed that is printed (RAYSTATE_SEED=n draws them again); RAYSTATE_ALL=1 plays all:
+on the local GCS server one point of each state of storage that a death can leave, elsewhere every point, with the dead known to be dead
+and not.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from raystate.core import journal
+from raystate.core.log import key_of
+from raystate.core.messages import Appended, LogEntry
+from raystate.core.tree import Package
+from raystate.storage import ObjectInfo, RunLog, StepFolder, Storage, garbage, steps
+from raystate.storage.names import MARKER, STATE, attempt_of
+from tests.storage.crash_sweep import HISTORIES, faults, record, representatives, strike
+from tests.storage.mortal import Fault
+from tests.storage.stages import ALL, BACKENDS, SEED, Fresh, stage
+
+SAMPLE = {"directory": 16, "memory": 16, "gcs": 2}  # points of a history that are played by default
+ORDER = SEED + 1  # 0 is first come, first served, which the planted mistakes are played with
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[tuple[str, Fresh]]:
+    with stage(request.param) as fresh:
+        yield request.param, fresh
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", HISTORIES)
+def test_every_crash_point(backend: tuple[str, Fresh], name: str):
+    kind, fresh = backend
+    history = HISTORIES[name]
+    knows = (True, False) if ALL else (random.Random(f"{SEED} {name}").random() < 0.5,)
+    recorded = {tell: record(history, fresh(), tell_dead=tell, order=ORDER) for tell in knows}
+    points = [(fault, tell) for tell, operations in recorded.items() for fault in faults(operations)]
+    different = [(fault, tell) for tell, operations in recorded.items() for fault in representatives(operations)]
+    if ALL and kind == "gcs":  # each once, whether the dead are known to be dead by turns
+        chosen = [one for index, one in enumerate(different) if (index % 2 == 0) == one[1] and one[0].how != "beside"]
+    else:
+        chosen = points if ALL else random.Random(f"{SEED} {kind} {name}").sample(different, SAMPLE[kind])
+    for fault, tell in chosen:
+        try:
+            strike(history, fresh(), fault, tell_dead=tell, order=ORDER)
+        except Exception as error:
+            error.add_note(f"{fault} at {recorded[tell][fault.nth]}; dead known: {tell}; RAYSTATE_SEED={SEED}")
+            raise
+    counts = f"{len(recorded[knows[0]])} operations, {len(points)} crash points, {len(different)} different ones"
+    print(f"{name} on {kind}: {counts}, {len(chosen)} played")  # noqa: T201
+
+
+# ---------------------------------------------------------------- the sweep can see
+
+
+def _marker_first(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(steps, "_marker_last", lambda name: (name != MARKER, name))
+
+
+def _package_after_the_commit(patch: pytest.MonkeyPatch) -> None:
+    put, append = StepFolder.put_package, RunLog.append
+    waiting: list[tuple[StepFolder, Package]] = []
+
+    def late(self: RunLog, entry: LogEntry) -> Appended:
+        outcome = append(self, entry)
+        for folder, package in waiting:
+            if folder.storage is self._storage:
+                put(folder, package)
+        waiting.clear()
+        return outcome
+
+    patch.setattr(StepFolder, "put_package", lambda self, package: waiting.append((self, package)))
+    patch.setattr(RunLog, "append", late)
+
+
+def _marker_removed_last(patch: pytest.MonkeyPatch) -> None:
+    def retire(self: StepFolder, found: list[ObjectInfo], aside: bool) -> None:
+        for info in sorted(found, key=lambda info: info.name.endswith(f"/{MARKER}")):
+            self.storage.delete(info.name)
+
+    patch.setattr(StepFolder, "_retire_objects", retire)
+
+
+def _removed_in_place(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepFolder, "_retire_directory", lambda self, aside: self.storage.delete_tree(self.name))
+
+
+def _assembled_in_place(patch: pytest.MonkeyPatch) -> None:
+    def publish(self: StepFolder, package: Package) -> None:
+        for info in self.storage.list(self.write_prefix):
+            self.storage.copy(info.name, info.name.replace(self.write_prefix, self.name))
+        steps.remove_work(self.storage, self.step, str(self.save))
+
+    patch.setattr(StepFolder, "_publish_directory", publish)
+
+
+def _intents_forgotten(patch: pytest.MonkeyPatch) -> None:
+    arrived = journal.Journal._arrived
+
+    def forget(self: journal.Journal, entry: LogEntry) -> None:
+        if entry.kind == "claim":
+            self.carried = {key_of(intent) for intent in entry.intents}
+        arrived(self, entry)
+
+    patch.setattr(journal.Journal, "_arrived", forget)
+
+
+def _garbage_of_the_living(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(garbage, "attempt_of", lambda save: None if attempt_of(save) is None else -1)
+
+
+def _bytes_not_compared(patch: pytest.MonkeyPatch) -> None:
+    compare = Storage.create_or_same
+
+    def create(self: Storage, name: str, data: bytes) -> None:
+        if name.startswith(STATE):
+            compare(self, name, data)
+        else:
+            self.create(name, data)
+
+    patch.setattr(Storage, "create_or_same", create)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """`where`: the kind of operation at which it is looked for. `says`: what the sweep makes of it."""
+
+    plant: Callable[[pytest.MonkeyPatch], None]
+    backend: str
+    history: str = "save"
+    where: str
+    says: str
+
+
+MISTAKES = {
+    "the marker comes first": Mistake(
+        plant=_marker_first, backend="memory", where="create", says="visible means complete: .* is missing"
+    ),
+    "the package comes after the commit entry": Mistake(
+        plant=_package_after_the_commit, backend="directory", where="create", says="is committed and has no package"
+    ),
+    "the marker goes last": Mistake(
+        plant=_marker_removed_last, backend="memory", where="delete", says="visible means complete: .* is missing"
+    ),
+    "removed in its place": Mistake(
+        plant=_removed_in_place, backend="directory", where="delete_tree", says="visible means complete"
+    ),
+    "assembled in its place": Mistake(plant=_assembled_in_place, backend="directory", where="copy", says="visible means complete"),
+    "a takeover forgets open intents": Mistake(
+        plant=_intents_forgotten, backend="memory", where="create", says="lost: .* is published in the log"
+    ),
+    "garbage of the living": Mistake(
+        plant=_garbage_of_the_living, backend="directory", where="sweep", says="waits for the save of step 10 for ever"
+    ),
+    "a lost answer is taken for somebody else's file": Mistake(
+        plant=_bytes_not_compared, backend="memory", where="create", says="waits for the save of step 10 for ever"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_sweep_can_see(name: str, monkeypatch: pytest.MonkeyPatch):
+    mistake = MISTAKES[name]
+    history = HISTORIES[mistake.history]
+    with stage(mistake.backend) as fresh:
+        mistake.plant(monkeypatch)
+        operations = record(history, fresh())
+        found: list[tuple[Fault, str]] = []
+        for fault in representatives(operations):
+            if operations[fault.nth].kind == mistake.where and not found:
+                try:
+                    strike(history, fresh(), fault)
+                except AssertionError as red:
+                    found.append((fault, str(red)))
+    assert found, f"nobody has noticed: {name}"
+    fault, text = found[0]
+    assert re.search(mistake.says, text), text
+    print(f"{name}: found by {fault} at {operations[fault.nth]}: {text}")  # noqa: T201
