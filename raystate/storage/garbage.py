@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from raystate.core.errors import ConfigError, StorageError
-from raystate.storage.base import ObjectInfo, Storage
+from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
+from raystate.storage.base import ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.log import RunLog
-from raystate.storage.names import ASIDE, DEAD, MARKER, PACKAGES, STATE, TRASH, WORK, attempt_of, save_of, split_saved, step_of
-from raystate.storage.steps import marked_save, remove_work
+from raystate.storage.names import (
+    ASIDE,
+    DEAD,
+    MARKER,
+    PACKAGES,
+    SELF_TEST,
+    STATE,
+    TRASH,
+    WORK,
+    attempt_of,
+    save_of,
+    split_saved,
+    step_of,
+)
+from raystate.storage.steps import find_package, marked_save, remove_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +59,7 @@ def find_garbage(storage: Storage, live_saves: Collection[str] = ()) -> list[Gar
         found += _packages(storage, is_dead)
         if not storage.is_directory:
             found += _strays(storage, is_dead)
+    found += _self_tests(storage)
     found += [_folder(storage, info, "was retired") for info in storage.list(TRASH, recursive=False) if info.is_folder]
     return found
 
@@ -113,11 +127,28 @@ def _packages(storage: Storage, is_dead: Callable[[str | None], bool]) -> Iterat
 
 def _strays(storage: Storage, is_dead: Callable[[str | None], bool]) -> Iterator[Garbage]:
     for folder in storage.list(recursive=False):
-        if not folder.is_folder or step_of(_base(folder.name)) is None or storage.exists(folder.name + MARKER):
-            continue  # what lies beside a published step goes when that is retired
-        for info in storage.list(_base(folder.name)):
-            if is_dead(save := save_of(info.name)):
-                yield _object(info, f"data of save {save}, which was not committed")
+        step = step_of(_base(folder.name)) if folder.is_folder else None
+        if step is None:
+            continue
+        dead = [info for info in storage.list(_base(folder.name)) if is_dead(save_of(info.name))]
+        if dead and storage.exists(folder.name + MARKER):
+            # Beside a published step. One that was imported consists of such names, too: its package tells.
+            try:
+                package = find_package(storage, step)
+            except CorruptCheckpointError:
+                package = None
+            if package is None:
+                continue
+            own = {f"{step}/{obj.name}" for obj in package.objects}
+            dead = [info for info in dead if info.name not in own]
+        for info in dead:
+            yield _object(info, f"data of save {save_of(info.name)}, which was not committed")
+
+
+def _self_tests(storage: Storage) -> Iterator[Garbage]:
+    for info in storage.list(STATE, recursive=False):
+        if info.is_folder and _base(info.name).startswith(SELF_TEST):
+            yield _folder(storage, info, "of a start that died")
 
 
 def _object(info: ObjectInfo, why: str) -> Garbage:
@@ -131,7 +162,21 @@ def _folder(storage: Storage, info: ObjectInfo, why: str) -> Garbage:
 
 def _remover(storage: Storage, folder: str) -> Callable[[], None]:
     found = split_saved(_base(folder)) if folder.startswith(f"{WORK}/") else None
-    return lambda: remove_work(storage, *found) if found is not None else storage.delete_tree(folder)
+    if found is not None:
+        return lambda: remove_work(storage, *found)
+    if _base(folder).startswith(SELF_TEST):
+        return lambda: _remove_self_test(storage, folder)
+    return lambda: storage.delete_tree(folder)
+
+
+def _remove_self_test(storage: Storage, folder: str) -> None:
+    """In one rename: a start that is testing right now finds its folder whole or not at all, and makes another one."""
+    trash = f"{TRASH}/{_base(folder)}"
+    try:
+        storage.rename_tree(folder, trash)
+    except ObjectMissingError:
+        return
+    storage.delete_tree(trash)
 
 
 def _sweep(storage: Storage) -> None:

@@ -10,6 +10,7 @@ MARKER = "commit_success.txt"
 METADATA = "_CHECKPOINT_METADATA"
 GUARD = f"{STATE}/{MARKER}"  # stock Orbax's cleanup deletes folders without it
 GUARD_TEXT = b"Stock Orbax deletes folders without this file. It keeps the log of the run.\n"
+SELF_TEST = "selftest."  # begins the name of a folder in STATE
 LOG = f"{STATE}/log"
 PACKAGES = f"{STATE}/steps"
 WORK = f"{STATE}/work"

@@ -12,17 +12,13 @@ from raystate.core.messages import LogEntry
 from raystate.core.tree import Package
 from raystate.storage import Storage, visible_steps
 from raystate.storage.base import TEMPORARY_PREFIX, ObjectInfo
-from raystate.storage.names import ASIDE, DEAD, GUARD, MARKER, TRASH, WORK, log_name, package_name, save_of, step_of
+from raystate.storage.names import ASIDE, DEAD, GUARD, MARKER, TRASH, WORK, log_name, package_name, step_of
 from raystate.testing.sim.storage import Violation
 from tests.storage.contents import fixed_files, payload
 
 Saved = tuple[int, str | None]
 """(step, save)"""
 
-# What garbage.py does not remove yet: the folder of a self-test whose process died, and (in a bucket) what a save that came to nothing
-# wrote beside a step of the same number that was published later. False: that is a finding, too.
-SELF_TESTS_STAY = STRAYS_STAY = True
-SELF_TEST = ".raystate/selftest."
 _SAVED = re.compile(rb"step (\d+), save (a\d+k\w+)\n")
 _SHORT_LOG = 40
 _EMPTY = (".raystate", WORK, TRASH, ASIDE, ".raystate/steps", ".raystate/log")  # folders that may have nothing in them
@@ -224,17 +220,12 @@ class Truth:
         for one, aside in self.retired.items():
             if aside and one not in kept:
                 raise Violation(f"set aside: the data of step {one[0]} of save {one[1]} is nowhere")
-        if left := {name for name in found.keys() - wanted if not self._known_to_stay(name, live)}:
+        if left := found.keys() - wanted:
             raise Violation(f"left behind: {sorted(left)}")
         if missing := wanted - found.keys():
             raise Violation(f"missing: {sorted(missing)}")
         if self.storage.is_directory and (strange := sorted(self._strange_paths(wanted))):
             raise Violation(f"left behind: {strange}")
-
-    def _known_to_stay(self, name: str, live: Iterable[Saved]) -> bool:
-        if self.storage.is_directory:
-            return SELF_TESTS_STAY and name.startswith(SELF_TEST)
-        return STRAYS_STAY and save_of(name) is not None and any(name.startswith(f"{step}/") for step, _ in live)
 
     def _aside_folders(self, found: Iterable[str], one: Saved) -> set[str]:
         begin = f"{ASIDE}/{one[0]}.{one[1]}"
@@ -248,7 +239,7 @@ class Truth:
         for path, inside, files in os.walk(root):
             for folder in inside:
                 relative = os.path.relpath(os.path.join(path, folder), root)
-                if relative not in folders and not self._known_to_stay(relative, ()):
+                if relative not in folders:
                     yield f"{relative}/"
             yield from (os.path.join(path, file) for file in files if file.startswith(TEMPORARY_PREFIX))
 
