@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from raystate import verification
 from raystate.actors.ledger import EVENTS, Recovery, read_recoveries
 from raystate.arrays import set_iterators
 from raystate.core.errors import CorruptCheckpointError
+from raystate.core.tree import ArraySpec, LeafSpec
+from raystate.orbax.array_reads import read_boxes
 from raystate.storage import open_storage
 from raystate.storage.names import GUARD, LOG, PACKAGES
 from tests.damage.a_run import STEPS, Counting
@@ -95,6 +101,50 @@ def test_the_package_of_another_step_is_a_damaged_one(copy: Copy, expected: dict
     newest.write_bytes(older.read_bytes())
     assert restore(copy.root, NEWEST, expected).kind == "right"  # from the small files, as without any package
     assert verification.verify_step(open_storage(copy.root), NEWEST).bad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+class Reading:
+    """A future of TensorStore; also the array that it reads from."""
+
+    fails: bool
+
+    def __getitem__(self, box: Any) -> Reading:
+        return self
+
+    def read(self, order: str) -> Reading:
+        future = Reading(fails=self.fails)
+        started.append(weakref.ref(future))
+        return future
+
+    def result(self, timeout: float) -> Any:
+        if self.fails:
+            raise ValueError("NOT_FOUND: a chunk")
+        return np.zeros(1, np.uint8)
+
+    def cancel(self) -> bool:
+        raise AssertionError("it holds Python's lock while it waits for a thread that wants that lock")
+
+
+started: list[weakref.ref[Reading]] = []
+
+
+@pytest.mark.xfail(strict=True, reason="Future.cancel() can stop the whole process")
+def test_reads_that_nobody_wants_any_more_are_dropped_and_not_cancelled():
+    """Seen with damage that lets many reads fail at once. No deadline helps: no line of Python is executed any more."""
+    leaf = LeafSpec(path=("x",), kind="array", array=ArraySpec(shape=(1,), dtype="uint8", chunk=(1,)))
+    arrays: Any = {index: (leaf, Reading(fails=index == 1)) for index in range(4)}
+    with pytest.raises(CorruptCheckpointError) as caught:
+        read_boxes(
+            arrays,
+            [(index, (0,), (1,)) for index in arrays],
+            what=lambda leaf: "reading",
+            facts=lambda leaf: {},
+            bytes_in_flight=100,
+            timeout_s=1.0,
+        )
+    assert caught.value.__cause__ is not None  # whose traceback holds the frames
+    assert [future() is None for future in started] == [True, False, True, True], "only the one that failed is still referred to"
 
 
 def package_of(copy: Copy, step: int) -> str:
