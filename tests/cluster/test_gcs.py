@@ -72,6 +72,7 @@ def test_a_run_in_a_bucket(ray_cluster: Any, server: GcsServer, make_run: Any, t
     assert dict(counts.too_soon) == {}
 
 
+@pytest.mark.long
 def test_few_requests(ray_cluster: Any, server: GcsServer, make_run: Any, tmp_path: Path) -> None:
     """A committed step takes at most 8 class A requests a host, 1 per 400 MiB and 30; as many when there are many steps."""
     config = a_config(make_run(), keep_last=None, save_every_steps=2)
