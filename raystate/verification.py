@@ -13,10 +13,11 @@ import numpy as np
 
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.messages import LogEntry
-from raystate.core.tree import ArraySpec, Package
-from raystate.orbax.step_reader import StepReader
+from raystate.core.tree import ArraySpec, DataObject, Package, TreeSpec
+from raystate.orbax.step_reader import ItemKind, StepReader
 from raystate.storage import ObjectInfo, ObjectMissingError, RunLog, Storage, find_package, marked_save, visible_steps
 from raystate.storage.names import GUARD, LOG, log_name, number_of, package_name
+from raystate.storage.steps import other_bytes
 
 READERS = 8  # objects that are read through at a time
 _BOX_BYTES = 64 << 20  # of an array, per read
@@ -139,18 +140,14 @@ def _against_package(storage: Storage, package: Package, on_bytes: Callable[[int
         on_bytes(done, total)
         return BadObject(name=f"{folder}/{name}", problem=problem) if problem else None
 
-    def data_object(name: str, size: int, crc: int) -> BadObject | None:
-        def check(info: ObjectInfo) -> str:
-            got = storage.checksum(info.name) if info.crc32c is None else info.crc32c
-            return "" if got == crc else f"has crc32c {got:08x} instead of {crc:08x}"
-
-        return checked(name, size, check)
+    def data_object(obj: DataObject) -> BadObject | None:
+        return checked(obj.name, obj.size, lambda info: other_bytes(storage.with_checksums(info), obj))
 
     def small_file(name: str, data: bytes) -> BadObject | None:
         return checked(name, len(data), lambda info: "" if storage.read(info.name) == data else "differs from the package")
 
     with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="raystate-verify") as pool:
-        futures = [pool.submit(data_object, obj.name, obj.size, obj.crc32c) for obj in package.objects]
+        futures = [pool.submit(data_object, obj) for obj in package.objects]
         futures += [pool.submit(small_file, name, data) for name, data in sorted(package.files.items())]
         bad = tuple(one for future in futures if (one := future.result()) is not None)
     return StepReport(step=package.step, kind="raystate", objects=len(futures), nbytes=total, bad=bad)
@@ -161,11 +158,29 @@ def _by_reading(storage: Storage, step: int, bad: list[BadObject], on_bytes: Cal
     reader = StepReader(storage, str(step))
     unchecked = ["its small files (metadata, JSON, iterators): no package tells their bytes"]
     arrays = done = 0
-    try:
-        trees = [reader.tree(item) for item, kind in reader.items().items() if kind == "arrays"]
-    except CorruptCheckpointError as error:
-        bad.append(BadObject(name=f"{step}/", problem=error.message))
-        trees = []
+    trees: list[TreeSpec] = []
+
+    def parse(name: str, read: Callable[[], object]) -> None:
+        try:
+            read()
+        except CorruptCheckpointError as error:
+            bad.append(BadObject(name=f"{step}/{name}", problem=error.message))
+
+    kinds: dict[str, ItemKind] = {}
+    parse("", lambda: kinds.update(reader.items()))
+    parse("metrics", reader.metrics)
+    for item, kind in kinds.items():
+        match kind:
+            case "arrays":
+                parse(item, lambda item=item: trees.append(reader.tree(item)))
+            case "json":
+                parse(item, lambda item=item: reader.json(item))
+            case "iterator":
+                parse(item, lambda item=item: reader.iterator_states(item))
+            case "other":
+                if not storage.list(f"{step}/{item}"):
+                    problem = "is named by the step's metadata, and nothing of it is there"
+                    bad.append(BadObject(name=f"{step}/{item}", problem=problem))
     total = sum(_nbytes(leaf.array) for tree in trees for leaf in tree.leaves if leaf.array is not None)
     plain: list[str] = []
     for tree in trees:

@@ -20,7 +20,7 @@ from raystate.actors.ledger import Ledger
 from raystate.actors.naming import give_way
 from raystate.actors.packaging import build_package
 from raystate.core.coordinator import Coordinator
-from raystate.core.errors import StaleAttemptError, StorageError
+from raystate.core.errors import ConfigError, CorruptCheckpointError, StaleAttemptError, StorageError
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Advice,
@@ -185,8 +185,8 @@ class CoordinatorService:
                 return claim_entry(tail, self._writer, self._settings.run, foreign_steps(self._storage, live), dead=dead)
 
             entry = self._log.claim(entry_after)
-        except StorageError as error:
-            self._fail_all(Failure(error="StorageError", message=error.message, details=error.details))
+        except (StorageError, CorruptCheckpointError, ConfigError) as error:  # the last two: a log that can't be read
+            self._fail_all(Failure(error=type(error).__name__, message=error.message, details=error.details))
             self._on_end(error.message)
             self._ended.set()
             return

@@ -7,7 +7,7 @@ import re
 import zlib
 from typing import Any
 
-_SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}\s*\Z')
+_SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}\Z')
 
 
 def seal(document: dict[str, Any]) -> bytes:

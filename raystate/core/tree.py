@@ -191,12 +191,17 @@ class SlotTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataObject:
-    """One immutable object of array bytes under a writer's unique name, relative to the step's folder."""
+    """One immutable object of array bytes under a writer's unique name, relative to the step's folder.
+
+    `crc32c` finds flipped bits but does not tell one object from another: chunks and OCDBT's nodes end with their own crc32c, and
+    the crc32c of anything that ends so depends on its size alone. So there is a second checksum, `digest`.
+    """
 
     name: str
     size: int
     crc32c: int
     writer: str
+    digest: str = ""  # "crc32:<8 hex digits>" (zlib's), or "md5:<base64>" as a bucket gives it; empty: none is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,8 +81,9 @@ def read_boxes(
         while waiting:
             land()
     finally:
-        for entry in waiting:  # after an error nobody wants the rest
-            entry[-1].cancel()
+        # After an error nobody wants the rest, and what nobody refers to is given up. Not cancel(): it keeps Python's lock while it
+        # waits for a read that is just ending in another thread, and that waits for the lock; nothing in the process runs any more.
+        waiting.clear()
     return [part for part in parts if part is not None], fetched
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class ObjectInfo:
     size: int  # bytes
     generation: str = ""
     crc32c: int | None = None  # of its bytes, where the storage told it
+    digest: str = ""  # see core.tree.DataObject; empty where the storage did not tell it
 
     @property
     def is_folder(self) -> bool:
@@ -124,19 +126,28 @@ class Storage(abc.ABC):
 
     def checksum(self, name: str) -> int:
         """crc32c of the object's bytes, read now. Raises ObjectMissingError."""
-        return crc32c(self.read(name))
+        return self.checksums(name)[0]
+
+    def checksums(self, name: str) -> tuple[int, str]:
+        """(crc32c, digest) of the object's bytes, read now. Raises ObjectMissingError."""
+        data = self.read(name)
+        return crc32c(data), f"crc32:{zlib.crc32(data):08x}"
 
     def inventory(self, prefix: str) -> Listing:
-        """All objects below a folder, as `list` gives them, each with the crc32c of the bytes that are stored now.
+        """All objects below a folder, as `list` gives them, each with the checksums of the bytes that are stored now.
 
         A bucket keeps these checksums; a directory is read through.
         """
         infos = self.list(check_name(prefix))
         with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="raystate-read-back") as pool:
-            return list(pool.map(self._with_checksum, infos))
+            return list(pool.map(self.with_checksums, infos))
 
-    def _with_checksum(self, info: ObjectInfo) -> ObjectInfo:
-        return info if info.crc32c is not None else dataclasses.replace(info, crc32c=self.checksum(info.name))
+    def with_checksums(self, info: ObjectInfo) -> ObjectInfo:
+        """The same with its checksums; read through if the storage did not tell them. Raises ObjectMissingError."""
+        if info.crc32c is not None:
+            return info
+        crc, digest = self.checksums(info.name)
+        return dataclasses.replace(info, crc32c=crc, digest=digest)
 
     @abc.abstractmethod
     def delete(self, name: str, generation: str | None = None) -> bool:

@@ -10,6 +10,7 @@ import errno
 import os
 import secrets
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,9 +104,9 @@ class DirectoryStorage(Storage):
         below = f"{prefix}/" if prefix else ""
         return self._call("list", path, lambda: sorted(_scan(path, below, recursive), key=lambda info: info.name))
 
-    def checksum(self, name: str) -> int:
+    def checksums(self, name: str) -> tuple[int, str]:
         path = self._path(name)
-        return self._call("read", path, lambda: _checksum(path))
+        return self._call("read", path, lambda: _checksums(path))
 
     def delete(self, name: str, generation: str | None = None) -> bool:
         path = self._path(name)
@@ -313,14 +314,14 @@ def _link_once(path: str, data: bytes) -> None:
         _unlink_quietly(temporary)
 
 
-def _checksum(path: str) -> int:
-    """crc32c of a file, read into one small buffer: fresh memory of the file's size would cost the most."""
+def _checksums(path: str) -> tuple[int, str]:
+    """Those of a file, read into one small buffer: fresh memory of the file's size would cost the most."""
     buffer = np.empty(_BUFFER_BYTES, np.uint8)
-    crc = 0
+    crc = other = 0
     with open(path, "rb", buffering=0) as file:
         while got := file.readinto(buffer.data):
-            crc = crc32c(buffer[:got], crc)
-    return crc
+            crc, other = crc32c(buffer[:got], crc), zlib.crc32(buffer[:got].data, other)
+    return crc, f"crc32:{other:08x}"
 
 
 def _identity(folder: str) -> tuple[str, int, int] | None:

@@ -31,7 +31,7 @@ _HINTS = {
     429: "too many requests: GCS limits writes per object name and requests per bucket",
 }
 
-_LISTED = "items(name,size,generation,crc32c),prefixes,nextPageToken"
+_LISTED = "items(name,size,generation,crc32c,md5Hash),prefixes,nextPageToken"
 
 
 class GcsStorage(ObjectStorage):
@@ -169,7 +169,9 @@ def _client(emulator: str | None) -> Any:
 
 def _info(name: str, blob: Any) -> ObjectInfo:
     crc32c = int.from_bytes(base64.b64decode(blob.crc32c), "big") if blob.crc32c else None
-    return ObjectInfo(name=name, size=int(blob.size), generation=str(cast(object, blob.generation)), crc32c=crc32c)
+    digest = f"md5:{blob.md5_hash}" if blob.md5_hash else ""
+    generation = str(cast(object, blob.generation))
+    return ObjectInfo(name=name, size=int(blob.size), generation=generation, crc32c=crc32c, digest=digest)
 
 
 def _describe(error: BaseException) -> str:

@@ -276,7 +276,7 @@ def data_objects(storage: Storage, step_folder: str, folder: str, *, writer: str
     found = storage.inventory(f"{step_folder}/{folder}")
     names = {info.name.removeprefix(f"{step_folder}/"): info for info in found}
     objects = [
-        DataObject(name=name, size=info.size, crc32c=info.crc32c or 0, writer=writer)
+        DataObject(name=name, size=info.size, crc32c=info.crc32c or 0, writer=writer, digest=info.digest)
         for name, info in names.items()
         if name.startswith(f"{folder}/{begin}")
     ]
@@ -329,12 +329,18 @@ def _missing_object(found: Iterable[ObjectInfo], prefix: str, package: Package) 
             got = "is missing"
         elif info.size != obj.size:
             got = f"has {info.size} bytes instead of {obj.size}"
-        elif info.crc32c not in (None, obj.crc32c):
-            got = f"has crc32c {info.crc32c:08x} instead of {obj.crc32c:08x}"
-        else:
+        elif not (got := other_bytes(info, obj)):
             continue
         return f"{prefix}/{obj.name} (writer {obj.writer}) {got}"
     return None
+
+
+def other_bytes(info: ObjectInfo, obj: DataObject) -> str:
+    """How an object's checksums, as far as both are known, differ from its package's; "" if they don't."""
+    if info.crc32c not in (None, obj.crc32c):
+        return f"has crc32c {info.crc32c:08x} instead of {obj.crc32c:08x}"
+    kinds = info.digest.partition(":")[0], obj.digest.partition(":")[0]
+    return f"has {info.digest} instead of {obj.digest}" if kinds[0] == kinds[1] and info.digest != obj.digest else ""
 
 
 def _marker_last(name: str) -> tuple[bool, int, str]:

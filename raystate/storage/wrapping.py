@@ -46,8 +46,8 @@ class StorageWrapper(Storage):
     def list(self, prefix: str = "", recursive: bool = True) -> Listing:
         return self._run("list", prefix, lambda: self.inner.list(prefix, recursive))
 
-    def checksum(self, name: str) -> int:
-        return self._run("checksum", name, lambda: self.inner.checksum(name))
+    def checksums(self, name: str) -> tuple[int, str]:
+        return self._run("checksum", name, lambda: self.inner.checksums(name))
 
     def delete(self, name: str, generation: str | None = None) -> bool:
         return self._run("delete", name, lambda: self.inner.delete(name, generation))

@@ -124,7 +124,7 @@ class Mortal(StorageWrapper):
 
     def inventory(self, prefix: str) -> Listing:
         # One after the other, so that the nth operation is the same one every time.
-        return [self._with_checksum(info) for info in self.list(prefix)]
+        return [self.with_checksums(info) for info in self.list(prefix)]
 
     def _halves_of_create(self, name: str, data: bytes) -> list[Callable[[], object]]:
         if not self.is_directory:
