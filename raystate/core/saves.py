@@ -15,6 +15,7 @@ from raystate.core.journal import Change, Journal, retry_delay_s
 from raystate.core.memory import Key, Memory, Snap
 from raystate.core.messages import BuildPackage, Discard, HostId, LiveStep, LogEntry, Packaged, SaveId, Write, Written
 from raystate.core.retention import Keep, choose_retired
+from raystate.core.slots import lineage_order
 
 MAX_TRIES = 3
 REPEAT_S = 15.0
@@ -142,14 +143,13 @@ class Saves:
                 return
 
     def _drop_overwritten(self) -> None:
-        """Saves whose snapshot gave way to newer ones."""
+        """Saves whose snapshot gave way to newer ones, of their own lineage or of one that has replaced it."""
         for key, job in list(self.jobs.items()):
             if job.gives_way and job.phase == "queued" and self.memory.complete(key) is None:
-                newer = [one for one in self.memory.snaps.values() if one.complete and one.lineage == key[0] and one.step > key[1]]
-                if newer:
-                    self._give_up(
-                        key, f"the snapshot of step {key[1]} gave way to newer ones: storage is slower than the steps between saves"
-                    )
+                place = (lineage_order(key[0]), key[1])
+                if any(one.complete and (one.order, one.step) > place for one in self.memory.snaps.values()):
+                    why = f"the snapshot of step {key[1]} gave way to newer ones: storage is slower than the steps between saves"
+                    self._give_up(key, why)
 
     def _start(self, job: Job, snap: Snap) -> None:
         desk = self.desk

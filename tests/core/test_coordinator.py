@@ -354,6 +354,24 @@ def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
     assert "step 4" in reply.errors[0], "what was promised and is not kept is named"
 
 
+def test_a_due_save_that_gave_way_to_another_lineage_holds_up_nobody():
+    """The group died while saves were waiting; the next one fills the slots, and its end must not wait for what is gone."""
+    driver = running()
+    driver.auto = False
+    for step in (2, 4):
+        driver.stage(step, durable=True)
+    assert {one.step for one in driver.take(Write)} == {2}
+    old = driver.lineage
+    driver.auto = True
+    driver.join(AB, "h")
+    driver.restore()
+    for rank in (0, 1):  # its slots are used again
+        driver.staged[driver.place[rank]] = [one for one in driver.staged[driver.place[rank]] if one.lineage != old]
+    driver.stage(5)
+    assert (old, 4) in driver.core.saves.failed or (old, 4) not in driver.core.saves.jobs
+    assert not [key for key in driver.core.saves.jobs if key[0] == old and driver.core.saves.jobs[key].phase == "queued"]
+
+
 def test_retention_retires_after_the_newer_one_is_visible():
     driver = running(keep_last=2)
     for step in (1, 2):
