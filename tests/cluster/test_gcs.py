@@ -136,7 +136,8 @@ def test_nothing_is_lost_whatever_requests_answer(
     check_clean(config)
 
 
-@pytest.mark.parametrize("status", [503, *(pytest.param(status, marks=pytest.mark.long) for status in (401, 403, 404))])
+@pytest.mark.long
+@pytest.mark.parametrize("status", [503, 401, 403, 404])
 def test_an_outage(ray_cluster: Any, server: GcsServer, make_run: Any, tmp_path: Path, undisturbed: list[str], status: int) -> None:
     """Training goes on, and what waits is bounded; afterwards saving goes on by itself."""
     config = a_config(make_run(), keep_last=None)

@@ -157,6 +157,7 @@ class OlderHost(HostActor):
         return 0
 
 
+@pytest.mark.long
 def test_a_newer_version_replaces_the_actors_and_adopts_what_they_held(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     run = make_run()
     name = run_hash(run.storage, run.run)
@@ -191,6 +192,7 @@ def test_a_newer_version_replaces_the_actors_and_adopts_what_they_held(ray_clust
         assert ray.get([actor.protocol.remote() for actor in living if actor is not None], timeout=60.0) == [1, 1]
 
 
+@pytest.mark.long
 def test_a_restarted_coordinator_knows_whose_the_run_is(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     """It comes back with the arguments of its first start, by another job."""
     run = make_run()

@@ -140,6 +140,7 @@ def _has_imported(pid: int) -> bool:
     return pid > 0 and maps.exists() and "tensorstore" in maps.read_text()  # 0: Ray is about to start it
 
 
+@pytest.mark.long
 def test_standby_processes_take_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYSTATE_STANDBY", "1")
     results: list[Any] = []
@@ -223,6 +224,7 @@ def _die_once_in_backend(folder: str) -> None:
     exit_actor()
 
 
+@pytest.mark.long
 def test_a_death_during_the_start_does_not_keep_the_nodes(place: Place) -> None:
     """Ray drops such a group with its resources reserved; on a full cluster the next one would never find room."""
     from ray.train.v2.jax.config import JaxConfig, _JaxBackend
