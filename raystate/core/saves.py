@@ -18,6 +18,7 @@ from raystate.core.retention import Keep, choose_retired
 from raystate.core.slots import lineage_order
 
 MAX_TRIES = 3
+GIVES_WAY_S = 4.0  # for so long a save that is due may hold up snapshots while storage is busy with another one
 REPEAT_S = 15.0
 _REMEMBERED = 256
 
@@ -91,16 +92,18 @@ class Saves:
     def keys(self) -> list[Key]:
         """Snapshots that must stay in memory for a save.
 
-        One slot is being filled and one holds the newest stable step. What is beyond that can wait for storage; other saves that are
-        due give way to new snapshots when they need the room. So whatever storage does, a crash costs no more than a step or two.
+        One slot is being filled and one holds the newest stable step. What is beyond that can wait for storage as long as it takes;
+        other saves that are due wait for a moment, and then give way to new snapshots when these need the room. So whatever storage
+        does, a crash costs no more than a few seconds.
         """
         if not self.jobs:
             return []
         waiting = sorted((key for key, job in self.jobs.items() if job.phase != "committing"), key=self._by_turn)
         room = max(1, self.desk.settings.snapshot_slots - 2)
         for key in waiting[room:]:
-            self.jobs[key].gives_way = True
-        return sorted(waiting[:room])
+            job = self.jobs[key]
+            job.gives_way = job.gives_way or self.desk.now_s - job.due_s >= GIVES_WAY_S
+        return sorted(key for place, key in enumerate(waiting) if place < room or not self.jobs[key].gives_way)
 
     def _by_turn(self, key: Key) -> tuple[bool, int, str]:
         return (self.jobs[key] is not self.running, *_by_step(key))
@@ -246,6 +249,8 @@ class Saves:
 
     def tick(self) -> None:
         now_s, limit_s = self.desk.now_s, self.desk.settings.save_timeout_s
+        if any(not one.gives_way and now_s - one.due_s >= GIVES_WAY_S for one in self.jobs.values()):
+            self.desk.stir = True  # what must stay in memory may be less now
         job = self.running
         if job is not None:
             waited_s = now_s - job.started_s

@@ -322,7 +322,7 @@ def test_one_save_at_a_time_and_in_order():
     driver.stage(2, durable=True)
     driver.stage(4, durable=True)
     assert {one.step for one in driver.take(Write)} == {2}
-    assert driver.core.snapshots.keep() == ((driver.lineage, 2),), "of three slots one is filled and one holds the newest"
+    assert driver.core.snapshots.keep() == ((driver.lineage, 2), (driver.lineage, 4))
 
 
 def test_a_lost_host_fails_the_save_at_once():
@@ -340,6 +340,9 @@ def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
     for step in (2, 4, 6):
         driver.stage(step, durable=True)
     assert {one.step for one in driver.take(Write)} == {2}
+    assert driver.core.snapshots.keep() == tuple((driver.lineage, step) for step in (2, 4, 6))
+    driver.tick(4.0)
+    assert driver.core.snapshots.keep() == ((driver.lineage, 2),), "of three slots one is filled and one holds the newest"
     for rank in (0, 1):  # the slot of step 4 is used again
         driver.staged[driver.place[rank]] = [one for one in driver.staged[driver.place[rank]] if one.step != 4]
         driver.report(driver.place[rank])
@@ -361,6 +364,7 @@ def test_a_due_save_that_gave_way_to_another_lineage_holds_up_nobody():
     for step in (2, 4):
         driver.stage(step, durable=True)
     assert {one.step for one in driver.take(Write)} == {2}
+    driver.tick(4.0)
     old = driver.lineage
     driver.auto = True
     driver.join(AB, "h")
