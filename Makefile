@@ -35,7 +35,7 @@ test: test-core
 	$(PYTEST) -n 2 --dist loadfile -rP tests/cluster $(addprefix --ignore=,$(TIMED)) $(ARGS)
 	$(PYTEST) -rP $(TIMED) $(ARGS)
 
-# Every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other: about 15 minutes.
+# Every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other, failing buckets and disks, every crash point: about half an hour.
 test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster/test_matrix.py tests/cluster/test_outside.py tests/cluster/test_combinations.py \
 	  tests/cluster/test_isolation.py tests/cluster/test_train_fit.py tests/cluster/test_job_stop.py tests/cluster/test_digits.py \
