@@ -4,14 +4,15 @@ Everything here is a frozen value of the standard library's types, so that it pi
 into `Coordinator.handle`, commands come out of it. A shell translates: it never decides.
 
 Words: see docs/concepts.md. A `group` is one start of the worker group (drawn by the launcher); the Coordinator answers it with a
-`Lineage`. A save id is `a<attempt>k<counter>`, unique per save try.
+`Lineage`, and each restore of the group with the next one. A save id is `a<attempt>k<counter>`, unique per save try.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, NewType
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, NewType
 
 from raystate.core.sealed import seal, unseal
 
@@ -24,7 +25,13 @@ Tier = Literal["memory", "storage", "none"]  # "none": the run has no step
 
 @dataclass(frozen=True, slots=True, order=True)
 class Lineage:
-    """One start of the worker group, (attempt, counter, random id); `str()` is what slots and messages carry."""
+    """One unbroken line of training, from a start or a restore to the next; `str()` is what slots and messages carry.
+
+    Attributes:
+        attempt: of the Coordinator that drew it.
+        counter: counts the lineages of that attempt.
+        nonce: random, of the worker group: all lineages of one worker group share it.
+    """
 
     attempt: int
     counter: int
@@ -37,6 +44,48 @@ class Lineage:
     def parse(cls, text: str) -> Lineage:
         attempt, counter, nonce = text.split(".", 2)
         return cls(int(attempt), int(counter), nonce)
+
+
+@lru_cache(maxsize=1024)
+def lineage_order(text: str) -> tuple[int, int, str]:
+    """A lineage's place in time; "" is before all."""
+    if not text:
+        return (0, 0, "")
+    lineage = Lineage.parse(text)
+    return (lineage.attempt, lineage.counter, lineage.nonce)
+
+
+def group_of(lineage: str) -> str:
+    """What the lineages of one worker group have in common; "" for no lineage."""
+    return lineage_order(lineage)[2]
+
+
+class SnapshotId(NamedTuple):
+    """Names the bytes of one snapshot: those that one `save` call gave, on all ranks.
+
+    Attributes:
+        lineage: the line of training.
+        step: completed steps.
+        again: 0 for the first `save` of the step; one more for each further one that takes its place (`force=True`).
+    """
+
+    lineage: str
+    step: int
+    again: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(step, again): the order of snapshots within a lineage."""
+        return (self.step, self.again)
+
+
+NOWHERE = (-1, 0)  # the place before all snapshots
+
+
+def save_order(save: str) -> tuple[int, int]:
+    """(attempt, counter) of a save id: later saves are greater. Raises ValueError for anything else."""
+    attempt, _, counter = save.removeprefix("a").partition("k")
+    return int(attempt), int(counter)
 
 
 # ---------------------------------------------------------------- settings
@@ -73,8 +122,13 @@ class Staged:
     lineage: str
     step: int
     layout: str  # hash of the whole state's layout (tree, shapes, dtypes, shardings); equal on all ranks of a snapshot
-    durable: bool  # save() returned True for this step
+    promised: bool  # save() returned True for it
+    again: int = 0
     nbytes: int = 0
+
+    @property
+    def id(self) -> SnapshotId:
+        return SnapshotId(self.lineage, self.step, self.again)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +139,18 @@ class TrainerSeen:
     world: int
     lineage: str
     newest_step: int  # of the last save() call, -1 before the first
+    again: int = 0  # which save() of that step it was
+    number: int = 0  # of the word; questions name the word they were asked after
     pending: tuple[int, ...] = ()  # steps it is still staging
-    durable_due: tuple[int, ...] = ()  # steps for which save() returned True, newest last (the last few)
+    promised: tuple[int, ...] = ()  # steps for which save() returned True, newest last (the last few)
     ack_id: int = 0  # newest proposal it has answered; 0: none
     ack_ok: bool = False
     ack_step: int = -1  # its step when it answered
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What it has saved last, as `SnapshotId.place`."""
+        return (self.newest_step, self.again)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +179,7 @@ class LiveStep:
     save: str | None
     metrics: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     time_s: float = 0.0  # wall clock at the commit, for reports and time-based retention; never compared for safety
+    lineage: str = ""  # whose snapshot it is; "": unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +229,16 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerWord:
-    """Written by one trainer only, read by its HostActor."""
+    """Written by one trainer only, read by its HostActor. `number` grows with each word of a process, over its lineages too."""
 
     lineage: str
     rank: int
     world: int
+    number: int = 0
     newest_step: int = -1
+    again: int = 0
     pending: tuple[int, ...] = ()
-    durable_due: tuple[int, ...] = ()
+    promised: tuple[int, ...] = ()
     done: tuple[int, ...] = ()  # per slot: the grant number that was used up (slot staged, or handed back)
     ack_id: int = 0
     ack_ok: bool = False
@@ -213,6 +277,7 @@ class HostWord:
     failure: Failure | None = None  # raised by the next save(): BarrierTimeoutError, StaleAttemptError, …
     durable_step: int = -1  # newest published step
     save_errors: tuple[str, ...] = ()  # storage failures since the last durable step, newest last
+    advice: tuple[int, int] = (0, 0)  # (attempt, seq) of the Advice that it comes from: older news than an answer is ignored
 
 
 # ---------------------------------------------------------------- replies to trainers and to the driver
@@ -231,12 +296,14 @@ class JoinReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreChoice:
-    """Every rank restores exactly this, then reports with RestoreTried."""
+    """Every rank begins the lineage `begins`, restores exactly this, then reports with RestoreTried."""
 
     tier: Tier
     step: int  # -1 with tier "none"
+    begins: str  # what was staged, held or promised in lineages before it is given up
     save: str | None = None  # storage: the package; None for a step of stock Orbax
     lineage: str = ""  # memory: whose slots
+    again: int = 0
     hosts: tuple[tuple[int, HostId], ...] = ()  # memory: old rank -> host that holds its piece
     reason: str = ""
     set_aside: tuple[tuple[int, str], ...] = ()
@@ -244,21 +311,36 @@ class RestoreChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreSettled:
-    """All ranks have restored the same step. `tier` is the slowest that any rank needed."""
+    """All ranks have restored the same step.
+
+    Attributes:
+        step: -1: the run has none.
+        tier: the slowest that any rank needed.
+        ahead: newer steps in storage, of another past: they can't be saved again.
+        safe: the step is durable, or a promise that stands will make it so.
+        durable_step: newest published step.
+        advice: (attempt, seq) of the newest Advice: older news in a host's word is from before the restore.
+    """
 
     step: int
     tier: str = ""
+    ahead: tuple[int, ...] = ()
+    safe: bool = False
+    durable_step: int = -1
+    advice: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushReply:
     durable_step: int  # newest published step, -1: none
-    errors: tuple[str, ...] = ()  # what is due and not durable, and why
+    errors: tuple[str, ...] = ()  # what was promised and is not durable, and why
+    lost: tuple[int, ...] = ()  # those steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveReply:
     step: int  # the durable last step, -1 if none was ever saved
+    errors: tuple[str, ...] = ()  # what was promised, is not durable, and was not said before
 
 
 Reply = JoinReply | RestoreChoice | RestoreSettled | FlushReply | LeaveReply | Failure
@@ -309,24 +391,31 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerExited:
-    """A trainer's process is gone, or it said that it failed. `clean`: it had left or detached on purpose."""
+    """A trainer's process is gone, or it said that it failed.
+
+    Attributes:
+        clean: it had left or detached on purpose.
+        ended: its HostActor killed it because another rank was dead: it is no cause.
+    """
 
     host: HostId
     lineage: str
     rank: int
     clean: bool
     reason: str
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreAsked:
-    """Collective. `step`: exactly this one, or None for the newest. `layout`: hash or "" when unknown."""
+    """Collective. `step`: exactly this one, or None for the newest. `word`: number of the rank's last word before it asked."""
 
     ask: Ask
     lineage: str
     rank: int
     step: int | None = None
     rollback: bool = False
+    word: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,30 +434,43 @@ class RestoreTried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushAsked:
-    """Answered once every step for which save() returned True up to `step` is durable or has failed."""
+    """Answered once each of the steps in `promised` is durable or can't become so. `word`: as in RestoreAsked."""
 
     ask: Ask
     lineage: str
     rank: int
-    step: int
+    promised: tuple[int, ...] = ()
+    word: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveAsked:
-    """Collective: close(). The newest saved step `step` (-1: none) becomes durable, then the run is released."""
+    """Collective: close(). The newest kept snapshot, `step` (-1: none) and `again`, becomes durable, then the run is released.
+
+    `promised`, `word`: as in FlushAsked; the answer names those that are not durable.
+    """
 
     ask: Ask
     lineage: str
     rank: int
     step: int
+    again: int = 0
+    promised: tuple[int, ...] = ()
+    word: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseAsked:
-    """The driver (or its absence) ends the run: newest complete snapshot durable first, then Finish. Reply: LeaveReply."""
+    """The driver, or a trainer that has failed, ends the run: newest complete snapshot durable first, then Finish. Reply: LeaveReply.
+
+    `lineage`, `rank`, `word`: of the trainer that asks; "" for the driver.
+    """
 
     ask: Ask
     reason: str
+    lineage: str = ""
+    rank: int = -1
+    word: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,12 +507,20 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packaged:
-    """All parts merged, coverage checked, package object created. `metrics` are the step's."""
+    """All parts merged, coverage checked, package object created.
+
+    Attributes:
+        metrics: the step's.
+        kept: of the live steps that BuildPackage named and the new one, those that the retention policy keeps.
+        hopeless: the same bytes can't be packaged by trying again.
+    """
 
     save: SaveId
     metrics: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     time_s: float = 0.0
+    kept: tuple[int, ...] = ()
     error: str = ""
+    hopeless: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,8 +579,8 @@ class Answer:
 class Advice:
     """What a HostActor may reuse and what it tells its trainers. Ordered by (attempt, seq): an older one is ignored.
 
-    Reuse rule: slot (l, s) is free iff (l, s) is not in `keep` and (l is older than lineage, and that is decided, or s in dead or
-    s < stable).
+    Reuse rule: a slot with snapshot (l, s, n) is free iff that is not in `keep` and (l is older than lineage, and that is decided,
+    or (s, n) in dead or (s, n) < stable).
     """
 
     attempt: int
@@ -478,9 +588,9 @@ class Advice:
     lineage: str  # the current one; "" before the first join
     # What the current lineage goes on from. Until then a host may hold something newer of an older one that nobody knows of.
     decided: bool = False
-    stable: int = -1
-    dead: tuple[int, ...] = ()
-    keep: tuple[tuple[str, int], ...] = ()  # recovery base, queued and running durable saves
+    stable: tuple[int, int] = NOWHERE  # places, see SnapshotId
+    dead: tuple[tuple[int, int], ...] = ()
+    keep: tuple[SnapshotId, ...] = ()  # recovery base, queued and running durable saves
     interval: int = 1
     proposal: Proposal | None = None
     failure: Failure | None = None
@@ -508,32 +618,42 @@ class Invalidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTrainers:
-    """Kill this lineage's trainers on that host (they are stuck in a collective with a dead rank). Idempotent."""
+    """Kill the trainers of this lineage's worker group on that host: they are stuck in a collective with a dead rank. Idempotent."""
 
     host: HostId
     lineage: str
     reason: str
+    attempt: int = 0  # a host ignores those of attempts that have been superseded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """The host writes its owned shards of (lineage, step) under the save's unique names. Executed at most once per save id."""
+    """The host writes its owned shards of a snapshot under the save's unique names. Executed at most once per save id."""
 
     host: HostId
     save: SaveId
     lineage: str
     step: int
     ranks: tuple[int, ...]  # whose slots on this host
+    again: int = 0
+
+    @property
+    def snapshot(self) -> SnapshotId:
+        return SnapshotId(self.lineage, self.step, self.again)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPackage:
-    """All hosts have written: check coverage, merge exactly these writers, make the small files, create the package object."""
+    """All hosts have written: check coverage, merge exactly these writers, make the small files, create the package object.
+
+    `live`: the steps beside it, for the retention policy.
+    """
 
     save: SaveId
     lineage: str
     step: int
     hosts: tuple[HostId, ...]
+    live: tuple[LiveStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
-from raystate.core.messages import Advice, Lineage, Staged
+from raystate.core.messages import Advice, SnapshotId, Staged, lineage_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,29 +19,21 @@ class SlotView:
     holds: int = 0
 
 
-@lru_cache(maxsize=1024)
-def lineage_order(text: str) -> tuple[int, int, str]:
-    """A lineage's place in time; "" is before all."""
-    if not text:
-        return (0, 0, "")
-    lineage = Lineage.parse(text)
-    return (lineage.attempt, lineage.counter, lineage.nonce)
-
-
-def why_free(lineage: str, step: int, advice: Advice) -> str | None:
-    """Why a slot that holds (lineage, step) may be overwritten, or None if it may not."""
-    if not advice.lineage or (lineage, step) in advice.keep:
+def why_free(snapshot: SnapshotId, advice: Advice) -> str | None:
+    """Why a slot that holds a piece of `snapshot` may be overwritten, or None if it may not."""
+    if not advice.lineage or snapshot in advice.keep:
         return None
+    lineage = snapshot.lineage
     if lineage != advice.lineage:
         # A newer lineage than the advice knows about: the advice is old, and says nothing about these bytes. And while it is open
         # what the current lineage restores, this may be it, although the report of it is still on its way.
         if not advice.decided or lineage_order(lineage) > lineage_order(advice.lineage):
             return None
         return f"lineage {lineage} has been replaced by {advice.lineage}"
-    if step in advice.dead:
-        return f"step {step} was skipped by another host"
-    if step < advice.stable:
-        return f"step {advice.stable} is stable"
+    if snapshot.place in advice.dead:
+        return f"step {snapshot.step} was skipped by another host"
+    if snapshot.place < advice.stable:
+        return f"step {advice.stable[0]} is stable"
     return None
 
 
@@ -61,7 +52,7 @@ def reusable(slots: Sequence[SlotView], advice: Advice | None) -> list[tuple[int
         if content is None:
             free.append((slot.set_index, slot.slot_index, "empty"))
         elif advice is not None:
-            reason = why_free(content.lineage, content.step, advice)
+            reason = why_free(content.id, advice)
             if reason is not None:
                 free.append((slot.set_index, slot.slot_index, reason))
     return free

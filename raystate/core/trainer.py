@@ -2,20 +2,27 @@
 
 A trainer speaks through its word (`TrainerWord`), its HostActor through its own (`HostWord`). The shell reads the host's word,
 calls `on_save`, writes the word that the decision carries *before* it begins to stage, and writes `word()` again after `staged`.
+A shell that can't do what was decided puts the machine back as it was (`memento`, `put_back`): a save that raises leaves no trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from raystate.core.errors import StepOrderError, error_from_name
-from raystate.core.messages import HostWord, Proposal, TrainerWord
+from raystate.core.messages import NOWHERE, HostWord, Proposal, TrainerWord
 
-REMEMBERED_DUE = 8
+REMEMBERED_PROMISES = 8  # in the word; questions carry them all
 
 Action = Literal["none", "skip", "stage", "hold"]
+
+_WAYS_OUT = (
+    "restore(step=…, rollback=True) retires the newer steps, restore() goes on from the newest, and another `storage` begins a run of "
+    "its own"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +32,19 @@ class SaveDecision:
     Attributes:
         action: "stage" copies it into `slot`; "hold" keeps a copy on the device until `take_slot` gives a slot (it replaces the one
             held before, if any: see `dropped`); "skip": a snapshot was due but has no slot; "none": nothing was due.
-        durable: what save() returns.
+        promised: what save() returns.
+        again: which save() of this step it is: part of the snapshot's identity.
         slot: index of the granted slot, with "stage".
         wait: an acknowledged proposal is undecided at its step: read the host's word again and call `on_save` again with the same
             arguments, until a deadline. Nothing else of the decision holds then, but `word` has to be written.
         stop: this is the step at which all ranks stop: once it is durable the attempt ends with `Interrupted(reason)`.
-        dropped: a durable step whose held copy is given up for this one; it will be reported as not durable.
+        dropped: a promised step whose held copy is given up for this one; it will be reported as not durable.
         word: to be written into the trainer's cell now.
     """
 
     action: Action
-    durable: bool
+    promised: bool
+    again: int
     slot: int | None
     reason: str
     wait: bool
@@ -45,7 +54,7 @@ class SaveDecision:
 
 
 class Trainer:
-    """The decisions of one rank in one lineage.
+    """The decisions of one rank, from one lineage to the next.
 
     Args:
         rank, world: of the worker group.
@@ -53,6 +62,7 @@ class Trainer:
         snapshot_every: snapshot multiples of it; 0: only what will be durable.
         save_every_steps: durable is the first save() at or after each multiple; None: only forced and agreed saves.
         slots: slots of this trainer's set.
+        stored_step: newest committed step when it joined: one that never restores can't save it again. -1: none.
         grants: the host word's grants when the set was attached: those grants belong to the trainer before, and are void.
     """
 
@@ -65,6 +75,7 @@ class Trainer:
         snapshot_every: int = 1,
         save_every_steps: int | None = None,
         slots: int = 3,
+        stored_step: int = -1,
         grants: Sequence[int] = (),
     ):
         self.rank = rank
@@ -73,16 +84,22 @@ class Trainer:
         self.snapshot_every = snapshot_every
         self.save_every_steps = save_every_steps
         self.newest = -1  # of the last save(), or restored
-        self.newest_kept = -1  # newest step that was staged or held, or restored: what close() asks to be durable
+        self.again = 0
+        self.newest_kept = NOWHERE  # place that was staged or held last, or restored: what close() asks to be durable
         self.phase: Literal["joined", "running", "closing", "failed"] = "joined"
         self.error = ""
         self.stopped_at: int | None = None
         self.held: int | None = None
+        self._stored_step = stored_step
+        self._ahead: frozenset[int] = frozenset()
+        self._saved = False  # `newest` comes from a save, not from a restore
+        self._safe = -1  # the step that needs no further save to be durable
+        self._promises: tuple[int, ...] = ()  # not yet told to be durable or lost, oldest first
         self._grants = list(grants) + [0] * (slots - len(grants))
         self._done = list(self._grants)
         self._staging: dict[int, int] = {}  # slot -> step
-        self._due: tuple[int, ...] = ()
         self._next_due = self._due_after(0)
+        self._number = 0
         self._ack_id = 0
         self._ack_ok = False
         self._ack_step = -1
@@ -94,24 +111,69 @@ class Trainer:
         every = self.save_every_steps
         return None if not every else (max(0, step) // every + 1) * every
 
-    def restored(self, step: int) -> None:
-        """All ranks have restored this step (-1: the run has none): counting begins there."""
-        self.newest = self.newest_kept = step
+    def begin(self, lineage: str, step: int) -> None:
+        """All ranks go on from `step` (-1: the run has none) in a new lineage. What was being staged must have ended; slots stay.
+
+        Promises of the lineage before stay to be told: the Coordinator knows which of them hold.
+        """
+        self.lineage = lineage
+        self.newest = step
+        self.newest_kept = (step, 0)
+        self.again = 0
+        self._saved = False
         self.held = None
-        self._due = ()
+        self.stopped_at = None
+        self._stored_step = -1
+        self._ahead = frozenset()
+        self._safe = -1
         self._next_due = self._due_after(step)
         self.phase = "running"
 
+    def settled(self, *, ahead: Iterable[int], safe: bool) -> None:
+        """How the restore ended: the newer steps in storage, and whether the restored one needs no save to be durable."""
+        self._ahead = frozenset(ahead)
+        self._safe = self.newest if safe else -1
+
+    def memento(self) -> dict[str, Any]:
+        """For `put_back`."""
+        return {name: copy.copy(value) for name, value in vars(self).items()}
+
+    def put_back(self, memento: dict[str, Any]) -> None:
+        """As if what was decided since `memento` had never been asked for. Numbers of words go on."""
+        number = self._number
+        vars(self).update(memento)
+        self._number = number
+
+    @property
+    def promises(self) -> tuple[int, ...]:
+        """Steps for which save() returned True and nobody has said yet what became of them, oldest first."""
+        return self._promises
+
+    def told(self, promises: Iterable[int], *, lost: Iterable[int] = ()) -> None:
+        """The user has been told that these are durable, or that they are not. A lost one may be saved again (with force)."""
+        gone = set(promises)
+        self._promises = tuple(step for step in self._promises if step not in gone)
+        if self._safe in set(lost):
+            self._safe = -1
+
+    @property
+    def number(self) -> int:
+        """Of the newest word."""
+        return self._number
+
     def word(self) -> TrainerWord:
-        """The trainer's word as of now."""
+        """The trainer's word as of now, with the next number."""
+        self._number += 1
         pending = sorted(set(self._staging.values()) | ({self.held} if self.held is not None else set()))
         return TrainerWord(
             lineage=self.lineage,
             rank=self.rank,
             world=self.world,
+            number=self._number,
             newest_step=self.newest,
+            again=self.again,
             pending=tuple(pending),
-            durable_due=self._due,
+            promised=self._promises[-REMEMBERED_PROMISES:],
             done=tuple(self._done),
             ack_id=self._ack_id,
             ack_ok=self._ack_ok,
@@ -119,6 +181,11 @@ class Trainer:
             phase=self.phase,
             error=self.error,
         )
+
+    @property
+    def staging(self) -> bool:
+        """A slot is being filled."""
+        return bool(self._staging)
 
     def _free_slot(self, host_word: HostWord | None) -> int | None:
         if host_word is None:
@@ -141,71 +208,88 @@ class Trainer:
             stager_busy: the copy of an earlier step is not finished.
 
         Raises:
-            StepOrderError: the step is older than the newest one.
+            StepOrderError: the step is older than the newest one, or lies in storage from another past.
             RaystateError: the failure in the host's word (a barrier that timed out, a superseded attempt, …).
         """
         if host_word is not None and host_word.failure is not None:
             failure = host_word.failure
             raise error_from_name(failure.error, failure.message, dict(failure.details))
-        if step < self.newest:
-            raise StepOrderError(
-                f"save of step {step} on rank {self.rank}: the newest step is {self.newest}",
-                step=step,
-                newest=self.newest,
-                rank=self.rank,
-            )
+        self._refuse_other_pasts(step)
         wait, agreed = self._answer(step, None if host_word is None else host_word.proposal)
         if wait:
             return self._decide("none", False, None, f"step {step} waits for the outcome of a proposal", wait=True)
-        again = step == self.newest
+        repeated = step == self.newest
         stop = agreed is not None and agreed.kind == "stop"
-        if again and not force and agreed is None:
+        if repeated and not force and agreed is None:
             return self._decide("none", False, None, f"step {step} is the newest already")
-        if again and step in self._due:
-            return self._decide("none", stop, None, f"step {step} will be durable already", stop=stop)
-        self.newest = step
+        if repeated and step == self._safe:
+            self._stop_at(step, stop)
+            return self._decide("none", False, None, f"step {step} will be durable already", stop=stop)
+        self.again = self.again + 1 if repeated and self._saved else 0
+        self.newest, self._saved = step, True
         self.phase = "running"
-        durable, why = self._is_due(step, force, agreed)
-        if stop:
-            self.stopped_at = step
+        promised, why = self._is_due(step, force, agreed)
+        self._stop_at(step, stop)
         interval = 1 if host_word is None else max(1, host_word.interval)
         every = self.snapshot_every * interval
-        if not durable and (every == 0 or step % every):
+        if not promised and (every == 0 or step % every):
             return self._decide("none", False, None, "no snapshot due" if every == 0 else f"snapshots are multiples of {every}")
         slot = self._free_slot(host_word)
-        if durable:
-            self._due = (*self._due[-(REMEMBERED_DUE - 1) :], step) if step not in self._due else self._due
-        if slot is not None and not stager_busy and not (durable and self.held is not None and self.held != step):
+        if promised:
+            self._promises = (*self._promises, step)
+            self._safe = step
+        if slot is not None and not stager_busy and not (promised and self.held is not None and self.held != step):
             self._staging[slot] = step
-            self.newest_kept = step
-            return self._decide("stage", durable, slot, why, stop=stop)
+            self.newest_kept = (step, self.again)
+            return self._decide("stage", promised, slot, why, stop=stop)
         lack = "the stager is busy" if stager_busy else "no slot is free"
-        if not durable:
+        if not promised:
             return self._decide("skip", False, None, f"step {step} is skipped: {lack}")
         dropped = self.held if self.held is not None and self.held != step else None
         self.held = step
-        self.newest_kept = step
+        self.newest_kept = (step, self.again)
         return self._decide("hold", True, None, f"{why}; {lack}: a copy waits on the device", stop=stop, dropped=dropped)
+
+    def _refuse_other_pasts(self, step: int) -> None:
+        where = f"save of step {step} on rank {self.rank}"
+        if step < self.newest:
+            raise StepOrderError(f"{where}: the newest step is {self.newest}", step=step, newest=self.newest, rank=self.rank)
+        if self.phase == "joined" and step <= self._stored_step:
+            raise StepOrderError(
+                f"{where}: storage holds steps up to {self._stored_step} of an earlier training, and this one has restored none of "
+                f"them: {_WAYS_OUT}",
+                step=step,
+                newest=self._stored_step,
+                rank=self.rank,
+            )
+        if step in self._ahead:
+            raise StepOrderError(
+                f"{where}: storage holds that step of another past: {_WAYS_OUT}", step=step, newest=max(self._ahead), rank=self.rank
+            )
+
+    def _stop_at(self, step: int, stop: bool) -> None:
+        if stop:
+            self.stopped_at = step
 
     def would_be_durable(self, step: int) -> bool:
         """Whether save(step) would be durable by the step rule."""
         return self._next_due is not None and step >= self._next_due and step > self.newest
 
     def _is_due(self, step: int, force: bool, agreed: Proposal | None) -> tuple[bool, str]:
-        durable, why = False, f"snapshot of step {step}"
+        promised, why = False, f"snapshot of step {step}"
         if self._next_due is not None and step >= self._next_due:
-            durable, why = True, f"step {step} is due: every {self.save_every_steps} steps"
+            promised, why = True, f"step {step} is due: every {self.save_every_steps} steps"
             self._next_due = self._due_after(step)
         if agreed is not None:
-            durable, why = True, f"all ranks {agreed.kind} at step {agreed.step}: {agreed.reason}"
+            promised, why = True, f"all ranks {agreed.kind} at step {agreed.step}: {agreed.reason}"
         if force:
-            durable, why = True, f"step {step} is forced"
-        return durable, why
+            promised, why = True, f"step {step} is forced"
+        return promised, why
 
     def _decide(
         self,
         action: Action,
-        durable: bool,
+        promised: bool,
         slot: int | None,
         reason: str,
         *,
@@ -214,7 +298,15 @@ class Trainer:
         dropped: int | None = None,
     ) -> SaveDecision:
         return SaveDecision(
-            action=action, durable=durable, slot=slot, reason=reason, wait=wait, stop=stop, dropped=dropped, word=self.word()
+            action=action,
+            promised=promised,
+            again=self.again,
+            slot=slot,
+            reason=reason,
+            wait=wait,
+            stop=stop,
+            dropped=dropped,
+            word=self.word(),
         )
 
     # ---------------------------------------------------------------- stopping together
@@ -256,14 +348,11 @@ class Trainer:
     # ---------------------------------------------------------------- slots
 
     def new_slots(self, slots: int) -> None:
-        """The trainer was allotted another set: what was granted of the one before is gone with it."""
+        """The trainer was allotted another set, and nothing is being staged into the one before."""
+        if self._staging:
+            raise ValueError(f"slots {sorted(self._staging)} are being filled")
         self._grants = [0] * slots
         self._done = [0] * slots
-        self._staging.clear()
-
-    def hold_again(self, step: int) -> None:
-        """The slot of a durable step is gone (`new_slots`): its copy waits on the device for another."""
-        self.held = step
 
     def staged(self, slot: int, step: int) -> None:
         """The slot's header is written: it is the host's again."""
