@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from raystate.testing import simulate
-from raystate.testing.sim.mutations import MUTATIONS
+from tests.sim import simulate
+from tests.sim.mutations import MUTATIONS
 
 SEEDS = int(os.environ.get("RAYSTATE_SIM_SEEDS", "10000"))
 CHUNK = 250

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from raystate.core.errors import StaleAttemptError, StorageError
 from raystate.storage import Storage, collect_garbage
-from raystate.testing.sim.storage import Violation
+from tests.sim.storage import Violation
 from tests.storage.backends import DiedError
 from tests.storage.harness import Process
 from tests.storage.mortal import Fault, Mortal, Operation

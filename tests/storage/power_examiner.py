@@ -17,8 +17,8 @@ from raystate.orbax.step_reader import StepReader
 from raystate.storage import RunLog, StepFolder, Storage, collect_garbage, foreign_steps, open_storage, visible_steps
 from raystate.storage.base import TEMPORARY_PREFIX
 from raystate.storage.names import ASIDE, GUARD, LOG, STATE, WORK, log_name, split_saved
-from raystate.testing.power import Replay, Tree
 from tests.orbax.state_example import array
+from tests.power.recorder import Replay, Tree
 from tests.storage.power_scenario import RUN
 
 

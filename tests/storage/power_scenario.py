@@ -19,7 +19,7 @@ from raystate.core.messages import Intent, LiveStep, LogEntry
 from raystate.core.tree import DataObject, Package
 from raystate.storage import RunLog, StepFolder, Storage, StorageWrapper, foreign_steps, open_storage
 from raystate.storage.names import writer_name
-from raystate.testing.power import mark
+from tests.power.recorder import mark
 
 RUN = "lm"
 PLACE = "data/run"  # below the recorded directory; neither of the two is there at the start

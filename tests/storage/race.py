@@ -12,7 +12,7 @@ from raystate.storage import RunLog, Storage, assume_dead
 from raystate.storage.base import TEMPORARY_PREFIX
 from raystate.storage.directory import DirectoryStorage
 from raystate.storage.names import LOG, MARKER
-from raystate.testing.sim.storage import Violation
+from tests.sim.storage import Violation
 from tests.storage.harness import Process
 from tests.storage.mortal import Mortal
 from tests.storage.schedule import Actor, Scheduled, Scheduler

@@ -1,6 +1,6 @@
 """The power fails at any moment of a run on a directory: what was promised is there, and what is there is complete.
 
-The recorded runs are in `power_scenario`, the checks in `power_examiner`; what may survive is the model of `raystate.testing.power`.
+The recorded runs are in `power_scenario`, the checks in `power_examiner`; what may survive is the model of `tests.power.recorder`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from raystate.storage.base import TEMPORARY_PREFIX
-from raystate.testing.power import Event, Recording, RecordingUnavailableError, Replay, record, replays
+from tests.power.recorder import Event, Recording, RecordingUnavailableError, Replay, record, replays
 from tests.storage.power_examiner import Examiner
 from tests.storage.power_scenario import HOSTS, PLACE
 

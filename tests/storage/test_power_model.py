@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raystate.testing.power import Event, Recording, RecordingError, RecordingUnavailableError, Tree, mark, record, replays
+from tests.power.recorder import Event, Recording, RecordingError, RecordingUnavailableError, Tree, mark, record, replays
 
 Run = Callable[..., Recording]
 
@@ -146,7 +146,7 @@ def test_what_was_there_before_is_durable(run: Run):
 
 def test_marks_are_promises_at_their_time(run: Run):
     recording = run("""
-from raystate.testing.power import mark
+from tests.power.recorder import mark
 mark("before"); os.mkdir("d"); mark("after/../it")
 """)
     assert happened(recording) == ["mark before", "mkdir d", "mark after/../it"]

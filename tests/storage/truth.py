@@ -13,7 +13,7 @@ from raystate.core.tree import Package
 from raystate.storage import Storage, visible_steps
 from raystate.storage.base import TEMPORARY_PREFIX, ObjectInfo
 from raystate.storage.names import ASIDE, DEAD, GUARD, MARKER, TRASH, WORK, log_name, package_name, step_of
-from raystate.testing.sim.storage import Violation
+from tests.sim.storage import Violation
 from tests.storage.contents import fixed_files, payload
 
 Saved = tuple[int, str | None]

@@ -49,7 +49,8 @@ Tree = dict[str, bytes | None]
 
 ROOT = 1  # the inode of the recorded directory
 MARKS = "/proc/raystate-mark/"  # below it nothing can be made, so `mark` changes nothing
-UNAVAILABLE_STATUS, REFUSED_STATUS = 97, 98  # exit statuses of raystate.testing.power_trace
+_REPO = str(Path(__file__).parents[2])  # the tracer and what it traces import tests.power
+UNAVAILABLE_STATUS, REFUSED_STATUS = 97, 98  # exit statuses of tests.power.trace
 
 
 class RecordingError(RaystateError):
@@ -124,11 +125,12 @@ def record(command: Sequence[str], root: str | os.PathLike[str], *, timeout_s: f
     """
     with tempfile.TemporaryDirectory(prefix="raystate-power-") as scratch:
         file = Path(scratch) / "recording"
-        tracer = [sys.executable, "-m", "raystate.testing.power_trace", str(file), os.fspath(root), *command]
+        tracer = [sys.executable, "-m", "tests.power.trace", str(file), os.fspath(root), *command]
         try:
             done = subprocess.run(
-                tracer, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s, check=False
-            )
+                tracer, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s, check=False,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [_REPO, os.environ.get("PYTHONPATH")]))},
+            )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise RecordingError(f"recording {command[0]} took longer than {timeout_s} s", waited_s=timeout_s) from error
         said = done.stdout.decode(errors="replace").strip()[-4000:]

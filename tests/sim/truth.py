@@ -13,10 +13,10 @@ from raystate.core.messages import (
     Staged,
 )
 from raystate.core.slots import lineage_order
-from raystate.testing.sim.coordinators import CoordinatorProc
-from raystate.testing.sim.nodes import Node
-from raystate.testing.sim.storage import Storage, Violation
-from raystate.testing.sim.trainers import Group, TrainerProc
+from tests.sim.coordinators import CoordinatorProc
+from tests.sim.nodes import Node
+from tests.sim.storage import Storage, Violation
+from tests.sim.trainers import Group, TrainerProc
 
 
 class Truth:

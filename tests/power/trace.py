@@ -1,6 +1,6 @@
-"""Runs a command and stops it at each system call that changes files; `raystate.testing.power_calls` says what these did.
+"""Runs a command and stops it at each system call that changes files; `tests.power.calls` says what these did.
 
-    python -m raystate.testing.power_trace RECORDING ROOT COMMAND ARGUMENT…
+    python -m tests.power.trace RECORDING ROOT COMMAND ARGUMENT…
 
 Tracing sees what the kernel sees: C++ libraries as well as Python, all threads, all child processes. A seccomp filter stops a thread
 at the calls of `CALLS` only (`seccomp(2)`, SECCOMP_RET_TRACE), everything else runs at full speed. It needs Linux 5.3
@@ -24,8 +24,8 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 
-from raystate.testing.power import REFUSED_STATUS, UNAVAILABLE_STATUS
-from raystate.testing.power_calls import Calls, Finish, Process, RefusedError
+from tests.power.calls import Calls, Finish, Process, RefusedError
+from tests.power.recorder import REFUSED_STATUS, UNAVAILABLE_STATUS
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column below, AUDIT_ARCH_…
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | (getattr(os, "O_TMPFILE", 0) & ~os.O_DIRECTORY)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from raystate.testing.sim.nodes import Node
-from raystate.testing.sim.trainers import TrainerProc
+from tests.sim.nodes import Node
+from tests.sim.trainers import TrainerProc
 
 if TYPE_CHECKING:
-    from raystate.testing.sim.world import World
+    from tests.sim.world import World
 
 
 def _some_node(world: World) -> Node | None:

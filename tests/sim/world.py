@@ -18,12 +18,12 @@ from raystate.core.messages import (
     Staged,
     StopAsked,
 )
-from raystate.testing.sim.coordinators import CoordinatorProc
-from raystate.testing.sim.faults import FAULTS
-from raystate.testing.sim.network import Network
-from raystate.testing.sim.nodes import HostProc, Node, Proc
-from raystate.testing.sim.storage import Storage, Violation
-from raystate.testing.sim.trainers import Group, TrainerProc
+from tests.sim.coordinators import CoordinatorProc
+from tests.sim.faults import FAULTS
+from tests.sim.network import Network
+from tests.sim.nodes import HostProc, Node, Proc
+from tests.sim.storage import Storage, Violation
+from tests.sim.trainers import Group, TrainerProc
 
 _RUN = Settings(
     run="run",

@@ -29,11 +29,11 @@ from raystate.core.messages import (
     Write,
 )
 from raystate.core.retention import keep_newest
-from raystate.testing.sim.nodes import Proc
-from raystate.testing.sim.storage import FILES, MARKER, Package, Token
+from tests.sim.nodes import Proc
+from tests.sim.storage import FILES, MARKER, Package, Token
 
 if TYPE_CHECKING:
-    from raystate.testing.sim.world import World
+    from tests.sim.world import World
 
 TICK_S = 2.5
 KEPT = 2  # steps that retention keeps

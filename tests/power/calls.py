@@ -1,4 +1,4 @@
-"""What a traced system call does to a directory: its arguments and its result become events of `raystate.testing.power`."""
+"""What a traced system call does to a directory: its arguments and its result become events of `tests.power.recorder`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from raystate.testing.power import MARKS, ROOT, Event, Kind, Recording
+from tests.power.recorder import MARKS, ROOT, Event, Kind, Recording
 
 Finish = Callable[[int], object]  # takes the call's result
 

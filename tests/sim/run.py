@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from raystate.testing.sim.storage import Violation
-from raystate.testing.sim.world import World
+from tests.sim.storage import Violation
+from tests.sim.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def simulate(
         hosts: nodes, one trainer each.
         events: about how many events pass before the faults stop; the run then has to finish.
         faults: at least so many.
-        mutations: bugs planted into the simulated shells, by name (see `raystate.testing.sim.mutations`).
+        mutations: bugs planted into the simulated shells, by name (see `tests.sim.mutations`).
         trace: keep the event log even if nothing is wrong.
 
     Returns:

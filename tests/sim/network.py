@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from raystate.core.messages import Answer
-from raystate.testing.sim.coordinators import CoordinatorProc
-from raystate.testing.sim.nodes import HostProc, Node, Proc
-from raystate.testing.sim.truth import Truth
+from tests.sim.coordinators import CoordinatorProc
+from tests.sim.nodes import HostProc, Node, Proc
+from tests.sim.truth import Truth
 
 
 class Network(Truth):

@@ -20,12 +20,12 @@ from raystate.core.messages import (
     TrainerWord,
 )
 from raystate.core.trainer import Trainer
-from raystate.testing.sim.storage import Violation
+from tests.sim.storage import Violation
 
 if TYPE_CHECKING:
-    from raystate.testing.sim.world import World
+    from tests.sim.world import World
 
-from raystate.testing.sim.nodes import Node, Proc, SlotSet
+from tests.sim.nodes import Node, Proc, SlotSet
 
 
 class Group:

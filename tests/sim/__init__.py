@@ -5,6 +5,6 @@ point, a second Coordinator beside the first, storage that loses acknowledgement
 at the end, once the faults have stopped, that the run goes on and finishes. The same seed gives the same schedule.
 """
 
-from raystate.testing.sim.run import Result, simulate
+from tests.sim.run import Result, simulate
 
 __all__ = ["Result", "simulate"]

@@ -22,11 +22,11 @@ from raystate.core.messages import (
     Written,
 )
 from raystate.core.slots import SlotView
-from raystate.testing.sim.storage import Violation
+from tests.sim.storage import Violation
 
 if TYPE_CHECKING:
-    from raystate.testing.sim.trainers import TrainerProc
-    from raystate.testing.sim.world import World
+    from tests.sim.trainers import TrainerProc
+    from tests.sim.world import World
 
 SLOTS = 3
 
