@@ -17,7 +17,6 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from raystate.actors.coordinator import Hello as CoordinatorHello
 from raystate.actors.coordinator import ensure_coordinator, this_owner
 from raystate.actors.doorbell import Bell, Hello
-from raystate.actors.host_service import host_word_from_json, trainer_word_to_json
 from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, host_name, wait_until_gone
 from raystate.actors.release import replace_older
 from raystate.arena import TrainerArena
@@ -34,6 +33,7 @@ from raystate.core.messages import (
     TrainerExited,
     TrainerWord,
 )
+from raystate.core.words import host_word_from_json, trainer_word_to_json
 from raystate.storage import run_hash
 
 RETRY_S = 0.1

@@ -47,6 +47,7 @@ from raystate.core.messages import (
 )
 from raystate.core.slots import SlotView
 from raystate.core.tree import DataObject, Layout, SlotTable, TreeSpec
+from raystate.core.words import host_word_from_json, host_word_to_json, trainer_word_from_json
 from raystate.storage import StepFolder, Storage
 from raystate.storage.names import attempt_of
 
@@ -652,31 +653,3 @@ def as_array(data: np.ndarray, layout: Layout, piece: Any) -> np.ndarray:
     spec = layout.trees[piece.tree].leaves[piece.leaf].array
     assert spec is not None
     return data.view(np.dtype(spec.dtype)).reshape(piece.shape)
-
-
-def trainer_word_to_json(word: TrainerWord) -> bytes:
-    return json.dumps(dataclasses.asdict(word), separators=(",", ":")).encode()
-
-
-def trainer_word_from_json(data: bytes) -> TrainerWord:
-    return TrainerWord(**_with_tuples(json.loads(data)))
-
-
-def host_word_to_json(word: HostWord) -> bytes:
-    return json.dumps(dataclasses.asdict(word), separators=(",", ":")).encode()
-
-
-def host_word_from_json(data: bytes) -> HostWord:
-    from raystate.core.messages import Failure, Proposal
-
-    raw = json.loads(data)
-    if raw["proposal"] is not None:
-        raw["proposal"] = Proposal(**raw["proposal"])
-    if raw["failure"] is not None:
-        raw["failure"] = Failure(**raw["failure"])
-    return HostWord(**_with_tuples(raw))
-
-
-def _with_tuples(raw: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no tuples."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}

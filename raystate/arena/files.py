@@ -13,7 +13,7 @@ from typing import Any
 
 from raystate.core.errors import ConfigError, RaystateError
 
-FORMAT = 2  # of everything in an arena; another number is never adopted
+FORMAT = 3  # of everything in an arena; another number is never adopted
 PREFIX = "raystate-"
 PAGE_BYTES = 4096
 

@@ -15,9 +15,9 @@ import google_crc32c
 
 from raystate.arena.files import create_file
 from raystate.core.errors import RaystateError
+from raystate.core.words import MAX_WORD_BYTES
 
-MAX_WORD_BYTES = 4000
-BUFFER_BYTES = 4096
+BUFFER_BYTES = 32 * 1024
 CELL_BYTES = 2 * BUFFER_BYTES
 
 _HEAD = struct.Struct("<QII")  # number, length, crc32c of (number, length, payload)
@@ -28,7 +28,7 @@ _TRIES = 10_000  # of a reader that is overtaken by the writer each time
 
 
 class WordCell:
-    """One record of up to 4,000 bytes. Only one process (and one thread of it at a time) may write; everybody may read."""
+    """One record of up to `MAX_WORD_BYTES` bytes. Only one process (and one thread of it at a time) may write; everybody may read."""
 
     def __init__(self, buffer: mmap.mmap, *, writable: bool):
         """Use `CELL_BYTES` of a shared mapping; fresh zeros are a cell that was never written."""
@@ -86,11 +86,18 @@ class WordCell:
         self._newest_seq = seq
         return seq
 
+    def _copy(self, turn: int) -> bytes:
+        """Head, data and tail of one buffer. Only what its length says is copied: most words are short."""
+        at = turn * BUFFER_BYTES
+        head = self._buffer[at : at + _HEAD.size]
+        data = self._buffer[at + _HEAD.size : at + _HEAD.size + _size(_HEAD.unpack(head)[1])]
+        return head + data + self._buffer[at + _TAIL_AT : at + BUFFER_BYTES]
+
     def _newest(self) -> tuple[int, bytes | None] | None:
-        before = b""
+        before: list[bytes] = []
         for _ in range(_TRIES):
-            raw = self._buffer[:CELL_BYTES]
-            records = [record for at in (0, BUFFER_BYTES) if (record := _parse(raw, at)) is not None]
+            raw = [self._copy(turn) for turn in (0, 1)]
+            records = [record for turn in (0, 1) if (record := _parse(raw[turn], turn)) is not None]
             newest = max(records, default=None, key=lambda record: record[0])
             if newest is not None and newest[0] >= self._newest_seq:
                 self._newest_seq = newest[0]
@@ -101,17 +108,20 @@ class WordCell:
         return None
 
 
-def _parse(raw: bytes, at: int) -> tuple[int, bytes | None] | None:
-    seq, length, crc = _HEAD.unpack_from(raw, at)
-    if seq == 0 or seq % 2 != at // BUFFER_BYTES or _TAIL.unpack_from(raw, at + _TAIL_AT)[0] != seq:
+def _parse(raw: bytes, turn: int) -> tuple[int, bytes | None] | None:
+    """The record in a copy of head, data and tail; None if they don't agree."""
+    seq, length, crc = _HEAD.unpack_from(raw)
+    data = raw[_HEAD.size : -_TAIL.size]
+    if seq == 0 or seq % 2 != turn or _TAIL.unpack(raw[-_TAIL.size :])[0] != seq:
         return None
-    size = 0 if length == _CLEARED else length
-    if size > MAX_WORD_BYTES:
-        return None
-    data = raw[at + _HEAD.size : at + _HEAD.size + size]
-    if crc != _crc(seq, length, data):
+    if len(data) != _size(length) or crc != _crc(seq, length, data):
         return None
     return seq, (None if length == _CLEARED else data)
+
+
+def _size(length: int) -> int:
+    """Bytes of data in a record of that length; a torn length may be any number."""
+    return 0 if length == _CLEARED else min(length, MAX_WORD_BYTES)
 
 
 def _crc(seq: int, length: int, data: bytes) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from raystate.arena import HostArena, NodeMemory, format_bytes, node_memory, parse_memory
 from raystate.arena.capacity import Need, check_capacity
+from raystate.arena.word import CELL_BYTES
 from raystate.core.errors import CapacityError, ConfigError
 
 GIB = 1024**3
@@ -96,10 +97,10 @@ def test_the_cap_counts_all_runs_of_the_node(open_host: Callable[..., HostArena]
         two.allot(trainer="t1", **sizes, slots=5)
     error = caught.value
     assert (error.limit, error.slots, error.slot_bytes, error.cap_bytes) == ("host_memory", 5, slot, cap)
-    assert error.needed_bytes == 5 * slot + 16384 and error.slots_that_fit == 3
+    assert error.needed_bytes == 5 * slot + 2 * CELL_BYTES and error.slots_that_fit == 3
     used = sum(path.stat().st_blocks * 512 for path in one.path.rglob("*") if path.is_file())
     assert error.used_bytes == pytest.approx(used, abs=8192) and error.available_bytes == cap - error.used_bytes
-    assert "5.1 MiB of host memory (5 slots of 1.0 MiB)" in str(error)
+    assert "5.2 MiB of host memory (5 slots of 1.0 MiB)" in str(error)
     assert 'host_memory="1%"' in str(error) and "or 3 snapshot slots instead of 5" in str(error)
     assert not two.sets and not (two.path / "set-0").exists()
     with pytest.raises(CapacityError):
