@@ -56,8 +56,9 @@ class Agreement:
                 self._stop = None  # the group that was to stop is gone
             return
         if self._group is not group:
-            self.snapshots.inheriting = not self._inherit(group)
-            if self.snapshots.inheriting:
+            known = self._inherit(group)
+            self.snapshots.propose(self.snapshots.proposal, inheriting=not known)
+            if not known:
                 return
         proposal = self.snapshots.proposal
         if proposal is None or proposal.state == "withdrawn":
@@ -78,15 +79,13 @@ class Agreement:
                 self._tries += 1
                 self._propose(group, proposal.kind, proposal.reason, self._until_s)
             elif len(answers) == group.world:
-                self.snapshots.proposal = replace(proposal, state="confirmed")
-                self.desk.stir = True
+                self.snapshots.propose(replace(proposal, state="confirmed"))
                 self.desk.log("info", f"all {group.world} ranks {proposal.kind} at step {proposal.step}: {proposal.reason}")
         elif proposal.kind == "save" and len(group.seen) == group.world:
             if all(seen.newest_step >= proposal.step for seen in group.seen.values()):
                 self._tries = 0
                 self._released = proposal.id
-                self.snapshots.proposal = None
-                self.desk.stir = True
+                self.snapshots.propose(None)
 
     def _inherit(self, group: Group) -> bool:
         """Go on with what an earlier attempt has proposed to this group. False while that is not known yet.
@@ -106,10 +105,10 @@ class Agreement:
             known = [one for one in shown if one.id == acked]
             if known:
                 # An outcome that one host knows is the outcome.
-                self.snapshots.proposal = max(known, key=lambda one: one.state != "proposed")
+                inherited = max(known, key=lambda one: one.state != "proposed")
+                self.snapshots.propose(inherited)
                 self._until_s = self.desk.now_s + self.desk.settings.barrier_timeout_s
-                self.desk.log("info", f"went on with proposal {acked} of an earlier attempt: {self.snapshots.proposal.state}")
-                self.desk.stir = True
+                self.desk.log("info", f"went on with proposal {acked} of an earlier attempt: {inherited.state}")
         self._group = group
         self._tries = 0
         return True
@@ -121,8 +120,7 @@ class Agreement:
         if acked <= self._released or (proposal is not None and proposal.id >= acked):
             return
         self._released = acked
-        self.snapshots.proposal = Proposal(id=acked, kind="save", step=-1, state="withdrawn", reason="it is not known any more")
-        self.desk.stir = True
+        self.snapshots.propose(Proposal(id=acked, kind="save", step=-1, state="withdrawn", reason="it is not known any more"))
 
     def _propose(self, group: Group, kind: str, reason: str, until_s: float) -> None:
         if group.world is None or len(group.seen) < group.world:
@@ -137,20 +135,15 @@ class Agreement:
         if kind == "stop":
             self._stopping = group
         self._until_s = until_s
-        self.snapshots.proposal = Proposal(
-            id=number,
-            kind="stop" if kind == "stop" else "save",
-            step=max(0, newest) + max(1, margin),
-            state="proposed",
-            reason=reason,
+        step = max(0, newest) + max(1, margin)
+        self.snapshots.propose(
+            Proposal(id=number, kind="stop" if kind == "stop" else "save", step=step, state="proposed", reason=reason)
         )
-        self.desk.stir = True
-        self.desk.log("info", f"proposal {number}: {kind} at step {self.snapshots.proposal.step}: {reason}")
+        self.desk.log("info", f"proposal {number}: {kind} at step {step}: {reason}")
 
     def _end(self, proposal: Proposal, why: str) -> None:
-        self.snapshots.proposal = replace(proposal, state="withdrawn", reason=why)
+        self.snapshots.propose(replace(proposal, state="withdrawn", reason=why))
         self._tries = 0
-        self.desk.stir = True
         self.desk.log("warning", f"proposal {proposal.id} ({proposal.kind} at step {proposal.step}) is withdrawn: {why}")
 
     def _unanswered(self, proposal: Proposal) -> str:

@@ -51,11 +51,9 @@ from raystate.core.messages import (
     Written,
 )
 from raystate.core.recovery import Recovery
-from raystate.core.retention import Keep, keep_newest
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
-KEEP_ALL = keep_newest(None)
 _MAX_ROUNDS = 50  # each round follows from a change of the one before; more would be a loop
 
 
@@ -64,20 +62,26 @@ class Coordinator:
 
     Args:
         settings: what the decisions depend on.
-        keep: the retention policy.
     """
 
-    def __init__(self, settings: Settings, keep: Keep = KEEP_ALL):
+    def __init__(self, settings: Settings):
         self.settings = settings
         self._desk = desk = Desk(settings)
         self.memory = Memory()
         self.joins = Joins(desk, self.memory)
         self.journal = Journal(desk)
-        self.saves = Saves(desk, self.memory, self.joins, self.journal, keep)
+        self.saves = Saves(desk, self.memory, self.joins, self.journal)
         self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves)
         self.recovery = Recovery(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
         self.agreement = Agreement(desk, self.joins, self.journal, self.snapshots)
-        self.leaving = Leaving(desk, self.memory, self.joins, self.journal, self.saves, self.agreement)
+        self.leaving = Leaving(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.agreement)
+        self.journal.editors = {
+            "commit": self.saves,
+            "retention": self.saves,
+            "rollback": self.recovery,
+            "set aside": self.recovery,
+            "delete": self.leaving,
+        }
         self._early: list[Event] = []
         self._claimed = False
         self._claimed_s = 0.0
@@ -191,7 +195,7 @@ class Coordinator:
                 return
             if self.leaving.is_finished():
                 return
-            self.joins.newest_committed = self.journal.newest
+            self.joins.committed(self.journal.newest)
             self.saves.turn()
             self.recovery.turn()
             self.agreement.turn()

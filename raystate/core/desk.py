@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from raystate.core.messages import Answer, Ask, Command, Failure, Log, Reply, Settings
 
 _REMEMBERED_REPLIES = 4096
+NAMED = 8  # ranks or hosts in a message; more are counted
+
+T = TypeVar("T")
 
 
 class Desk:
@@ -66,7 +69,34 @@ class Barrier:
         return any(ask in asks for asks in self.asks.values())
 
 
+class Lookout:
+    """Waits for all of many, and looks only at the one that is waited for: an event costs the same however many there are.
+
+    What was not late once is looked at again at the end, so that one that becomes late once more is seen.
+    """
+
+    __slots__ = ("_at",)
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def first(self, items: Sequence[T], is_late: Callable[[T], bool]) -> T | None:
+        """One that is late, or None if none is."""
+        count = len(items)
+        for turn in range(count):
+            index = (self._at + turn) % count
+            if is_late(items[index]):
+                self._at = index
+                return items[index]
+        return None
+
+
 def ranks_text(ranks: Iterable[int], hosts: dict[int, Any]) -> str:
-    """`rank 1 (host ab12), rank 3`: for messages."""
-    parts = [f"rank {rank} (host {hosts[rank]})" if rank in hosts else f"rank {rank}" for rank in ranks]
-    return ", ".join(parts) if parts else "nobody"
+    """`rank 1 (host ab12), rank 3 and 5 more`: for messages."""
+    return named([f"rank {rank} (host {hosts[rank]})" if rank in hosts else f"rank {rank}" for rank in ranks]) or "nobody"
+
+
+def named(parts: Sequence[str]) -> str:
+    """The first few, and how many more."""
+    more = f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
+    return ", ".join(parts[:NAMED]) + more

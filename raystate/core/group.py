@@ -13,14 +13,15 @@ from raystate.core.messages import (
     Lineage,
     TrainerExited,
     TrainerSeen,
+    group_of,
+    lineage_order,
 )
-from raystate.core.slots import lineage_order
 
 RESEND_S = 1.0  # a command that a host must have had is repeated after so long
 
 
 class Group:
-    """One lineage. `world` is None while unknown: a Coordinator that took over learns it from the hosts' reports."""
+    """A worker group in one of its lineages. `world` is None while unknown: a Coordinator that took over learns it from reports."""
 
     __slots__ = (
         "acked",
@@ -31,8 +32,8 @@ class Group:
         "hosts",
         "lineage",
         "moved_s",
+        "newest",
         "order",
-        "rewound",
         "seen",
         "why_ended",
         "world",
@@ -51,11 +52,17 @@ class Group:
         self.seen: dict[int, TrainerSeen] = {}
         self.acked = 0  # newest proposal that a rank has agreed to
         self.moved_s: dict[int, float] = {}  # when the rank's newest step last changed
-        self.rewound: dict[int, int] = {}  # ranks whose word still tells of before a second restore -> the step it tells
+        self.newest = -1  # of any rank
 
     @property
-    def newest(self) -> int:
-        return max((one.newest_step for one in self.seen.values()), default=-1)
+    def nonce(self) -> str:
+        """The same in all lineages of the worker group."""
+        return group_of(self.lineage)
+
+    def heard(self, rank: int, word: int) -> bool:
+        """Whether a report has told of the rank's word with this number, or of a later one."""
+        seen = self.seen.get(rank)
+        return word == 0 or (seen is not None and seen.number >= word)
 
 
 class Joins:
@@ -65,8 +72,8 @@ class Joins:
         self.desk = desk
         self.memory = memory
         self.group: Group | None = None
-        self.ended: dict[str, str] = {}  # lineage -> why
-        self.newest_committed = -1
+        self.ended: dict[str, str] = {}  # worker group (its lineages' nonce) -> why
+        self._newest_committed = -1
         self._counter = 0
         self._name = ""  # of the group that is joining or has joined
         self._past: set[str] = set()
@@ -77,6 +84,10 @@ class Joins:
         self._told_end_s: dict[tuple[HostId, str], float] = {}
 
     # ---------------------------------------------------------------- joining
+
+    def committed(self, newest: int) -> None:
+        """The newest committed step, for whoever joins."""
+        self._newest_committed = newest
 
     def joined(self, event: Joined) -> None:
         desk = self.desk
@@ -162,7 +173,7 @@ class Joins:
         for host in hosts.values():
             self.memory.view(host, desk.now_s)
         self._reply = JoinReply(
-            lineage=lineage, attempt=desk.attempt, hosts=tuple(hosts.items()), newest_step=self.newest_committed
+            lineage=lineage, attempt=desk.attempt, hosts=tuple(hosts.items()), newest_step=self._newest_committed
         )
         self._barrier = None
         desk.log("info", f"all {self._world} ranks have joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")
@@ -191,20 +202,26 @@ class Joins:
 
     # ---------------------------------------------------------------- who may ask
 
-    def stale(self, lineage: str) -> str | None:
-        """Why this lineage may not ask for anything, or None. One that a predecessor drew is adopted."""
-        if lineage in self.ended:
-            return f"lineage {lineage} has ended: {self.ended[lineage]}"
+    def stale(self, lineage: str, *, restoring: bool = False) -> str | None:
+        """Why this lineage may not ask for anything, or None. One that a predecessor drew is adopted.
+
+        Args:
+            restoring: any lineage of the present worker group may: it may not have heard of the next one.
+        """
+        nonce = group_of(lineage)
+        if nonce in self.ended:
+            return f"lineage {lineage} has ended: {self.ended[nonce]}"
         group = self.group
-        if group is not None and group.lineage == lineage:
+        if group is not None and (group.lineage == lineage or (restoring and group.nonce == nonce)):
             return None
         if group is None or (group.adopted and lineage_order(lineage) > group.order):
             self.adopt(lineage)
             return None
         return f"lineage {lineage} has been replaced by {group.lineage}"
 
-    def check(self, ask: Ask, lineage: str, rank: int) -> bool:
-        why = self.stale(lineage)
+    def check(self, ask: Ask, lineage: str, rank: int, *, restoring: bool = False) -> bool:
+        """Refuse an ask that `stale` refuses."""
+        why = self.stale(lineage, restoring=restoring)
         if why is None:
             return True
         self.desk.fail([ask], "StaleAttemptError", why, rank=rank, lineage=lineage, replaced=True)
@@ -212,11 +229,24 @@ class Joins:
 
     def adopt(self, lineage: str) -> None:
         """A group that an earlier attempt started is still there: go on with it."""
-        if self.group is not None and self.group.alive:
+        old = self.group
+        same = old is not None and old.nonce == group_of(lineage)
+        if old is not None and old.alive and not same:
             self.end(f"lineage {lineage} is newer")
-        self.group = Group(lineage, None, {}, self.desk.now_s, adopted=True)
+        world, hosts = (old.world, old.hosts) if old is not None and same else (None, {})
+        self.group = Group(lineage, world, hosts, self.desk.now_s, adopted=True)
         self.desk.log("info", f"adopted lineage {lineage}, started by an earlier attempt")
         self.desk.stir = True
+
+    def renew(self) -> Group:
+        """The present worker group restores: it goes on in a lineage of its own."""
+        old = self.group
+        assert old is not None
+        self._counter += 1
+        lineage = str(Lineage(self.desk.attempt, self._counter, old.nonce))
+        self.group = Group(lineage, old.world, old.hosts, self.desk.now_s, adopted=False)
+        self.desk.stir = True
+        return self.group
 
     # ---------------------------------------------------------------- what the hosts see
 
@@ -224,18 +254,9 @@ class Joins:
         """Take the trainers' words out of a host's new report. True if something about the current group changed."""
         changed = False
         for one in view.trainers:
-            group = self.group
-            if group is None or one.lineage != group.lineage:
-                if one.lineage in self.ended:
-                    self._tell_end(view.host, one.lineage, self.ended[one.lineage])
-                    continue
-                if group is not None and not (group.adopted and lineage_order(one.lineage) > group.order):
-                    if lineage_order(one.lineage) < group.order:
-                        self._tell_end(view.host, one.lineage, f"replaced by lineage {group.lineage}")
-                    continue
-                self.adopt(one.lineage)
-                group = self.group
-                assert group is not None
+            group = self._group_of(view, one)
+            if group is None:
+                continue
             if not group.alive:
                 self._tell_end(view.host, one.lineage, group.why_ended)
                 continue
@@ -243,34 +264,49 @@ class Joins:
             if old is not None and (old is one or old == one) and group.hosts.get(one.rank) == view.host:
                 continue
             changed = True
-            if group.adopted:
-                if group.world is None:
-                    group.world = one.world
-                group.hosts[one.rank] = view.host
+            if group.world is None:
+                group.world = one.world
+            group.hosts[one.rank] = view.host
             group.seen[one.rank] = one
+            group.newest = max(group.newest, one.newest_step)
             if one.ack_ok and one.ack_id > group.acked:
                 group.acked = one.ack_id
-            if one.rank in group.rewound and one.newest_step < group.rewound[one.rank]:
-                del group.rewound[one.rank]
             if old is None or old.newest_step != one.newest_step:
                 group.moved_s[one.rank] = self.desk.now_s
         return changed
+
+    def _group_of(self, view: HostView, one: TrainerSeen) -> Group | None:
+        """The present group if the trainer is in its lineage; a trainer of another group is ended or adopted."""
+        group, nonce = self.group, group_of(one.lineage)
+        if group is not None and one.lineage == group.lineage:
+            return group
+        if nonce in self.ended:
+            self._tell_end(view.host, one.lineage, self.ended[nonce])
+            return None
+        newer = group is None or (group.adopted and lineage_order(one.lineage) > group.order)
+        if newer:
+            self.adopt(one.lineage)
+            return self.group
+        if group is not None and nonce != group.nonce and lineage_order(one.lineage) < group.order:
+            self._tell_end(view.host, one.lineage, f"replaced by lineage {group.lineage}")
+        return None  # of the same worker group: it has not heard of the restore yet
 
     def _tell_end(self, host: HostId, lineage: str, reason: str) -> None:
         last_s = self._told_end_s.get((host, lineage))
         if last_s is None or self.desk.now_s - last_s >= RESEND_S:
             self._told_end_s[host, lineage] = self.desk.now_s
-            self.desk.out.append(EndTrainers(host=host, lineage=lineage, reason=reason))
+            self.desk.out.append(EndTrainers(host=host, lineage=lineage, reason=reason, attempt=self.desk.attempt))
 
     # ---------------------------------------------------------------- the end of a group
 
     def exited(self, event: TrainerExited) -> None:
-        if event.clean or event.lineage in self.ended:
+        nonce = group_of(event.lineage)
+        if event.clean or nonce in self.ended:
             return
         group = self.group
-        if group is None or group.lineage != event.lineage:
+        if group is None or group.nonce != nonce:
             if group is None or lineage_order(event.lineage) > group.order:
-                self.ended[event.lineage] = f"rank {event.rank} on host {event.host} exited: {event.reason}"
+                self.ended[nonce] = f"rank {event.rank} on host {event.host} exited: {event.reason}"
             return
         group.hosts.setdefault(event.rank, event.host)
         self.end(f"rank {event.rank} on host {event.host} exited: {event.reason}", spare=event.host)
@@ -282,7 +318,7 @@ class Joins:
             return
         group.alive = False
         group.why_ended = why
-        self.ended[group.lineage] = why
+        self.ended[group.nonce] = why
         self.desk.log("warning", f"lineage {group.lineage} has ended: {why}")
         for host in sorted(set(group.hosts.values())):
             # The host of the dead rank may have other ranks of the group.

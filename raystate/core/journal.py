@@ -7,7 +7,9 @@ known, and what it decided is neither abandoned nor discarded in between.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from raystate.core.desk import Desk
 from raystate.core.log import IntentKey, carriers, is_closed, key_of, next_entry, published_steps, refuse_retire, refuse_save
@@ -22,6 +24,7 @@ from raystate.core.messages import (
     PublishDone,
     Retire,
     RetireDone,
+    SnapshotId,
     Superseded,
 )
 
@@ -31,6 +34,37 @@ CLOSE_AFTER_S = 30.0
 
 Change = tuple[LiveStep | None, list[tuple[int, bool, str]], str]
 """(step to commit, steps to retire as (step, aside, reason), why)."""
+
+Kind = Literal["commit", "retention", "rollback", "set aside", "delete", "close"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """An entry that somebody wants.
+
+    Attributes:
+        kind: whose it is, and what it does.
+        why: for the entry and the log.
+        snapshot: commit: what becomes durable.
+        retires: steps that go, each with its reason.
+    """
+
+    kind: Kind
+    why: str
+    snapshot: SnapshotId | None = None
+    retires: tuple[tuple[int, str], ...] = ()
+
+
+class Editor(Protocol):
+    """Who asks for entries."""
+
+    def change(self, request: Request) -> Change | None:
+        """What the entry changes, when its turn has come; None: it is not wanted any more."""
+        ...
+
+    def logged(self, request: Request, entry: LogEntry | None) -> None:
+        """The entry is in the log; None: `change` gave None."""
+        ...
 
 
 class _Work:
@@ -65,9 +99,11 @@ class Journal:
         self.troubles: list[str] = []  # storage failures since the last published step, newest last
         self.superseded: Superseded | None = None
         self._work: dict[IntentKey, _Work] = {}
-        self._requests: deque[tuple[Callable[[], Change | None], Callable[[LogEntry | None], None]]] = deque()
+        self.editors: Mapping[Kind, Editor] = {}
+        self.lineages: dict[int, str] = {}  # live step -> whose snapshot it is, "" if that is unknown
+        self._requests: deque[Request] = deque()
         self._flight: LogEntry | None = None
-        self._done: Callable[[LogEntry | None], None] | None = None
+        self._flight_of: Request | None = None
         self._resend_s: float | None = None
         self._tries = 0
         self._changed_s = 0.0
@@ -83,6 +119,11 @@ class Journal:
     def busy(self) -> bool:
         """An entry is being written or waits to be."""
         return self._flight is not None or bool(self._requests)
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        """Entries that are wanted and not begun."""
+        return tuple(self._requests)
 
     @property
     def publishing(self) -> tuple[int, ...]:
@@ -140,18 +181,23 @@ class Journal:
         self.dead = set(event.dead)
         self._arrived(event.entry)
 
-    def request(self, build: Callable[[], Change | None], done: Callable[[LogEntry | None], None]) -> None:
-        """Write an entry as soon as the one before it is known.
-
-        Args:
-            build: called then; gives what the entry changes, or None if it is no longer wanted.
-            done: called with the entry once it is in the log, or with None if build gave None.
-        """
-        self._requests.append((build, done))
+    def request(self, request: Request) -> None:
+        """Write an entry as soon as the one before it is known; its editor says then what it changes, and hears when it is there."""
+        self._requests.append(request)
         self.desk.stir = True
 
     def close(self, why: str) -> None:
-        self.request(lambda: (None, [], why) if self.closable else None, _ignore)
+        """Write an entry that closes what is carried out."""
+        self.request(Request(kind="close", why=why))
+
+    def _change(self, request: Request) -> Change | None:
+        if request.kind == "close":
+            return (None, [], request.why) if self.closable else None
+        return self.editors[request.kind].change(request)
+
+    def _logged(self, request: Request, entry: LogEntry | None) -> None:
+        if request.kind != "close":
+            self.editors[request.kind].logged(request, entry)
 
     def turn(self) -> None:
         """Give what can be given now."""
@@ -173,10 +219,10 @@ class Journal:
                 desk.out.append(Append(entry=self._flight))
             return
         while self._requests and self._flight is None:
-            build, done = self._requests.popleft()
-            change = build()
+            request = self._requests.popleft()
+            change = self._change(request)
             if change is None:
-                done(None)
+                self._logged(request, None)
                 continue
             commit, retires, why = change
             assert self.tail is not None
@@ -190,7 +236,7 @@ class Journal:
                 retires=retires,
                 reason=why,
             )
-            self._flight, self._done, self._tries, self._resend_s = entry, done, 0, None
+            self._flight, self._flight_of, self._tries, self._resend_s = entry, request, 0, None
             desk.log("debug", f"log entry {entry.seq} ({entry.kind}): {why}")
             desk.out.append(Append(entry=entry))
 
@@ -224,10 +270,10 @@ class Journal:
                 self._resend_s = self.desk.now_s
                 self.desk.stir = True
                 return
-        done, self._flight, self._done = self._done, None, None
+        request, self._flight, self._flight_of = self._flight_of, None, None
         self._arrived(flight)
-        if done is not None:
-            done(flight)
+        assert request is not None
+        self._logged(request, flight)
 
     def _supersede(self, tail: LogEntry | None, flight: LogEntry) -> None:
         attempt = -1 if tail is None else tail.attempt
@@ -249,7 +295,8 @@ class Journal:
     def _looked(self) -> None:
         tail = self.tail
         self.published = published_steps(tail, self.carried)
-        self.live = frozenset(one.step for one in tail.live) if tail is not None else frozenset()
+        self.lineages = {one.step: one.lineage for one in tail.live} if tail is not None else {}
+        self.live = frozenset(self.lineages)
         self.newest = max(self.live, default=-1)
         self._changed_s = self.desk.now_s
         self.desk.stir = True
@@ -295,7 +342,3 @@ class Journal:
                 self.desk.log("info", f"step {step} is retired: {intent.reason}")
             self._looked()
             return
-
-
-def _ignore(entry: LogEntry | None) -> None:
-    """Nobody waits for this entry."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from raystate.core.agreement import Agreement
-from raystate.core.desk import Barrier, Desk
+from raystate.core.desk import NAMED, Barrier, Desk, Lookout
 from raystate.core.group import Group, Joins
-from raystate.core.journal import Change, Journal
-from raystate.core.memory import Key, Memory
+from raystate.core.journal import Change, Journal, Request
+from raystate.core.memory import HostView, Memory
 from raystate.core.messages import (
     Ask,
     DeleteAsked,
@@ -19,19 +19,40 @@ from raystate.core.messages import (
     LeaveReply,
     LogEntry,
     ReleaseAsked,
+    SnapshotId,
+    lineage_order,
 )
 from raystate.core.saves import Saves
+from raystate.core.snapshots import Snapshots
 
-Phase = Literal["open", "asking", "saving", "closing", "finished"]
+Phase = Literal["open", "asking", "hearing", "saving", "closing", "finished"]
 
 
 class Leaving:
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, agreement: Agreement):
+    """The phases of an end:
+
+    asking    the ranks of the group arrive (close)
+    hearing   reports of what everybody had saved when it asked; of a release, of what all hosts hold now
+    saving    the last step, and everything else that was promised, becomes durable or fails
+    closing   what is decided is carried out
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        memory: Memory,
+        joins: Joins,
+        journal: Journal,
+        saves: Saves,
+        snapshots: Snapshots,
+        agreement: Agreement,
+    ):
         self.desk = desk
         self.memory = memory
         self.joins = joins
         self.journal = journal
         self.saves = saves
+        self.snapshots = snapshots
         self.agreement = agreement
         self.phase: Phase = "open"
         self._flushes: list[tuple[FlushAsked, float]] = []
@@ -40,9 +61,14 @@ class Leaving:
         self._deleted: set[int] = set()  # steps
         self._asks = Barrier(0.0)
         self._group: Group | None = None  # None: a release, no rank is asked
-        self._step = -1
-        self._key: Key | None = None
+        self._left: dict[int, LeaveAsked] = {}  # by rank
+        self._speaker: tuple[int, int] | None = None  # (rank, word) of a failed trainer that has asked for the release
+        self._last: SnapshotId | None = None  # becomes durable
         self._tried_again = False
+        self._unheard = Lookout()
+        self._late_hosts = Lookout()
+        self._opened_s = 0.0
+        self._fresh_seq = -1
         self._why = ""
         self._since_s = 0.0
         self._idle_since_s = 0.0
@@ -62,54 +88,53 @@ class Leaving:
         left: list[tuple[FlushAsked, float]] = []
         for event, since_s in self._flushes:
             group = self.joins.group
-            waiting, errors = self._unfinished(event)
+            waiting, errors, lost = self._unfinished(event)
             gone = group is None or not group.alive or group.lineage != event.lineage
             waited_s = self.desk.now_s - since_s
             if waiting and not gone and waited_s < self.desk.settings.save_timeout_s:
                 left.append((event, since_s))
                 continue
-            errors += [f"{text} (after {waited_s:.1f} s)" for text in waiting]
-            self.desk.answer(event.ask, FlushReply(durable_step=self.journal.durable_step, errors=tuple(errors)))
+            if waiting:
+                errors += [f"{text} (after {waited_s:.1f} s)" for text in waiting]
+                lost = list(event.promised)
+            reply = FlushReply(durable_step=self.journal.durable_step, errors=tuple(errors), lost=tuple(lost))
+            self.desk.answer(event.ask, reply)
         self._flushes = left
 
-    def _unfinished(self, event: FlushAsked) -> tuple[list[str], list[str]]:
-        """(what is still under way, what has failed) of the steps that were promised up to the asked one."""
-        if event.step < 0:
-            return [], []
+    def _unfinished(self, event: FlushAsked | LeaveAsked) -> tuple[list[str], list[str], list[SnapshotId]]:
+        """(what is still under way, what has failed, the snapshots that have) of what was promised to a rank."""
         group = self.joins.group
-        seen = None if group is None else group.seen.get(event.rank)
-        if seen is None or seen.newest_step < event.step:
-            return [f"no report of rank {event.rank}'s save of step {event.step} yet"], []
+        if not event.promised:
+            return [], [], []
+        if group is None or not group.heard(event.rank, event.word):
+            return [f"no report yet of what {self.joins.where([event.rank])} has saved"], [], []
         waiting: list[str] = []
         errors: list[str] = []
-        due = {step for step in seen.durable_due if step <= event.step}
-        due.update(key[1] for key in self.saves.jobs if key[0] == event.lineage and key[1] <= event.step)
-        for step in sorted(due):
-            failed = self.saves.failed.get((event.lineage, step))
-            if failed is not None:
-                errors.append(failed)
-            elif step not in self.journal.live:
-                if self.saves.saved.get(step) == event.lineage:
-                    continue  # committed, and retired by now
-                skipped = [] if (event.lineage, step) in self.saves.jobs else self._skipped(event.lineage, step)
+        lost: list[SnapshotId] = []
+        for key in event.promised:
+            durable, why = self.saves.fate(key)
+            if durable is None and key not in self.saves.jobs and key.step not in self.journal.live:
+                skipped = self._skipped(key)
                 if skipped:
-                    errors.append(f"step {step} is not durable: ranks {skipped} had no free slot for it before a newer step came")
-                else:
-                    waiting.append(
-                        f"step {step} is not committed: {self.memory.missing_text((event.lineage, step), self.joins.where)}"
-                    )
-            elif step in self.journal.publishing:
-                waiting.append(f"step {step} is committed but not published")
-        return waiting, errors
+                    durable = False
+                    why = f"{self.joins.where(skipped)} had no free slot for it before a newer step came"
+            if durable is None:
+                waiting.append(why)
+            elif not durable:
+                errors.append(why if why.startswith("step ") else f"step {key.step}: {why}")
+                lost.append(key)
+        return waiting, errors, lost
 
-    def _skipped(self, lineage: str, step: int) -> list[int]:
-        """Ranks that are past the step and neither hold nor stage it: it can't become complete any more."""
+    def _skipped(self, key: SnapshotId) -> list[int]:
+        """Ranks that are past the snapshot and neither hold nor stage it: it can't become complete any more."""
         group = self.joins.group
-        snap = self.memory.snaps.get((lineage, step))
+        snap = self.memory.snaps.get(key)
         pieces = {} if snap is None else snap.pieces
-        seen = {} if group is None else group.seen
+        seen = {} if group is None or group.lineage != key.lineage else group.seen
         return [
-            rank for rank, one in sorted(seen.items()) if one.newest_step > step and step not in one.pending and rank not in pieces
+            rank
+            for rank, one in sorted(seen.items())
+            if one.place > key.place and key.step not in one.pending and rank not in pieces
         ]
 
     # ---------------------------------------------------------------- delete
@@ -131,19 +156,23 @@ class Leaving:
             what = "the newest durable step" if step == max(self.journal.live) else "in use"
             self.desk.fail([event.ask], "StorageError", f"step {step} is {what} and is not deleted", step=step)
             return
-
-        def build() -> Change | None:
-            refused = self.journal.refuse_retire(step) is not None or step == max(self.journal.live)
-            return None if refused else (None, [(step, False, "delete")], f"delete of step {step}")
-
-        def done(_: LogEntry | None) -> None:
-            if any(waiting is event for waiting, _ in self._deletes):
-                self._logged.add(event.ask)
-            self._deleted.add(step)
-            self.desk.stir = True
-
         self._deletes.append((event, self.desk.now_s))
-        self.journal.request(build, done)
+        self.journal.request(Request(kind="delete", why=f"delete of step {step}", retires=((step, "delete"),)))
+
+    def change(self, request: Request) -> Change | None:
+        """See journal.Editor."""
+        left = [
+            (step, False, why)
+            for step, why in request.retires
+            if self.journal.refuse_retire(step) is None and step != max(self.journal.live)
+        ]
+        return (None, left, request.why) if left else None
+
+    def logged(self, request: Request, entry: LogEntry | None) -> None:  # noqa: ARG002 - see journal.Editor
+        for step, _ in request.retires:
+            self._logged.update(waiting.ask for waiting, _ in self._deletes if waiting.step == step)
+            self._deleted.add(step)
+        self.desk.stir = True
 
     def _delete(self) -> None:
         left: list[tuple[DeleteAsked, float]] = []
@@ -177,42 +206,46 @@ class Leaving:
         if self.phase == "open" or self._group is not group:
             self._open("asking")
             self._group = group
-            self._step = -1
             self._why = "all ranks have closed"
         self._asks.add(event.rank, event.ask)
-        self._step = max(self._step, event.step)
+        self._left[event.rank] = event
+        if event.last is not None:
+            self._last = event.last if self._last is None else max(self._last, event.last, key=_order)
         self.desk.stir = True
 
     def release_asked(self, event: ReleaseAsked) -> None:
         if self.phase == "open" or self._group is not None:
             if self._group is not None and self.phase != "open":
                 self._refuse("StaleAttemptError", f"the run is being released: {event.reason}")
-            self._release(event.reason)
+            self._release(event.reason, event)
         self._asks.add(-1, event.ask)
         self.desk.stir = True
 
-    def _release(self, why: str) -> None:
+    def _release(self, why: str, event: ReleaseAsked | None = None) -> None:
+        """Nobody trains any more: what is newest becomes durable. The hosts are asked what they hold, last words included."""
+        group = self.joins.group
+        known = event is not None and group is not None and group.lineage == event.lineage
+        self._speaker = (event.rank, event.word) if event is not None and known else None
         self.joins.end(f"the run is released: {why}")
-        self._open("saving")
+        self._open("hearing")
         self._group = None
         self._why = why
-        best = self.memory.candidates()[:1]
-        self._step = best[0].step if best and best[0].step > self.journal.durable_step else -1
+        self._fresh_seq = self.snapshots.demand_fresh() if not self.snapshots.gathering else -1
         self.desk.stir = True
 
     def _open(self, phase: Phase) -> None:
         self.phase = phase
         self._asks = Barrier(self.desk.now_s)
-        self._key = None
+        self._left = {}
+        self._last = None
         self._tried_again = False
-        self._since_s = self.desk.now_s
+        self._since_s = self._opened_s = self.desk.now_s
 
     def _refuse(self, error: str, message: str, **details: object) -> None:
         """The run is not released: its next start recovers what is there."""
         self.desk.log("error", message)
         self.desk.fail(self._asks.everybody(), error, message, **details)
         self.phase = "open"
-        self._key = None
         self._idle_since_s = self.desk.now_s
 
     def turn(self) -> None:
@@ -224,7 +257,7 @@ class Leaving:
             self.agreement.last_stable_wanted = False
             for snap in self.memory.candidates()[:1]:
                 if snap.step > self.journal.durable_step:
-                    self.saves.want((snap.lineage, snap.step), "the stop came too late for a common step", again=True)
+                    self.saves.want(snap.id, "the stop came too late for a common step", again=True)
         if self.phase in ("open", "finished"):
             return
         group = self._group
@@ -232,6 +265,12 @@ class Leaving:
             self._refuse("StaleAttemptError", f"lineage {group.lineage} has ended: {group.why_ended}", replaced=True)
             return
         if self.phase == "asking" and group is not None and group.world is not None and not self._asks.missing(group.world):
+            self.phase = "hearing"
+            self._since_s = self.desk.now_s
+        if self.phase == "hearing" and not self._unheard_of(group):
+            if group is None:
+                best = self.memory.candidates()[:1]
+                self._last = best[0].id if best and best[0].step > self.journal.durable_step else None
             self.phase = "saving"
             self._since_s = self.desk.now_s
         if self.phase == "saving" and self._saved(group):
@@ -243,85 +282,98 @@ class Leaving:
             else:
                 self._finish()
 
+    def _unheard_of(self, group: Group | None) -> str:
+        """Whose report has to come before anything is decided about the end; "" if nobody's."""
+        if group is not None:
+            ranks = range(group.world or 0)
+            rank = self._unheard.first(ranks, lambda rank: not group.heard(rank, self._left[rank].word))
+            return "" if rank is None else f"no report of what {self.joins.where([rank])} has saved"
+        if self.snapshots.gathering:
+            return "no report of hosts that have just been found"
+        ended = self.joins.group
+        if self._speaker is not None and ended is not None and not ended.heard(*self._speaker):
+            return f"no report of what {self.joins.where([self._speaker[0]])} has saved"
+        if self._fresh_seq < 0:
+            self._fresh_seq = self.snapshots.demand_fresh()
+        view = self._late_hosts.first(self.memory.views, self._is_late)
+        return "" if view is None else f"no report of host {view.host}"
+
+    def _is_late(self, view: HostView) -> bool:
+        if not view.up:
+            return False
+        if view.reported_s is None or view.reported_s < self._opened_s:
+            return True
+        return view.advised is not None and view.advised < (self.desk.attempt, self._fresh_seq)
+
     def _saved(self, group: Group | None) -> bool:
         """True once the step is durable, and everything else that was promised is settled."""
-        journal = self.journal
-        if self._step >= 0 and self._step not in journal.published and not self._retired(group):
-            if self._step in journal.live:
+        journal, last = self.journal, self._last
+        if last is not None and not self._is_durable(last):
+            if last.step in journal.publishing:
                 return False  # committed; its publication goes on
-            self._key = self._find(group)
-            if self._key is None:
-                self._fall_back(group)
+            key = self._find(last)
+            if key is None:
+                self._fall_back(group, last)
                 return False
             if not self._tried_again:
                 # What made it fail before may be over; a run that ends gives it another chance.
                 self._tried_again = True
-                self.saves.want(self._key, "the run ends", again=True)
+                self.saves.want(key, "the run ends", again=True)
                 return False
-            failed = self.saves.failed.get(self._key)
+            failed = self.saves.failed.get(key)
             if failed is not None:
                 self._refuse(
                     "StorageError",
-                    f"step {self._step} could not be made durable: {failed}; newest durable step: {journal.durable_step}",
-                    step=self._step,
+                    f"step {last.step} could not be made durable: {failed}; newest durable step: {journal.durable_step}",
+                    step=last.step,
                     durable_step=journal.durable_step,
                 )
                 return False
-            self.saves.want(self._key, "the run ends")
+            self.saves.want(key, "the run ends")
             return False
         return not self.saves.jobs and not journal.publishing
 
-    def _retired(self, group: Group | None) -> bool:
-        """The step was saved, and went when a newer one came."""
-        return group is not None and self.saves.saved.get(self._step) == group.lineage and self._step not in self.journal.live
+    def _is_durable(self, last: SnapshotId) -> bool:
+        """It was restored from storage, or has been saved (and perhaps retired since)."""
+        return not last.lineage or self.saves.fate(last)[0] is True
 
-    def _find(self, group: Group | None) -> Key | None:
-        """The complete snapshot of the step: the group's own, or the one that it has restored."""
-        if self._key is not None and (self._key in self.saves.jobs or self._key in self.saves.failed):
-            return self._key
-        if group is not None:
-            own = (group.lineage, self._step)
-            if (own in self.saves.failed and self._tried_again) or self.memory.complete(own) is not None:
-                return own
-        for snap in self.memory.candidates():
-            if snap.step == self._step:
-                return (snap.lineage, snap.step)
+    def _find(self, last: SnapshotId) -> SnapshotId | None:
+        """The snapshot, if it can still be saved or the save is over."""
+        if last in self.saves.jobs or (last in self.saves.failed and self._tried_again) or self.memory.complete(last) is not None:
+            return last
         return None
 
-    def _fall_back(self, group: Group | None) -> None:
-        """The step is not complete in memory. Wait while it still may be; else take the newest that is, if nothing was promised."""
+    def _fall_back(self, group: Group | None, last: SnapshotId) -> None:
+        """The last step is not complete in memory: take the newest one that is, if nothing was promised."""
         if group is None:
             self._release(self._why)
             return
-        waiting = [
-            rank
-            for rank in range(group.world or 0)
-            if rank not in group.seen or group.seen[rank].newest_step < self._step or group.seen[rank].pending
-        ]
-        if waiting:
-            return  # tick has the deadline
-        promised = any(self._step in seen.durable_due for seen in group.seen.values())
-        best = [snap for snap in self.memory.candidates() if snap.step < self._step]
+        best = [snap for snap in self.memory.candidates() if snap.order < _order(last)]
+        promised = any(last in one.promised for one in self._left.values())
         if promised or (not best and self.journal.durable_step < 0):
-            text = self.memory.missing_text((group.lineage, self._step), self.joins.where)
+            _, known = self.saves.fate(last)
+            text = known if last in self.saves.failed else self.memory.missing_text(last, self.joins.where)
             self._refuse(
                 "StorageError",
-                f"step {self._step} cannot be made durable: {text}; newest durable step: {self.journal.durable_step}",
-                step=self._step,
+                f"step {last.step} cannot be made durable: {text}; newest durable step: {self.journal.durable_step}",
+                step=last.step,
                 durable_step=self.journal.durable_step,
             )
             return
-        newest = max(best[0].step if best else -1, self.journal.durable_step)
-        self.desk.log("warning", f"step {self._step} was not staged on all ranks: the run ends with step {newest}")
-        self._step = newest
+        newest = best[0].id if best and best[0].step > self.journal.durable_step else None
+        step = newest.step if newest is not None else self.journal.durable_step
+        self.desk.log("warning", f"step {last.step} was not staged on all ranks: the run ends with step {step}")
+        self._last = newest
         self.desk.stir = True
 
     def _finish(self) -> None:
         self.phase = "finished"
         step = self.journal.durable_step
         self.desk.log("info", f"the run is released with step {step}: {self._why}")
-        for ask in self._asks.everybody():
-            self.desk.answer(ask, LeaveReply(step=step))
+        for rank, asks in sorted(self._asks.asks.items()):
+            waiting, errors, _ = self._unfinished(self._left[rank]) if rank in self._left else ([], [], [])
+            for ask in asks:
+                self.desk.answer(ask, LeaveReply(step=step, errors=(*errors, *waiting)))
         self.desk.out.append(Finish(reason=self._why))
 
     # ---------------------------------------------------------------- time
@@ -337,18 +389,21 @@ class Leaving:
             self._refuse(
                 "BarrierTimeoutError",
                 f"{self.joins.where(missing)} did not call close within {waited_s:.1f} s",
-                missing_ranks=missing,
+                missing_ranks=missing[:NAMED],
                 phase="close",
                 waited_s=waited_s,
             )
+        elif self.phase == "hearing" and waited_s >= settings.host_timeout_s:
+            self._stop_hearing(group, waited_s)
         elif self.phase == "saving" and waited_s >= settings.save_timeout_s:
             text = "; ".join(self.journal.troubles[-1:])
-            if self._key is None and self._step >= 0 and group is not None:
-                text = text or self.memory.missing_text((group.lineage, self._step), self.joins.where)
+            step = -1 if self._last is None else self._last.step
+            if self._last is not None and not text:
+                text = self.memory.missing_text(self._last, self.joins.where)
             self._refuse(
                 "StorageError",
-                f"step {self._step} is not durable after {waited_s:.1f} s: {text}",
-                step=self._step,
+                f"step {step} is not durable after {waited_s:.1f} s: {text}",
+                step=step,
                 phase="close",
                 waited_s=waited_s,
             )
@@ -363,3 +418,19 @@ class Leaving:
             if now_s - last_s >= settings.idle_timeout_s:
                 self._idle_since_s = now_s
                 self._release(f"no trainer for {now_s - last_s:.0f} s")
+
+    def _stop_hearing(self, group: Group | None, waited_s: float) -> None:
+        """Reports don't come. A release goes on with those that have; a close may not be judged on older ones."""
+        why = self._unheard_of(group)
+        self.desk.stir = True
+        if group is None:
+            self._speaker = None
+            for view in list(self.memory.views):
+                if self._is_late(view):
+                    self.snapshots.give_up_on(view.host, f"no report after {waited_s:.1f} s of the release")
+        elif waited_s >= self.desk.settings.barrier_timeout_s:
+            self._refuse("BarrierTimeoutError", f"{why} after {waited_s:.1f} s", phase="close", waited_s=waited_s)
+
+
+def _order(key: SnapshotId) -> tuple[int, int, str, int, int]:
+    return (*lineage_order(key.lineage), *key.place)

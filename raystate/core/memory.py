@@ -1,18 +1,24 @@
 """What the hosts hold in memory: which snapshots are complete, and which steps cannot become complete any more.
 
-A host's report replaces the one before it, so a lost report costs nothing. Pieces are indexed by (lineage, step): a report changes
-only what differs from the host's last one.
+A host's report replaces the one before it, so a lost report costs nothing. Pieces are indexed by snapshot: a report changes only what
+differs from the host's last one, and costs no more when there are more hosts.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
-from raystate.core.messages import HostId, HostSummary, Invalidate, Proposal, Staged, TrainerSeen
-from raystate.core.slots import lineage_order
-
-Key = tuple[str, int]
-"""(lineage, step) of a snapshot."""
+from raystate.core.messages import (
+    HostId,
+    HostSummary,
+    Invalidate,
+    Proposal,
+    SnapshotId,
+    Staged,
+    TrainerSeen,
+    lineage_order,
+)
 
 
 class HostView:
@@ -65,39 +71,59 @@ class HostView:
 class Snap:
     """The pieces of one snapshot."""
 
-    __slots__ = ("complete", "durable", "lineage", "order", "pieces", "step")
+    __slots__ = ("_promised", "_shapes", "_total", "id", "order", "pieces")
 
-    def __init__(self, lineage: str, step: int):
-        self.lineage = lineage
-        self.step = step
-        self.order = lineage_order(lineage)
-        self.pieces: dict[int, dict[HostId, Staged]] = {}
-        self.complete = False
-        self.durable = False
+    def __init__(self, snapshot: SnapshotId):
+        self.id = snapshot
+        self.order = (*lineage_order(snapshot.lineage), *snapshot.place)  # newer ones are greater
+        self.pieces: dict[int, dict[HostId, Staged]] = {}  # by rank
+        self._shapes: Counter[tuple[str, int]] = Counter()  # (layout, world) of the pieces
+        self._promised = 0
+        self._total = 0
 
-    def refresh(self) -> None:
-        """Complete: every rank of one world, all with the same layout."""
-        pieces = self.pieces
-        first: Staged | None = None
-        self.complete = self.durable = False
-        durable = True
-        for held in pieces.values():
-            for piece in held.values():
-                if first is None:
-                    first = piece
-                elif piece.layout != first.layout or piece.world != first.world:
-                    return
-                durable = durable and piece.durable
-        if first is not None and len(pieces) == first.world:
-            self.complete = True
-            self.durable = durable
+    @property
+    def lineage(self) -> str:
+        return self.id.lineage
+
+    @property
+    def step(self) -> int:
+        return self.id.step
+
+    @property
+    def complete(self) -> bool:
+        """Every rank of one world is there, all with the same layout."""
+        return len(self._shapes) == 1 and len(self.pieces) == self.world
+
+    @property
+    def promised(self) -> bool:
+        """Complete, and save() returned True for it on every rank."""
+        return self.complete and self._promised == self._total
 
     @property
     def world(self) -> int:
-        for held in self.pieces.values():
-            for piece in held.values():
-                return piece.world
-        return 0
+        return next(iter(self._shapes))[1] if self._shapes else 0
+
+    def add(self, host: HostId, piece: Staged) -> None:
+        self.remove(host, piece.rank)
+        self.pieces.setdefault(piece.rank, {})[host] = piece
+        self._count(piece, 1)
+
+    def remove(self, host: HostId, rank: int) -> None:
+        held = self.pieces.get(rank, {})
+        piece = held.pop(host, None)
+        if piece is None:
+            return
+        if not held:
+            del self.pieces[rank]
+        self._count(piece, -1)
+
+    def _count(self, piece: Staged, by: int) -> None:
+        shape = (piece.layout, piece.world)
+        self._shapes[shape] += by
+        if not self._shapes[shape]:
+            del self._shapes[shape]
+        self._total += by
+        self._promised += by * piece.promised
 
     def homes(self, preferred: dict[int, HostId]) -> dict[int, HostId]:
         """rank -> a host that holds its piece; the rank's own host if that has it."""
@@ -110,11 +136,12 @@ class Snap:
 
 
 class Memory:
-    """Hosts and the index of their pieces. `changed` collects the snapshots that a report touched."""
+    """Hosts and the index of their pieces."""
 
     def __init__(self) -> None:
         self.hosts: dict[HostId, HostView] = {}
-        self.snaps: dict[Key, Snap] = {}
+        self.views: list[HostView] = []  # the same, in the order in which they came
+        self.snaps: dict[SnapshotId, Snap] = {}
         self.base: Invalidate | None = None  # the newest recovery decision that is known
 
     # ---------------------------------------------------------------- hosts come and go
@@ -123,6 +150,7 @@ class Memory:
         view = self.hosts.get(host)
         if view is None:
             view = self.hosts[host] = HostView(host, now_s)
+            self.views.append(view)
         return view
 
     def incarnate(self, view: HostView, incarnation: str, seq: int, now_s: float, patience_s: float) -> bool | None:
@@ -155,36 +183,28 @@ class Memory:
         view.sent = None
         view.trainers = ()
 
-    def place(self, view: HostView, staged: tuple[Staged, ...]) -> list[Snap]:
-        """Replace the host's pieces; gives the snapshots that changed."""
+    def place(self, view: HostView, staged: tuple[Staged, ...]) -> dict[SnapshotId, bool]:
+        """Replace the host's pieces; gives the snapshots that changed, and whether nobody had known of them before."""
         old = view.staged
-        touched: dict[Key, Snap] = {}
+        touched: dict[SnapshotId, bool] = {}
         for piece in old:
-            if piece not in staged:
-                snap = self.snaps.get((piece.lineage, piece.step))
-                if snap is not None and piece.rank in snap.pieces:
-                    held = snap.pieces[piece.rank]
-                    held.pop(view.host, None)
-                    if not held:
-                        del snap.pieces[piece.rank]
-                    touched[piece.lineage, piece.step] = snap
+            if piece not in staged and (snap := self.snaps.get(piece.id)) is not None:
+                snap.remove(view.host, piece.rank)
+                touched[piece.id] = False
         for piece in staged:
             if piece not in old:
-                key = (piece.lineage, piece.step)
-                snap = self.snaps.get(key)
-                if snap is None:
-                    snap = self.snaps[key] = Snap(piece.lineage, piece.step)
-                snap.pieces.setdefault(piece.rank, {})[view.host] = piece
-                touched[key] = snap
+                new = piece.id not in self.snaps
+                snap = self.snaps.setdefault(piece.id, Snap(piece.id))
+                snap.add(view.host, piece)
+                touched[piece.id] = new
         view.staged = staged
-        for key, snap in touched.items():
-            if not snap.pieces:
+        for key in touched:
+            if not self.snaps[key].pieces:
                 del self.snaps[key]
-            snap.refresh()
-        return list(touched.values())
+        return touched
 
-    def take(self, view: HostView, summary: HostSummary, now_s: float) -> list[Snap]:
-        """A report of the known incarnation, newer than the last."""
+    def take(self, view: HostView, summary: HostSummary, now_s: float) -> dict[SnapshotId, bool]:
+        """A report of the known incarnation, newer than the last. Gives what `place` gives."""
         view.summary_seq = summary.seq
         view.heard_s = view.reported_s = now_s
         view.advised = summary.advised
@@ -198,7 +218,7 @@ class Memory:
                 self.base = summary.base
         view.trainers = summary.trainers
         if summary.staged == view.staged:
-            return []
+            return {}
         return self.place(view, summary.staged)
 
     # ---------------------------------------------------------------- what can be recovered
@@ -210,9 +230,10 @@ class Memory:
             return True
         return lineage_order(lineage) >= lineage_order(base.by) or (lineage == base.lineage and step <= base.step)
 
-    def complete(self, key: Key) -> Snap | None:
+    def complete(self, key: SnapshotId) -> Snap | None:
+        """The snapshot, if all its pieces are here and no restore has given it up."""
         snap = self.snaps.get(key)
-        return snap if snap is not None and snap.complete and self.believed(*key) else None
+        return snap if snap is not None and snap.complete and self.believed(key.lineage, key.step) else None
 
     def candidates(self) -> list[Snap]:
         """Complete and believed snapshots, best first: the newest lineage that has one, then the newest step.
@@ -221,20 +242,16 @@ class Memory:
         """
         found = [snap for snap in self.snaps.values() if snap.complete and self.believed(snap.lineage, snap.step)]
         if len(found) > 1:
-            found.sort(key=_newest_first, reverse=True)
+            found.sort(key=lambda snap: snap.order, reverse=True)
         return found
 
-    def missing_text(self, key: Key, where: Callable[[list[int]], str]) -> str:
+    def missing_text(self, key: SnapshotId, where: Callable[[list[int]], str]) -> str:
         """Why a snapshot is not complete, for messages. `where` names ranks with their hosts."""
         snap = self.snaps.get(key)
         if snap is None:
-            return f"no host holds a piece of step {key[1]}"
+            return f"no host holds a piece of step {key.step}"
         world = snap.world
         missing = [rank for rank in range(world) if rank not in snap.pieces]
         if missing:
-            return f"step {key[1]} was not staged by {where(missing)}"
-        return f"the pieces of step {key[1]} differ in layout" if not snap.complete else f"step {key[1]} is complete"
-
-
-def _newest_first(snap: Snap) -> tuple[tuple[int, int, str], int]:
-    return (snap.order, snap.step)
+            return f"step {key.step} was not staged by {where(missing)}"
+        return f"the pieces of step {key.step} differ in layout" if not snap.complete else f"step {key.step} is complete"

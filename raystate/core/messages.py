@@ -144,7 +144,6 @@ class TrainerSeen:
     again: int = 0  # which save() of that step it was
     number: int = 0  # of the word; questions name the word they were asked after
     pending: tuple[int, ...] = ()  # steps it is still staging
-    promised: tuple[int, ...] = ()  # steps for which save() returned True, newest last (the last few)
     ack_id: int = 0  # newest proposal it has answered; 0: none
     ack_ok: bool = False
     ack_step: int = -1  # its step when it answered
@@ -184,7 +183,6 @@ class TrainerWord:
     newest_step: int = -1
     again: int = 0
     pending: tuple[int, ...] = ()
-    promised: tuple[int, ...] = ()
     done: tuple[int, ...] = ()  # per slot: the grant number that was used up (slot staged, or handed back)
     ack_id: int = 0
     ack_ok: bool = False
@@ -254,6 +252,11 @@ class RestoreChoice:
     reason: str = ""
     set_aside: tuple[tuple[int, str], ...] = ()
 
+    @property
+    def base(self) -> SnapshotId | None:
+        """What the new lineage goes on from; without a lineage: a stored step."""
+        return SnapshotId(self.lineage, self.step, self.again) if self.step >= 0 else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreSettled:
@@ -280,7 +283,7 @@ class RestoreSettled:
 class FlushReply:
     durable_step: int  # newest published step, -1: none
     errors: tuple[str, ...] = ()  # what was promised and is not durable, and why
-    lost: tuple[int, ...] = ()  # those steps
+    lost: tuple[SnapshotId, ...] = ()  # those snapshots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,28 +383,29 @@ class RestoreTried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushAsked:
-    """Answered once each of the steps in `promised` is durable or can't become so. `word`: as in RestoreAsked."""
+    """Answered once each of the `promised` snapshots is durable or can't become so. `word`: as in RestoreAsked."""
 
     ask: Ask
     lineage: str
     rank: int
-    promised: tuple[int, ...] = ()
+    promised: tuple[SnapshotId, ...] = ()
     word: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveAsked:
-    """Collective: close(). The newest kept snapshot, `step` (-1: none) and `again`, becomes durable, then the run is released.
+    """Collective: close(). The newest kept snapshot becomes durable, then the run is released.
 
-    `promised`, `word`: as in FlushAsked; the answer names those that are not durable.
+    Attributes:
+        last: what the rank has kept last, or restored; without a lineage: restored from storage; None: nothing.
+        promised, word: as in FlushAsked; the answer names those that are not durable.
     """
 
     ask: Ask
     lineage: str
     rank: int
-    step: int
-    again: int = 0
-    promised: tuple[int, ...] = ()
+    last: SnapshotId | None = None
+    promised: tuple[SnapshotId, ...] = ()
     word: int = 0
 
 

@@ -4,7 +4,7 @@ The phases of one restore:
     asking        the ranks arrive
     looking       fresh reports of all hosts, publications and commits under way come to an end
     retiring      rollback only: the newer steps are retired in the log
-    discarding    every host discards what the choice gives up
+    discarding    the group's next lineage begins, and every host discards what the choice gives up
     trying        the ranks restore and say how it went; if one fails, choose again without that copy
 """
 
@@ -12,11 +12,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from raystate.core.desk import Barrier, Desk
+from raystate.core.desk import NAMED, Barrier, Desk, Lookout, named
 from raystate.core.group import Group, Joins
-from raystate.core.journal import Change, Journal
-from raystate.core.memory import Memory, Snap
-from raystate.core.messages import TIERS, HostId, LogEntry, RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried, Tier
+from raystate.core.journal import Change, Journal, Request
+from raystate.core.memory import HostView, Memory, Snap
+from raystate.core.messages import (
+    TIERS,
+    LogEntry,
+    RestoreAsked,
+    RestoreChoice,
+    RestoreSettled,
+    RestoreTried,
+    SnapshotId,
+    Tier,
+    group_of,
+)
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
@@ -35,6 +45,7 @@ class Recovery:
         self._group: Group | None = None
         self._asks = Barrier(0.0)
         self._asked: dict[int, tuple[int | None, bool]] = {}
+        self._words: dict[int, int] = {}  # rank -> number of its last word before it asked
         self._want: int | None = None
         self._rollback = False
         self._resumed = -1  # the step that an earlier attempt had chosen for this group
@@ -42,20 +53,22 @@ class Recovery:
         self._since_s = 0.0  # when this phase began
         self._began_s = 0.0  # when all ranks had asked
         self._fresh_seq = -1
-        self._homes: dict[int, HostId] = {}
+        self._renewed = False  # the group's next lineage has begun: all choices of one restore are for the same
+        self._late_hosts = Lookout()
+        self._late_ranks = Lookout()
         self._choice: RestoreChoice | None = None
-        self._excluded: set[tuple[Tier, str, int]] = set()
+        self._excluded: set[tuple[Tier, SnapshotId]] = set()
         self._damaged: list[tuple[int, str]] = []
         self._aside: list[tuple[int, str]] = []  # damaged in storage, to be set aside once an older step is chosen
 
     # ---------------------------------------------------------------- events
 
     def asked(self, event: RestoreAsked) -> None:
-        if not self.joins.check(event.ask, event.lineage, event.rank):
+        if not self.joins.check(event.ask, event.lineage, event.rank, restoring=True):
             return
         group = self.joins.group
         assert group is not None
-        if self._group is not group or self.phase == "idle":
+        if not self._is_for(group) or self.phase == "idle":
             self._begin(group)
         elif self.phase == "trying" and event.ask not in self._asks.everybody():
             # The rank never got the choice, or has begun anew: it gets the same one.
@@ -64,22 +77,24 @@ class Recovery:
             return
         self._asks.add(event.rank, event.ask)
         self._asked[event.rank] = (event.step, event.rollback)
+        # A later lineage's words don't tell of the one before.
+        self._words[event.rank] = event.word if event.lineage == group.lineage else 0
         self.desk.stir = True
 
     def tried(self, event: RestoreTried) -> None:
-        if not self.joins.check(event.ask, event.lineage, event.rank):
+        if not self.joins.check(event.ask, event.lineage, event.rank, restoring=True):
             return
         choice, group = self._choice, self.joins.group
         assert group is not None
-        if group.adopted and (self.phase in ("idle", "asking") or self._group is not group):
+        if group.adopted and (self.phase in ("idle", "asking") or not self._is_for(group)):
             # An earlier attempt made the choice, and its ranks have tried it: choose once more, the same step if it is good.
-            if self._group is not group or self.phase == "idle":
+            if not self._is_for(group) or self.phase == "idle":
                 self._begin(group)
             self._resumed = event.step if event.ok and event.step >= 0 else self._resumed
             self._asks.add(event.rank, event.ask)
             self.desk.stir = True
             return
-        if self.phase != "trying" or choice is None or self._group is not group:
+        if self.phase != "trying" or choice is None or not self._is_for(group):
             self.desk.fail(
                 [event.ask],
                 "StaleAttemptError",
@@ -88,7 +103,7 @@ class Recovery:
                 step=event.step,
             )
             return
-        if event.step != choice.step:
+        if event.step != choice.step or event.lineage != choice.begins:
             self.desk.fail(
                 [event.ask],
                 "StaleAttemptError",
@@ -104,38 +119,44 @@ class Recovery:
 
     # ---------------------------------------------------------------- progress
 
+    def _is_for(self, group: Group) -> bool:
+        return self._group is not None and self._group.nonce == group.nonce
+
     def _begin(self, group: Group) -> None:
         self._group = group
         self._asks = Barrier(self.desk.now_s)
         self._asked = {}
+        self._words = {}
         self._resumed = -1
+        self._renewed = False
         self._tried = {}
         self._choice = None
         self._excluded = set()
         self._damaged = []
         self._aside = []
-        self.saves.restoring = -1
+        self.saves.protect(-1)
         self._enter("asking")
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
         self._since_s = self.desk.now_s
-        self.snapshots.awaited = phase == "looking"
         self.desk.stir = True
 
     def turn(self) -> None:
         if self.phase == "idle":
             return
-        group = self._group
+        group, present = self._group, self.joins.group
         assert group is not None
-        if not group.alive or self.joins.group is not group:
+        if present is not None and present.nonce == group.nonce:
+            self._group = group = present  # an adopted group may turn out to be in a later lineage
+        if not group.alive or present is not group:
             self._fail("StaleAttemptError", f"lineage {group.lineage} has ended: {group.why_ended or 'replaced'}")
             return
         if self.phase == "asking" and group.world is not None and not self._asks.missing(group.world):
             self._all_asked()
         if self.phase == "looking" and not self._waiting_for():
             self._choose(group)
-        if self.phase == "discarding" and not self._not_discarded():
+        if self.phase == "discarding" and self.snapshots.not_discarded() is None:
             self._announce()
         if self.phase == "trying" and len(self._tried) == group.world:
             self._judge(group)
@@ -155,19 +176,23 @@ class Recovery:
     def _waiting_for(self) -> str:
         """What has to be known before the choice; "" if nothing."""
         snapshots, memory = self.snapshots, self.memory
+        group = self._group
+        assert group is not None
         if snapshots.gathering:
-            return f"reports of hosts {sorted(snapshots.gathering)}"
+            return f"reports of hosts {named(sorted(snapshots.gathering))}"
         if self._fresh_seq < 0:
             self._fresh_seq = snapshots.demand_fresh()
-        late = [view.host for view in memory.hosts.values() if view.up and not self._is_fresh(view.host)]
-        late += [view.host for view in memory.hosts.values() if not view.up and view.back_until_s > self.desk.now_s]
-        if late:
-            return f"reports of hosts {sorted(late)}"
+        late = self._late_hosts.first(memory.views, self._is_late)
+        if late is not None:
+            return f"a report of host {late.host}"
+        unheard = self._late_ranks.first(range(group.world or 0), lambda rank: not group.heard(rank, self._words.get(rank, 0)))
+        if unheard is not None:
+            return f"a report of what {self.joins.where([unheard])} had saved when it asked"
         job = self.saves.running
         committing = job is not None and job.phase in ("packaging", "committing")
         best = self._memory_choice(None) if self._want is None else None
         if best is not None and not self._is_behind(best, self._stored()):
-            on_the_way = [*self.journal.publishing, *([job.key[1]] if job is not None and committing else [])]
+            on_the_way = [*self.journal.publishing, *([job.key.step] if job is not None and committing else [])]
             if all(step <= best.step for step in on_the_way):
                 return ""  # whatever becomes of them, memory has something newer: storage that is slow or out holds nobody up
         if self.journal.publishing:
@@ -175,19 +200,22 @@ class Recovery:
                 f"the publication of steps {list(self.journal.publishing)} ({'; '.join(self.journal.troubles[-1:]) or 'under way'})"
             )
         if self.journal.busy or committing:
-            return f"the commit of step {job.key[1]}" if job is not None else "a log entry"
+            return f"the commit of step {job.key.step}" if job is not None else "a log entry"
         return ""
 
-    def _is_fresh(self, host: HostId) -> bool:
-        """The host's last report was made after all ranks had asked, and no trainer of an older lineage is left there."""
-        view = self.memory.hosts[host]
+    def _is_late(self, view: HostView) -> bool:
+        """Its report has to be waited for: it has not said yet what it holds now, or it is down and expected back."""
+        return not self._is_fresh(view) if view.up else view.back_until_s > self.desk.now_s
+
+    def _is_fresh(self, view: HostView) -> bool:
+        """The host's last report was made after all ranks had asked, and no trainer of an older worker group is left there."""
         if view.reported_s is None or view.reported_s < self._began_s:
             return False
         if view.advised is not None and view.advised < (self.desk.attempt, self._fresh_seq):
             return False
         group = self._group
         assert group is not None
-        return all(one.lineage == group.lineage for one in view.trainers)
+        return all(group_of(one.lineage) == group.nonce for one in view.trainers)
 
     # ---------------------------------------------------------------- the choice
 
@@ -212,13 +240,15 @@ class Recovery:
         if self._aside and self._set_aside():
             return
         aside = tuple(self._damaged)
+        group = self._renew(group)
         if snap is not None:
             homes = snap.homes(group.hosts)
-            self._homes = homes
             self._choice = RestoreChoice(
                 tier="memory",
                 step=snap.step,
+                begins=group.lineage,
                 lineage=snap.lineage,
+                again=snap.id.again,
                 hosts=tuple(homes.items()),
                 reason=f"step {snap.step} is complete in memory (lineage {snap.lineage}); newest durable step: "
                 f"{self.journal.durable_step}",
@@ -226,7 +256,6 @@ class Recovery:
             )
             self._discard(group, snap.lineage, snap.step)
             return
-        self._homes = {}
         if want is not None or stored:
             step = want if want is not None else stored[-1]
             tail = self.journal.tail
@@ -236,24 +265,34 @@ class Recovery:
             self._choice = RestoreChoice(
                 tier="storage",
                 step=step,
+                begins=group.lineage,
                 save=save,
                 reason=f"step {step} is durable; newest complete in memory: {best[0].step if best else 'none'}",
                 set_aside=aside,
             )
-            self.saves.restoring = step
+            self.saves.protect(step)
         else:
-            self._choice = RestoreChoice(tier="none", step=-1, reason="the run has no step yet", set_aside=aside)
+            self._choice = RestoreChoice(
+                tier="none", step=-1, begins=group.lineage, reason="the run has no step yet", set_aside=aside
+            )
         self._discard(group, "", -1)
 
+    def _renew(self, group: Group) -> Group:
+        """What the group stages from now on is of a lineage of its own: nothing of before can be taken for it."""
+        if not self._renewed:
+            self._renewed = True
+            self._group = group = self.joins.renew()
+        return group
+
     def _stored(self) -> list[int]:
-        return [step for step in self.journal.published if ("storage", "", step) not in self._excluded]
+        return [step for step in self.journal.published if ("storage", SnapshotId("", step)) not in self._excluded]
 
     def _is_behind(self, snap: Snap, stored: list[int]) -> bool:
         """Never an older memory step over a newer durable one; of equals memory is faster."""
         return bool(stored) and stored[-1] > snap.step
 
     def _memory_choice(self, want: int | None) -> Snap | None:
-        found = [snap for snap in self.memory.candidates() if ("memory", snap.lineage, snap.step) not in self._excluded]
+        found = [snap for snap in self.memory.candidates() if ("memory", snap.id) not in self._excluded]
         if want is not None:
             return next((snap for snap in found if snap.step == want), None)
         return found[0] if found else None
@@ -280,18 +319,16 @@ class Recovery:
             return True
         self.saves.abort_after(want, f"rolled back to step {want}")
         why = f"rollback to step {want}"
-        self._retire([(step, False, why) for step in newer], why)
+        self._retire("rollback", [(step, why) for step in newer], why)
         return True
 
     def _set_aside(self) -> bool:
         """Damaged stored steps leave the log, their data stays. True while that has to be waited for."""
-        wanted = [
-            (step, True, f"damaged: {why}") for step, why in self._aside if step in self.journal.live and self._may_retire(step)
-        ]
+        wanted = [(step, f"damaged: {why}") for step, why in self._aside if step in self.journal.live and self._may_retire(step)]
         self._aside = []
         if not wanted:
             return False
-        self._retire(wanted, f"steps {[one[0] for one in wanted]} are damaged and are set aside")
+        self._retire("set aside", wanted, f"steps {[one[0] for one in wanted]} are damaged and are set aside")
         return True
 
     def _may_retire(self, step: int) -> bool:
@@ -300,18 +337,22 @@ class Recovery:
             self.desk.log("warning", refused)
         return refused is None
 
-    def _retire(self, retires: list[tuple[int, bool, str]], why: str) -> None:
+    def _retire(self, kind: Literal["rollback", "set aside"], retires: list[tuple[int, str]], why: str) -> None:
         self._enter("retiring")
+        self.journal.request(Request(kind=kind, why=why, retires=tuple(retires)))
 
-        def build() -> Change | None:
-            left = [one for one in retires if self.journal.refuse_retire(one[0]) is None]
-            return (None, left, why) if left else None
+    def change(self, request: Request) -> Change | None:
+        """See journal.Editor."""
+        left = [
+            (step, request.kind == "set aside", why)
+            for step, why in request.retires
+            if self.journal.refuse_retire(step) is None
+        ]
+        return (None, left, request.why) if left else None
 
-        def done(_: LogEntry | None) -> None:
-            if self.phase == "retiring":
-                self._enter("looking")
-
-        self.journal.request(build, done)
+    def logged(self, request: Request, entry: LogEntry | None) -> None:  # noqa: ARG002 - see journal.Editor
+        if self.phase == "retiring":
+            self._enter("looking")
 
     def _discard(self, group: Group, lineage: str, step: int) -> None:
         choice = self._choice
@@ -321,16 +362,12 @@ class Recovery:
         self.saves.forget_unbelieved()
         self._enter("discarding")
 
-    def _not_discarded(self) -> list[HostId]:
-        return sorted(view.host for view in self.memory.hosts.values() if view.up and not self.snapshots.has_base(view))
-
     def _announce(self) -> None:
         choice = self._choice
         assert choice is not None
-        if choice.tier == "memory" and self.memory.complete((choice.lineage, choice.step)) is None:
-            self.desk.log(
-                "warning", f"{self.memory.missing_text((choice.lineage, choice.step), self.joins.where)} by now; choosing again"
-            )
+        base = SnapshotId(choice.lineage, choice.step, choice.again)
+        if choice.tier == "memory" and self.memory.complete(base) is None:
+            self.desk.log("warning", f"{self.memory.missing_text(base, self.joins.where)} by now; choosing again")
             self._enter("looking")
             return
         self._tried = {}
@@ -353,32 +390,42 @@ class Recovery:
         if choice.tier == "none" or (choice.tier == "storage" and not any(one.damaged for one in bad)):
             self._fail("StorageError", f"step {choice.step} could not be restored from {choice.tier}: {text}", step=choice.step)
             return
-        self._excluded.add((choice.tier, choice.lineage if choice.tier == "memory" else "", choice.step))
+        self._excluded.add((choice.tier, SnapshotId(choice.lineage, choice.step, choice.again)))
         self._damaged.append((choice.step, f"{choice.tier}: {text}"))
         if choice.tier == "storage":
             self._aside.append((choice.step, text))
-            self.saves.restoring = -1
+            self.saves.protect(-1)
         self._enter("looking")
 
     def _settle(self, group: Group, choice: RestoreChoice) -> None:
         group.decided = True
         step = choice.step
-        self.saves.conflicts[group.lineage] = frozenset(one for one in self.journal.live if one > step)
-        if (choice.tier == "memory" and choice.lineage == group.lineage) or group.newest > step:
-            self.snapshots.rewind(step)
-        self.saves.restoring = -1
+        self.saves.protect(-1)
         tier = max(
             (one.tier for one in self._tried.values()), key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default=""
         )
+        settled = RestoreSettled(
+            step=step,
+            tier=tier,
+            ahead=tuple(sorted(one for one in self.journal.live if one > step)),
+            safe=choice.tier == "storage" or self._is_saved(SnapshotId(choice.lineage, step, choice.again)),
+            durable_step=self.journal.durable_step,
+            advice=(self.desk.attempt, self.snapshots.seq),
+        )
         for ask in self._asks.everybody():
-            self.desk.answer(ask, RestoreSettled(step=step, tier=tier))
+            self.desk.answer(ask, settled)
         self.desk.log("info", f"all {group.world} ranks have restored step {step} from {tier or choice.tier}")
         self._enter("idle")
+
+    def _is_saved(self, base: SnapshotId) -> bool:
+        """Whether the restored snapshot is durable, or is going to be."""
+        durable, _ = self.saves.fate(base)
+        return durable is True or base in self.saves.jobs
 
     def _fail(self, error: str, message: str, **details: object) -> None:
         self.desk.log("error", message)
         self.desk.fail(self._asks.everybody(), error, message, **details)
-        self.saves.restoring = -1
+        self.saves.protect(-1)
         self._enter("idle")
 
     # ---------------------------------------------------------------- deadlines
@@ -395,15 +442,15 @@ class Recovery:
             self._fail(
                 "BarrierTimeoutError",
                 f"{who} did not call restore within {waited_s:.1f} s",
-                missing_ranks=missing,
+                missing_ranks=missing[:NAMED],
                 phase="restore",
                 waited_s=waited_s,
             )
         elif self.phase in ("looking", "retiring"):
             self._tick_looking(waited_s)
         elif self.phase == "discarding" and waited_s >= settings.host_timeout_s:
-            for host in self._not_discarded():
-                self.snapshots.give_up_on(host, f"it has not discarded what the restore gives up within {waited_s:.1f} s")
+            while (view := self.snapshots.not_discarded()) is not None:
+                self.snapshots.give_up_on(view.host, f"it has not discarded what the restore gives up within {waited_s:.1f} s")
             self.desk.stir = True
         elif self.phase == "trying" and waited_s >= settings.restore_timeout_s:
             missing = [rank for rank in range(group.world or 0) if rank not in self._tried]
@@ -419,8 +466,8 @@ class Recovery:
         settings = self.desk.settings
         self.desk.stir = True
         if waited_s >= settings.host_timeout_s:
-            for view in list(self.memory.hosts.values()):
-                if view.up and not self._is_fresh(view.host):
+            for view in list(self.memory.views):
+                if view.up and not self._is_fresh(view):
                     why = "trainers of an older lineage are still there" if view.reported_s is not None else "no report"
                     self.snapshots.give_up_on(view.host, f"{why} after {waited_s:.1f} s of restoring")
         if self.desk.now_s - self._began_s >= settings.restore_timeout_s:

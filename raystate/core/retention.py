@@ -15,15 +15,15 @@ def keep_newest(count: int | None) -> Keep:
     return lambda live: [one.step for one in (live if count is None else live[-count:])]
 
 
-def choose_retired(live: Sequence[LiveStep], keep: Keep, in_use: Collection[int] = ()) -> list[tuple[int, bool, str]]:
-    """The steps to retire as (step, aside, reason), oldest first; never the newest.
+def choose_retired(live: Sequence[LiveStep], kept: Collection[int], in_use: Collection[int] = ()) -> list[tuple[int, str]]:
+    """The steps to retire, each with its reason, oldest first; never the newest.
 
     Args:
         live: committed steps, ascending.
-        keep: the policy.
+        kept: what the policy keeps.
         in_use: further steps to keep.
     """
     if not live:
         return []
-    kept = {*keep(live), *in_use, live[-1].step}
-    return [(one.step, False, f"retention: not among {len(kept)} kept steps") for one in live if one.step not in kept]
+    left = {*kept, *in_use, live[-1].step}
+    return [(one.step, f"retention: not among {len(left)} kept steps") for one in live if one.step not in left]

@@ -7,15 +7,27 @@ complete; from the commit entry on there is only rolling forward, and that is th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from raystate.core.desk import Desk
+from raystate.core.desk import Desk, named
 from raystate.core.group import Joins
-from raystate.core.journal import Change, Journal, retry_delay_s
-from raystate.core.memory import Key, Memory, Snap
-from raystate.core.messages import BuildPackage, Discard, HostId, LiveStep, LogEntry, Packaged, SaveId, Write, Written
-from raystate.core.retention import Keep, choose_retired
-from raystate.core.slots import lineage_order
+from raystate.core.journal import Change, Journal, Request, retry_delay_s
+from raystate.core.memory import Memory, Snap
+from raystate.core.messages import (
+    BuildPackage,
+    Discard,
+    HostId,
+    LiveStep,
+    LogEntry,
+    Packaged,
+    SaveId,
+    SnapshotId,
+    Write,
+    Written,
+    lineage_order,
+)
+from raystate.core.retention import choose_retired
 
 MAX_TRIES = 3
 GIVES_WAY_S = 4.0  # for so long a save that is due may hold up snapshots while storage is busy with another one
@@ -31,7 +43,7 @@ class Job:
         "waiting", "why",
     )  # fmt: skip
 
-    def __init__(self, key: Key, now_s: float, why: str):
+    def __init__(self, key: SnapshotId, now_s: float, why: str):
         self.key = key
         self.why = why
         self.due_s = now_s
@@ -50,46 +62,74 @@ class Job:
 
 
 class Saves:
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, keep: Keep):
+    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal):
         self.desk = desk
-        self.keep = keep
         self.memory = memory
         self.joins = joins
         self.journal = journal
-        self.jobs: dict[Key, Job] = {}
+        self.jobs: dict[SnapshotId, Job] = {}
         self.running: Job | None = None
-        self.failed: dict[Key, str] = {}  # promised steps that will not become durable, and why
-        self.saved: dict[int, str] = {}  # step -> lineage whose snapshot it is, of this attempt's commits
-        self.conflicts: dict[str, frozenset[int]] = {}  # lineage -> live steps that it will pass again, being of another past
+        self.failed: dict[SnapshotId, str] = {}  # snapshots that will not become durable, and why
+        self.saved: dict[SnapshotId, None] = {}  # this attempt's commits; some may be retired by now
         self.restoring = -1  # a stored step that is being read now
         self._counter = 0
-        self._held_back = False  # retention chose a step that could not be retired then
+        self._kept: frozenset[int] | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
 
     # ---------------------------------------------------------------- what is due
 
     def offer(self, snap: Snap) -> None:
         """A snapshot has become complete, and every rank's save() promised it."""
-        self.want((snap.lineage, snap.step), "due")
+        self.want(snap.id, "due")
 
-    def want(self, key: Key, why: str, *, again: bool = False) -> None:
+    def want(self, key: SnapshotId, why: str, *, again: bool = False) -> None:
         """Make a complete snapshot durable. `again`: although it has failed before."""
         if again and key in self.failed:
             del self.failed[key]
-        if key in self.jobs or key in self.failed or not self.memory.believed(*key):
+        if key in self.jobs or key in self.failed or key in self.saved or not self.memory.believed(key.lineage, key.step):
             return
-        if key[1] in self.journal.live:
-            if key[1] in self.conflicts.get(key[0], ()):
-                self._give_up(key, f"step {key[1]} exists already, from before the restore; restore with rollback=True retires it")
+        if key.step in self.journal.live:
+            if not self._is_same(key):
+                self._give_up(key, self._other_past(key.step))
             return
         self.jobs[key] = Job(key, self.desk.now_s, why)
         self.desk.stir = True
 
-    def lost(self, key: Key, why: str) -> None:
-        """A promised step can never be complete."""
-        if key not in self.failed and key[1] not in self.journal.live:
+    def _is_same(self, key: SnapshotId) -> bool:
+        """Whether the live step of that number is this snapshot. Of one that an earlier attempt committed only the lineage is known."""
+        mine = [saved.again for saved in self.saved if (saved.lineage, saved.step) == (key.lineage, key.step)]
+        return key.again in mine if mine else self.journal.lineages.get(key.step) == key.lineage
+
+    @staticmethod
+    def _other_past(step: int) -> str:
+        return f"step {step} lies in storage from another past; restore(step=…, rollback=True) retires it"
+
+    def protect(self, step: int) -> None:
+        """This stored step is being read: retention spares it. -1: none is."""
+        self.restoring = step
+
+    def fate(self, key: SnapshotId) -> tuple[bool | None, str]:
+        """What has become of a promised snapshot: (True, ""): durable; (False, why not); (None, what it waits for)."""
+        if key in self.failed:
+            return False, self.failed[key]
+        if key in self.jobs:
+            return None, f"step {key.step} is not committed: {self.memory.missing_text(key, self.joins.where)}"
+        if key.step in self.journal.live:
+            if not self._is_same(key):
+                return False, self._other_past(key.step)
+            published = key.step not in self.journal.publishing
+            return (True, "") if published else (None, f"step {key.step} is committed but not published")
+        if key in self.saved:
+            return True, ""  # committed, and retired by now
+        if not self.memory.believed(key.lineage, key.step):
+            return False, f"step {key.step} was given up by a restore"
+        return None, f"step {key.step} is not committed: {self.memory.missing_text(key, self.joins.where)}"
+
+    def lost(self, key: SnapshotId, why: str) -> None:
+        """A promised snapshot can never be complete."""
+        if key not in self.failed and key.step not in self.journal.live:
             self._give_up(key, why)
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[SnapshotId]:
         """Snapshots that must stay in memory for a save.
 
         One slot is being filled and one holds the newest stable step. What is beyond that can wait for storage as long as it takes;
@@ -105,23 +145,23 @@ class Saves:
             job.gives_way = job.gives_way or self.desk.now_s - job.due_s >= GIVES_WAY_S
         return sorted(key for place, key in enumerate(waiting) if place < room or not self.jobs[key].gives_way)
 
-    def _by_turn(self, key: Key) -> tuple[bool, int, str]:
+    def _by_turn(self, key: SnapshotId) -> tuple[bool, int, str, int]:
         return (self.jobs[key] is not self.running, *_by_step(key))
 
     def forget_unbelieved(self) -> None:
         """After a recovery decision: what it discarded is not saved any more."""
-        for key in [key for key in self.jobs if not self.memory.believed(*key)]:
+        for key in [key for key in self.jobs if not self.memory.believed(key.lineage, key.step)]:
             job = self.jobs[key]
             if job.phase == "committing":
                 continue
-            self._give_up(key, f"step {key[1]} of lineage {key[0]} was given up by a restore")
+            self._give_up(key, "it was given up by a restore")
 
     # ---------------------------------------------------------------- running
 
     def turn(self) -> None:
         self._drop_overwritten()
-        if self._held_back and not self.journal.publishing and not self.journal.busy:
-            self._retire_held_back()
+        if self._kept is not None and not self.journal.publishing and not self.journal.busy:
+            self._retire_the_rest()
         if self.running is not None or not self.jobs:
             return
         now_s = self.desk.now_s
@@ -129,12 +169,14 @@ class Saves:
             job = self.jobs[key]
             if job.next_s > now_s:
                 continue
-            refused = self.journal.refuse_save(key[1])
+            refused = self.journal.refuse_save(key.step)
             if refused is not None:
-                if key[1] in self.journal.live and key[1] not in self.conflicts.get(key[0], ()):
+                if key.step in self.journal.live and self._is_same(key):
                     del self.jobs[key]
                     self.desk.stir = True
-                elif now_s - job.due_s >= self.desk.settings.save_timeout_s or key[1] in self.journal.live:
+                elif key.step in self.journal.live:
+                    self._give_up(key, self._other_past(key.step))
+                elif now_s - job.due_s >= self.desk.settings.save_timeout_s:
                     self._give_up(key, refused)
                 elif job.refused != refused:
                     job.refused = refused  # it may be released in time
@@ -149,9 +191,9 @@ class Saves:
         """Saves whose snapshot gave way to newer ones, of their own lineage or of one that has replaced it."""
         for key, job in list(self.jobs.items()):
             if job.gives_way and job.phase == "queued" and self.memory.complete(key) is None:
-                place = (lineage_order(key[0]), key[1])
-                if any(one.complete and (one.order, one.step) > place for one in self.memory.snaps.values()):
-                    why = f"the snapshot of step {key[1]} gave way to newer ones: storage is slower than the steps between saves"
+                order = (*lineage_order(key.lineage), *key.place)
+                if any(one.complete and one.order > order for one in self.memory.snaps.values()):
+                    why = f"the snapshot of step {key.step} gave way to newer ones: storage is slower than the steps between saves"
                     self._give_up(key, why)
 
     def _start(self, job: Job, snap: Snap) -> None:
@@ -172,7 +214,8 @@ class Saves:
         desk.log("debug", f"save {job.save} of step {snap.step} ({job.why}, try {job.tries}) on {len(job.hosts)} hosts")
         job.told_s = desk.now_s
         job.orders = tuple(
-            Write(host=host, save=job.save, lineage=snap.lineage, step=snap.step, ranks=tuple(by_host[host])) for host in job.hosts
+            Write(host=host, save=job.save, lineage=snap.lineage, step=snap.step, again=snap.id.again, ranks=tuple(by_host[host]))
+            for host in job.hosts
         )
         desk.out.extend(job.orders)
         desk.stir = True
@@ -187,54 +230,70 @@ class Saves:
         job.waiting.discard(event.host)
         if not job.waiting:
             job.phase = "packaging"
-            self.desk.out.append(BuildPackage(save=job.save, lineage=job.key[0], step=job.key[1], hosts=job.hosts))
+            live = self.journal.tail.live if self.journal.tail is not None else ()
+            key = job.key
+            self.desk.out.append(BuildPackage(save=job.save, lineage=key.lineage, step=key.step, hosts=job.hosts, live=live))
 
     def packaged(self, event: Packaged) -> None:
         job = self.running
         if job is None or job.save != event.save or job.phase != "packaging":
             return
         if event.error:
+            if event.hopeless:
+                job.tries = MAX_TRIES
             self._fail(job, f"the package could not be built: {event.error}")
             return
         job.phase = "committing"
         job.packaged = event
-        self.journal.request(lambda: self._commit(job), lambda entry: self._committed(job, entry))
+        self.journal.request(Request(kind="commit", why=f"commit of step {job.key.step} ({job.why})", snapshot=job.key))
 
-    def _commit(self, job: Job) -> Change | None:
-        step = job.key[1]
+    # ---------------------------------------------------------------- its entries in the log
+
+    def change(self, request: Request) -> Change | None:
+        tail = self.journal.tail
+        assert tail is not None
+        if request.kind == "retention":
+            retires = self._retirable(tail.live)
+            self._kept = None  # what is refused now waits for whoever holds it, and for the next commit
+            return (None, retires, request.why) if retires else None
+        job = self.running
+        assert job is not None and job.key == request.snapshot and job.packaged is not None
+        step, packaged = job.key.step, job.packaged
         if self.journal.refuse_save(step) is not None:
             return None
-        packaged, tail = job.packaged, self.journal.tail
-        assert packaged is not None and tail is not None
-        new = LiveStep(step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s)
+        new = LiveStep(
+            step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s, lineage=job.key.lineage
+        )
+        # The newest steps of this past are not what a policy may take although a newer one of another past is there.
+        self._kept = frozenset((*packaged.kept, step))
         live = sorted((*tail.live, new), key=lambda one: one.step)
-        return new, self._retirable(live), f"commit of step {step} ({job.why})"
+        return new, self._retirable(live), request.why
 
-    def _retirable(self, live: list[LiveStep]) -> list[tuple[int, bool, str]]:
-        chosen = choose_retired(live, self.keep, {self.restoring})
-        retires = [one for one in chosen if self.journal.refuse_retire(one[0]) is None]
-        self._held_back = len(retires) < len(chosen)
+    def _retirable(self, live: Sequence[LiveStep]) -> list[tuple[int, bool, str]]:
+        assert self._kept is not None
+        chosen = choose_retired(live, self._kept, {self.restoring})
+        retires = [(step, False, why) for step, why in chosen if self.journal.refuse_retire(step) is None]
+        if len(retires) == len(chosen):
+            self._kept = None
         return retires
 
-    def _retire_held_back(self) -> None:
+    def _retire_the_rest(self) -> None:
         """What the last commit could not retire, because it was not published yet, must not wait for the next one: there may be none."""
+        if not any(request.kind == "retention" for request in self.journal.waiting):
+            self.journal.request(Request(kind="retention", why="retention"))
 
-        def build() -> Change | None:
-            tail = self.journal.tail
-            retires = self._retirable(list(tail.live)) if tail is not None else []
-            self._held_back = False  # else it waits for whoever holds it, and for the next commit
-            return (None, retires, "retention") if retires else None
-
-        self._held_back = False
-        self.journal.request(build, _nothing_more)
-
-    def _committed(self, job: Job, entry: LogEntry | None) -> None:
+    def logged(self, request: Request, entry: LogEntry | None) -> None:
+        if request.kind == "retention":
+            return  # the journal carries the retirements out
+        job = self.running
+        assert job is not None and job.key == request.snapshot
         if entry is None:
-            self._fail(job, self.journal.refuse_save(job.key[1]) or "refused")
+            step = job.key.step
+            self._fail(job, self._other_past(step) if step in self.journal.live else self.journal.refuse_save(step) or "refused")
             return
         if len(self.saved) >= _REMEMBERED:
             del self.saved[next(iter(self.saved))]
-        self.saved[job.key[1]] = job.key[0]
+        self.saved[job.key] = None
         self.jobs.pop(job.key, None)
         self.running = None
         self.desk.stir = True
@@ -262,7 +321,7 @@ class Saves:
                 what = "the package is not assembled"
                 if job.phase == "writing":
                     late = [f"host {order.host} (ranks {list(order.ranks)})" for order in job.orders if order.host in job.waiting]
-                    what = f"{', '.join(late)} did not write"
+                    what = f"{named(late)} did not write"
                 self._fail(job, f"{what} within {waited_s:.1f} s")
             return
         for key, queued in list(self.jobs.items()):
@@ -273,7 +332,7 @@ class Saves:
 
     def _fail(self, job: Job, why: str) -> None:
         """Before the commit entry: what the save has written is garbage."""
-        step = job.key[1]
+        step = job.key.step
         self.desk.out.append(Discard(save=job.save, step=step))
         self.running = None
         self.desk.stir = True
@@ -285,25 +344,21 @@ class Saves:
         job.phase = "queued"
         job.next_s = self.desk.now_s + retry_delay_s(job.tries)
 
-    def _give_up(self, key: Key, why: str) -> None:
+    def _give_up(self, key: SnapshotId, why: str) -> None:
         job = self.jobs.pop(key, None)
         if job is not None and job is self.running:
-            self.desk.out.append(Discard(save=job.save, step=key[1]))
+            self.desk.out.append(Discard(save=job.save, step=key.step))
             self.running = None
         if len(self.failed) >= _REMEMBERED:
             del self.failed[next(iter(self.failed))]
         self.failed[key] = why
-        self.journal.trouble(f"step {key[1]} will not be durable: {why}")
+        self.journal.trouble(f"step {key.step} will not be durable: {why}")
 
     def abort_after(self, step: int, why: str) -> None:
         """Give up the saves of later steps, unless their commit is already being written."""
-        for key in [key for key, job in self.jobs.items() if key[1] > step and job.phase != "committing"]:
+        for key in [key for key, job in self.jobs.items() if key.step > step and job.phase != "committing"]:
             self._give_up(key, why)
 
 
-def _nothing_more(_: LogEntry | None) -> None:
-    """The journal carries the retirements out."""
-
-
-def _by_step(key: Key) -> tuple[int, str]:
-    return (key[1], key[0])
+def _by_step(key: SnapshotId) -> tuple[int, str, int]:
+    return (key.step, key.lineage, key.again)

@@ -6,11 +6,12 @@ get a larger common interval.
 
 from __future__ import annotations
 
-from raystate.core.desk import Desk
+from raystate.core.desk import NAMED, Desk, Lookout, named
 from raystate.core.group import RESEND_S, Joins
 from raystate.core.journal import Journal
-from raystate.core.memory import HostView, Key, Memory
+from raystate.core.memory import HostView, Memory, Snap
 from raystate.core.messages import (
+    NOWHERE,
     Advice,
     Advise,
     Failure,
@@ -21,6 +22,7 @@ from raystate.core.messages import (
     Invalidate,
     Invalidated,
     Proposal,
+    SnapshotId,
 )
 from raystate.core.saves import Saves
 
@@ -37,14 +39,13 @@ class Snapshots:
         self.joins = joins
         self.journal = journal
         self.saves = saves
-        self.stable = -1
-        self.dead: set[int] = set()
+        self.stable: tuple[int, int] = NOWHERE  # places in the present lineage
+        self.dead: set[tuple[int, int]] = set()
         self.interval = 1
         self.proposal: Proposal | None = None
         self.failure: Failure | None = None
         self.gathering: set[str] = set()  # hosts that existed at the claim and have not reported yet
         self.gather_until_s = 0.0
-        self.awaited = False  # a recovery waits for reports
         self.inheriting = False  # the proposals of an earlier attempt are not known yet
         self.last_trainer_s = 0.0  # when a trainer was last seen alive
         self.seq = 0
@@ -55,6 +56,8 @@ class Snapshots:
         self._calm = CALM_SNAPSHOTS
         self._base_seq = 0
         self._lag_s: float | None = None
+        self._untold: list[HostView] = []  # hosts that need the present advice once more
+        self._undiscarded = Lookout()
 
     # ---------------------------------------------------------------- events
 
@@ -74,6 +77,7 @@ class Snapshots:
         if new:
             self.saves.host_gone(view.host, f"its HostActor started anew ({incarnation})")
             self.memory.place(view, ())
+            self._untold.append(view)
             self.desk.stir = True
         return new is not None
 
@@ -81,6 +85,7 @@ class Snapshots:
         view.heard_s = self.desk.now_s
         if not view.up:
             view.up = True
+            self._untold.append(view)
             self.desk.log("info", f"host {view.host} is back")
             self.desk.stir = True
 
@@ -114,29 +119,28 @@ class Snapshots:
             return
         self._rise(view)
         first = view.reported_s is None
+        said = (view.advised, view.trainers)
         touched = memory.take(view, summary, self.desk.now_s)
         moved = self.joins.observe(view)
         if summary.trainers:
             self.last_trainer_s = self.desk.now_s
         if self.gathering:
             self.gathering.discard(summary.host)
-        if first or moved or touched or self.awaited or self.inheriting:
+        if first or moved or touched or self.inheriting or said != (view.advised, view.trainers):
             self.desk.stir = True
         group = self.joins.group
         if group is not None and group.lineage != self._lineage:
             self._follow()
-        for snap in touched:
-            if not snap.complete:
-                continue
-            if snap.durable:
-                self.saves.offer(snap)
-            if group is not None and snap.lineage == group.lineage and snap.step > self.stable and snap.step not in self.dead:
-                self._stable(snap.step)
+        for key in touched:
+            snap = memory.snaps.get(key)
+            if snap is not None and snap.complete:
+                self._completed(snap)
         if group is not None and (touched or moved):
-            self._find_dead(view, {snap.step for snap in touched if snap.lineage == group.lineage})
+            self._find_dead(view, [key for key, new in touched.items() if new and key.lineage == group.lineage])
         if view.advised is not None and view.sent is not None and view.advised < (self.desk.attempt, view.sent_seq):
             if self.desk.now_s - view.sent_s >= RESEND_S:
                 view.sent = None
+                self._untold.append(view)
                 self.desk.stir = True
         self._tell_base(view)
 
@@ -147,7 +151,7 @@ class Snapshots:
         group = self.joins.group
         assert group is not None
         self._lineage = group.lineage
-        self.stable = -1
+        self.stable = NOWHERE
         self.dead = set()
         self.interval = 1
         self._mark = -1
@@ -157,67 +161,69 @@ class Snapshots:
         if not group.adopted:
             self.proposal = None
         for snap in list(self.memory.snaps.values()):
-            if snap.complete and snap.lineage == group.lineage and snap.step > self.stable:
-                self._stable(snap.step)
+            if snap.complete:
+                self._completed(snap)
 
-    def rewind(self, step: int) -> None:
-        """The current group has restored a step of its own past: what came after it is taken again."""
+    def _completed(self, snap: Snap) -> None:
+        if snap.promised:
+            self.saves.offer(snap)
+        group, place = self.joins.group, snap.id.place
+        if group is not None and snap.lineage == group.lineage and place > self.stable and place not in self.dead:
+            self._stable(place)
+
+    def _stable(self, place: tuple[int, int]) -> None:
         group = self.joins.group
         assert group is not None
-        self.stable = min(self.stable, step)
-        self.dead = set()
-        self._mark = -1
-        for rank, seen in group.seen.items():
-            if seen.newest_step > step:
-                group.rewound[rank] = seen.newest_step
-        self.desk.stir = True
-
-    def _stable(self, step: int) -> None:
-        group = self.joins.group
-        assert group is not None
-        self.stable = step
+        self.stable = place
         group.decided = True
         if self.dead:
-            self.dead = {one for one in self.dead if one > step}
+            self.dead = {one for one in self.dead if one > place}
         self._calm += 1
         if self._calm >= CALM_SNAPSHOTS and self.interval > 1:
             self._set_interval(self.interval // 2, f"{self._calm} snapshots without a skip")
 
-    def _find_dead(self, view: HostView, new_steps: set[int]) -> None:
-        """A step is dead once a rank has passed it and neither holds it nor is still staging it.
+    def _find_dead(self, view: HostView, new: list[SnapshotId]) -> None:
+        """A snapshot is dead once a rank has passed its place and neither holds a piece nor is still staging one.
 
         A report shows a trainer's word and its slots together (the word is read first), so one report is enough to judge its ranks.
+
+        Args:
+            view: the host that has just reported: its ranks are judged.
+            new: snapshots that nobody had known of: all ranks are judged, once.
         """
         group = self.joins.group
         assert group is not None
         if not group.alive:
             return
-        open_steps = [
-            snap.step
-            for snap in self.memory.snaps.values()
-            if snap.lineage == group.lineage and snap.step > self.stable and not snap.complete and snap.step not in self.dead
-        ]
-        for step in open_steps:
-            views = self.memory.hosts.values() if step in new_steps else (view,)
-            for other in views:
-                for one in other.trainers:
-                    if one.lineage != group.lineage or one.newest_step < step or step in one.pending or one.rank in group.rewound:
-                        continue
-                    if not any(p.rank == one.rank and p.step == step and p.lineage == one.lineage for p in other.staged):
-                        self._dead(step, one.rank, other)
-                        break
-                if step in self.dead:
+        for key, snap in list(self.memory.snaps.items()):
+            if key.lineage != group.lineage or key.place <= self.stable or key.place in self.dead or snap.complete:
+                continue
+            for other in self.memory.views if key in new else (view,):
+                rank = self._skipper(other, key)
+                if rank is not None:
+                    self._dead(key, rank, other)
                     break
 
-    def _dead(self, step: int, rank: int, view: HostView) -> None:
+    def _skipper(self, view: HostView, key: SnapshotId) -> int | None:
+        """A rank on this host that has no piece of the snapshot and won't have one."""
+        for one in view.trainers:
+            if one.lineage != key.lineage or one.place < key.place or key.step in one.pending:
+                continue
+            if not any(piece.rank == one.rank and piece.id == key for piece in view.staged):
+                return one.rank
+        return None
+
+    def _dead(self, key: SnapshotId, rank: int, view: HostView) -> None:
         group = self.joins.group
         assert group is not None
-        self.dead.add(step)
+        step = key.step
+        self.dead.add(key.place)
         self.desk.stir = True
         why = f"rank {rank} (host {view.host}) skipped step {step}"
         self.desk.log("debug", why)
-        if any(step in seen.durable_due for seen in group.seen.values()):
-            self.saves.lost((group.lineage, step), why)
+        snap = self.memory.snaps.get(key)
+        if snap is not None and any(piece.promised for held in snap.pieces.values() for piece in held.values()):
+            self.saves.lost(key, why)
         unit = self.interval * max(1, self.desk.settings.snapshot_every_steps)
         if step <= self._mark or step % unit:
             return
@@ -242,10 +248,14 @@ class Snapshots:
         self.memory.base = Invalidate(
             host=_NO_HOST, lineage=lineage, step=step, by=by, attempt=self.desk.attempt, seq=self._base_seq
         )
-        for view in self.memory.hosts.values():
+        for view in self.memory.views:
             view.told_base_s = -1e9
             self._tell_base(view)
         self.desk.stir = True
+
+    def not_discarded(self) -> HostView | None:
+        """A host that has not yet discarded what the newest recovery decision gives up."""
+        return self._undiscarded.first(self.memory.views, lambda view: view.up and not self.has_base(view))
 
     def has_base(self, view: HostView) -> bool:
         base = self.memory.base
@@ -270,25 +280,31 @@ class Snapshots:
 
     # ---------------------------------------------------------------- advice
 
-    def keep(self) -> tuple[Key, ...]:
+    def propose(self, proposal: Proposal | None, *, inheriting: bool = False) -> None:
+        """What all ranks are asked to agree on. `inheriting`: what an earlier attempt has proposed is not known yet."""
+        self.inheriting = inheriting
+        if proposal != self.proposal:
+            self.proposal = proposal
+            self.desk.stir = True
+
+    def keep(self) -> tuple[SnapshotId, ...]:
         """What must not be overwritten although another lineage is the current one."""
-        keys: list[Key] = self.saves.keys()
+        keys: list[SnapshotId] = self.saves.keys()
         group, base = self.joins.group, self.memory.base
-        if group is None or self.stable >= 0:
+        if group is None or self.stable != NOWHERE:
             return tuple(keys)
         if base is not None and base.by == group.lineage:
             if base.lineage:
-                keys.append((base.lineage, base.step))
-            return tuple(keys)
+                keys += [key for key in self.memory.snaps if (key.lineage, key.step) == (base.lineage, base.step)]
+            return tuple(sorted(set(keys)))
         best = self.memory.candidates()[:1]
-        keys += [(snap.lineage, snap.step) for snap in best]
+        keys += [snap.id for snap in best]
         if not group.decided:
             # Not known yet which one will be restored: one that a host still has to report about may turn out complete.
-            floor = (best[0].order, best[0].step) if best else None
             for snap in self.memory.snaps.values():
-                if snap.order < group.order and (floor is None or (snap.order, snap.step) > floor):
+                if snap.order < group.order and (not best or snap.order > best[0].order):
                     if self.memory.believed(snap.lineage, snap.step):
-                        keys.append((snap.lineage, snap.step))
+                        keys.append(snap.id)
         return tuple(sorted(set(keys)))
 
     def demand_fresh(self) -> int:
@@ -307,17 +323,20 @@ class Snapshots:
             if all(seen.newest_step >= 0 for seen in group.seen.values()):
                 group.decided = True
         journal, base = self.journal, self.memory.base
-        decided = group.decided or self.stable >= 0 or (base is not None and base.by == group.lineage)
+        decided = group.decided or self.stable != NOWHERE or (base is not None and base.by == group.lineage)
         content = (
             group.lineage, decided, self.stable, tuple(sorted(self.dead)) if self.dead else (), self.keep(), self.interval, self.proposal,
             self.failure, journal.durable_step, journal.troubles,
         )  # fmt: skip
+        views = self._untold
         if content != self._content or self._forced:
             self._content = content
             self._forced = False
             self.seq += 1
+            views = self.memory.views
+        self._untold = []
         advice: Advice | None = None
-        for view in self.memory.hosts.values():
+        for view in views:
             if not view.up or view.sent == self.seq:
                 continue
             if advice is None:
@@ -344,13 +363,13 @@ class Snapshots:
 
     def tick(self) -> None:
         now_s, settings = self.desk.now_s, self.desk.settings
-        for view in self.memory.hosts.values():
+        for view in self.memory.views:
             if view.up and now_s - view.heard_s >= settings.host_timeout_s:
                 self._fall(view, f"it has said nothing for {now_s - view.heard_s:.1f} s")
             elif view.up:
                 self._tell_base(view)
         if self.gathering and now_s >= self.gather_until_s:
-            self.desk.log("warning", f"hosts {sorted(self.gathering)} have not reported; going on without them")
+            self.desk.log("warning", f"hosts {named(sorted(self.gathering))} have not reported; going on without them")
             self.gathering = set()
             self.desk.stir = True
         self._watch_lag()
@@ -385,8 +404,9 @@ class Snapshots:
             error="BarrierTimeoutError",
             message=message,
             details={
-                "missing_ranks": lagging,
-                "hosts": [group.hosts.get(rank) for rank in lagging],
+                "missing_ranks": lagging[:NAMED],
+                "hosts": [group.hosts.get(rank) for rank in lagging[:NAMED]],
+                "missing_count": len(lagging),
                 "step": newest,
                 "phase": "save",
                 "waited_s": waited_s,

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from raystate.core.errors import StepOrderError, error_from_name
-from raystate.core.messages import NOWHERE, HostWord, Proposal, TrainerWord
-
-REMEMBERED_PROMISES = 8  # in the word; questions carry them all
+from raystate.core.messages import HostWord, Proposal, SnapshotId, TrainerWord
 
 Action = Literal["none", "skip", "stage", "hold"]
 
@@ -83,9 +81,9 @@ class Trainer:
         self.lineage = lineage
         self.snapshot_every = snapshot_every
         self.save_every_steps = save_every_steps
-        self.newest = -1  # of the last save(), or restored
+        self.newest: int = -1  # of the last save(), or restored
         self.again = 0
-        self.newest_kept = NOWHERE  # place that was staged or held last, or restored: what close() asks to be durable
+        self.kept: SnapshotId | None = None  # what was staged or held last, or restored: close() asks for it to be durable
         self.phase: Literal["joined", "running", "closing", "failed"] = "joined"
         self.error = ""
         self.stopped_at: int | None = None
@@ -93,8 +91,8 @@ class Trainer:
         self._stored_step = stored_step
         self._ahead: frozenset[int] = frozenset()
         self._saved = False  # `newest` comes from a save, not from a restore
-        self._safe = -1  # the step that needs no further save to be durable
-        self._promises: tuple[int, ...] = ()  # not yet told to be durable or lost, oldest first
+        self._safe: int = -1  # the step that needs no further save to be durable
+        self._promises: tuple[SnapshotId, ...] = ()  # not yet told to be durable or lost, oldest first
         self._grants = list(grants) + [0] * (slots - len(grants))
         self._done = list(self._grants)
         self._staging: dict[int, int] = {}  # slot -> step
@@ -111,18 +109,19 @@ class Trainer:
         every = self.save_every_steps
         return None if not every else (max(0, step) // every + 1) * every
 
-    def begin(self, lineage: str, step: int) -> None:
-        """All ranks go on from `step` (-1: the run has none) in a new lineage. What was being staged must have ended; slots stay.
+    def begin(self, lineage: str, base: SnapshotId | None) -> None:
+        """All ranks go on from `base` (None: the run has no step) in a new lineage. What was being staged must have ended; slots stay.
 
         Promises of the lineage before stay to be told: the Coordinator knows which of them hold.
         """
         self.lineage = lineage
-        self.newest = step
-        self.newest_kept = (step, 0)
+        self.newest = step = base.step if base is not None else -1
+        self.kept = base
         self.again = 0
         self._saved = False
         self.held = None
         self.stopped_at = None
+        self._ack = None
         self._stored_step = -1
         self._ahead = frozenset()
         self._safe = -1
@@ -145,16 +144,21 @@ class Trainer:
         self._number = number
 
     @property
-    def promises(self) -> tuple[int, ...]:
-        """Steps for which save() returned True and nobody has said yet what became of them, oldest first."""
+    def promises(self) -> tuple[SnapshotId, ...]:
+        """What save() has returned True for and nobody has said yet what became of, oldest first; of earlier lineages, too."""
         return self._promises
 
-    def told(self, promises: Iterable[int], *, lost: Iterable[int] = ()) -> None:
+    def told(self, promises: Iterable[SnapshotId], *, lost: Iterable[SnapshotId] = ()) -> None:
         """The user has been told that these are durable, or that they are not. A lost one may be saved again (with force)."""
         gone = set(promises)
-        self._promises = tuple(step for step in self._promises if step not in gone)
-        if self._safe in set(lost):
+        self._promises = tuple(one for one in self._promises if one not in gone)
+        if SnapshotId(self.lineage, self._safe, self.again) in set(lost):
             self._safe = -1
+
+    @property
+    def is_safe(self) -> bool:
+        """The newest step needs no further save to be durable. The same on all ranks."""
+        return self.newest < 0 or self._safe == self.newest
 
     @property
     def number(self) -> int:
@@ -173,7 +177,6 @@ class Trainer:
             newest_step=self.newest,
             again=self.again,
             pending=tuple(pending),
-            promised=self._promises[-REMEMBERED_PROMISES:],
             done=tuple(self._done),
             ack_id=self._ack_id,
             ack_ok=self._ack_ok,
@@ -236,18 +239,18 @@ class Trainer:
             return self._decide("none", False, None, "no snapshot due" if every == 0 else f"snapshots are multiples of {every}")
         slot = self._free_slot(host_word)
         if promised:
-            self._promises = (*self._promises, step)
+            self._promises = (*self._promises, SnapshotId(self.lineage, step, self.again))
             self._safe = step
         if slot is not None and not stager_busy and not (promised and self.held is not None and self.held != step):
             self._staging[slot] = step
-            self.newest_kept = (step, self.again)
+            self.kept = SnapshotId(self.lineage, step, self.again)
             return self._decide("stage", promised, slot, why, stop=stop)
         lack = "the stager is busy" if stager_busy else "no slot is free"
         if not promised:
             return self._decide("skip", False, None, f"step {step} is skipped: {lack}")
         dropped = self.held if self.held is not None and self.held != step else None
         self.held = step
-        self.newest_kept = (step, self.again)
+        self.kept = SnapshotId(self.lineage, step, self.again)
         return self._decide("hold", True, None, f"{why}; {lack}: a copy waits on the device", stop=stop, dropped=dropped)
 
     def _refuse_other_pasts(self, step: int) -> None:

@@ -17,6 +17,7 @@ from raystate.core.messages import (
     EndTrainers,
     Finish,
     Invalidate,
+    LiveStep,
     Log,
     LogEntry,
     Packaged,
@@ -48,7 +49,7 @@ class CoordinatorProc(Proc):
         super().__init__()
         self.world = world
         self.writer = writer
-        self.core = Coordinator(world.settings, keep_newest(KEPT))
+        self.core = Coordinator(world.settings)
         self.dead_before = dead
         self.born_s = world.now_s
         self.over = False
@@ -163,7 +164,8 @@ class CoordinatorProc(Proc):
             else:
                 storage.packages[command.save] = Package(command.step, command.save, size, pieces)
                 storage.work.add(command.save)
-        self._step(self.feed, Packaged(save=command.save, error=error))
+        kept = keep_newest(KEPT)([*command.live, LiveStep(step=command.step, save=command.save)])
+        self._step(self.feed, Packaged(save=command.save, error=error, kept=tuple(kept)))
         if "publish_first" in world.mutations and not error:
             self._publish(Publish(step=command.step, save=command.save))
 

@@ -74,11 +74,8 @@ class Network(Truth):
             self.on(actor, self._delay(), self._hello, actor, coordinator)
 
     def _hello(self, actor: HostProc, coordinator: CoordinatorProc) -> None:
-        if coordinator.core.attempt > actor.attempt and not self.cut(actor.node):
-            actor.attempt = coordinator.core.attempt
-            for one in actor.exits:
-                self.tell(actor, one)
-            actor.report()
+        if actor.alive and not self.cut(actor.node):
+            actor.look()
 
     def order(self, coordinator: CoordinatorProc, host: str, command: Any) -> None:
         """From a Coordinator to a HostActor."""
@@ -86,7 +83,7 @@ class Network(Truth):
         if node is None or self.cut(node) or node.actor is None or not node.actor.alive:
             return
         for _ in range(self._deliveries()):
-            self.on(node.actor, self._delay(), node.actor.take, coordinator.core.attempt, command)
+            self.on(node.actor, self._delay(), node.actor.feed, command)
 
     def answer(self, command: Answer) -> None:
         caller = self.callers.get(command.ask)

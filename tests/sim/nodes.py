@@ -1,27 +1,31 @@
-"""One simulated node: its arena and its HostActor, which runs core's own decisions."""
+"""One simulated node: its arena, and its HostActor, whose decisions are core's `Host`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raystate.core.host import applies, carried_on, grant, host_word, is_discarded, is_granted, is_newer_advice, summarize
-from raystate.core.messages import (
-    Advice,
-    EndTrainers,
-    HostId,
-    HostReported,
-    HostSummary,
-    HostUp,
-    HostWord,
-    Invalidate,
-    Invalidated,
-    Staged,
-    TrainerExited,
-    TrainerWord,
-    Write,
-    Written,
+from raystate.core.host import Host
+from raystate.core.host_messages import (
+    AlreadyExecuted,
+    Connected,
+    Disconnected,
+    Empty,
+    Execute,
+    HostMemory,
+    Kill,
+    Look,
+    Place,
+    Refuse,
+    Remember,
+    SaidBye,
+    SetFound,
+    SetRead,
+    Speak,
+    Tell,
+    Unlocked,
+    WriteEnded,
 )
-from raystate.core.slots import SlotView
+from raystate.core.messages import HostId, HostWord, Staged, TrainerWord, Write, Written
 from tests.sim.storage import Violation
 
 if TYPE_CHECKING:
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 SLOTS = 3
+REPORT_INTERVAL_S = 0.25
+HEARTBEAT_S = 3.5
 
 
 class Proc:
@@ -44,18 +50,19 @@ class Proc:
 class SlotSet:
     """The slots of one trainer, and the two words. They stay when a process dies."""
 
-    __slots__ = ("content", "grants", "holds", "said", "seen", "trainer", "views", "word", "word_out")
+    __slots__ = ("content", "read", "trainer", "word", "word_out", "writing")
 
     def __init__(self) -> None:
         self.content: list[Staged | None] = [None] * SLOTS
-        self.holds = [0] * SLOTS
-        self.grants: tuple[int, ...] = (0,) * SLOTS
+        self.writing = [0] * SLOTS  # how many saves read the slot right now
         self.trainer: TrainerProc | None = None
         self.word: TrainerWord | None = None  # the trainer's
         self.word_out: HostWord | None = None  # the host's
-        self.views: list[SlotView] = []
-        self.seen: Any = None  # what `views` were made of
-        self.said: tuple[Any, Any] = (None, None)  # what `word_out` was made of
+        self.read: TrainerWord | None = None  # the last word that its HostActor has read
+
+    @property
+    def living(self) -> TrainerProc | None:
+        return self.trainer if self.trainer is not None and self.trainer.alive else None
 
 
 class Node:
@@ -69,27 +76,29 @@ class Node:
         self.cut_until_s = 0.0  # its network is cut until then
         self.sets: list[SlotSet] = []
         self.actor: HostProc | None = None
-        self.advice: Advice | None = None
+        self.memory = HostMemory()
         self.incarnations = 0
 
-    def new_set(self) -> SlotSet:
-        """A set whose trainer is gone, else a new one."""
-        for one in self.sets:
-            if one.trainer is None or not one.trainer.alive:
-                return one
-        made = SlotSet()
-        self.sets.append(made)
-        if len(self.sets) > 4:
-            raise Violation(f"bounded memory: node {self.id} has {len(self.sets)} slot sets")
-        return made
+    def new_set(self, trainer: TrainerProc) -> SlotSet:
+        """A set whose trainer is gone, else a new one: allotted to this one, with empty words."""
+        one = next((one for one in self.sets if one.living is None), None)
+        if one is None:
+            one = SlotSet()
+            self.sets.append(one)
+            if len(self.sets) > 4:
+                raise Violation(f"bounded memory: node {self.id} has {len(self.sets)} slot sets")
+        one.trainer, one.word, one.word_out, one.read = trainer, None, None, None
+        if self.actor is not None and self.actor.alive:
+            self.actor.found(self.sets.index(one))
+        return one
 
-    def piece(self, rank: int, step: int, lineage: str) -> Staged | None:
+    def piece(self, rank: int, step: int, lineage: str, again: int) -> Staged | None:
         """The held piece of a rank, as a trainer finds it: by step, trusting that other lineages were discarded."""
         found: Staged | None = None
         for one in self.sets:
             for content in one.content:
                 if content is not None and content.rank == rank and content.step == step:
-                    if content.lineage == lineage:
+                    if content.lineage == lineage and content.again == again:
                         return content
                     found = content
         return found
@@ -98,7 +107,7 @@ class Node:
 class HostProc(Proc):
     """A HostActor."""
 
-    __slots__ = ("advice", "attempt", "base", "dealt", "due", "exits", "incarnation", "node", "said", "seq", "world", "writes")
+    __slots__ = ("due", "incarnation", "known", "look_s", "machine", "node", "world", "writes")
 
     def __init__(self, world: World, node: Node):
         super().__init__()
@@ -106,180 +115,166 @@ class HostProc(Proc):
         self.node = node
         node.incarnations += 1
         self.incarnation = f"{node.id}i{node.incarnations}"
-        self.seq = 0
-        self.advice: Advice | None = node.advice  # kept in the arena, as the words are
-        self.base: Invalidate | None = None
-        self.attempt = 0
+        memory = HostMemory() if "forgetful_host" in world.mutations else node.memory
+        self.machine = Host(
+            node.id, self.incarnation, memory, report_interval_s=REPORT_INTERVAL_S, heartbeat_s=HEARTBEAT_S
+        )
         self.due = False
-        self.exits: list[TrainerExited] = []
+        self.look_s = float("inf")  # when it looks next
+        self.known: dict[int, TrainerProc] = {}  # by connection
         self.writes: dict[str, Written | None] = {}
-        self.said: tuple[Any, HostSummary] | None = None
-        self.dealt: Any = None
 
     def begin(self) -> None:
-        for one in self.node.sets:
-            one.holds = [0] * SLOTS
-            if one.trainer is not None and not one.trainer.alive and one.word is not None and one.trainer.machine is not None:
-                # It died while this actor was down: nobody else will say so.
-                self.trainer_gone(one.trainer)
-        self.world.tell(self, HostUp(host=self.node.id, incarnation=self.incarnation))
-        self.beat()
+        for index, one in enumerate(self.node.sets):
+            one.writing = [0] * SLOTS
+            one.read = None
+            self.found(index)
+        self.look()
 
-    def beat(self) -> None:
-        self.report()
-        self.world.on(self, 3.5, self.beat)
+    def found(self, index: int) -> None:
+        one = self.node.sets[index]
+        trainer = "" if one.trainer is None else one.trainer.name
+        self.feed(
+            SetFound(index=index, trainer=trainer, word=one.word, contents=tuple(one.content), host_word=one.word_out)
+        )
+
+    def feed(self, event: Any) -> None:
+        if not self.alive:
+            return
+        for command in self.machine.handle(event, self.world.now_s):
+            _DO[type(command)](self, command)
+        self._look_later()
+
+    def _look_later(self) -> None:
+        next_s = self.machine.next_report_s
+        if next_s < self.look_s - 1e-6:
+            self.look_s = max(next_s, self.world.now_s + 0.05)
+            self.world.on(self, self.look_s - self.world.now_s, self._on_time, self.look_s)
+
+    def _on_time(self, due_s: float) -> None:
+        if due_s == self.look_s:
+            self.look_s = float("inf")
+            self.look()
 
     def poke(self) -> None:
-        """Report soon."""
+        """A trainer rings: look at the words soon."""
         if not self.due:
             self.due = True
-            self.world.on(self, 0.1 + 0.4 * self.world.random(), self.report)
+            self.world.on(self, 0.05 + 0.25 * self.world.random(), self.look)
 
-    def _views(self) -> list[SlotView]:
-        views: list[SlotView] = []
-        for index, one in enumerate(self.node.sets):
-            word = one.word if one.trainer is not None and one.trainer.alive else None
-            made_of = (word, one.grants, *one.content, *one.holds)
-            if made_of != one.seen:
-                one.seen = made_of
-                one.views = [
-                    SlotView(
-                        set_index=index,
-                        slot_index=slot,
-                        granted=is_granted(one.grants, word, slot),
-                        content=one.content[slot],
-                        holds=one.holds[slot],
-                    )
-                    for slot in range(SLOTS)
-                ]
-            views += one.views
-        return views
-
-    def report(self) -> None:
+    def look(self) -> None:
+        """Read the words, then the slots; meet who is there; find out who is not."""
         self.due = False
-        sets = self.node.sets
-        words = [one.word for one in sets if one.word is not None and one.trainer is not None and one.trainer.alive]
-        views = self._views()
-        self.seq += 1
-        last, made_of = self.said, (self.attempt, self.base, self.advice, *words, *views)
-        if last is not None and made_of == last[0]:
-            old = last[1]
-            summary = HostSummary(
-                host=old.host, incarnation=old.incarnation, seq=self.seq, staged=old.staged, trainers=old.trainers, base=old.base,
-                advised=old.advised, proposal=old.proposal, attempt=old.attempt,
-            )  # fmt: skip
-        else:
-            summary = summarize(
-                self.node.id, self.incarnation, self.seq, views, words, base=self.base, advice=self.advice, attempt=self.attempt
-            )
-            self.said = (made_of, summary)
-        self.world.tell(self, HostReported(summary=summary))
-        self.deal(views)
+        for index, one in enumerate(self.node.sets):
+            trainer = one.living
+            if trainer is not None and trainer.machine is not None and trainer.connection not in self.known:
+                self.known[trainer.connection] = trainer
+                self.feed(
+                    Connected(
+                        connection=trainer.connection,
+                        pid=trainer.connection,
+                        rank=trainer.rank,
+                        world=trainer.machine.world,
+                        lineage=trainer.machine.lineage,
+                        trainer=trainer.name,
+                        set_index=index,
+                    )
+                )
+            self._read(index, one)
+        for index in self.machine.suspects:
+            one = self.node.sets[index]
+            if one.living is None:
+                self.feed(Unlocked(index=index, contents=tuple(one.content)))
+        self.feed(Look())
 
-    def deal(self, views: list[SlotView]) -> None:
-        """Grant what may be reused, and write the host's words."""
-        sets = self.node.sets
-        living = [index for index, one in enumerate(sets) if one.word is not None and one.trainer is not None and one.trainer.alive]
-        if not living:
-            return
-        made_of = (self.advice, *living, *views)
-        if made_of == self.dealt:
-            return
-        self.dealt = made_of
-        changed = grant([one.grants for one in sets], views, self.advice, living)  # type: ignore[arg-type]
-        for index, grants in changed.items():
-            sets[index].grants = grants
-        self.speak()
+    def _read(self, index: int, one: SlotSet) -> None:
+        if one.word is not None and one.word is not one.read:
+            one.read = one.word
+            self.feed(SetRead(index=index, word=one.word, contents=tuple(one.content)))
 
-    def speak(self) -> None:
-        """Write the host's words anew where they would change."""
-        for one in self.node.sets:
-            if one.word is None or one.trainer is None or not one.trainer.alive:
-                continue
-            if one.said[0] is not one.grants or one.said[1] is not self.advice:
-                one.said = (one.grants, self.advice)
-                one.word_out = host_word(one.grants, self.advice)
-
-    def take(self, attempt: int, command: Any) -> None:
-        """A command of a Coordinator. Those of an older attempt than one has heard of are ignored."""
-        if attempt < self.attempt:
+    def trainer_gone(self, trainer: TrainerProc) -> None:
+        if trainer.connection not in self.known:
             return
-        if attempt > self.attempt:
-            self.attempt = attempt
-            for one in self.exits:
-                self.world.tell(self, one)
-        kind = type(command)
-        if kind is Advice:
-            if is_newer_advice(command, self.advice):
-                self.node.advice = self.advice = carried_on(command, self.advice)
-                self.speak()
-                self.poke()
-        elif kind is Invalidate:
-            if applies(command, self.base):
-                self.base = command
-                for one in () if "keep_slots" in self.world.mutations else self.node.sets:
-                    for slot, content in enumerate(one.content):
-                        if content is not None and is_discarded(command, content.lineage, content.step):
-                            one.content[slot] = None
-            self.world.tell(self, Invalidated(host=self.node.id, lineage=command.lineage, step=command.step))
-            self.poke()
-        elif kind is Write:
-            self._write(command)
-        elif kind is EndTrainers:
-            for one in self.node.sets:
-                trainer = one.trainer
-                if trainer is not None and trainer.alive and one.word is not None and one.word.lineage == command.lineage:
-                    trainer.die("ended by its HostActor")
+        del self.known[trainer.connection]
+        if trainer.clean:
+            self.feed(SaidBye(connection=trainer.connection))
+        index = self.node.sets.index(trainer.set)
+        if trainer.set.trainer is trainer:
+            self._read(index, trainer.set)
+        self.feed(Disconnected(connection=trainer.connection))
+        self.poke()
+
+    # ---------------------------------------------------------------- what the machine asks for
+
+    def _tell(self, command: Tell) -> None:
+        self.world.tell(self, command.event)
+
+    def _speak(self, command: Speak) -> None:
+        self.node.sets[command.index].word_out = command.word
+
+    def _empty(self, command: Empty) -> None:
+        one = self.node.sets[command.index]
+        if one.writing[command.slot]:
+            self.world.violated(f"held slots: slot {command.slot} of {self.node.id} is emptied while it is being written: {command.reason}")
+        if "keep_slots" not in self.world.mutations:
+            one.content[command.slot] = None
+
+    def _remember(self, command: Remember) -> None:
+        self.node.memory = command.memory
+
+    def _kill(self, command: Kill) -> None:
+        trainer = self.known.get(command.pid)
+        if trainer is not None:
+            trainer.die("ended by its HostActor")
 
     # ---------------------------------------------------------------- saving
 
-    def _write(self, order: Write) -> None:
-        if order.save in self.writes:
-            done = self.writes[order.save]
-            if done is not None:
-                self.world.tell(self, done)
-            return
+    def _execute(self, command: Execute) -> None:
+        order = command.order
         self.writes[order.save] = None
-        tokens: dict[int, tuple[str, int, int]] = {}
-        held: list[tuple[SlotSet, int]] = []
-        for one in self.node.sets:
-            word = one.word if one.trainer is not None and one.trainer.alive else None
-            for slot, content in enumerate(one.content):
-                if content is None or is_granted(one.grants, word, slot) or content.rank not in order.ranks:
-                    continue
-                if content.step == order.step and content.lineage == order.lineage and content.rank not in tokens:
-                    tokens[content.rank] = (content.lineage, content.step, content.rank)
-                    held.append((one, slot))
-        if len(tokens) < len(order.ranks):
-            self._say_written(order, f"it holds ranks {sorted(tokens)} of {order.ranks}")
-            return
-        for one, slot in held:
-            one.holds[slot] += 1
-        self.world.on(self, (0.1 + 2.0 * self.world.random()) * self.world.pace, self._wrote, order, tokens, held)
+        content = {place: self.node.sets[place.index].content[place.slot] for place in command.places}
+        for place in command.places:
+            self.node.sets[place.index].writing[place.slot] += 1
+        self.world.on(self, (0.1 + 2.0 * self.world.random()) * self.world.pace, self._wrote, order, content)
 
-    def _wrote(self, order: Write, tokens: dict[int, Any], held: list[tuple[SlotSet, int]]) -> None:
+    def _wrote(self, order: Write, content: dict[Place, Staged | None]) -> None:
         error = ""
-        for one, slot in held:
-            one.holds[slot] -= 1
+        tokens: dict[int, Any] = {}
+        for place, began in content.items():
+            one = self.node.sets[place.index]
+            one.writing[place.slot] -= 1
+            now = one.content[place.slot]
+            if now is None or now != began:
+                self.world.violated(f"held slots: save {order.save} reads {began}, and then {now}")
+            else:
+                tokens[place.rank] = ((now.lineage, now.again), now.step, now.rank)
         if self.world.storage.outage:
             error = "storage is out"
         else:
             self.world.storage.parts.setdefault(order.save, {})[self.node.id] = tokens
+        self.feed(WriteEnded(save=order.save))
         self._say_written(order, error)
+
+    def _refuse(self, command: Refuse) -> None:
+        self.world.tell(self, Written(host=self.node.id, save=command.order.save, error=command.message))
+
+    def _repeat(self, command: AlreadyExecuted) -> None:
+        done = self.writes.get(command.order.save)
+        if done is not None:
+            self.world.tell(self, done)
 
     def _say_written(self, order: Write, error: str) -> None:
         self.writes[order.save] = done = Written(host=self.node.id, save=order.save, error=error)
         self.world.tell(self, done)
 
-    # ---------------------------------------------------------------- its trainers
 
-    def trainer_gone(self, trainer: TrainerProc) -> None:
-        machine = trainer.machine
-        if machine is None:
-            return
-        event = TrainerExited(
-            host=self.node.id, lineage=machine.lineage, rank=trainer.rank, clean=trainer.clean, reason=trainer.why
-        )
-        self.exits.append(event)
-        self.world.tell(self, event)
-        self.poke()
+_DO: dict[type, Any] = {
+    Tell: HostProc._tell,
+    Speak: HostProc._speak,
+    Empty: HostProc._empty,
+    Remember: HostProc._remember,
+    Kill: HostProc._kill,
+    Execute: HostProc._execute,
+    Refuse: HostProc._refuse,
+    AlreadyExecuted: HostProc._repeat,
+}

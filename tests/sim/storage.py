@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from raystate.core.messages import Intent, LiveStep, LogEntry
+from raystate.core.messages import Intent, LiveStep, LogEntry, SnapshotId
 
-Token = tuple[str, int, int]
-"""(lineage, step, rank): stands for the bytes of one rank's piece; two pieces are equal iff their tokens are."""
+Token = tuple[tuple[str, int], int, int]
+"""((lineage, again), step, rank): stands for the bytes of one rank's piece; two pieces are equal iff their tokens are."""
 
 FILES = ("_METADATA", "manifest.ocdbt")
 MARKER = "commit_success.txt"
@@ -48,6 +48,7 @@ class Storage:
         self.shown: dict[int, Shown] = {}
         self.committed: dict[tuple[int, str], bool] = {}
         self.ever_visible: set[int] = set()
+        self.ever_shown: set[SnapshotId] = set()
         self.aside: set[int] = set()
         self.newest = -1
         self.outage = False
@@ -58,7 +59,7 @@ class Storage:
         self.create(LogEntry(seq=1, attempt=1, writer="w0", kind="claim", run="run"))
         for number, step in enumerate((every, 2 * every)):
             save = f"a1k{number}"
-            pieces = {rank: ("1.0.before", step, rank) for rank in range(3)}
+            pieces: dict[int, Token] = {rank: (("1.0.before", 0), step, rank) for rank in range(3)}
             self.packages[save] = Package(step, save, 3, pieces)
             live.append(LiveStep(step=step, save=save))
             intent = Intent(kind="commit", step=step, save=save, attempt=1, seq=2 + number)
@@ -127,7 +128,7 @@ class Storage:
         if (step, save) not in self.committed:
             raise Violation(f"visible means complete: step {step} of {save} is visible and not committed")
         package = self.packages[save]
-        first: str | None = None
+        first: tuple[str, int] | None = None
         for rank in range(package.world):
             token = package.pieces.get(rank)
             if token is None or token[2] != rank:
@@ -136,6 +137,8 @@ class Storage:
                 raise Violation(f"visible means complete: step {step} of {save} mixes pieces: {package.pieces}")
             first = token[0]
         self.ever_visible.add(step)
+        if first is not None:
+            self.ever_shown.add(SnapshotId(first[0], step, first[1]))
 
     def put(self, step: int, name: str, save: str) -> bool:
         """Create-once of one fixed name; True if it is there with these bytes."""

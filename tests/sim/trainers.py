@@ -8,6 +8,8 @@ from raystate.core.errors import RaystateError
 from raystate.core.messages import (
     Ask,
     Failure,
+    FlushAsked,
+    FlushReply,
     Joined,
     JoinReply,
     LeaveAsked,
@@ -16,8 +18,10 @@ from raystate.core.messages import (
     RestoreChoice,
     RestoreSettled,
     RestoreTried,
+    SnapshotId,
     Staged,
     TrainerWord,
+    group_of,
 )
 from raystate.core.trainer import Trainer
 from tests.sim.storage import Violation
@@ -48,17 +52,23 @@ class TrainerProc(Proc):
 
     __slots__ = (
         "ask",
+        "asked",
         "choice",
         "clean",
+        "connection",
         "group",
         "left",
         "machine",
+        "name",
         "node",
+        "number",
         "rank",
+        "rollback",
         "set",
         "stage",
         "step",
         "stop_at",
+        "want",
         "why",
         "world",
     )
@@ -70,9 +80,13 @@ class TrainerProc(Proc):
         self.node = node
         self.rank = rank
         self.machine: Trainer | None = None
-        self.set: SlotSet = node.new_set()
-        self.set.trainer = self
-        self.set.word = None
+        self.connection = world.new_connection()
+        self.name = f"t{self.connection}"
+        self.set: SlotSet = node.new_set(self)
+        self.number = 0  # of the last word that was written
+        self.want = group.want
+        self.rollback = group.rollback
+        self.asked: tuple[SnapshotId, ...] = ()  # the promises of the flush or leave under way
         self.ask: Any = None
         self.choice: RestoreChoice | None = None
         self.step = 0
@@ -129,30 +143,51 @@ class TrainerProc(Proc):
         self.ask = None
         kind = type(reply)
         if kind is JoinReply:
-            self.machine = Trainer(
-                self.rank, len(self.group.members), reply.lineage, save_every_steps=self.world.save_every, grants=self.set.grants
-            )
+            self.machine = Trainer(self.rank, len(self.group.members), reply.lineage, save_every_steps=self.world.save_every)
             self._speak(self.machine.word())
-            machine, group = self.machine, self.group
-            self.stage = "restore"
-            self.call(
-                lambda ask: RestoreAsked(ask=ask, lineage=machine.lineage, rank=self.rank, step=group.want, rollback=group.rollback)
-            )
+            self._ask_restore()
         elif kind is RestoreChoice:
             self.choice = reply
             assert self.machine is not None
-            self.world.choices[self.machine.lineage] = reply
+            self.world.choices[reply.begins] = reply
+            self.machine.begin(reply.begins, reply.base)
+            self._speak(self.machine.word())
             if ask in self.world.from_current:
                 self.world.check_choice(self, reply)
             self.world.on(self, 0.1 + 0.4 * self.world.random(), self._restore)
         elif kind is RestoreSettled:
             self._settled(reply)
+        elif kind is FlushReply:
+            self._flushed(reply)
         elif kind is LeaveReply:
             self.left = True
+            if not reply.errors:
+                self.world.check_promises(f"close of rank {self.rank}", self.asked)
             self.world.left(self, reply)
         elif kind is Failure:
             self.world.failures.append((self.rank, reply))
             self.die(f"{reply.error}: {reply.message}")
+
+    def _ask_restore(self) -> None:
+        machine = self.machine
+        assert machine is not None
+        self.stage = "restore"
+        if machine.staging:  # a copy that is running comes to its end first
+            self.world.on(self, 0.2, self._ask_restore)
+            return
+        self.world.wants[group_of(machine.lineage)] = self.want
+        lineage, number = machine.lineage, self.number
+        self.call(
+            lambda ask: RestoreAsked(
+                ask=ask, lineage=lineage, rank=self.rank, step=self.want, rollback=self.rollback, word=number
+            )
+        )
+
+    def restore_again(self, want: int | None, rollback: bool) -> None:
+        """The script calls restore in mid-training: what it has not staged yet is given up."""
+        if self.stage == "train":
+            self.want, self.rollback = want, rollback
+            self._ask_restore()
 
     def _restore(self) -> None:
         choice, machine = self.choice, self.machine
@@ -164,7 +199,7 @@ class TrainerProc(Proc):
             old = sorted(choice.hosts)
             rank, host = old[self.rank % len(old)]
             node = world.nodes_by_id.get(host)
-            piece = None if node is None or not node.up else node.piece(rank, choice.step, choice.lineage)
+            piece = None if node is None or not node.up else node.piece(rank, choice.step, choice.lineage, choice.again)
             if piece is None:
                 ok, error = False, f"host {host} does not hold rank {rank}"
             else:
@@ -173,13 +208,12 @@ class TrainerProc(Proc):
             if choice.step not in world.storage.visible():
                 raise Violation(f"restore from storage of step {choice.step}, which is not visible")
         self.group.restored[self.rank] = (choice.tier, choice.step, lineage)
-        machine.restored(choice.step)
-        self._speak(machine.word())
-        self.call(lambda ask: RestoreTried(ask=ask, lineage=machine.lineage, rank=self.rank, step=choice.step, ok=ok, error=error))
+        self.call(lambda ask: RestoreTried(ask=ask, lineage=choice.begins, rank=self.rank, step=choice.step, ok=ok, error=error))
 
     def _settled(self, reply: RestoreSettled) -> None:
         assert self.machine is not None
         self.world.check_settled(self.group, self.machine.lineage, reply.step)
+        self.machine.settled(ahead=reply.ahead, safe=reply.safe)
         self.step = max(0, reply.step)
         self.stage = "train"
         self.group.called[self.rank] = self.step
@@ -189,11 +223,12 @@ class TrainerProc(Proc):
 
     def _speak(self, word: TrainerWord) -> None:
         self.set.word = word
+        self.number = word.number
         actor = self.node.actor
         if actor is not None and actor.alive:
             actor.poke()
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, force: bool = False) -> None:
         """One step is computed; save() is called."""
         machine, world = self.machine, self.world
         assert machine is not None
@@ -201,20 +236,21 @@ class TrainerProc(Proc):
             return
         try:
             out = self.set.word_out
-            decision = machine.on_save(step, host_word=out, stager_busy=bool(machine._staging) and world.random() < 0.5)
+            busy = machine.staging and world.random() < 0.5
+            decision = machine.on_save(step, force=force, host_word=out, stager_busy=busy)
         except RaystateError as error:
             self.die(f"{type(error).__name__}: {error}")
             return
         self._speak(decision.word)
         if decision.wait:
-            world.on(self, 0.3, self.save, step)
+            world.on(self, 0.3, self.save, step, force)
             return
         self.step = step
         if decision.action == "stage":
             assert decision.slot is not None
-            self._begin_slot(decision.slot, step, decision.durable)
+            self._begin_slot(decision.slot, step, decision.again, decision.promised)
         elif decision.action == "hold":
-            world.on(self, 0.5, self._unhold)
+            world.on(self, 0.5, self._unhold, decision.again)
         else:
             world.skipped.add((machine.lineage, step))
         if decision.dropped is not None:
@@ -236,27 +272,53 @@ class TrainerProc(Proc):
         else:
             self.world.on(self, 0.7, self._stopping, until_s)
 
-    def _unhold(self) -> None:
+    def _unhold(self, again: int) -> None:
         machine = self.machine
         assert machine is not None
-        taken = machine.take_slot(self.set.word_out)
+        taken = machine.take_slot(self.set.word_out) if self.stage != "restore" and again == self._held_again() else None
         if taken is not None:
-            self._begin_slot(taken[0], taken[1], True)
-        elif machine.held is not None:
-            self.world.on(self, 0.5, self._unhold)
+            self._begin_slot(taken[0], taken[1], again, True)
+        elif machine.held is not None and again == self._held_again():
+            self.world.on(self, 0.5, self._unhold, again)
 
-    def _begin_slot(self, slot: int, step: int, durable: bool) -> None:
+    def _held_again(self) -> int:
+        """A copy that waits for a slot is of the newest save."""
+        machine = self.machine
+        assert machine is not None
+        return machine.again if machine.held == machine.newest else -1
+
+    def flush(self) -> None:
+        """wait_until_finished(): the other ranks train on."""
+        machine = self.machine
+        assert machine is not None
+        if self.stage != "train" or self.ask is not None:
+            return
+        if machine.staging or machine.held is not None:
+            self.world.on(self, 0.4, self.flush)
+            return
+        self.asked = promised = machine.promises
+        lineage, number = machine.lineage, self.number
+        self.call(lambda ask: FlushAsked(ask=ask, lineage=lineage, rank=self.rank, promised=promised, word=number))
+
+    def _flushed(self, reply: FlushReply) -> None:
+        machine = self.machine
+        assert machine is not None
+        if not reply.errors:
+            self.world.check_promises(f"flush of rank {self.rank}", self.asked)
+        machine.told(self.asked, lost=reply.lost)
+
+    def _begin_slot(self, slot: int, step: int, again: int, promised: bool) -> None:
         self.world.check_reuse(self, slot)
         self.set.content[slot] = None
         world = self.world
         slow = world.random()
-        world.on(self, 0.1 + (2.5 if slow > 0.85 else 0.4) * slow, self._staged, slot, step, durable)
+        world.on(self, 0.1 + (2.5 if slow > 0.85 else 0.4) * slow, self._staged, slot, step, again, promised)
 
-    def _staged(self, slot: int, step: int, durable: bool) -> None:
+    def _staged(self, slot: int, step: int, again: int, promised: bool) -> None:
         machine = self.machine
         assert machine is not None
         piece = Staged(
-            rank=self.rank, world=machine.world, lineage=machine.lineage, step=step, layout="L", durable=durable, nbytes=1
+            rank=self.rank, world=machine.world, lineage=machine.lineage, step=step, again=again, layout="L", promised=promised, nbytes=1
         )
         self.set.content[slot] = piece
         machine.staged(slot, step)
@@ -269,10 +331,18 @@ class TrainerProc(Proc):
         """close(): every save is staged, then all ranks leave."""
         machine = self.machine
         assert machine is not None
+        if not machine.is_safe and self.stage == "train":
+            self.save(machine.newest, force=True)
+            if self.stage != "train":
+                return
         self.stage = "leave"
-        if machine.word().pending:
+        if machine.staging or machine.held is not None or self.ask is not None:
             self.world.on(self, 0.6, self.leave)
             return
         machine.closing()
         self._speak(machine.word())
-        self.call(lambda ask: LeaveAsked(ask=ask, lineage=machine.lineage, rank=self.rank, step=machine.newest_kept))
+        self.asked = promised = machine.promises
+        lineage, number = machine.lineage, self.number
+        self.call(
+            lambda ask: LeaveAsked(ask=ask, lineage=lineage, rank=self.rank, last=machine.kept, promised=promised, word=number)
+        )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from raystate.core.messages import (
     Advise,
     Answer,
     Invalidate,
-    JoinReply,
     RestoreChoice,
+    SnapshotId,
     Staged,
+    group_of,
+    lineage_order,
 )
-from raystate.core.slots import lineage_order
 from tests.sim.coordinators import CoordinatorProc
 from tests.sim.nodes import Node
 from tests.sim.storage import Storage, Violation
@@ -30,13 +32,13 @@ class Truth:
     def __init__(self, storage: Storage):
         self.storage = storage
         self.from_current: set[Any] = set()  # asks whose choice was made by the Coordinator that owned the run then
-        self.staged_count: dict[tuple[str, int], set[int]] = {}
+        self.staged_count: dict[SnapshotId, set[int]] = {}
         self.true_stable: dict[str, int] = {}
         self.skipped: set[tuple[str, int]] = set()
         self.worlds: dict[str, int] = {}
         self.choices: dict[str, RestoreChoice] = {}
         self.settled: list[tuple[tuple[int, int, str], str, int]] = []  # (by, lineage, step) of the restores that were settled
-        self.wants: dict[str, int | None] = {}  # lineage -> the step that its trainers roll back to
+        self.wants: dict[str, int | None] = {}  # worker group -> the step that its trainers roll back to
         self.floor = -1  # what a recovery may not fall below
 
     def cut(self, node: Node) -> bool:
@@ -47,7 +49,7 @@ class Truth:
         return self.worlds.get(lineage, 0)
 
     def count_staged(self, piece: Staged) -> None:
-        key = (piece.lineage, piece.step)
+        key = piece.id
         ranks = self.staged_count.setdefault(key, set())
         ranks.add(piece.rank)
         self.worlds[piece.lineage] = piece.world
@@ -58,7 +60,7 @@ class Truth:
         """A slot is overwritten only if its snapshot has been overtaken, or given up."""
         one = trainer.set
         content = one.content[slot]
-        if one.holds[slot]:
+        if one.writing[slot]:
             raise Violation(f"bounded slots: rank {trainer.rank} overwrites slot {slot} while it is being written to storage")
         if content is None:
             return
@@ -69,6 +71,8 @@ class Truth:
         if content.lineage == mine:
             if self.true_stable.get(mine, -1) > content.step or (mine, content.step) in self.skipped:
                 return
+            if content.again < machine.again and self.true_stable.get(mine, -1) == content.step:
+                return  # the step was saved once more
             raise Violation(f"{what}: nothing newer is complete on all hosts")
         choice = self.choices.get(mine)
         if self.true_stable.get(mine, -1) >= 0:
@@ -83,24 +87,21 @@ class Truth:
             advice = command.advice
             if advice.durable_step >= 0 and advice.durable_step not in self.storage.ever_visible:
                 raise Violation(f"durable means visible: step {advice.durable_step} is called durable and was never visible")
-            if proc is self.current and advice.stable > self.floor and self._all_there(proc, (advice.lineage, advice.stable)):
-                self.floor = advice.stable
-        elif kind is Invalidate and self.wants.get(command.by) is not None:
+            stable = advice.stable[0]
+            if proc is self.current and stable > self.floor and self._all_there(proc, SnapshotId(advice.lineage, *advice.stable)):
+                self.floor = stable
+        elif kind is Invalidate and self.wants.get(group_of(command.by)) is not None:
             self.floor = -1  # a rollback gives up what is newer, whoever carries it to its end
-        elif kind is Answer and type(command.reply) is JoinReply:
-            caller = self.callers.get(command.ask)
-            if caller is not None:
-                self.wants[command.reply.lineage] = caller.group.want
         elif kind is Answer and type(command.reply) is RestoreChoice:
             caller = self.callers.get(command.ask)
             if caller is None or caller.machine is None or caller.ask is None or caller.ask.ask != command.ask:
                 return  # it has its answer: a Coordinator that has slept says something that nobody hears any more
-            if self.choices.get(caller.machine.lineage) != command.reply:
-                self.choices[caller.machine.lineage] = command.reply
+            if self.choices.get(command.reply.begins) != command.reply:
+                self.choices[command.reply.begins] = command.reply
                 if proc is self.current:
                     self.from_current.add(command.ask)
 
-    def _all_there(self, proc: CoordinatorProc, key: tuple[str, int]) -> bool:
+    def _all_there(self, proc: CoordinatorProc, key: SnapshotId) -> bool:
         """The nodes that hold the snapshot's pieces are neither lost nor cut off."""
         snap = proc.core.memory.snaps.get(key)
         if snap is None or not snap.complete:
@@ -116,9 +117,9 @@ class Truth:
         """Bounded loss: never behind storage, nor behind memory that one death can't have taken."""
         if choice.tier == "memory":
             self.check_given_up(choice)
-        if caller.group.want is not None:
-            if choice.step != caller.group.want:
-                raise Violation(f"restore: step {caller.group.want} was asked, {choice.step} was chosen")
+        if caller.want is not None:
+            if choice.step != caller.want:
+                raise Violation(f"restore: step {caller.want} was asked, {choice.step} was chosen")
             self.floor = choice.step
             return
         durable = self.storage.durable()
@@ -162,3 +163,9 @@ class Truth:
                 raise Violation(
                     f"stop: rank {trainer.rank} is at step {step}, others have stopped at {acted}; past it without stopping: {passed}"
                 )
+
+    def check_promises(self, who: str, promised: Iterable[SnapshotId]) -> None:
+        """True means durable: what nobody has called lost was in storage, with the bytes of that very call."""
+        for key in promised:
+            if key not in self.storage.ever_shown:
+                raise Violation(f"true means durable: {who} is told that {key} is durable, and it never was in storage")

@@ -21,7 +21,7 @@ from raystate.core.messages import (
 from tests.sim.coordinators import CoordinatorProc
 from tests.sim.faults import FAULTS
 from tests.sim.network import Network
-from tests.sim.nodes import HostProc, Node, Proc
+from tests.sim.nodes import HostProc, Node, Proc, SlotSet
 from tests.sim.storage import Storage, Violation
 from tests.sim.trainers import Group, TrainerProc
 
@@ -62,6 +62,7 @@ class World(Network):
         self.pace = 1.0  # storage is faster when nothing is wrong any more: that keeps schedules short
         self.ended = False
         self.asks = 0
+        self.connections = 0
         self.callers: dict[Any, TrainerProc] = {}
         self.failures: list[Any] = []
         self.lost_acks = 0
@@ -80,8 +81,9 @@ class World(Network):
             if rng.random() < 0.3:
                 # An older snapshot is still in memory.
                 for node in self.nodes:
-                    node.new_set().content[0] = Staged(
-                        rank=node.index, world=hosts, lineage="1.0.before", step=self.save_every + 1, layout="L", durable=False
+                    node.sets.append(SlotSet())
+                    node.sets[0].content[0] = Staged(
+                        rank=node.index, world=hosts, lineage="1.0.before", step=self.save_every + 1, layout="L", promised=False
                     )
         self.coordinators: list[CoordinatorProc] = []
         self.current: CoordinatorProc | None = None
@@ -155,6 +157,10 @@ class World(Network):
             self.nodes.append(node)
         self.nodes_by_id[node.id] = node
         self.start_actor(node)
+
+    def new_connection(self) -> int:
+        self.connections += 1
+        return self.connections
 
     def start_actor(self, node: Node) -> None:
         if node.up and (node.actor is None or not node.actor.alive):
@@ -236,11 +242,31 @@ class World(Network):
         if self.healed and self.leaving_at < 0:
             self.leaving_at = step + 3
         leave = self.healed and step >= self.leaving_at
-        for member in members:
-            if leave:
+        if leave:
+            for member in members:
                 self.on(member, 0.1, member.leave)
-            else:
-                self.on(member, 0.4 + 0.4 * self.random(), member.save, step + 1)
+            return
+        chance = 1.0 if self.healed else self.random()
+        if chance < 0.03:
+            self._restore_again(group)
+            return
+        for member in members:
+            if chance < 0.07 and step > 0:
+                self.on(member, 0.1 * self.random(), member.save, step, True)
+            elif chance < 0.14 and member.rank == step % len(members):
+                self.on(member, 0.1 * self.random(), member.flush)
+            self.on(member, 0.4 + 0.4 * self.random(), member.save, step + 1)
+
+    def _restore_again(self, group: Group) -> None:
+        """The script restores in mid-training: the newest step, or an older one for good."""
+        steps = sorted(set(self.storage.visible()) & {one.step for one in self.storage.tail.live})
+        want = steps[0] if len(steps) > 1 and self.random() < 0.5 else None
+        group.called.clear()
+        group.restored.clear()
+        if want is not None:
+            self.floor = -1
+        for member in group.members:
+            self.on(member, 0.1 + 0.5 * self.random(), member.restore_again, want, want is not None)
 
     # ---------------------------------------------------------------- the end
 

@@ -1,0 +1,217 @@
+"""What a HostActor's machine is told, and what it asks for. Shells translate: they read shared memory and sockets, and never decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raystate.core.messages import Advice, EndTrainers, Event, HostWord, Invalidate, SnapshotId, Staged, TrainerWord, Write
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetFound:
+    """A slot set is there: adopted from an earlier HostActor, or allotted now. A set that is handed on is found again.
+
+    Attributes:
+        index: of the set, for ever.
+        trainer: the incarnation that it belongs to; "" nobody's.
+        word: its trainer's word, read before `contents`.
+        contents: what each slot's header says, None where nothing is complete.
+        host_word: what an earlier HostActor wrote last to its trainer; None for a set that has just been allotted.
+    """
+
+    index: int
+    trainer: str
+    word: TrainerWord | None
+    contents: tuple[Staged | None, ...]
+    host_word: HostWord | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRemoved:
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRead:
+    """A set's word has changed. `contents`: all headers, read after the word."""
+
+    index: int
+    word: TrainerWord
+    contents: tuple[Staged | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """A trainer has introduced itself on a connection, perhaps once more: its slots may be others now (`set_index`, -1: none yet)."""
+
+    connection: int
+    pid: int
+    rank: int
+    world: int
+    lineage: str  # of its worker group, see `group_of`
+    trainer: str  # incarnation
+    set_index: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaidBye:
+    """The trainer on this connection detaches on purpose."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnected:
+    """The connection has ended. Its set has been read before this event."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlocked:
+    """No process holds the lock of this set, and none is on its way to it: its trainer is dead or has let it go. Read after that."""
+
+    index: int
+    contents: tuple[Staged | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldAsked:
+    """Somebody wants to read a snapshot's pieces of these ranks. Answered with Hold."""
+
+    reader: str
+    snapshot: SnapshotId
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldEnded:
+    reader: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteEnded:
+    """An execution of Write is over, well or not."""
+
+    save: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Time has passed."""
+
+
+HostEvent = (
+    SetFound | SetRemoved | SetRead | Connected | SaidBye | Disconnected | Unlocked | HoldAsked | HoldEnded | WriteEnded | Look
+    | Advice | Invalidate | EndTrainers | Write
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One slot: `slot` of set `index`, with the piece of `rank`."""
+
+    rank: int
+    index: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Send this to the Coordinator. It may get lost: what matters is repeated."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speak:
+    """Write the host's word into the set's cell."""
+
+    index: int
+    word: HostWord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Empty:
+    """Invalidate the slot's header."""
+
+    index: int
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remember:
+    """Keep this where a restarted HostActor finds it."""
+
+    memory: HostMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """SIGKILL."""
+
+    pid: int
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """The slots that the reader may read until it says HoldEnded; those that aren't here are missing."""
+
+    reader: str
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execute:
+    """Write these slots' pieces; then WriteEnded. They stay as they are until then."""
+
+    order: Write
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlreadyExecuted:
+    """The outcome of that save id's one execution, under way or remembered, is the answer."""
+
+    order: Write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """`error` names a class of core.errors."""
+
+    order: Write
+    error: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveSet:
+    """Give the set's memory back: its trainer has another one, and nobody needs what it holds."""
+
+    index: int
+    reason: str
+
+
+HostCommand = Tell | Speak | Empty | Remember | Kill | Hold | Execute | AlreadyExecuted | Refuse | RemoveSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """What a restarted HostActor must know although no arena says so.
+
+    Attributes:
+        base: the newest Invalidate that was applied.
+        advice: the newest Advice: with its proposal, which a new Coordinator learns from the hosts alone.
+    """
+
+    base: Invalidate | None = None
+    advice: Advice | None = None
