@@ -32,7 +32,8 @@ from raystate.arena.processes import ProcessMark, boot_id, is_gone, mark_process
 from raystate.arena.slot import SlotHeader, create_slot_file, fill_slot_file, slot_file_bytes
 from raystate.arena.slot_set import SetInfo, SlotSet, read_note, release_all, seize, trainer_lock
 from raystate.arena.word import CELL_BYTES, WordCell
-from raystate.core.errors import RaystateError
+from raystate.core.errors import ConfigError, RaystateError
+from raystate.core.words import MAX_SLOTS
 
 TrainerState = Literal["expected", "attached", "gone"]
 
@@ -127,6 +128,9 @@ class HostArena:
         preferred, then the smallest. The same trainer asking again gets the same set. Otherwise a new one is reserved and touched,
         which takes about half a second per GiB.
 
+        A trainer that needs larger slots than it has asks again: it gets a second set, and the first stays its own, attached and
+        readable, until it detaches. One that it never came for is not kept for it.
+
         Args:
             trainer: name of the incarnation, unique.
             data_bytes, table_bytes: what each slot must hold at least.
@@ -134,8 +138,11 @@ class HostArena:
             pid: the trainer's process on this node, so that a trainer that dies before it attaches doesn't keep its set.
 
         Raises:
-            CapacityError: it does not fit; nothing was changed. `drop_stale_sets` may make room.
+            CapacityError: it does not fit; nothing was reserved, every set stays with its trainer. `drop_stale_sets` may make room.
+            ConfigError: more than `MAX_SLOTS` slots, of which a control word could not tell.
         """
+        if not 1 <= slots <= MAX_SLOTS:
+            raise ConfigError(f"snapshot_slots: 1 to {MAX_SLOTS} are possible, got {slots}", field="snapshot_slots", got=slots)
         with self._guard:
             fits = [
                 held
@@ -148,6 +155,9 @@ class HostArena:
             for held in fits:
                 if held.trainer == trainer and self.trainer_state(held) != "gone":
                     return held
+            for held in self.sets:
+                if held.trainer == trainer and self.trainer_state(held) == "expected":
+                    self.release(held)  # it asks for a larger one, so it won't come for this one
             for held in sorted(fits, key=lambda held: (not _has_rank(held, rank), held.info.data_bytes, held.index)):
                 if self.trainer_state(held) == "gone" and self._hand_over(held, trainer, pid):
                     return held

@@ -77,6 +77,16 @@ class TrainerArena:
         return self._set.slots
 
     @property
+    def data_capacity_bytes(self) -> int:
+        """What the data of each slot may have. Larger data needs another set: ask the host for one and attach to it too."""
+        return self._set.data_capacity_bytes
+
+    @property
+    def table_capacity_bytes(self) -> int:
+        """What the table of each slot (checksums, items, metrics, custom) may have."""
+        return self._set.table_capacity_bytes
+
+    @property
     def trainer_cell(self) -> WordCell:
         """This trainer's own word: only it writes."""
         return self._set.trainer_cell
