@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from raystate.arena import layouts
-from raystate.arena.capacity import Need, check_capacity, reservation_failed
+from raystate.arena.capacity import Need, check_capacity, lock_root, reservation_failed
 from raystate.arena.files import (
     HOST_CELL,
     HOST_LOCK,
@@ -37,8 +37,6 @@ from raystate.core.words import MAX_SLOTS
 
 TrainerState = Literal["expected", "attached", "gone"]
 
-_ROOT_LOCK_TIMEOUT_S = 30.0  # sizes are added up and promised under it, which takes milliseconds
-
 
 class HostArena:
     """One node's shared memory for one run. Methods may be called from several threads.
@@ -57,6 +55,7 @@ class HostArena:
         self.adopted = False
         self.notes: list[str] = []
         self._lock = lock
+        self._put: set[str] = set()  # layouts, by this host itself
         self._memory_threshold = memory_threshold
         self._guard = threading.RLock()
 
@@ -104,6 +103,7 @@ class HostArena:
             arena._adopt_or_empty(wanted)
             (path / LAYOUTS).mkdir(mode=0o700, exist_ok=True)
             write_json(path / META, dataclasses.asdict(wanted))
+            arena.prune_layouts()  # of trainers that left while no HostActor was there
         except BaseException:
             arena.close()
             raise
@@ -228,6 +228,7 @@ class HostArena:
                 remove_tree(held.path)
             finally:
                 release_all(locks)
+            self.prune_layouts()
 
     def drop_stale_sets(self, keep: Callable[[SlotHeader], bool]) -> list[int]:
         """Remove sets without a trainer, there or expected, that hold no snapshot for which `keep` is true; returns their indices.
@@ -247,13 +248,21 @@ class HostArena:
     # ------------------------------------------------------------ layouts
 
     def put_layout(self, data: bytes) -> str:
-        return layouts.put_layout(self.path, data)
+        """Keep a layout for slots that this host fills itself; it stays for as long as the arena is open."""
+        with self._guard:
+            self._put.add(layouts.layout_name(data))
+            return layouts.put_layout(self.path, data)
 
     def get_layout(self, ref: str) -> bytes:
         return layouts.get_layout(self.path, ref)
 
-    def prune_layouts(self, keep: Collection[str]) -> None:
-        layouts.prune_layouts(self.path, keep)
+    def prune_layouts(self, keep: Collection[str] = ()) -> list[str]:
+        """Remove the layouts that no slot names, that no attached trainer has put, and that this host has not put; returns them.
+
+        Safe at any time. Removing a set does it; do it when a trainer is gone, too.
+        """
+        with self._guard:
+            return layouts.prune_layouts(self.path, self.sets, {*keep, *self._put})
 
     # ------------------------------------------------------------ life
 
@@ -320,6 +329,7 @@ class HostArena:
                 cell.clear()
             held.host_cell.clear()
             new = trainer_lock(held.path, trainer)
+            layouts.unmark(held.path)  # its slots name what is still needed
             for lock in locks:
                 if lock.path == new:
                     lock.write(b"")
@@ -341,15 +351,9 @@ class HostArena:
         path = self.path / f"{SET_PREFIX}{index}"
         files: list[int] = []
         try:
-            # Adding up and promising is one act for all hosts on this node; reserving, which takes longer, is not.
-            root_lock = FileLock.take(root, shared=False, timeout_s=_ROOT_LOCK_TIMEOUT_S)
-            if root_lock is None:
-                raise RaystateError(
-                    f"{root} was locked by another process for {_ROOT_LOCK_TIMEOUT_S:g} s",
-                    path=str(root),
-                    waited_s=_ROOT_LOCK_TIMEOUT_S,
-                )
-            with root_lock:
+            with lock_root(
+                root
+            ):  # adding up and promising is one act for all hosts on this node; reserving takes longer, and is not
                 check_capacity(root, need, cap_bytes=self.cap_bytes, memory_threshold=self._memory_threshold)
                 path.mkdir(mode=0o700)
                 files += [create_slot_file(path / f"{SLOT_PREFIX}{number}", size) for number in range(slots)]

@@ -120,6 +120,10 @@ class SlotSet:
         """What the table of each slot may have."""
         return self.info.table_bytes
 
+    @property
+    def closed(self) -> bool:
+        return not self._cells
+
     def close(self) -> list[mmap.mmap]:
         """Unmap everything. Returns the mappings that views still use; each goes when its last view does."""
         left = [mapping for slot in self.slots for mapping in slot.close()]

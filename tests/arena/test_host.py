@@ -293,16 +293,6 @@ def test_drop_stale_sets_keeps_what_is_wanted_or_awaited(open_host: OpenHost):
     assert content is not None and bool((content.data == 1).all())  # a view outlives the file
 
 
-def test_layouts_are_shared_with_trainers_and_pruned(open_host: OpenHost):
-    host = open_host()
-    held = host.allot(trainer="t1", **SIZES)
-    with TrainerArena.attach(held.path, trainer="t1") as trainer:
-        refs = [trainer.put_layout(b"one"), host.put_layout(b"two")]
-        assert host.get_layout(refs[0]) == b"one" and trainer.get_layout(refs[1]) == b"two"
-    host.prune_layouts(keep=refs[:1])
-    assert os.listdir(host.path / "layouts") == refs[:1]
-
-
 def test_close_with_remove_leaves_nothing(root: Path, open_host: OpenHost):
     host = open_host()
     held = host.allot(trainer="t1", **SIZES)
@@ -329,9 +319,9 @@ def test_a_failed_reservation_leaves_nothing(open_host: OpenHost, monkeypatch: p
 
 
 def test_promises_are_made_one_host_at_a_time(root: Path, open_host: OpenHost, monkeypatch: pytest.MonkeyPatch):
-    from raystate.arena import host as module
+    from raystate.arena import capacity
 
-    monkeypatch.setattr(module, "_ROOT_LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(capacity, "ROOT_LOCK_TIMEOUT_S", 0.0)
     host = open_host()
     other = FileLock.take(root, shared=False)
     assert other is not None
