@@ -71,7 +71,7 @@ def lock_root(root: Path) -> FileLock:
     Raises:
         RaystateError: somebody else has held it for `ROOT_LOCK_TIMEOUT_S` seconds.
     """
-    lock = FileLock.take(root, shared=False, timeout_s=ROOT_LOCK_TIMEOUT_S)
+    lock = FileLock.take(root, shared=False, directory=True, timeout_s=ROOT_LOCK_TIMEOUT_S)
     if lock is None:
         raise RaystateError(
             f"{root} was locked by another process for {ROOT_LOCK_TIMEOUT_S:g} s", path=str(root), waited_s=ROOT_LOCK_TIMEOUT_S

@@ -39,7 +39,7 @@ def put_layout(arena: Path, data: bytes, *, slot_set: Path | None = None) -> str
     ref = layout_name(data)
     folder = arena / LAYOUTS
     try:
-        lock = FileLock.take(folder, shared=True, timeout_s=PUT_TIMEOUT_S)
+        lock = FileLock.take(folder, shared=True, directory=True, timeout_s=PUT_TIMEOUT_S)
         if lock is None:
             raise RaystateError(
                 f"{folder} was locked by another process for {PUT_TIMEOUT_S:g} s", path=str(folder), waited_s=PUT_TIMEOUT_S
@@ -94,7 +94,7 @@ def prune_layouts(arena: Path, sets: Iterable[SlotSet], keep: Collection[str] = 
     Returns:
         The removed layouts.
     """
-    lock = FileLock.take(arena / LAYOUTS, shared=False)
+    lock = FileLock.take(arena / LAYOUTS, shared=False, directory=True)
     if lock is None:
         return []
     with lock:

@@ -323,7 +323,7 @@ def test_promises_are_made_one_host_at_a_time(root: Path, open_host: OpenHost, m
 
     monkeypatch.setattr(capacity, "ROOT_LOCK_TIMEOUT_S", 0.0)
     host = open_host()
-    other = FileLock.take(root, shared=False)
+    other = FileLock.take(root, shared=False, directory=True)
     assert other is not None
     with other, pytest.raises(RaystateError, match="was locked by another process"):
         host.allot(trainer="t1", **SIZES)

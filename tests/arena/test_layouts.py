@@ -226,12 +226,14 @@ def test_a_trainer_that_stopped_while_it_put_one_keeps_nobody_waiting(
     host: HostArena, held: SlotSet, monkeypatch: pytest.MonkeyPatch
 ):
     with TrainerArena.attach(held.path, trainer="t1") as trainer:
-        stopped = FileLock.take(host.path / "layouts", shared=True)
+        stopped = FileLock.take(host.path / "layouts", shared=True, directory=True)
         assert stopped is not None
         with stopped:
             ref = trainer.put_layout(b"one")
             assert host.prune_layouts() == []
-        pruning = FileLock.take(host.path / "layouts", shared=False)  # a HostActor that was stopped in the middle of it
+        pruning = FileLock.take(
+            host.path / "layouts", shared=False, directory=True
+        )  # a HostActor that was stopped in the middle of it
         assert pruning is not None
         monkeypatch.setattr(module, "PUT_TIMEOUT_S", 0.0)
         with pruning:
