@@ -249,8 +249,8 @@ class HostService:
         for line in lines:
             if line == BYE:
                 trainer.said_bye = True
-            elif line:
-                trainer.hello = Hello.from_line(line)
+            elif line and (hello := Hello.from_line(line)) is not None:
+                trainer.hello = hello
 
     def _on_gone(self, trainer: _Trainer) -> None:
         self._selector.unregister(trainer.connection)

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raystate.arena.files import PREFIX, SET_META, read_json
+from raystate.arena.locks import FileLock
 from raystate.arena.memory import NodeMemory, format_bytes, node_memory
-from raystate.core.errors import CapacityError
+from raystate.core.errors import CapacityError, RaystateError
+
+ROOT_LOCK_TIMEOUT_S = 30.0  # sizes are added up and promised under it, which takes milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,20 @@ def all_arenas(root: Path) -> list[Path]:
         return sorted(Path(entry.path) for entry in os.scandir(root) if entry.name.startswith(PREFIX) and entry.is_dir())
     except FileNotFoundError:
         return []
+
+
+def lock_root(root: Path) -> FileLock:
+    """Keep all other hosts of this node from promising memory; the caller releases it.
+
+    Raises:
+        RaystateError: somebody else has held it for `ROOT_LOCK_TIMEOUT_S` seconds.
+    """
+    lock = FileLock.take(root, shared=False, directory=True, timeout_s=ROOT_LOCK_TIMEOUT_S)
+    if lock is None:
+        raise RaystateError(
+            f"{root} was locked by another process for {ROOT_LOCK_TIMEOUT_S:g} s", path=str(root), waited_s=ROOT_LOCK_TIMEOUT_S
+        )
+    return lock
 
 
 def check_capacity(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -102,13 +103,51 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     replace_file(path, json.dumps(value, sort_keys=True).encode())
 
 
+def open_regular(path: Path, flags: int) -> int:
+    """Open what must be a file of its own: no link is followed, and nothing that would wait (a FIFO, a device) is opened.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        RaystateError: there is something else, which raystate did not put there.
+    """
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV):
+            raise _foreign(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _foreign(path)
+    return fd
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """The file's bytes; None if there is no file that this process can read."""
+    try:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+            return file.read()
+    except (OSError, RaystateError):
+        return None
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`; None if it is absent or is not a JSON object."""
     try:
-        value = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        value = json.loads(read_bytes(path) or b"")
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _foreign(path: Path) -> RaystateError:
+    try:
+        found = stat.filemode(os.lstat(path).st_mode)
+    except OSError:
+        found = "gone by now"
+    return RaystateError(
+        f"{path} is no ordinary file ({found}) and not raystate's; remove it or set another arena_dir", path=str(path)
+    )
 
 
 def remove_tree(path: Path, *, last: str = "") -> None:
@@ -124,6 +163,14 @@ def remove_tree(path: Path, *, last: str = "") -> None:
             Path(entry.path).unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
         path.rmdir()
+
+
+def remove_entry(path: Path) -> None:
+    """Remove whatever lies at `path`; what is already gone is fine."""
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def page_ceil(size_bytes: int) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from raystate.arena import layouts
-from raystate.arena.capacity import Need, check_capacity, reservation_failed
+from raystate.arena.capacity import Need, check_capacity, lock_root, reservation_failed
 from raystate.arena.files import (
     HOST_CELL,
     HOST_LOCK,
@@ -32,11 +32,10 @@ from raystate.arena.processes import ProcessMark, boot_id, is_gone, mark_process
 from raystate.arena.slot import SlotHeader, create_slot_file, fill_slot_file, slot_file_bytes
 from raystate.arena.slot_set import SetInfo, SlotSet, read_note, release_all, seize, trainer_lock
 from raystate.arena.word import CELL_BYTES, WordCell
-from raystate.core.errors import RaystateError
+from raystate.core.errors import ConfigError, RaystateError
+from raystate.core.words import MAX_SLOTS
 
 TrainerState = Literal["expected", "attached", "gone"]
-
-_ROOT_LOCK_TIMEOUT_S = 30.0  # sizes are added up and promised under it, which takes milliseconds
 
 
 class HostArena:
@@ -56,6 +55,7 @@ class HostArena:
         self.adopted = False
         self.notes: list[str] = []
         self._lock = lock
+        self._put: set[str] = set()  # layouts, by this host itself
         self._memory_threshold = memory_threshold
         self._guard = threading.RLock()
 
@@ -103,6 +103,7 @@ class HostArena:
             arena._adopt_or_empty(wanted)
             (path / LAYOUTS).mkdir(mode=0o700, exist_ok=True)
             write_json(path / META, dataclasses.asdict(wanted))
+            arena.prune_layouts()  # of trainers that left while no HostActor was there
         except BaseException:
             arena.close()
             raise
@@ -127,6 +128,9 @@ class HostArena:
         preferred, then the smallest. The same trainer asking again gets the same set. Otherwise a new one is reserved and touched,
         which takes about half a second per GiB.
 
+        A trainer that needs larger slots than it has asks again: it gets a second set, and the first stays its own, attached and
+        readable, until it detaches. One that it never came for is not kept for it.
+
         Args:
             trainer: name of the incarnation, unique.
             data_bytes, table_bytes: what each slot must hold at least.
@@ -134,8 +138,11 @@ class HostArena:
             pid: the trainer's process on this node, so that a trainer that dies before it attaches doesn't keep its set.
 
         Raises:
-            CapacityError: it does not fit; nothing was changed. `drop_stale_sets` may make room.
+            CapacityError: it does not fit; nothing was reserved, every set stays with its trainer. `drop_stale_sets` may make room.
+            ConfigError: more than `MAX_SLOTS` slots, of which a control word could not tell.
         """
+        if not 1 <= slots <= MAX_SLOTS:
+            raise ConfigError(f"snapshot_slots: 1 to {MAX_SLOTS} are possible, got {slots}", field="snapshot_slots", got=slots)
         with self._guard:
             fits = [
                 held
@@ -148,6 +155,9 @@ class HostArena:
             for held in fits:
                 if held.trainer == trainer and self.trainer_state(held) != "gone":
                     return held
+            for held in self.sets:
+                if held.trainer == trainer and self.trainer_state(held) == "expected":
+                    self.release(held)  # it asks for a larger one, so it won't come for this one
             for held in sorted(fits, key=lambda held: (not _has_rank(held, rank), held.info.data_bytes, held.index)):
                 if self.trainer_state(held) == "gone" and self._hand_over(held, trainer, pid):
                     return held
@@ -218,6 +228,7 @@ class HostArena:
                 remove_tree(held.path)
             finally:
                 release_all(locks)
+            self.prune_layouts()
 
     def drop_stale_sets(self, keep: Callable[[SlotHeader], bool]) -> list[int]:
         """Remove sets without a trainer, there or expected, that hold no snapshot for which `keep` is true; returns their indices.
@@ -237,13 +248,21 @@ class HostArena:
     # ------------------------------------------------------------ layouts
 
     def put_layout(self, data: bytes) -> str:
-        return layouts.put_layout(self.path, data)
+        """Keep a layout for slots that this host fills itself; it stays for as long as the arena is open."""
+        with self._guard:
+            self._put.add(layouts.layout_name(data))
+            return layouts.put_layout(self.path, data)
 
     def get_layout(self, ref: str) -> bytes:
         return layouts.get_layout(self.path, ref)
 
-    def prune_layouts(self, keep: Collection[str]) -> None:
-        layouts.prune_layouts(self.path, keep)
+    def prune_layouts(self, keep: Collection[str] = ()) -> list[str]:
+        """Remove the layouts that no slot names, that no attached trainer has put, and that this host has not put; returns them.
+
+        Safe at any time. Removing a set does it; do it when a trainer is gone, too.
+        """
+        with self._guard:
+            return layouts.prune_layouts(self.path, self.sets, {*keep, *self._put})
 
     # ------------------------------------------------------------ life
 
@@ -310,6 +329,7 @@ class HostArena:
                 cell.clear()
             held.host_cell.clear()
             new = trainer_lock(held.path, trainer)
+            layouts.unmark(held.path)  # its slots name what is still needed
             for lock in locks:
                 if lock.path == new:
                     lock.write(b"")
@@ -331,15 +351,9 @@ class HostArena:
         path = self.path / f"{SET_PREFIX}{index}"
         files: list[int] = []
         try:
-            # Adding up and promising is one act for all hosts on this node; reserving, which takes longer, is not.
-            root_lock = FileLock.take(root, shared=False, timeout_s=_ROOT_LOCK_TIMEOUT_S)
-            if root_lock is None:
-                raise RaystateError(
-                    f"{root} was locked by another process for {_ROOT_LOCK_TIMEOUT_S:g} s",
-                    path=str(root),
-                    waited_s=_ROOT_LOCK_TIMEOUT_S,
-                )
-            with root_lock:
+            with lock_root(
+                root
+            ):  # adding up and promising is one act for all hosts on this node; reserving takes longer, and is not
                 check_capacity(root, need, cap_bytes=self.cap_bytes, memory_threshold=self._memory_threshold)
                 path.mkdir(mode=0o700)
                 files += [create_slot_file(path / f"{SLOT_PREFIX}{number}", size) for number in range(slots)]

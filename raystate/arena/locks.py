@@ -7,8 +7,12 @@ import os
 import time
 from pathlib import Path
 
+from raystate.arena.files import open_regular
+from raystate.core.errors import RaystateError
+
 # A forked child shares its parent's open files and so would keep the parent's locks alive after the parent's death.
 _held: set[FileLock] = set()
+_REPLACED_S = 1.0  # how long a file may be replaced each time that it is looked at
 
 
 class FileLock:
@@ -20,18 +24,23 @@ class FileLock:
         _held.add(self)
 
     @classmethod
-    def take(cls, path: Path, *, shared: bool, create: bool = False, timeout_s: float = 0.0) -> FileLock | None:
+    def take(
+        cls, path: Path, *, shared: bool, create: bool = False, directory: bool = False, timeout_s: float = 0.0
+    ) -> FileLock | None:
         """Take the lock, or return None when somebody else still holds it after `timeout_s` seconds.
 
         A lock on a file that was removed or replaced meanwhile guards nothing; it is taken anew on what is there now.
 
+        Args:
+            directory: `path` is one, whose entries the lock guards.
+
         Raises:
             FileNotFoundError: there is no such file and `create` is False, or its directory is gone.
+            RaystateError: what is there is neither a file nor, as asked for, a directory.
         """
         deadline_s = time.monotonic() + timeout_s
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
         while True:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC if path.is_dir() else flags, 0o600)
+            fd = _open_directory(path) if directory else open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))
             try:
                 fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -43,6 +52,8 @@ class FileLock:
             if _is_file(fd, path):
                 return cls(fd, path)
             os.close(fd)
+            if time.monotonic() >= deadline_s + _REPLACED_S:
+                return None  # somebody does nothing else
 
     @property
     def held(self) -> bool:
@@ -66,16 +77,11 @@ class FileLock:
         self.release()
 
 
-def is_free(path: Path) -> bool:
-    """Whether nobody holds any lock on the file. Takes it exclusively for a moment, so that holders retry for a little while."""
+def _open_directory(path: Path) -> int:
     try:
-        lock = FileLock.take(path, shared=False)
-    except FileNotFoundError:
-        return True
-    if lock is None:
-        return False
-    lock.release()
-    return True
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except NotADirectoryError:
+        raise RaystateError(f"{path} is not a directory; remove it or set another arena_dir", path=str(path)) from None
 
 
 def _is_file(fd: int, path: Path) -> bool:

@@ -28,6 +28,7 @@ Role = Literal["host", "trainer", "reader"]
 
 _MAGIC = b"raystat1"
 _PREFIX = struct.Struct("<8sIII")  # magic, format, length of the JSON, crc32c of (format, length, JSON)
+_MAX_UINT64 = 2**64 - 1  # no length and no checksum has more digits
 _TOUCH_BYTES = 64 * 1024 * 1024  # per turn of a thread
 
 
@@ -131,17 +132,16 @@ class Slot:
         start = PAGE_BYTES + self.table_capacity_bytes
         return self._mapped()[start : start + self.data_capacity_bytes]
 
-    def commit(self, header: SlotHeader, table: bytes) -> None:
-        """The data is in place: write the table, then the header, from which moment the slot holds this snapshot.
+    def check(self, header: SlotHeader, table_bytes: int) -> None:
+        """Whether `commit` with such a header and a table of `table_bytes` will fit. Ask before `begin`: the slot stays as it is.
 
         Raises:
-            CapacityError: the table or the data is larger than the slot's region; the slot holds nothing then.
+            CapacityError: with `needed_bytes`, `available_bytes` and `limit` ("table", "data" or "header").
         """
-        if not self._filling:
-            raise RaystateError(f"slot {self.path}: begin() comes before commit()", path=str(self.path))
         for what, size, capacity in (
-            ("table", len(table), self.table_capacity_bytes),
+            ("table", table_bytes, self.table_capacity_bytes),
             ("data", header.data_bytes, self.data_capacity_bytes),
+            ("header", len(_to_json(header, _MAX_UINT64, _MAX_UINT64)), PAGE_BYTES - _PREFIX.size),
         ):
             if size > capacity:
                 raise CapacityError(
@@ -152,9 +152,17 @@ class Slot:
                     available_bytes=capacity,
                     limit=what,
                 )
-        text = json.dumps({**asdict(header), "table_len": len(table), "table_crc32c": crc32c(table)}).encode()
-        if _PREFIX.size + len(text) > PAGE_BYTES:
-            raise RaystateError(f"slot header of {len(text)} bytes does not fit a page", path=str(self.path))
+
+    def commit(self, header: SlotHeader, table: bytes) -> None:
+        """The data is in place: write the table, then the header, from which moment the slot holds this snapshot.
+
+        Raises:
+            CapacityError: what `check` says; the slot holds nothing then.
+        """
+        if not self._filling:
+            raise RaystateError(f"slot {self.path}: begin() comes before commit()", path=str(self.path))
+        self.check(header, len(table))
+        text = _to_json(header, len(table), crc32c(table))
         shared = self._maps[0]
         shared[PAGE_BYTES : PAGE_BYTES + len(table)] = table
         shared[_PREFIX.size : _PREFIX.size + len(text)] = text
@@ -235,9 +243,16 @@ def _parse(page: bytes) -> tuple[SlotHeader, int, int] | None:
     text = page[_PREFIX.size : _PREFIX.size + length]
     if _crc(text) != crc:
         return None
-    raw = json.loads(text)
-    table_len, table_crc = raw.pop("table_len"), raw.pop("table_crc32c")
-    return SlotHeader(**raw), table_len, table_crc
+    try:
+        raw = json.loads(text)
+        table_len, table_crc = raw.pop("table_len"), raw.pop("table_crc32c")
+        return SlotHeader(**raw), int(table_len), int(table_crc)
+    except (ValueError, TypeError, KeyError, AttributeError):  # whole, but not a header of this version
+        return None
+
+
+def _to_json(header: SlotHeader, table_len: int, table_crc: int) -> bytes:
+    return json.dumps({**asdict(header), "table_len": table_len, "table_crc32c": table_crc}).encode()
 
 
 def _crc(text: bytes) -> int:

@@ -52,7 +52,10 @@ class SetInfo:
         raw = read_json(path / SET_META)
         if raw is None or raw.pop("format", None) != FORMAT:
             return None
-        return cls(**{**raw, "owner": ProcessMark.from_json(raw["owner"])})
+        try:
+            return cls(**{**raw, "owner": ProcessMark.from_json(raw.get("owner"))})
+        except TypeError:  # not what `write` writes
+            return None
 
 
 class SlotSet:
@@ -106,6 +109,20 @@ class SlotSet:
     @property
     def trainer(self) -> str:
         return self.info.trainer
+
+    @property
+    def data_capacity_bytes(self) -> int:
+        """What the data of each slot may have."""
+        return self.info.data_bytes
+
+    @property
+    def table_capacity_bytes(self) -> int:
+        """What the table of each slot may have."""
+        return self.info.table_bytes
+
+    @property
+    def closed(self) -> bool:
+        return not self._cells
 
     def close(self) -> list[mmap.mmap]:
         """Unmap everything. Returns the mappings that views still use; each goes when its last view does."""

@@ -23,6 +23,7 @@ class TrainerArena:
     def __init__(self, opened: SlotSet, lock: FileLock, trainer: str):
         self._set = opened
         self._lock = lock
+        self._put: set[str] = set()
         self.trainer = trainer
         self.path = opened.path
 
@@ -77,6 +78,16 @@ class TrainerArena:
         return self._set.slots
 
     @property
+    def data_capacity_bytes(self) -> int:
+        """What the data of each slot may have. Larger data needs another set: ask the host for one and attach to it too."""
+        return self._set.data_capacity_bytes
+
+    @property
+    def table_capacity_bytes(self) -> int:
+        """What the table of each slot (checksums, items, metrics, custom) may have."""
+        return self._set.table_capacity_bytes
+
+    @property
     def trainer_cell(self) -> WordCell:
         """This trainer's own word: only it writes."""
         return self._set.trainer_cell
@@ -87,7 +98,19 @@ class TrainerArena:
         return self._set.host_cell
 
     def put_layout(self, data: bytes) -> str:
-        return layouts.put_layout(self.path.parent, data)
+        """Keep a layout in the arena; returns the name that the slot's table has to say. It is kept while this trainer is attached,
+        and after that while a slot names it.
+
+        Raises:
+            RaystateError: the arena is gone, or its layouts were locked by another process for too long.
+        """
+        if self._set.closed:
+            raise RaystateError(f"slot set {self.path} is closed: trainer {self.trainer!r} has detached", path=str(self.path))
+        ref = layouts.layout_name(data)
+        if ref not in self._put:  # until it detaches, nobody removes it
+            layouts.put_layout(self.path.parent, data, slot_set=self.path)
+            self._put.add(ref)
+        return ref
 
     def get_layout(self, ref: str) -> bytes:
         return layouts.get_layout(self.path.parent, ref)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from raystate.arena import HostArena, SlotHeader, TrainerArena, arena_path, default_root
+from raystate.arena import HostArena, SlotHeader, SlotSet, TrainerArena, arena_path, default_root
 from raystate.arena.locks import FileLock
 from raystate.arena.processes import is_gone, mark_process
-from raystate.core.errors import ConfigError, RaystateError
+from raystate.arena.word import CELL_BYTES
+from raystate.core.errors import CapacityError, ConfigError, RaystateError
+from raystate.core.words import MAX_SLOTS
 
 NODE = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 OpenHost = Callable[..., HostArena]
@@ -135,6 +137,84 @@ def test_allot_reuses_what_is_free_and_fits(open_host: OpenHost):
     assert host.allot(trainer="more", data_bytes=8192, table_bytes=100, slots=4).index == 4
 
 
+def test_a_trainer_that_grows_keeps_its_old_set_until_it_detaches(open_host: OpenHost):
+    host = open_host()
+    small = host.allot(trainer="t1", **SIZES)
+    with TrainerArena.attach(small.path, trainer="t1") as old:
+        old.slots[0].begin()
+        old.slots[0].data_mut[:] = 5
+        old.slots[0].commit(SlotHeader(lineage="l", step=5, rank=0, world=1, layout="", durable=True, data_bytes=8192), b"table")
+        large = host.allot(trainer="t1", data_bytes=81920, table_bytes=100)
+        assert large is not small and host.allot(trainer="t1", data_bytes=81920, table_bytes=100) is large
+        with TrainerArena.attach(large.path, trainer="t1") as new:
+            assert [host.trainer_state(held) for held in host.sets] == ["attached", "attached"]
+            new.slots[1].begin()
+            # Both are whole, to the trainer, to the host and to a reader, and the words of each are its own.
+            for slots in (old.slots, small.slots, SlotSet.open(small.path).slots):
+                content = slots[0].read()
+                assert content is not None and content.table == b"table" and bool((content.data == 5).all())
+            new.trainer_cell.write(b"new")
+            assert old.trainer_cell.read() is None and large.trainer_cell.read() == (1, b"new")
+            with pytest.raises(RaystateError, match="'t1' is attached"):
+                host.remove_set(small)
+            assert host.drop_stale_sets(lambda _: False) == []
+            view = small.slots[0].read()
+            assert old.close()
+            assert [host.trainer_state(held) for held in host.sets] == ["gone", "attached"]
+            host.remove_set(small)
+            assert host.sets == [large] and not small.path.exists()
+            assert view is not None and bool((view.data == 5).all())  # who still reads it, can
+            new.slots[1].data_mut[:] = 6
+
+
+def test_a_trainer_may_grow_in_any_of_the_sizes_and_a_free_set_that_fits_is_taken(open_host: OpenHost):
+    host = open_host()
+    first = host.allot(trainer="t1", **SIZES)
+    free = host.allot(trainer="other", data_bytes=81920, table_bytes=40960)
+    stage(free.path, "other", step=1)
+    with TrainerArena.attach(first.path, trainer="t1"):
+        assert host.allot(trainer="t1", data_bytes=8192, table_bytes=9000) is free
+        assert first.trainer == free.trainer == "t1"
+        with TrainerArena.attach(free.path, trainer="t1"):
+            assert host.allot(trainer="t1", buffer_bytes=4096, **SIZES).index == 2
+            assert host.allot(trainer="t1", slots=5, **SIZES).index == 3
+
+
+def test_growth_that_does_not_fit_changes_nothing(root: Path, open_host: OpenHost):
+    slot_bytes, cells = 4096 + 4096 + 8192, 2 * CELL_BYTES
+    large = {"data_bytes": 8192 * 4, "table_bytes": 100}
+    both = (3 * slot_bytes + cells) + (3 * (4096 + 4096 + 8192 * 4) + cells) + 4 * 4096  # and the small files
+    host = open_host(cap_bytes=both - 5 * 4096)
+    small = host.allot(trainer="t1", **SIZES)
+    with TrainerArena.attach(small.path, trainer="t1") as old:
+        before = sorted(root.rglob("*"))
+        with pytest.raises(CapacityError) as caught:
+            host.allot(trainer="t1", **large)
+        assert (caught.value.limit, caught.value.slots, caught.value.slot_bytes) == ("host_memory", 3, 4096 + 4096 + 8192 * 4)
+        assert caught.value.needed_bytes > caught.value.available_bytes > 0
+        assert caught.value.used_bytes >= 3 * slot_bytes + cells
+        assert sorted(root.rglob("*")) == before and host.sets == [small] and host.trainer_state(small) == "attached"
+        old.slots[0].begin()
+        host.cap_bytes = both
+        assert host.allot(trainer="t1", **large).index == 1
+
+
+def test_a_set_that_its_trainer_never_came_for_does_not_stay_with_it_when_it_asks_for_more(open_host: OpenHost):
+    host = open_host()
+    small = host.allot(trainer="t1", pid=os.getpid(), **SIZES)
+    assert host.trainer_state(small) == "expected"
+    host.allot(trainer="t1", pid=os.getpid(), data_bytes=81920, table_bytes=100)
+    assert host.trainer_state(small) == "gone" and host.drop_stale_sets(lambda _: False) == [0]
+
+
+@pytest.mark.parametrize("slots", [0, -1, MAX_SLOTS + 1])
+def test_a_number_of_slots_that_no_word_could_tell_of_is_refused(open_host: OpenHost, slots: int):
+    host = open_host()
+    with pytest.raises(ConfigError, match="snapshot_slots") as caught:
+        host.allot(trainer="t1", slots=slots, **SIZES)
+    assert caught.value.field == "snapshot_slots" and not host.sets
+
+
 def test_a_zombies_set_is_neither_handed_out_nor_removed(open_host: OpenHost):
     host = open_host()
     held = host.allot(trainer="zombie", **SIZES)
@@ -213,16 +293,6 @@ def test_drop_stale_sets_keeps_what_is_wanted_or_awaited(open_host: OpenHost):
     assert content is not None and bool((content.data == 1).all())  # a view outlives the file
 
 
-def test_layouts_are_shared_with_trainers_and_pruned(open_host: OpenHost):
-    host = open_host()
-    held = host.allot(trainer="t1", **SIZES)
-    with TrainerArena.attach(held.path, trainer="t1") as trainer:
-        refs = [trainer.put_layout(b"one"), host.put_layout(b"two")]
-        assert host.get_layout(refs[0]) == b"one" and trainer.get_layout(refs[1]) == b"two"
-    host.prune_layouts(keep=refs[:1])
-    assert os.listdir(host.path / "layouts") == refs[:1]
-
-
 def test_close_with_remove_leaves_nothing(root: Path, open_host: OpenHost):
     host = open_host()
     held = host.allot(trainer="t1", **SIZES)
@@ -249,11 +319,11 @@ def test_a_failed_reservation_leaves_nothing(open_host: OpenHost, monkeypatch: p
 
 
 def test_promises_are_made_one_host_at_a_time(root: Path, open_host: OpenHost, monkeypatch: pytest.MonkeyPatch):
-    from raystate.arena import host as module
+    from raystate.arena import capacity
 
-    monkeypatch.setattr(module, "_ROOT_LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(capacity, "ROOT_LOCK_TIMEOUT_S", 0.0)
     host = open_host()
-    other = FileLock.take(root, shared=False)
+    other = FileLock.take(root, shared=False, directory=True)
     assert other is not None
     with other, pytest.raises(RaystateError, match="was locked by another process"):
         host.allot(trainer="t1", **SIZES)

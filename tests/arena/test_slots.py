@@ -96,6 +96,47 @@ def test_what_does_not_fit_the_slot_is_refused_and_leaves_it_empty(pair: tuple[S
         assert held.slots[0].read() is None
 
 
+def test_what_fits_is_known_before_a_slot_is_touched(pair: tuple[SlotSet, TrainerArena]):
+    held, trainer = pair
+    for side in (held, trainer):
+        assert (side.data_capacity_bytes, side.table_capacity_bytes) == (12_288, 4096)
+        assert (side.slots[0].data_capacity_bytes, side.slots[0].table_capacity_bytes) == (12_288, 4096)
+    fill(trainer, 0, table=b"x" * 4096)
+    slot = trainer.slots[0]
+    slot.check(HEADER, 4096)
+    for header, table_bytes, limit, needed in (
+        (HEADER, 4097, "table", 4097),
+        (replace(HEADER, data_bytes=12_289), 0, "data", 12_289),
+        (replace(HEADER, lineage="x" * 4096), 0, "header", None),
+    ):
+        with pytest.raises(CapacityError) as caught:
+            slot.check(header, table_bytes)
+        assert caught.value.limit == limit and caught.value.needed_bytes == (needed or caught.value.needed_bytes)
+        assert caught.value.needed_bytes > caught.value.available_bytes and (caught.value.step, caught.value.rank) == (7, 0)
+    content = held.slots[0].read()
+    assert content is not None and content.header == HEADER
+
+
+def test_a_header_of_the_largest_numbers_and_a_lineage_of_a_thousand_characters_fits(pair: tuple[SlotSet, TrainerArena]):
+    held, trainer = pair
+    large = 2**63
+    header = SlotHeader(
+        lineage=f"{large}.{large}.{'f' * 1000}", step=large, rank=large, world=large, layout="f" * 64, durable=False, data_bytes=8
+    )
+    fill(trainer, 0, header)
+    assert held.slots[0].read_header() == header
+
+
+def test_a_whole_header_of_another_version_reads_as_empty(pair: tuple[SlotSet, TrainerArena], monkeypatch: pytest.MonkeyPatch):
+    from raystate.arena import slot as module
+
+    held, trainer = pair
+    for text in (b"{}", b"[]", b"7", b'{"table_len":1,"table_crc32c":2,"lineage":"x"}', b'{"table_len":[],"table_crc32c":2}'):
+        monkeypatch.setattr(module, "_to_json", lambda *_, text=text: text)
+        fill(trainer, 0)
+        assert held.slots[0].read_header() is None and held.slots[0].read() is None
+
+
 def test_a_header_torn_at_any_byte_or_damaged_reads_as_empty(pair: tuple[SlotSet, TrainerArena]):
     held, trainer = pair
     fill(trainer, 0)
