@@ -12,11 +12,16 @@ import jax
 import numpy as np
 
 from raystate.arrays.checks import check_text, plain_json, shown
+from raystate.arrays.names import MOST_ITEM_CHARACTERS
 from raystate.core.errors import ConfigError, CorruptCheckpointError, ItemTopologyError
 
-MOST_CHARACTERS = 200  # a folder's name has at most 255, and Orbax adds to it while it writes
-_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MOST_CHARACTERS - 1}}}")  # a folder of the step
-_RESERVED = ("state", "metrics", "commit_success.txt")
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MOST_ITEM_CHARACTERS - 1}}}")  # a folder of the step
+_RESERVED = (
+    "state",
+    "metrics",
+    "default",
+    "commit_success.txt",
+)  # Orbax takes a step that has a "default" for one with nothing else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,7 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> Packed
     packed = PackedItems()
     for name, value in (items or {}).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
-            rule = f"at most {MOST_CHARACTERS} letters, digits, '_', '-' and '.', and none of {', '.join(_RESERVED)}"
+            rule = f"at most {MOST_ITEM_CHARACTERS} letters, digits, '_', '-' and '.', and none of {', '.join(_RESERVED)}"
             raise ConfigError(
                 f"an item can't be called {shown(name)}: it is a folder's name: {rule}", field="items", item=shown(name)
             )

@@ -15,6 +15,7 @@ from raystate.core.errors import ConfigError
 from raystate.core.tree import LeafSpec
 
 MOST_NAME_BYTES = 60_000  # OCDBT's keys have at most 65,535, and the chunk's indices follow the name
+MOST_ITEM_CHARACTERS = 200  # a folder's name has at most 255, and Orbax adds to it while it writes
 _LONE_TILDE = re.compile("~(?![01])")
 
 
