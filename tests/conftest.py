@@ -46,6 +46,31 @@ _RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a mac
 _counter = itertools.count()
 
 
+_MESH_OPTION = "--under-mesh"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        _MESH_OPTION,
+        choices=("auto", "explicit"),
+        help="run every test of this process under jax.set_mesh of 8 devices, with axes of this type",
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _under_mesh(request: pytest.FixtureRequest) -> Iterator[None]:
+    chosen = request.config.getoption(_MESH_OPTION)
+    if chosen is None:
+        yield
+        return
+    import jax
+    from jax.sharding import AxisType
+
+    kind = AxisType.Auto if chosen == "auto" else AxisType.Explicit
+    with jax.set_mesh(jax.make_mesh((4, 2), ("ambient_x", "ambient_y"), axis_types=(kind, kind))):
+        yield
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if _COMPILED not in os.environ:  # the workers of pytest-xdist share that of the process that started them
         os.environ[_COMPILED] = folder = tempfile.mkdtemp(prefix="raystate-tests-compiled-")
