@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import secrets
@@ -11,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -44,6 +47,48 @@ _SHM = Path("/dev/shm")
 _LAYERS = ("house", "core", "storage", "arena", "config", "arrays", "orbax", "reshard", "cli", "testing", "jobs", "cluster")
 _RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a machine share a run name
 _counter = itertools.count()
+
+
+_MESH_OPTION = "--under-mesh"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        _MESH_OPTION,
+        choices=("auto", "explicit"),
+        help="run every test of this process under jax.set_mesh of 8 devices, with axes of this type",
+    )
+
+
+@contextlib.contextmanager
+def _set_mesh(config: pytest.Config, sizes: tuple[int, ...], names: tuple[str, ...]) -> Iterator[Any]:
+    """A mesh of 8 devices; with the option, its axes are of that type and it is set."""
+    import jax
+    from jax.sharding import AxisType
+
+    kinds = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+    chosen = config.getoption(_MESH_OPTION)
+    if chosen is None:
+        yield jax.make_mesh(sizes, names)
+        return
+    mesh = jax.make_mesh(sizes, names, axis_types=(kinds[chosen],) * len(names))
+    with jax.set_mesh(mesh):
+        yield mesh
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _under_mesh(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.config.getoption(_MESH_OPTION) is None:
+        yield  # many suites need no jax
+        return
+    with _set_mesh(request.config, (4, 2), ("ambient_x", "ambient_y")):
+        yield
+
+
+@pytest.fixture(scope="session")
+def own_mesh(request: pytest.FixtureRequest) -> Callable[[tuple[int, ...], tuple[str, ...]], Any]:
+    """(sizes, axis names) -> context manager that gives a mesh, for tests that compute on it."""
+    return functools.partial(_set_mesh, request.config)
 
 
 def pytest_configure(config: pytest.Config) -> None:

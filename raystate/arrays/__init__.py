@@ -1,5 +1,6 @@
 """The JAX side: flatten a state, who owns which piece of it, device -> slot, slot or storage -> device."""
 
+from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
 from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iterators
 from raystate.arrays.memory import Holding, MemorySource, UncoveredError
 from raystate.arrays.restore import PieceSource, ReadRequest, restore_tree
@@ -18,9 +19,13 @@ __all__ = [
     "Spare",
     "UncoveredError",
     "array_leaves",
+    "check_custom",
+    "check_metrics",
+    "check_step",
     "copy",
     "describe",
     "hold",
+    "hold_metrics",
     "is_iterator",
     "pack_items",
     "restore_tree",

@@ -11,10 +11,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from raystate.core.errors import CorruptCheckpointError, ItemTopologyError, RaystateError
+from raystate.arrays.checks import check_text, plain_json, shown
+from raystate.arrays.names import MOST_ITEM_CHARACTERS
+from raystate.core.errors import ConfigError, CorruptCheckpointError, ItemTopologyError
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a folder of the step
-_RESERVED = ("state", "metrics", "commit_success.txt")
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MOST_ITEM_CHARACTERS - 1}}}")  # a folder of the step
+_RESERVED = (
+    "state",
+    "metrics",
+    "default",
+    "commit_success.txt",
+)  # Orbax takes a step that has a "default" for one with nothing else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,32 +45,54 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> Packed
     """Serialize the items of one save; nothing in the answer changes when the caller goes on, except for arrays in `trees`.
 
     Raises:
-        RaystateError: a name that can't be a folder, or a value that is neither iterator nor tree nor JSON; names item and path.
+        ConfigError: a name that can't be a folder, or a value that is neither iterator nor tree nor JSON; names item and path.
     """
+    if items is not None and not isinstance(items, Mapping):
+        raise ConfigError(f"items must be a dict, {{name: item}}, not {shown(items)}", field="items", got=shown(items))
     packed = PackedItems()
     for name, value in (items or {}).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
-            rule = f"letters, digits, '_', '-' and '.', and none of {', '.join(_RESERVED)}"
-            raise RaystateError(f"an item can't be called {name!r}: {rule}", item=name)
+            rule = f"at most {MOST_ITEM_CHARACTERS} letters, digits, '_', '-' and '.', and none of {', '.join(_RESERVED)}"
+            raise ConfigError(
+                f"an item can't be called {shown(name)}: it is a folder's name: {rule}", field="items", item=shown(name)
+            )
+        if isinstance(value, type):
+            text = f"item {name!r} is the class {value.__qualname__} itself, not a value: did you mean {value.__qualname__}()?"
+            raise ConfigError(text, field="items", item=name)
         if is_iterator(value):
             packed.iterators[name] = iterator_state(name, value)
-        elif any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree_util.tree_leaves(value)):
+        elif _has_arrays(value):
             packed.trees[name] = value
         else:
-            plain = _plain_json(name, value, ())  # on every process, so that a mistake shows on all
+            # On every process, so that a mistake shows on all.
+            plain = plain_json("items", value, where=f"item {name!r}", item=name)
             if process_index == 0:
                 packed.json_items[name] = plain
     return packed
 
 
+def _has_arrays(value: Any) -> bool:
+    try:
+        leaves = jax.tree_util.tree_leaves(value)
+    except (ValueError, TypeError, SystemError):  # keys that can't be sorted; containers without end: said when it is taken as JSON
+        return False
+    return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
+
+
 def iterator_state(name: str, iterator: Any) -> bytes:
-    """The bytes that grain's own checkpoint handler would write for this iterator."""
+    """The bytes that grain's own checkpoint handler would write for this iterator.
+
+    Raises:
+        ConfigError: its state is neither bytes nor text nor JSON.
+    """
     state = iterator.get_state()
     if isinstance(state, bytes):
         return state
+    where = f"the state of iterator {name!r}"
     if isinstance(state, str):
+        check_text("items", (), "it", state, empty=True, where=where, item=name)
         return state.encode()
-    return json.dumps(_plain_json(name, state, ()), indent=4).encode()
+    return json.dumps(plain_json("items", state, where=where, item=name), indent=4).encode()
 
 
 def set_iterators(
@@ -113,25 +142,3 @@ def _like(name: str, current: Any, state: bytes) -> Any:
         return state.decode() if isinstance(current, str) else json.loads(state)
     except ValueError as error:
         raise CorruptCheckpointError(f"the saved state of iterator {name!r} can't be read: {error}", item=name) from error
-
-
-def _plain_json(item: str, value: Any, path: tuple[Any, ...]) -> Any:
-    """A copy of a JSON value; numpy scalars become Python's."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise _not_json(item, path, f"the key {key!r} is not a string")
-        return {key: _plain_json(item, child, (*path, key)) for key, child in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain_json(item, child, (*path, index)) for index, child in enumerate(value)]
-    raise _not_json(item, path, f"a {type(value).__module__}.{type(value).__qualname__} is not JSON")
-
-
-def _not_json(item: str, path: tuple[Any, ...], why: str) -> RaystateError:
-    where = "/".join(map(str, path)) or "the value itself"
-    text = f"item {item!r}, {where}: {why}; an item is an iterator (get_state, set_state), a tree with arrays, or JSON"
-    return RaystateError(text, item=item, path=where)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from raystate.core.errors import RaystateError
+from raystate.core.errors import ConfigError
 from raystate.core.tree import PathKey
 
 Path = tuple[PathKey, ...]
@@ -52,13 +52,19 @@ def path_key(key: Any) -> PathKey:
         case SequenceKey(idx=index):
             return index
         case DictKey(key=name):
+            made = type(name)
+            if made.__str__ is object.__str__ and made.__repr__ is object.__repr__:
+                text = (
+                    f"a dict key of type {made.__qualname__} has no name in a checkpoint: its text is another one in each process"
+                )
+                raise ConfigError(f"{text}. Use a str or an int, or give the class a __str__", got=made.__qualname__)
             return str(name)
         case GetAttrKey(name=name):
             return name
         case FlattenedIndexKey(key=index):
             return index
         case _:
-            raise RaystateError(f"a pytree key of type {type(key).__name__} has no name in a checkpoint: {key!r}", got=repr(key))
+            raise ConfigError(f"a pytree key of type {type(key).__name__} has no name in a checkpoint: {key!r}", got=repr(key))
 
 
 def shown(path: Path) -> str:

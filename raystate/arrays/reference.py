@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from raystate.arrays.paths import Path, names, path_key, shown
 from raystate.core.errors import ReferenceMismatchError
@@ -155,7 +155,7 @@ class _Matcher:
         have = np.dtype(stored.dtype)
         if isinstance(value, Sharding):
             self._check_width(have)
-            return self._device(index, stored, have, value, stored.key_impl)
+            return self._device(index, stored, have, _resolved(value), stored.key_impl)
         if isinstance(value, bool | int | float):
             if stored.shape != ():
                 raise _DifferenceError(f"expected {_kind(value)}, the checkpoint has an array {stored.dtype}{list(stored.shape)}")
@@ -242,7 +242,21 @@ def _sharding(value: Any) -> Sharding | None:
     """None for what is not bound to devices: abstract without a sharding, or an array that jit may still move."""
     if isinstance(value, jax.Array):
         return value.sharding if value.committed else None
-    return getattr(value, "sharding", None)
+    return _resolved(getattr(value, "sharding", None))
+
+
+def _resolved(sharding: Sharding | None) -> Sharding | None:
+    """A sharding with devices. What is traced under `jax.set_mesh` has shardings on an abstract mesh: it is the one in force."""
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, AbstractMesh):
+        return sharding
+    wanted, found = sharding.mesh, jax.sharding.get_mesh()
+    if wanted.empty:
+        return None
+    if dict(found.shape) != dict(wanted.shape):
+        have = f"the one in force is {dict(found.shape)}" if not found.empty else "none is in force"
+        text = f"its sharding lies on an abstract mesh {dict(wanted.shape)}, without devices, and {have}"
+        raise _DifferenceError(f"{text}: restore under jax.set_mesh(mesh)")
+    return NamedSharding(found, sharding.spec, memory_kind=sharding.memory_kind)
 
 
 def _is_key(dtype: Any) -> bool:

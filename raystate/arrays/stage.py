@@ -132,7 +132,8 @@ def _copies(plan: Plan, arrays: list[jax.Array], spare: Spare | None) -> tuple[l
         if old is None:
             buffers.append(jax.device_put(sources, [source.sharding for source in sources], may_alias=False))
         else:
-            buffers.append(_copy_into(old[number], sources))
+            with jax.set_mesh(None):  # the caller's mesh, if one is set, has other devices than these arrays, which lie on one each
+                buffers.append(_copy_into(old[number], sources))
         for index, copied in zip(indices, buffers[-1], strict=True):
             copies[index] = copied
     return copies, buffers

@@ -13,9 +13,11 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from raystate.arrays.paths import Node, Path, empty_kind, flatten, shown
+from raystate.arrays.checks import check_text, kind, shown
+from raystate.arrays.names import argument_of, check_names, mistake
+from raystate.arrays.paths import Node, empty_kind, flatten
 from raystate.arrays.shards import Shard, chunk_shape, local_shards, sharding_json
-from raystate.core.errors import RaystateError
+from raystate.core.errors import ConfigError
 from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec
 
 Scalar = int | float | bool | str
@@ -92,18 +94,33 @@ def describe(trees: Mapping[str, Any], *, process_index: int | None = None, prev
             (150 leaves: well under 1 ms), and the answer's plan is this very object.
 
     Raises:
-        RaystateError: a leaf can't be kept; names its path and type.
+        ConfigError: a leaf can't be kept, or a name can't be written; names its path and type.
     """
     index = jax.process_index() if process_index is None else process_index
-    leaves, structure = jax.tree_util.tree_flatten(dict(trees))
+    leaves, structure = _flatten(trees)
     if previous is not None and _fits(previous, leaves, structure, index):
         plan = previous
     else:
         plan = _plan(trees, leaves, structure, index)
+    _check_alive(plan, leaves)
     values = tuple(tuple(cast(Scalar, leaves[position]) for position in positions) for positions in plan.scalars)
     for tree, row in zip(plan.layout.trees, values, strict=True):
         _check_values(tree, row)
     return Described(plan=plan, leaves=tuple(leaves), values=values)
+
+
+def _flatten(trees: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    try:
+        return jax.tree_util.tree_flatten(dict(trees))
+    except (ValueError, TypeError, SystemError) as error:  # keys that can't be sorted; containers without end
+        reason = str(error.__cause__ or error)
+        for item, tree in trees.items():
+            try:
+                jax.tree_util.tree_flatten(tree)
+            except (ValueError, TypeError, SystemError):
+                text = f"jax can't flatten it: {reason}. The keys of a dict must be of one sortable type, and no container may hold itself"
+                raise mistake(item, (), text) from error
+        raise
 
 
 # ---------------------------------------------------------------- fast path
@@ -124,6 +141,14 @@ def _fits_leaf(signature: Signature, leaf: Any) -> bool:
     if leaf.shape != shape or leaf.dtype != dtype:
         return False
     return sharding is None or leaf.sharding is sharding or leaf.sharding == sharding
+
+
+def _check_alive(plan: Plan, leaves: Sequence[Any]) -> None:
+    """At every call: the state of the last call fits the plan of the last call, whatever has become of its arrays."""
+    for array in plan.arrays:
+        if not array.numpy and leaves[array.position].is_deleted():
+            tree = plan.layout.trees[array.tree]
+            raise mistake(tree.item, tree.leaves[array.leaf].path, _DONATED)
 
 
 def _signature(leaf: Any) -> Signature:
@@ -168,24 +193,12 @@ class _Builder:
     def add_tree(self, item: str, tree: Any) -> TreeSpec:
         nodes = flatten(tree)
         if not nodes or not nodes[0].path:
-            raise RaystateError(
-                f"item {item!r} must be a container with at least one leaf, not {type(tree).__name__}: put it into a dict",
-                item=item,
-                got=type(tree).__name__,
-            )
-        _check_containers(item, nodes)
+            raise mistake(item, (), f"it must be a container with at least one leaf, not {kind(tree)}: put it into a dict")
         scalars: list[int] = []
         leaves: list[LeafSpec] = []
-        seen: dict[str, LeafSpec] = {}
         for node in nodes:
-            leaf = self._add_leaf(item, node, len(leaves), scalars)
-            other = seen.setdefault(leaf.name, leaf)
-            if other is not leaf:
-                text = (
-                    f"item {item!r}: {shown(other.path)} and {shown(leaf.path)} would have the same name {leaf.name!r} in storage"
-                )
-                raise RaystateError(text, item=item, path=shown(leaf.path))
-            leaves.append(leaf)
+            leaves.append(self._add_leaf(item, node, len(leaves), scalars))
+        check_names(item, leaves)
         self.scalars.append(tuple(scalars))
         self._trees += 1
         return TreeSpec(item=item, leaves=tuple(leaves))
@@ -207,11 +220,17 @@ class _Builder:
         if isinstance(value, bool | int | float | str):
             scalars.append(position)
             return LeafSpec(path=node.path, kind="string" if isinstance(value, str) else "scalar")
+        if isinstance(value, type):
+            raise mistake(
+                item, node.path, f"it is the class {value.__qualname__} itself, not a value: did you mean {value.__qualname__}()?"
+            )
         raise _unsupported(item, node, "")
 
     def _array(self, value: Any, position: int, leaf: int) -> tuple[ArraySpec, ArrayLeaf]:
         make: Callable[..., ArrayLeaf] = lambda **rest: ArrayLeaf(position=position, tree=self._trees, leaf=leaf, **rest)  # noqa: E731
         if not isinstance(value, jax.Array):
+            if isinstance(value, np.ma.MaskedArray):
+                raise _UnsupportedError("its mask would be lost: save x.data and x.mask")
             _check_dtype(value.dtype)
             # Every process keeps its own copy, so that each can restore alone; process 0's is the one that is stored.
             shard = Shard(0, (0,) * value.ndim, value.shape, self.process_index == 0)
@@ -220,14 +239,14 @@ class _Builder:
             return spec, make(shards=(shard,), whole=True, numpy=True, key=False)
         if isinstance(value, Tracer):
             raise _UnsupportedError("it is traced: save() can't be called inside jit")
+        if value.is_deleted():
+            raise _UnsupportedError(_DONATED)
         key_impl = None
         if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             key_impl = str(jax.random.key_impl(value))
             value = jax.random.key_data(value)
         elif jax.numpy.issubdtype(value.dtype, jax.dtypes.extended):
             raise _UnsupportedError(f"dtype {value.dtype} has no form in a checkpoint")
-        if value.is_deleted():
-            raise _UnsupportedError("it was donated to a later computation and is deleted: call save() with the newest state")
         _check_dtype(value.dtype)
         shards = local_shards(value, process_index=self.process_index)
         spec = ArraySpec(
@@ -268,25 +287,13 @@ class _UnsupportedError(Exception):
     pass
 
 
-def _unsupported(item: str, node: Node, why: str) -> RaystateError:
-    what = f"{type(node.value).__module__}.{type(node.value).__qualname__}"
+def _unsupported(item: str, node: Node, why: str) -> ConfigError:
+    what = kind(node.value)
     text = why or "a leaf must be a jax.Array, numpy array or scalar, bool, int, float or str"
-    return RaystateError(
-        f"item {item!r}, {shown(node.path)}: can't save a {what}: {text}", item=item, path=shown(node.path), got=what
-    )
+    return mistake(item, node.path, f"can't save a {what}: {text}", got=what)
 
 
-def _check_containers(item: str, nodes: Sequence[Node]) -> None:
-    """Orbax rebuilds a container from the kind of its keys; one with both indices and names (an nnx.List module) it can't read."""
-    kinds: dict[Path, type] = {}
-    for node in nodes:
-        for depth, key in enumerate(node.path):
-            kind = kinds.setdefault(node.path[:depth], type(key))
-            if kind is not type(key):
-                where = shown(node.path[:depth])
-                text = f"item {item!r}, {where}: it has both indices and names below it; of an nnx module, save nnx.state(module)"
-                raise RaystateError(text, item=item, path=where)
-
+_DONATED = "it was donated to a later computation and is deleted: call save() with the newest state"
 
 # What TensorStore's zarr3 can hold (tests/orbax/test_writer.py compares). Refused at the save, not minutes later when it is written.
 STORABLE = frozenset(
@@ -307,9 +314,13 @@ def _check_dtype(dtype: np.dtype) -> None:
 def _check_values(tree: TreeSpec, values: Sequence[Any]) -> None:
     rest = (leaf for leaf in tree.leaves if leaf.kind in ("scalar", "string"))
     for leaf, value in zip(rest, values, strict=True):
-        if isinstance(value, int) and value not in _INT64:
-            text = f"item {tree.item!r}, {shown(leaf.path)}: the integer {value} doesn't fit into 64 bits"
-            raise RaystateError(text, item=tree.item, path=shown(leaf.path), got=value)
+        if isinstance(value, str):
+            if not value.isascii():  # cheap: strings are few
+                check_text(
+                    argument_of(tree.item), leaf.path, "the string", value, empty=True, where=f"item {tree.item!r}", item=tree.item
+                )
+        elif isinstance(value, int) and value not in _INT64:
+            raise mistake(tree.item, leaf.path, f"the integer {shown(value)} doesn't fit into 64 bits: save a string or an array")
 
 
 def array_leaves(described: Described, tree: int) -> list[Any]:

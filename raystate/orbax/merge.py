@@ -96,7 +96,7 @@ def build_files(
         strings,
         json_items=json_items,
         metrics=metrics or {},
-        custom={} if custom is None else custom if isinstance(custom, dict) and custom else {CUSTOM_KEY: custom},
+        custom=_custom_metadata(custom),
     )
     files |= small | _iterator_files(iterators, world)
     files["_CHECKPOINT_METADATA"] = _with_handlers(small["_CHECKPOINT_METADATA"], dict.fromkeys(iterators, GRAIN_HANDLER))
@@ -288,6 +288,14 @@ def _with_handlers(checkpoint_metadata: bytes, handlers: Mapping[str, str]) -> b
     raw = json.loads(checkpoint_metadata)
     raw["item_handlers"] |= handlers
     return json.dumps(raw).encode()
+
+
+def _custom_metadata(custom: Any) -> dict[str, Any]:
+    """`custom` as the dict that Orbax takes; `StepReader.custom` is the way back."""
+    if custom is None:
+        return {}
+    plain = isinstance(custom, dict) and custom and set(custom) != {CUSTOM_KEY}
+    return custom if plain else {CUSTOM_KEY: custom}
 
 
 def _check_json(values: Mapping[str, Any]) -> None:

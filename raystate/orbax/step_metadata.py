@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -89,9 +90,20 @@ def parse_step(data: bytes, what: str) -> StepMetadata:
     )
 
 
-def parse_strings(data: bytes, what: str) -> dict[str, str]:
-    """Parse an item's `_strings.json`: parameter name -> string."""
-    return {str(name): str(text) for name, text in _object(data, what).items()}
+def parse_strings(data: bytes, what: str) -> Callable[[str], str | None]:
+    """Parse an item's `_strings.json`; the answer gives the string of a parameter name, or None.
+
+    Orbax takes a name for a JSON pointer: "a/b" lies in "a" under "b", and "~0", "~1" stand for "~", "/".
+    """
+    raw = _object(data, what)
+
+    def find(name: str) -> str | None:
+        node: Any = raw
+        for part in name.split("/"):
+            node = node.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(node, dict) else None
+        return node if isinstance(node, str) else None
+
+    return find
 
 
 def parse_key_impls(data: bytes, what: str) -> dict[str, str]:

@@ -193,7 +193,7 @@ class StepReader:
         metadata = self._tree_metadata(item)
         sharding_data, strings_data = self._file(f"{item}/_sharding"), self._file(f"{item}/_strings.json")
         shardings = parse_shardings(sharding_data, self._what(f"{item}/_sharding")) if sharding_data else {}
-        strings = parse_strings(strings_data, self._what(f"{item}/_strings.json")) if strings_data else {}
+        string_of = parse_strings(strings_data or b"{}", self._what(f"{item}/_strings.json"))
         key_impls = self._key_impls(item)
         stores = self._open(item)
         scalars: dict[str, Any] = {}
@@ -210,10 +210,10 @@ class StepReader:
                 case "scalar":
                     leaves.append(LeafSpec(path=node.path, kind="scalar", value=scalars[node.name]))
                 case "string":
-                    if node.name not in strings:
+                    if (text := string_of(node.name)) is None:
                         message = f"string {node.name!r} of item {item!r} of step {self._step} is missing"
                         raise CorruptCheckpointError(message, step=self._step, item=item, path=node.name)
-                    leaves.append(LeafSpec(path=node.path, kind="string", value=strings[node.name]))
+                    leaves.append(LeafSpec(path=node.path, kind="string", value=text))
                 case _:
                     leaves.append(LeafSpec(path=node.path, kind=node.kind))
         return TreeSpec(item=item, leaves=tuple(leaves))

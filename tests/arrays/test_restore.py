@@ -12,7 +12,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from raystate.arrays import Holding, MemorySource, copy, describe, hold, restore_tree
@@ -20,8 +20,9 @@ from raystate.core.errors import ReferenceMismatchError
 
 
 @pytest.fixture(scope="module")
-def mesh():
-    return jax.make_mesh((2, 4), ("x", "y"))
+def mesh(own_mesh):
+    with own_mesh((2, 4), ("x", "y")) as mesh:
+        yield mesh
 
 
 class Recorder:
@@ -127,7 +128,7 @@ def test_numbers_and_0d_arrays_stand_for_each_other(saved, mesh):
 
 
 def test_without_a_sharding_the_array_is_free_to_move(saved, mesh):
-    for leaf in (jax.ShapeDtypeStruct((8, 8), jnp.float32), jnp.zeros((8, 8))):
+    for leaf in (jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.device_put(np.zeros((8, 8), np.float32))):
         got = saved.restore({"w": leaf})["w"]
         assert not got.committed
         other = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P("x")))
@@ -274,6 +275,25 @@ def test_train_states_come_back_in_their_own_types():
         abstract = jax.eval_shape(lambda tree: tree, state)
         got = Saved(state).restore(abstract)
         assert jax.tree.structure(got) == jax.tree.structure(abstract)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_what_was_traced_under_a_mesh_comes_back_on_it(kind):
+    """`jax.eval_shape` under an explicit mesh gives shardings on its abstract mesh, which has no devices."""
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind, kind))
+    abstract = NamedSharding(mesh.abstract_mesh, P("x", "y"))
+    reference = {"w": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=abstract)}
+    with jax.set_mesh(mesh):
+        state = {"w": jax.device_put(np.arange(64.0, dtype=np.float32).reshape(8, 8), NamedSharding(mesh, P("x", "y")))}
+        saved = Saved(state)
+        for asked in (reference, {"w": abstract}, jax.eval_shape(lambda tree: tree, state)):
+            got = saved.restore(asked)["w"]
+            assert np.array_equal(got, state["w"])
+        assert saved.restore(reference)["w"].sharding == state["w"].sharding
+    with jax.set_mesh(None):
+        assert "none is in force: restore under jax.set_mesh" in saved.differences(reference)["w"]
+    with jax.set_mesh(jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind, kind))):
+        assert "the one in force is {'x': 4, 'y': 2}" in saved.differences(reference)["w"]
 
 
 _specs = st.sampled_from([P(), P("x"), P("y"), P("x", "y"), P("y", "x"), P(("x", "y")), P(None, "y"), P(None, ("y", "x"))])

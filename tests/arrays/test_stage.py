@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from raystate import checksum
@@ -18,8 +18,9 @@ from raystate.core.errors import CapacityError, CorruptCheckpointError
 
 
 @pytest.fixture(scope="module")
-def mesh():
-    return jax.make_mesh((8,), ("x",))
+def mesh(own_mesh):
+    with own_mesh((8,), ("x",)) as mesh:
+        yield mesh
 
 
 def _slot(described):
@@ -90,6 +91,27 @@ def test_hold_returns_while_the_step_still_computes(mesh, spec, again):
         assert np.array_equal(y, expected + 1)
         passes *= 4
         assert passes < 10**6, "hold waited for the step each time"
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_a_state_is_kept_under_whatever_mesh_is_set(kind):
+    """The copies are made on one device each, and a mesh of more devices is in force (a second save raised)."""
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind, kind))
+    with jax.set_mesh(mesh):
+        state = {
+            "w": jax.device_put(jnp.arange(64.0).reshape(8, 8), NamedSharding(mesh, P("x", "y"))),
+            "r": jax.device_put(jnp.arange(3), NamedSharding(mesh, P())),
+            "one": jax.device_put(jnp.arange(4), jax.devices()[3]),
+            "key": jax.random.key(0),
+        }
+        plan, spare = _used({"state": state})
+        for _ in range(3):
+            described = describe({"state": state}, previous=plan)
+            data = _slot(described)
+            raw = _raw(described, data, copy(hold(described, spare), data))
+            assert np.array_equal(raw["w"], state["w"]) and np.array_equal(raw["one"], state["one"])
+            assert np.array_equal(raw["key"], jax.random.key_data(state["key"]))
+        assert jax.sharding.get_mesh() == mesh
 
 
 def test_memory_is_used_again_but_never_under_a_held_step(mesh):
