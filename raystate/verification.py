@@ -64,8 +64,8 @@ def verify_log(storage: Storage) -> tuple[BadObject, ...]:
         bad.append(BadObject(name=GUARD, problem="is missing: stock Orbax's cleanup would delete the log"))
     with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="raystate-verify") as pool:
         count = max((number_of(name) for name in names), default=0)
-        entries = list(pool.map(lambda seq: _entry(log, seq, bad), range(1, count + 1)))
-    tail = entries[-1] if entries else None
+        whole = list(pool.map(lambda seq: _check_entry(log, seq, bad), range(1, count + 1)))
+    tail = _whole_entry(storage, log, count, bad) if whole and whole[-1] else None
     if tail is None:
         return tuple(bad)
     visible, live = set(visible_steps(storage)), {one.step: one.save for one in tail.live}
@@ -82,14 +82,28 @@ def verify_log(storage: Storage) -> tuple[BadObject, ...]:
     return tuple(bad)
 
 
-def _entry(log: RunLog, seq: int, bad: list[BadObject]) -> LogEntry | None:
+def _check_entry(log: RunLog, seq: int, bad: list[BadObject]) -> bool:
     try:
-        return log.read(seq)
+        log.read_header(seq)
     except ObjectMissingError:
         bad.append(BadObject(name=log_name(seq), problem="is missing"))
     except CorruptCheckpointError as error:
         bad.append(BadObject(name=log_name(seq), problem=error.message))
-    return None
+    else:
+        return True
+    return False
+
+
+def _whole_entry(storage: Storage, log: RunLog, seq: int, bad: list[BadObject]) -> LogEntry | None:
+    """An entry that is fine itself, with its base; a later one if the log has gone on so far that its base is no longer kept."""
+    while True:
+        try:
+            return log.read(seq)
+        except (ObjectMissingError, CorruptCheckpointError) as error:
+            if isinstance(error, CorruptCheckpointError) or not storage.exists(log_name(seq + 1)):
+                bad.append(BadObject(name=str(error.path).removeprefix(f"{storage.url}/"), problem=error.message))
+                return None
+        seq += 1
 
 
 def _ignore(_done: int, _total: int) -> None:

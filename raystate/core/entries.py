@@ -1,12 +1,29 @@
-"""The entries of a run's log: what they hold, and how they are written down."""
+"""The entries of a run's log: what they hold, and how they are written down.
+
+In memory an entry holds the whole state after it. Written down it holds what has changed since its *base*: an object of its own with the
+whole state after some earlier entry. So an entry stays small however many steps are kept, and the newest entry and its base are enough.
+While the whole state is small there is no base, and the changes are the state.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from raystate.core.sealed import seal, unseal
+
+FORMAT = 2  # 1: every entry held the whole state
+ENTRY_BYTES = 16 << 10  # a larger entry gets a new base. Smaller entries mean more bases, each with the whole state
+
+
+class NewerFormatError(ValueError):
+    """A newer raystate wrote it; `format` is its format."""
+
+    def __init__(self, number: int):
+        super().__init__(f"a newer raystate wrote it: log format {number}, this one knows {FORMAT}")
+        self.format = number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +53,7 @@ class Intent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """An entry holds the whole state after it, so that the tail alone is enough."""
+    """An entry holds the whole state after it."""
 
     seq: int
     attempt: int
@@ -46,17 +63,183 @@ class LogEntry:
     live: tuple[LiveStep, ...] = ()  # by step, ascending
     intents: tuple[Intent, ...] = ()
     reason: str = ""
-    format: int = 1
+    format: int = FORMAT
 
     def to_json(self) -> bytes:
-        return seal(dataclasses.asdict(self))
+        """The entry as it is written down without a base."""
+        return _sealed_entry(self, NO_BASE)
 
     @classmethod
     def from_json(cls, data: bytes) -> LogEntry:
-        """Raises ValueError, KeyError or TypeError if it is not what `to_json` gave, bit for bit."""
+        """An entry that is written down without a base. Raises as `WrittenEntry.parse`; also ValueError if there is a base."""
+        return WrittenEntry.parse(data).entry(NO_BASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What the changes in an entry are to be applied to.
+
+    Attributes:
+        name: "<entry that first named it>.<checksum of its bytes>.json": two writers, or two tries, never mean two things by one name.
+            "": there is no such object, and the state is empty.
+        live: live steps after some earlier entry.
+        intents: open ones after it.
+        before: the base that was in use until then; "": none. It is kept as long as this one is in use, so that a reader has time, and
+            so that the log can still be read if its very last entries are lost.
+    """
+
+    name: str
+    live: tuple[LiveStep, ...]
+    intents: tuple[Intent, ...]
+    before: str = ""
+
+    @classmethod
+    def parse(cls, name: str, data: bytes) -> Base:
+        """Raises NewerFormatError; ValueError, KeyError or TypeError if it is not what `plan` gave for this name, bit for bit."""
         raw = unseal(data)
-        raw["live"] = tuple(LiveStep(**live) for live in raw["live"])
-        for intent in raw["intents"]:
-            intent["carriers"] = tuple(intent.get("carriers", ()))
-        raw["intents"] = tuple(Intent(**intent) for intent in raw["intents"])
+        _check_format(raw)
+        if (expected := _base_name(raw["seq"], data)) != name:
+            raise ValueError(f"it is the base {expected}")
+        return cls(name=name, live=_live(raw["live"]), intents=_intents(raw["intents"]), before=raw["before"])
+
+
+NO_BASE = Base(name="", live=(), intents=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenEntry:
+    """An entry as it lies in storage: changes to its base. The header is readable without the base, also when that is gone."""
+
+    seq: int
+    attempt: int
+    writer: str
+    kind: Literal["claim", "commit", "retire", "close"]
+    run: str
+    reason: str
+    format: int
+    base: str  # its name; "": none
+    live: tuple[LiveStep, ...]  # new or changed
+    gone: tuple[int, ...]  # steps that are not live any more
+    intents: tuple[Intent, ...]  # new or changed
+    closed: tuple[_Key, ...]  # intents that are not open any more
+
+    @classmethod
+    def parse(cls, data: bytes) -> WrittenEntry:
+        """Raises NewerFormatError; ValueError, KeyError or TypeError if it is not what was written, bit for bit."""
+        raw = unseal(data)
+        _check_format(raw)
+        if raw["format"] == 1:
+            raw.update(base="", gone=[], closed=[])
+        raw.update(live=_live(raw["live"]), intents=_intents(raw["intents"]))
+        raw.update(gone=tuple(raw["gone"]), closed=tuple(tuple(key) for key in raw["closed"]))
         return cls(**raw)
+
+    def entry(self, base: Base) -> LogEntry:
+        """The whole entry. Raises ValueError if it is another base that it names."""
+        if base.name != self.base:
+            raise ValueError(f"entry {self.seq} is written as changes to {self.base or 'nothing'}, not to {base.name or 'nothing'}")
+        live = {one.step: one for one in base.live}
+        for step in self.gone:
+            del live[step]
+        live.update({one.step: one for one in self.live})
+        intents = {_key(one): one for one in base.intents}
+        for key in self.closed:
+            del intents[key]
+        intents.update({_key(one): one for one in self.intents})  # a changed one keeps its place
+        return LogEntry(
+            seq=self.seq, attempt=self.attempt, writer=self.writer, kind=self.kind, run=self.run, reason=self.reason,
+            live=tuple(live[step] for step in sorted(live)), intents=tuple(intents.values()), format=self.format,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How an entry is to be written. A function of the entry and of the one before it, so that a second try writes the same bytes."""
+
+    entry: LogEntry
+    data: bytes  # of the entry
+    base: Base
+    base_data: bytes | None  # the base has to be created with these bytes, before the entry; None: it is there
+
+
+def plan(entry: LogEntry, previous: LogEntry | None, base: Base, *, entry_bytes: int | None = None) -> Plan:
+    """Decide on an entry's base.
+
+    Args:
+        entry: to be written.
+        previous: the entry before it; None: it is the first.
+        base: the previous one's.
+        entry_bytes: limit; None: `ENTRY_BYTES`. Only what no base can hold, such as the entry's own reason, may exceed it.
+    """
+    limit = ENTRY_BYTES if entry_bytes is None else entry_bytes
+    planned = Plan(entry=entry, data=_sealed_entry(entry, base), base=base, base_data=None)
+    # A base after the entry itself is for one that changes too much: thousands of steps are adopted or retired.
+    for state in (previous, entry):
+        if len(planned.data) > limit and state is not None:
+            other, base_data = _new_base(state, entry, base.name)
+            planned = Plan(entry=entry, data=_sealed_entry(entry, other), base=other, base_data=base_data)
+    return planned
+
+
+# ------------------------------------------------------------ inside
+
+_Key = tuple[str, int, str | None, int]  # as core.log.IntentKey
+_EMPTY_BY_DEFAULT = frozenset({"metrics", "time_s", "lineage", "aside", "reason", "carriers"})
+
+
+def _new_base(state: LogEntry, first: LogEntry, before: str) -> tuple[Base, bytes]:
+    document = {
+        "format": FORMAT, "seq": first.seq, "attempt": first.attempt, "writer": first.writer, "state_after": state.seq, "before": before,
+        "live": [_plain(one) for one in state.live], "intents": [_plain(one) for one in state.intents],
+    }  # fmt: skip
+    data = seal(document)
+    return Base(name=_base_name(first.seq, data), live=state.live, intents=state.intents, before=before), data
+
+
+def _base_name(seq: int, data: bytes) -> str:
+    return f"{seq:012d}.{hashlib.sha256(data).hexdigest()[:16]}.json"
+
+
+def _sealed_entry(entry: LogEntry, base: Base) -> bytes:
+    live_before = {one.step: one for one in base.live}
+    open_before = {_key(one): one for one in base.intents}
+    live_now, open_now = {one.step for one in entry.live}, {_key(one) for one in entry.intents}
+    return seal(
+        {
+            "seq": entry.seq, "attempt": entry.attempt, "writer": entry.writer, "kind": entry.kind, "run": entry.run,
+            "reason": entry.reason, "format": entry.format, "base": base.name,
+            "live": [_plain(one) for one in entry.live if _is_new(one, live_before.get(one.step))],
+            "gone": [step for step in live_before if step not in live_now],
+            "intents": [_plain(one) for one in entry.intents if _is_new(one, open_before.get(_key(one)))],
+            "closed": [key for key in open_before if key not in open_now],
+        }
+    )  # fmt: skip
+
+
+def _is_new(one: LiveStep | Intent, before: LiveStep | Intent | None) -> bool:
+    return before is not one and before != one
+
+
+def _key(intent: Intent) -> _Key:
+    return (intent.kind, intent.step, intent.save, intent.seq)
+
+
+def _plain(one: LiveStep | Intent) -> dict[str, Any]:
+    """Its fields, without those that are as they are by default."""
+    values = {name: getattr(one, name) for name in one.__slots__}
+    return {name: value for name, value in values.items() if value or name not in _EMPTY_BY_DEFAULT}
+
+
+def _live(raw: list[dict[str, Any]]) -> tuple[LiveStep, ...]:
+    return tuple(LiveStep(**one) for one in raw)
+
+
+def _intents(raw: list[dict[str, Any]]) -> tuple[Intent, ...]:
+    for one in raw:
+        one["carriers"] = tuple(one.get("carriers", ()))
+    return tuple(Intent(**one) for one in raw)
+
+
+def _check_format(raw: dict[str, Any]) -> None:
+    if raw["format"] > FORMAT:
+        raise NewerFormatError(raw["format"])

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.storage.base import ObjectInfo, ObjectMissingError, Storage
-from raystate.storage.log import RunLog
+from raystate.storage.log import RunLog, Tail
 from raystate.storage.names import (
     ASIDE,
+    BASES,
     DEAD,
     MARKER,
     PACKAGES,
@@ -18,6 +19,8 @@ from raystate.storage.names import (
     TRASH,
     WORK,
     attempt_of,
+    base_name,
+    base_number,
     save_of,
     split_saved,
     step_of,
@@ -36,7 +39,7 @@ class Garbage:
 
 
 def find_garbage(storage: Storage, live_saves: Collection[str] = ()) -> list[Garbage]:
-    """Work folders, packages and writers' objects of dead saves, and trash.
+    """Work folders, packages and writers' objects of dead saves, bases of the log that nobody needs, and trash.
 
     A save is dead if its attempt is older than the log's tail (so nothing can commit it any more) and the tail neither holds it
     live nor has an intent on it. This is looked up here, so that a caller who slept, or who saves meanwhile, harms nothing: saves of
@@ -46,9 +49,11 @@ def find_garbage(storage: Storage, live_saves: Collection[str] = ()) -> list[Gar
         storage: of the run.
         live_saves: further saves to keep.
     """
-    tail = RunLog(storage).tail()
+    newest = RunLog(storage).newest()
     found: list[Garbage] = []
-    if tail is not None:
+    if newest is not None:
+        tail = newest.entry
+        found += _bases(storage, newest)
         keep = {*live_saves, *(one.save for one in tail.live), *(one.save for one in tail.intents)}
 
         def is_dead(save: str | None) -> bool:
@@ -115,6 +120,14 @@ def _work_folders(storage: Storage, is_dead: Callable[[str | None], bool]) -> It
         found = split_saved(_base(info.name))
         if found is not None and is_dead(found[1]):
             yield _folder(storage, info, f"an unfinished save of step {found[0]} by attempt {attempt_of(found[1])}")
+
+
+def _bases(storage: Storage, newest: Tail) -> Iterator[Garbage]:
+    """Those of past entries, and of entries that were never appended. What an entry yet to come may name is not touched."""
+    keep = {base_name(newest.base.name), base_name(newest.base.before)}
+    for info in storage.list(BASES, recursive=False):
+        if 0 < base_number(info.name) <= newest.entry.seq and info.name not in keep:
+            yield _object(info, "a base of old log entries")
 
 
 def _packages(storage: Storage, is_dead: Callable[[str | None], bool]) -> Iterator[Garbage]:

@@ -1,26 +1,50 @@
-"""The log of a run in storage: contiguous, create-once, never deleted. What an entry means is core's business."""
+"""The log of a run in storage: contiguous, create-once, never deleted. What an entry means is core's business.
+
+An entry may be written as changes to a base (core.entries). A base is created before the first entry that names it, and goes when two
+newer ones have taken its place: entries of the past can't be read in full any more then, and nobody needs them.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import tenacity
 
+from raystate.core.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, Plan, WrittenEntry, plan
 from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StorageError
-from raystate.core.messages import Appended, LogEntry
-from raystate.core.sealed import unseal
+from raystate.core.messages import Appended
 from raystate.storage.base import ObjectMissingError, Storage
-from raystate.storage.names import GUARD, GUARD_TEXT, log_name
+from raystate.storage.names import GUARD, GUARD_TEXT, base_name, log_name
 
-_KNOWN_FORMAT = 1
+logger = logging.getLogger("raystate")
+
+Given = TypeVar("Given")
+Parsed = TypeVar("Parsed")
+
 _FIRST = 1  # as core.log.claim_entry numbers them
+_TAIL_TRIES = 100  # each means that two newer bases were written since the entry was found
 _LONGEST_LOG = 10**12  # the names have 12 digits
 
 
 class _LostError(StorageError):
     """Somebody else's entry was appended in the place of ours."""
+
+
+class _BaseMissingError(StorageError):
+    """The base of an entry is gone: a newer one has taken its place since the entry was found, or it is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """An entry with the base that it is written with."""
+
+    entry: LogEntry
+    base: Base
 
 
 _wait_after_failure = tenacity.wait_random_exponential(multiplier=0.02, max=2.0)
@@ -42,33 +66,51 @@ class RunLog:
     def __init__(self, storage: Storage):
         self._storage = storage
         self._lock = threading.Lock()  # guards _newest only; never held during I/O
-        self._newest: LogEntry | None = None  # entries are immutable and never deleted, so it stays true, only not the newest
+        self._newest: Tail | None = None  # entries are immutable and never deleted, so it stays true, only not the newest
+        self._plan: Plan | None = None  # of the last entry that was appended, or tried to be
         self._guarded = False
 
     def tail(self) -> LogEntry | None:
-        """The newest entry, None if there is none: about 2·log2(n) existence checks and one read, from the last tail on one check.
+        """The newest entry, None if there is none: about 2·log2(n) existence checks and one or two reads, from the last tail on one check.
 
         Raises:
             StorageError: storage failed.
-            CorruptCheckpointError: an entry is not what raystate writes.
+            CorruptCheckpointError: an entry or its base is not what raystate writes, or is missing.
             ConfigError: a newer raystate wrote it.
         """
-        known = self._newest
-        if known is None:
-            newest = self._gallop(_FIRST) if self._exists(_FIRST) else 0
-            while self._exists(newest + 2):
-                if not self._exists(newest + 1):  # nobody appends after a gap, and nobody deletes
-                    name = log_name(newest + 1)
-                    raise CorruptCheckpointError(f"{self._storage.url}/{name} is missing, and later entries are there", path=name)
-                newest = self._gallop(newest + 1)  # others have appended meanwhile
-            return self._remember(self.read(newest)) if newest else None
-        newest = self._gallop(known.seq)
-        return known if newest == known.seq else self._remember(self.read(newest))
+        newest = self.newest()
+        return None if newest is None else newest.entry
+
+    def newest(self) -> Tail | None:
+        """The newest entry with its base. Raises as `tail`."""
+        seq = 0
+        for _ in range(_TAIL_TRIES):
+            known, last = self._newest, seq
+            seq = self._find_tail(known)
+            if not seq or (known is not None and known.entry.seq == seq):
+                return known
+            try:
+                return self._remember(self._read(seq))
+            except _BaseMissingError as error:
+                if seq == last:  # nobody has appended since: it can't have been replaced
+                    raise CorruptCheckpointError(error.message, path=error.path) from error
+        raise StorageError(f"{self._storage.url}: the log goes on faster than it can be read", operation="read", path=log_name(seq))
 
     def read(self, seq: int) -> LogEntry:
-        """One entry. Raises ObjectMissingError, StorageError, CorruptCheckpointError."""
+        """One entry. Raises ObjectMissingError (also when the base of an old entry is gone), StorageError, CorruptCheckpointError."""
+        try:
+            return self._read(seq).entry
+        except _BaseMissingError as error:
+            raise ObjectMissingError(error.message, **error.details) from error
+
+    def read_header(self, seq: int) -> WrittenEntry:
+        """One entry as it is written, whatever has become of its base. Raises ObjectMissingError, StorageError, CorruptCheckpointError."""
         name = log_name(seq)
-        return _parse(self._storage.read(name), seq, f"{self._storage.url}/{name}")
+        written = self._parsed(name, self._storage.read(name), WrittenEntry.parse, "a log entry")
+        if written.seq != seq:
+            path = f"{self._storage.url}/{name}"
+            raise CorruptCheckpointError(f"{path} holds entry {written.seq}", path=path, expected=seq, got=written.seq)
+        return written
 
     def append(self, entry: LogEntry) -> Appended:
         """Create the entry: the one act that commits anything. Storage failures are an outcome, not an exception.
@@ -133,45 +175,67 @@ class RunLog:
     # ------------------------------------------------------------ inside
 
     def _append(self, entry: LogEntry) -> Appended:
-        data = entry.to_json()
-        previous = self._previous(entry.seq)
-        if entry.seq > _FIRST and previous is None:
-            raise StorageError(
-                f"append {log_name(entry.seq)} refused: entry {entry.seq - 1} is missing",
-                operation="append",
-                path=log_name(entry.seq),
-            )
-        if previous is not None and not _may_follow(entry, previous):
+        planned = self._plan
+        if planned is None or planned.entry != entry:  # a second try writes what the first one wrote, whatever the log is by now
+            planned = self._planned(entry)
+        if planned is None:
             return self._taken(entry)
+        self._plan = planned
         if not self._guarded:
             if not self._storage.exists(GUARD):
                 self._storage.create_or_same(GUARD, GUARD_TEXT)
             self._guarded = True
+        self._create_base(planned)
         name = log_name(entry.seq)
         try:
-            self._storage.create(name, data)
+            self._storage.create(name, planned.data)
         except StorageError as error:
             # Both "exists" and a broken connection can mean that our own create worked: the bytes carry our writer id.
             try:
                 found = self._storage.read(name)
             except ObjectMissingError:
                 raise error from None
-            if found != data:
+            if found != planned.data:
                 return self._taken(entry)
             self._storage.fsync_tree(name)  # it is there; that it stays is what may have failed
-        self._remember(entry)
+        previous = self._newest
+        self._remember(Tail(entry=entry, base=planned.base))
+        if previous is not None and previous.base.name == planned.base.before:
+            self._remove_base(previous.base.before)
         return Appended(seq=entry.seq, outcome="ok")
 
-    def _previous(self, seq: int) -> LogEntry | None:
-        known = self._newest
-        if known is not None and known.seq == seq - 1:
-            return known
-        if seq <= _FIRST:
-            return None
+    def _planned(self, entry: LogEntry) -> Plan | None:
+        """How to write an entry; None: it may not follow the one before it, or the log has gone on long ago.
+
+        Raises:
+            StorageError: the entry before it is missing.
+        """
+        if entry.seq <= _FIRST:
+            return plan(entry, None, NO_BASE)
+        previous = self._newest
+        if previous is None or previous.entry.seq != entry.seq - 1:
+            try:
+                previous = self._remember(self._read(entry.seq - 1))
+            except _BaseMissingError:
+                return None
+            except ObjectMissingError:
+                raise StorageError(
+                    f"append {log_name(entry.seq)} refused: entry {entry.seq - 1} is missing",
+                    operation="append",
+                    path=log_name(entry.seq),
+                ) from None
+        return plan(entry, previous.entry, previous.base) if _may_follow(entry, previous.entry) else None
+
+    def _create_base(self, planned: Plan) -> None:
+        if planned.base_data is not None:  # durable before anything names it
+            self._storage.create_or_same(base_name(planned.base.name), planned.base_data)
+
+    def _remove_base(self, base: str) -> None:
         try:
-            return self.read(seq - 1)
-        except ObjectMissingError:
-            return None
+            if base:
+                self._storage.delete(base_name(base))
+        except StorageError as error:
+            logger.debug("a base of the log that nobody needs any more stays for the next start: %s", error)
 
     def _taken(self, entry: LogEntry) -> Appended:
         tail = self.tail()
@@ -179,6 +243,43 @@ class RunLog:
         if tail is not None:
             error += f": the log's newest is {tail.seq}, attempt {tail.attempt}, writer {tail.writer}"
         return Appended(seq=entry.seq, outcome="taken", tail=tail, error=error)
+
+    def _find_tail(self, known: Tail | None) -> int:
+        """The number of the newest entry, 0 if there is none."""
+        if known is not None:
+            return self._gallop(known.entry.seq)
+        newest = self._gallop(_FIRST) if self._exists(_FIRST) else 0
+        while self._exists(newest + 2):
+            if not self._exists(newest + 1):  # nobody appends after a gap, and nobody deletes
+                name = log_name(newest + 1)
+                raise CorruptCheckpointError(f"{self._storage.url}/{name} is missing, and later entries are there", path=name)
+            newest = self._gallop(newest + 1)  # others have appended meanwhile
+        return newest
+
+    def _read(self, seq: int) -> Tail:
+        written = self.read_header(seq)
+        base, known = NO_BASE, self._newest
+        if known is not None and known.base.name == written.base:
+            base = known.base
+        elif written.base:
+            name = base_name(written.base)
+            try:
+                data = self._storage.read(name)
+            except ObjectMissingError as error:
+                path = f"{self._storage.url}/{name}"
+                raise _BaseMissingError(f"{path}, the base of log entry {seq}, is missing", operation="read", path=path) from error
+            base = self._parsed(name, data, lambda data: Base.parse(written.base, data), "a base of the log")
+        return Tail(entry=self._parsed(log_name(seq), base, written.entry, "a log entry"), base=base)
+
+    def _parsed(self, name: str, data: Given, parse: Callable[[Given], Parsed], what: str) -> Parsed:
+        path = f"{self._storage.url}/{name}"
+        try:
+            return parse(data)
+        except NewerFormatError as error:
+            message = f"{path} was written by a newer raystate (log format {error.format}, this one knows {FORMAT})"
+            raise ConfigError(message, field="storage", path=path, expected=FORMAT, got=error.format) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptCheckpointError(f"{path} is not {what}: {error}", path=path) from error
 
     def _gallop(self, known: int) -> int:
         """The last of the contiguous numbers, given one that exists."""
@@ -202,30 +303,14 @@ class RunLog:
     def _exists(self, seq: int) -> bool:
         return self._storage.exists(log_name(seq))
 
-    def _remember(self, entry: LogEntry) -> LogEntry:
+    def _remember(self, tail: Tail) -> Tail:
         with self._lock:
-            if self._newest is None or self._newest.seq < entry.seq:
-                self._newest = entry
-        return entry
+            if self._newest is None or self._newest.entry.seq < tail.entry.seq:
+                self._newest = tail
+        return tail
 
 
 def _may_follow(entry: LogEntry, previous: LogEntry) -> bool:
     if entry.kind == "claim":
         return previous.attempt == entry.attempt - 1
     return previous.attempt == entry.attempt
-
-
-def _parse(data: bytes, seq: int, path: str) -> LogEntry:
-    try:
-        raw = unseal(data)
-        if raw["format"] > _KNOWN_FORMAT:
-            raise ConfigError(
-                f"{path} was written by a newer raystate (log format {raw['format']}, this one knows {_KNOWN_FORMAT})",
-                field="storage", path=path, expected=_KNOWN_FORMAT, got=raw["format"],
-            )  # fmt: skip
-        entry = LogEntry.from_json(data)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptCheckpointError(f"{path} is not a log entry: {error}", path=path) from error
-    if entry.seq != seq:
-        raise CorruptCheckpointError(f"{path} holds entry {entry.seq}", path=path, expected=seq, got=entry.seq)
-    return entry

@@ -12,6 +12,7 @@ GUARD = f"{STATE}/{MARKER}"  # stock Orbax's cleanup deletes folders without it
 GUARD_TEXT = b"Stock Orbax deletes folders without this file. It keeps the log of the run.\n"
 SELF_TEST = "selftest."  # begins the name of a folder in STATE
 LOG = f"{STATE}/log"
+BASES = f"{STATE}/bases"  # of log entries, see core.entries
 PACKAGES = f"{STATE}/steps"
 WORK = f"{STATE}/work"
 TRASH = f"{STATE}/trash"
@@ -30,6 +31,17 @@ def log_name(seq: int) -> str:
 def number_of(name: str) -> int:
     """The number of a log entry's name; 0 for any other name."""
     found = re.fullmatch(rf"{re.escape(LOG)}/(\d{{12}})\.json", name)
+    return int(found[1]) if found else 0
+
+
+def base_name(base: str) -> str:
+    """Where the base lies that a log entry names."""
+    return f"{BASES}/{base}"
+
+
+def base_number(name: str) -> int:
+    """The entry that first names this base; 0 for any other name."""
+    found = re.fullmatch(rf"{re.escape(BASES)}/(\d{{12}})\.[0-9a-f]+\.json", name)
     return int(found[1]) if found else 0
 
 

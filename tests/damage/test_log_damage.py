@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from raystate.core import messages
+from raystate.core import entries as log_entries
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.log import claim_entry, key_of, live_steps, next_entry
 from raystate.core.messages import LiveStep, LogEntry
 from raystate.storage import RunLog, Storage, find_garbage, foreign_steps, open_storage, visible_steps
-from raystate.storage.names import LOG, MARKER, PACKAGES, log_name, package_name, step_name
+from raystate.storage.names import BASES, LOG, MARKER, PACKAGES, base_name, log_name, package_name, step_name
 from tests.damage.a_run import RUN
 from tests.damage.damages import FIRST, SEEDS, Copy, Damage
 
-ATTEMPTS, SAVES, KEEP = 6, 4, 3  # saves per attempt
+ATTEMPTS, SAVES = 6, 4  # saves per attempt
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[False, True], ids=["whole", "with bases"])
+def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run of several attempts. Of its steps only what the log is about: a marker that says that it is visible, and a package."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param:
+            patch.setattr(log_entries, "ENTRY_BYTES", 600)
+        root = write_run(tmp_path_factory, keep=20 if request.param else 3)
+        assert bool(open_storage(root).list(BASES)) == request.param
+        yield root
+
+
+def write_run(tmp_path_factory: pytest.TempPathFactory, keep: int) -> Path:
     root = tmp_path_factory.mktemp("log") / "run"
     storage = open_storage(root)
     log = RunLog(storage)
@@ -28,7 +38,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tail = claim(log, storage, f"writer {attempt}")
         for step in range(SAVES * (attempt - 1) + 1, SAVES * attempt + 1):
             live = LiveStep(step=step, save=f"a{attempt}k{step}")
-            old = [(one, False, "enough are kept") for one in live_steps(tail)[: 1 - KEEP]]
+            old = [(one, False, "enough are kept") for one in live_steps(tail)[: 1 - keep]]
             storage.create(package_name(step, str(live.save)), b"its package")
             tail = append(log, tail, live, old)
             storage.create(f"{step_name(step)}/{MARKER}", f"step {step}, save {live.save}\n".encode())
@@ -64,6 +74,13 @@ def entries(copy: Copy) -> list[str]:
     return [name for name in copy.names if name.startswith(f"{LOG}/")]
 
 
+def needed(copy: Copy) -> list[str]:
+    """The newest entry, and its base if it has one: all that tells what there is."""
+    newest = RunLog(open_storage(copy.root)).newest()
+    assert newest is not None
+    return [log_name(newest.entry.seq), *([base_name(newest.base.name)] if newest.base.name else [])]
+
+
 def tail_of(root: Path) -> LogEntry | CorruptCheckpointError | None:
     try:
         return RunLog(open_storage(root)).tail()
@@ -72,16 +89,16 @@ def tail_of(root: Path) -> LogEntry | CorruptCheckpointError | None:
 
 
 def test_the_newest_entry_is_right_or_an_error_says_that_it_is_not(copy: Copy):
-    names, tail = entries(copy), RunLog(open_storage(copy.root)).tail()
-    assert tail is not None and names[-1] == log_name(tail.seq)
+    names, essential, tail = entries(copy), needed(copy), RunLog(open_storage(copy.root)).tail()
+    assert tail is not None and names[-1] == essential[0]
     counts = {"right": 0, "said": 0}
     for seed in range(FIRST, FIRST + SEEDS):
         # Half of it to the newest, which is the only one whose content matters.
-        damage = copy.draw(seed, kinds=("flip", "truncate", "zeros", "append", "swap"), among=names[-1:] if seed % 2 else names)
+        damage = copy.draw(seed, kinds=("flip", "truncate", "zeros", "append", "swap"), among=essential if seed % 2 else names)
         with copy.damaged(damage) as root:
             found = tail_of(root)
         if isinstance(found, CorruptCheckpointError):
-            assert names[-1] in damage.names and names[-1] in found.message, damage
+            assert any(name in damage.names and name in found.message for name in essential), damage
         else:
             assert found == tail, damage
         counts["said" if isinstance(found, CorruptCheckpointError) else "right"] += 1
@@ -132,14 +149,12 @@ def test_after_losing_the_newest_entries_no_package_of_a_visible_step_is_garbage
 
 def test_entries_without_a_checksum_are_found_out(tmp_path: Path, copy: Copy, monkeypatch: pytest.MonkeyPatch):
     from raystate.core import sealed
-    from raystate.storage import log
 
     def trusting(data: bytes) -> dict[str, object]:
         return sealed.json.loads(data)
 
     names, tail = entries(copy), RunLog(open_storage(copy.root)).tail()
-    monkeypatch.setattr(log, "unseal", trusting)
-    monkeypatch.setattr(messages, "unseal", lambda data: {k: v for k, v in trusting(data).items() if k != "crc32"})
+    monkeypatch.setattr(log_entries, "unseal", lambda data: {k: v for k, v in trusting(data).items() if k != "crc32"})
     wrong = 0
     for seed in range(FIRST, FIRST + 250):
         with copy.damaged(copy.draw(seed, kinds=["flip"], among=names[-1:])) as root:

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from raystate.checksum import crc32c
+from raystate.core.entries import LogEntry, WrittenEntry
 from raystate.core.errors import RaystateError
 from raystate.core.log import claim_entry, live_steps
-from raystate.core.messages import LogEntry
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import RunLog, StepFolder, Storage, collect_garbage, foreign_steps, open_storage, visible_steps
 from raystate.storage.base import TEMPORARY_PREFIX
-from raystate.storage.names import ASIDE, GUARD, LOG, STATE, WORK, log_name, split_saved
+from raystate.storage.names import ASIDE, BASES, GUARD, LOG, STATE, WORK, log_name, split_saved
 from tests.orbax.state_example import array
 from tests.power.recorder import Replay, Tree
 from tests.storage.power_scenario import RUN
@@ -96,7 +96,7 @@ class Examiner:
 
 def read_part(tree: Tree) -> Tree:
     """The tree without what nobody reads: work folders of saves that are not in the log, and unfinished files beside steps."""
-    log = b"".join(data or b"" for name, data in tree.items() if f"{LOG}/" in name)
+    log = b"".join(data or b"" for name, data in tree.items() if f"{LOG}/" in name or f"{BASES}/" in name)
     part: Tree = {}
     for name, data in tree.items():
         work = name.partition(f"{WORK}/")[2].partition("/")[0]
@@ -106,13 +106,13 @@ def read_part(tree: Tree) -> Tree:
     return part
 
 
-def log_entries(storage: Storage) -> list[LogEntry]:
-    """All entries. Each parses, and none is missing before the last."""
+def log_entries(storage: Storage) -> list[WrittenEntry]:
+    """All entries. Each parses, and none is missing before the last, which can be read with its base."""
     log = RunLog(storage)
     names = [info.name for info in storage.list(LOG)]
     assert names == [log_name(seq) for seq in range(1, len(names) + 1)], f"the log has a gap: {names}"
-    entries = [log.read(seq) for seq in range(1, len(names) + 1)]
-    assert log.tail() == (entries[-1] if entries else None)
+    entries = [log.read_header(seq) for seq in range(1, len(names) + 1)]
+    assert log.tail() == (log.read(entries[-1].seq) if entries else None)
     return entries
 
 

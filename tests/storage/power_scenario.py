@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raystate.checksum import crc32c
+from raystate.core import entries
 from raystate.core.log import claim_entry, key_of, live_steps, next_entry
 from raystate.core.messages import Intent, LiveStep, LogEntry
 from raystate.core.tree import DataObject, Package
@@ -25,7 +26,7 @@ RUN = "lm"
 PLACE = "data/run"  # below the recorded directory; neither of the two is there at the start
 HOSTS = 2
 KILLED = 9  # exit status of the killed
-PLACES = 40  # more than there are
+PLACES = 80  # more than there are
 
 MakePackage = Callable[[StepFolder], Package]
 Retire = tuple[int, bool, str]  # step, aside, reason
@@ -39,6 +40,9 @@ class Marking(StorageWrapper):
 
     def after(self, operation: str, name: str) -> None:
         mark(f"after {operation} {name}")
+
+
+entries.ENTRY_BYTES = 500  # so that a step or two have a base already
 
 
 def run(root: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import raystate.storage.log
+from raystate.core import entries
 from raystate.storage import Storage, open_storage
 from raystate.testing.gcs import GcsServer
 from tests.storage.backends import GCS_SERVER_RUNS
@@ -21,19 +22,23 @@ ALL = os.environ.get("RAYSTATE_ALL") == "1"
 SEED = int(os.environ["RAYSTATE_SEED"])
 BACKENDS = ("directory", "memory", "gcs") if GCS_SERVER_RUNS else ("directory", "memory")
 
+ENTRY_BYTES = 300  # so that most log entries of these small histories need a new base
+
 Fresh = Callable[[], Storage]
 
 
 @contextlib.contextmanager
-def stage(backend: str, *, strict: bool = True) -> Iterator[Fresh]:
+def stage(backend: str, *, strict: bool = True, entry_bytes: int = ENTRY_BYTES) -> Iterator[Fresh]:
     """A maker of empty storages, each gone when the next one is made.
 
     Args:
         backend: "directory" (in shared memory where there is any), "memory" (fsspec's), or "gcs" (the local server).
         strict: False: the local server ignores preconditions.
+        entry_bytes: of a log entry, at most.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(raystate.storage.log, "_wait_after_failure", lambda state: 0.0)  # nobody waits here
+        patch.setattr(entries, "ENTRY_BYTES", entry_bytes)
         with {"directory": _directories, "memory": _memories, "gcs": lambda: _buckets(patch, strict=strict)}[backend]() as fresh:
             yield fresh
 

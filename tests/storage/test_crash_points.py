@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from raystate.core import journal
+from raystate.core.entries import Plan
 from raystate.core.log import key_of
 from raystate.core.messages import Appended, LogEntry
 from raystate.core.tree import Package
@@ -128,6 +129,26 @@ def _bytes_not_compared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Storage, "create_or_same", create)
 
 
+def _base_after_its_entry(patch: pytest.MonkeyPatch) -> None:
+    create, append = RunLog._create_base, RunLog.append
+    waiting: list[tuple[RunLog, Plan]] = []
+
+    def late(self: RunLog, entry: LogEntry) -> Appended:
+        outcome = append(self, entry)
+        for log, planned in waiting:
+            if log is self:
+                create(log, planned)
+        waiting.clear()
+        return outcome
+
+    patch.setattr(RunLog, "_create_base", lambda self, planned: waiting.append((self, planned)))
+    patch.setattr(RunLog, "append", late)
+
+
+def _base_in_use_is_garbage(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(garbage, "base_name", lambda base: "none is kept")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
     """`where`: the kind of operation at which it is looked for. `says`: what the sweep makes of it."""
@@ -155,6 +176,12 @@ MISTAKES = {
     "assembled in its place": Mistake(plant=_assembled_in_place, backend="directory", where="copy", says="visible means complete"),
     "a takeover forgets open intents": Mistake(
         plant=_intents_forgotten, backend="memory", where="create", says="lost: .* is published in the log"
+    ),
+    "a base comes after the entry that names it": Mistake(
+        plant=_base_after_its_entry, backend="directory", where="create", says="the log can't be read: .* is missing"
+    ),
+    "the base in use is garbage": Mistake(
+        plant=_base_in_use_is_garbage, backend="memory", where="create", says="the log can't be read: .* is missing"
     ),
     "garbage of the living": Mistake(
         plant=_garbage_of_the_living, backend="directory", where="sweep", says="waits for the save of step 10 for ever"

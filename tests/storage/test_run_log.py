@@ -6,10 +6,12 @@ import threading
 
 import pytest
 
+from raystate.core.entries import NO_BASE
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.core.log import claim_entry
 from raystate.core.messages import LiveStep, LogEntry
 from raystate.storage import RunLog, Storage
+from raystate.storage.log import Tail
 from raystate.storage.names import GUARD, log_name
 from tests.storage.backends import DiedError, DyingAt, Failing, LosingAnswers, Recording
 
@@ -180,7 +182,7 @@ def test_failed_means_unknown_and_the_same_append_again_settles_it(storage: Stor
     tail = claim(log, "one")
     down = Failing(LosingAnswers(storage, only="log/"), "read")
     half_dead = RunLog(down)
-    half_dead._remember(tail)
+    half_dead._remember(Tail(entry=tail, base=NO_BASE))
     appended = half_dead.append(following(tail))
     assert appended.outcome == "failed"
     assert "out of service" in appended.error
@@ -251,6 +253,6 @@ def test_an_entry_of_another_number_or_a_newer_format(storage: Storage):
     storage.create(log_name(2), tail.to_json())
     with pytest.raises(CorruptCheckpointError, match="holds entry 1"):
         RunLog(storage).tail()
-    storage.create(log_name(3), dataclasses.replace(tail, seq=3, format=2).to_json())
+    storage.create(log_name(3), dataclasses.replace(tail, seq=3, format=3).to_json())
     with pytest.raises(ConfigError, match="newer raystate"):
         RunLog(storage).tail()

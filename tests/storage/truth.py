@@ -7,12 +7,25 @@ import re
 from collections.abc import Iterable, Iterator
 
 from raystate.checksum import crc32c
+from raystate.core.entries import NO_BASE, Base, LogEntry, WrittenEntry
 from raystate.core.log import live_steps, published_steps
-from raystate.core.messages import LogEntry
 from raystate.core.tree import Package
 from raystate.storage import Storage, visible_steps
 from raystate.storage.base import TEMPORARY_PREFIX, ObjectInfo
-from raystate.storage.names import ASIDE, DEAD, GUARD, MARKER, TRASH, WORK, log_name, package_name, step_of
+from raystate.storage.names import (
+    ASIDE,
+    BASES,
+    DEAD,
+    GUARD,
+    MARKER,
+    TRASH,
+    WORK,
+    base_name,
+    base_number,
+    log_name,
+    package_name,
+    step_of,
+)
 from tests.sim.storage import Violation
 from tests.storage.contents import fixed_files, payload
 
@@ -21,7 +34,7 @@ Saved = tuple[int, str | None]
 
 _SAVED = re.compile(rb"step (\d+), save (a\d+k\w+)\n")
 _SHORT_LOG = 40
-_EMPTY = (".raystate", WORK, TRASH, ASIDE, ".raystate/steps", ".raystate/log")  # folders that may have nothing in them
+_EMPTY = (".raystate", WORK, TRASH, ASIDE, BASES, ".raystate/steps", ".raystate/log")  # folders that may have nothing in them
 
 
 class Truth:
@@ -42,6 +55,10 @@ class Truth:
         self.checks = 0
         self._seen: dict[int, str] = {}
         self._packages: dict[Saved, Package] = {}
+        self._bases: dict[str, Base] = {"": NO_BASE}
+        self._tail_base = NO_BASE
+        self._tail_bytes = b""
+        self._see_bases()
 
     # ---------------------------------------------------------------- what processes believe
 
@@ -157,14 +174,38 @@ class Truth:
 
     # ---------------------------------------------------------------- the log
 
+    def _see_bases(self) -> None:
+        """Remember every base that is created: an old one may be gone before anybody looks at the entries that name it."""
+        create = self.storage.create
+
+        def seen(name: str, data: bytes) -> None:
+            if base_number(name):
+                base = Base.parse(name.removeprefix(f"{BASES}/"), data)
+                self._bases[base.name] = base
+            create(name, data)
+
+        setattr(self.storage, "create", seen)  # noqa: B010 - of this storage alone
+
     def _read_log(self) -> None:
         while self.storage.exists(name := log_name(len(self.entries) + 1)):
-            entry = LogEntry.from_json(self.storage.read(name))
+            self._tail_bytes = self.storage.read(name)
+            written = WrittenEntry.parse(self._tail_bytes)
+            if written.base not in self._bases:
+                raise Violation(f"log entry {written.seq} names the base {written.base}, which nobody has written")
+            self._tail_base = self._bases[written.base]
+            entry = written.entry(self._tail_base)
             self._follow(self.tail, entry)
             self.entries.append(entry)
-        tail = self.tail
-        if tail is not None and self.storage.read(log_name(tail.seq)) != tail.to_json():
+        tail, base = self.tail, self._tail_base
+        if tail is None:
+            return
+        if self.storage.read(log_name(tail.seq)) != self._tail_bytes:
             raise Violation(f"create-once: log entry {tail.seq} of attempt {tail.attempt} was overwritten")
+        if base.name:
+            if not self.storage.exists(base_name(base.name)):
+                raise Violation(f"the log can't be read: {base.name}, the base of its newest entry {tail.seq}, is missing")
+            if Base.parse(base.name, self.storage.read(base_name(base.name))) != base:
+                raise Violation(f"the log can't be read: {base.name}, the base of its newest entry {tail.seq}, has changed")
 
     def _follow(self, tail: LogEntry | None, entry: LogEntry) -> None:
         what = f"entry {entry.seq} ({entry.kind}, attempt {entry.attempt}, by {entry.writer})"
@@ -204,6 +245,7 @@ class Truth:
         assert tail is not None
         found = {info.name: info for info in self.storage.list()}
         wanted = {GUARD, *(log_name(entry.seq) for entry in self.entries), *_below(found, f"{DEAD}/")}
+        wanted |= {base_name(base) for base in (self._tail_base.name, self._tail_base.before) if base}
         live = {(one.step, one.save) for one in tail.live}
         if set(self._seen.items()) != live:
             raise Violation(f"visible: {self._seen}, live: {sorted(live, key=str)}")
