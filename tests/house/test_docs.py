@@ -13,7 +13,8 @@ REPO = Path(__file__).parents[2]
 
 
 def test_every_test_that_is_named_exists():
-    tests = "\n".join(path.read_text() for path in (REPO / "tests").rglob("test_*.py"))
+    files = [*(REPO / "tests").rglob("test_*.py"), REPO / "raystate" / "testing" / "storage" / "contract.py"]
+    tests = "\n".join(path.read_text() for path in files)
     named = set(re.findall(r"`(test_\w+)`", (REPO / "docs" / "invariants.md").read_text()))
     assert len(named) > 20
     assert not [name for name in sorted(named) if f"def {name}(" not in tests]
