@@ -32,6 +32,7 @@ from raystate.actors.release import newest_step
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError, RunFailedError
 from raystate.launch_context import LaunchContext, Restart
+from raystate.ray_version import is_tested, warn_if_untested
 from raystate.train import endings, nodes
 from raystate.train.policy import Ending, Probe, RetryPolicy
 from raystate.train.standby import SWITCH, Standby
@@ -80,7 +81,9 @@ class RayTrainCallback(_Callback):
         self._config = config
         self._max_failures = max_failures
         self._returns_outcome = False  # set by fit: its training function returns an Outcome
-        self._wants_standby = os.environ.get(SWITCH, "1") != "0"
+        warn_if_untested()
+        # Standby processes reach deepest into Ray, and are only a matter of speed.
+        self._wants_standby = os.environ.get(SWITCH, "1") != "0" and is_tested()
         self._launch = secrets.token_hex(8)
         self._group = ""
         self._restarts: tuple[Restart, ...] = ()
