@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from raystate.core.errors import StorageError
@@ -100,7 +100,8 @@ def test_the_model_finds_a_planted_fault(planted: type[StorageWrapper]):
         def empty_storage(self, folder: Path) -> contextlib.AbstractContextManager[Storage]:
             return contextlib.nullcontext(planted(directory(folder)))
 
-    checks = settings(max_examples=200, stateful_step_count=25, database=None)
+    phases = (Phase.explicit, Phase.generate)  # the smallest example is of no interest here
+    checks = settings(max_examples=200, stateful_step_count=25, database=None, phases=phases, verbosity=Verbosity.quiet)
     with pytest.raises((AssertionError, StorageError, pytest.fail.Exception, ExceptionGroup)):
         run_state_machine_as_test(Model, settings=checks)
 
