@@ -1,5 +1,6 @@
 # Everything runs in .venv, which is made on the first call from nothing but python3, pip and make.
-#   make demo [GCS=1] [ARGS=…]   make test   make test-all   make test-core   make check   make bench [ARGS=…]   make format   make clean
+#   make demo [GCS=1] [ARGS=…]   make test   make test-first   make test-core   make test-all   make check
+#   make bench [ARGS=--quick]    make format   make clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -8,11 +9,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Named by what was installed: a change of either file sets up again, anything else does not.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+# What shows most mistakes in the first minute: no cluster, no program that trains, no server.
+FIRST := $(addprefix tests/,house config arena arrays orbax testing cli package)
 # They compare seconds, so nothing else runs beside them.
 TIMED := tests/cluster/test_cost.py tests/cluster/test_recovery_time.py
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 
-.PHONY: demo test test-all test-core check bench format clean venv
+.PHONY: demo test test-first test-core test-all check bench format clean venv
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -30,8 +33,8 @@ demo: $(STAMP)
 	$(BIN)/python -m jobs.demo $(if $(GCS),--gcs) $(ARGS)
 
 # Fast layers first: what core decides is wrong long before a cluster shows it.
-test: test-core
-	$(PYTEST) -n 2 --dist loadfile tests --ignore=tests/core --ignore=tests/cluster $(ARGS)
+test: test-first
+	$(PYTEST) -n 2 --dist loadfile tests $(addprefix --ignore=,tests/core $(FIRST) tests/cluster) $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile -rP tests/cluster $(addprefix --ignore=,$(TIMED)) $(ARGS)
 	$(PYTEST) -rP $(TIMED) $(ARGS)
 
@@ -41,6 +44,10 @@ test-all: $(STAMP)
 	  tests/cluster/test_isolation.py tests/cluster/test_train_fit.py tests/cluster/test_job_stop.py tests/cluster/test_digits.py \
 	  tests/cluster/test_gcs.py tests/cluster/test_full_disk.py tests/reshard $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) -n 2 --dist loadfile -rP tests/storage tests/damage $(ARGS)
+
+# The simulator keeps both cores busy by itself.
+test-first: test-core
+	$(PYTEST) -n 2 --dist loadfile $(FIRST) $(ARGS)
 
 test-core: $(STAMP)
 	$(PYTEST) tests/core $(ARGS)

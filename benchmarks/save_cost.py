@@ -2,14 +2,14 @@
 
     python benchmarks/save_cost.py [--state-mib 256] [--every 10] [--steps 10] [--rounds 9]
 
-A loop of jitted steps that donate their state runs in turn without saves, with Orbax and with raystate, `rounds` times. What a save
-costs is measured as a user feels it: blocked inside `save`, and all that the loop takes longer than the loop without saves. Medians.
+A loop of jitted steps that donate their state runs in turn without saves, with Orbax and with raystate, `rounds` times; then the same
+with a snapshot of every step. What a save costs is measured as a user feels it: blocked inside `save`, and all that the loop takes
+longer than the loop without saves. Medians.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
 import os
@@ -97,39 +97,38 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     snapshot_every = {"raystate": args.every} | ({} if args.skip_every_step else {"raystate, snapshot every step": 1})
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in ("orbax", *snapshot_every)}
     baseline: list[float] = []
-    run = f"bench-{os.getpid()}"
     ray.init(
         "local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=bool(os.environ.get("VERBOSE"))
     )
+
+    def save_orbax(step: int, tree: Any) -> None:
+        if step % args.every == 0:
+            orbax.save(step, args=ocp.args.StandardSave(tree))
+
     try:
-        with contextlib.ExitStack() as stack:
-            manager = ocp.CheckpointManager(folder / "orbax", options=ocp.CheckpointManagerOptions(max_to_keep=2))
-            stack.callback(manager.close)
-            managers: dict[str, Any] = {}
-            for name, snapshots in snapshot_every.items():
+        with ocp.CheckpointManager(folder / "orbax", options=ocp.CheckpointManagerOptions(max_to_keep=2)) as orbax:
+            first = dict.fromkeys(results, 0)
+            for number, (name, snapshots) in enumerate(snapshot_every.items()):  # a process has one StateManager at a time
                 config = raystate.StateConfig(
-                    storage=str(folder / name.replace(", ", "-").replace(" ", "-")), run=run, save_every_steps=args.every,
+                    storage=str(folder / f"raystate-{number}"), run=f"bench-{os.getpid()}-{number}", save_every_steps=args.every,
                     snapshot_every_steps=snapshots, keep_last=2,
                 )  # fmt: skip
-                managers[name] = stack.enter_context(raystate.StateManager(config))
-                managers[name].restore(state)
-
-            def save_orbax(step: int, tree: Any) -> None:
-                if step % args.every == 0:
-                    manager.save(step, args=ocp.args.StandardSave(tree))
-
-            savers: dict[str, Save] = {"orbax": save_orbax} | {name: ours.save for name, ours in managers.items()}
-            first = dict.fromkeys(savers, 0)
-            for number in range(args.rounds + 1):  # the first round warms up
-                state, base, _, _ = loop(state, step_fn, args.steps, 0, args.every, None)
-                for name, save in savers.items():
-                    state, took, blocked, saves = loop(state, step_fn, args.steps, first[name], args.every, save)
-                    first[name] += args.steps
-                    manager.wait_until_finished() if name == "orbax" else managers[name].wait_until_finished()
-                    if number:
-                        results[name].append((statistics.median(blocked), (took - base) / saves))
-                if number:
-                    baseline.append(base / args.steps)
+                with raystate.StateManager(config) as ours:
+                    ours.restore(state)
+                    savers: dict[str, tuple[Save, Callable[[], None]]] = {
+                        "orbax": (save_orbax, orbax.wait_until_finished),
+                        name: (ours.save, ours.wait_until_finished),
+                    }
+                    for round_ in range(args.rounds + 1):  # the first one warms up
+                        state, base, _, _ = loop(state, step_fn, args.steps, 0, args.every, None)
+                        for saver, (save, wait) in savers.items():
+                            state, took, blocked, saves = loop(state, step_fn, args.steps, first[saver], args.every, save)
+                            first[saver] += args.steps
+                            wait()
+                            if round_:
+                                results[saver].append((statistics.median(blocked), (took - base) / saves))
+                        if round_:
+                            baseline.append(base / args.steps)
         jax.block_until_ready(state)
     finally:
         ray.shutdown()

@@ -9,9 +9,9 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, cast, runtime_checkable
 
 import pydantic
 from pydantic import Field
@@ -28,7 +28,36 @@ PositiveInt = Annotated[int, Field(gt=0)]
 NaturalInt = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+if TYPE_CHECKING:
+
+    class _Text:
+        """Given as text or as a path, kept as text: so type checkers take both, and the field is a `str`."""
+
+        def __get__(self, owner: object, kind: object, /) -> str: ...
+        def __set__(self, owner: object, value: str | os.PathLike[str], /) -> None: ...
+
+    class _TextOrNone:
+        def __get__(self, owner: object, kind: object, /) -> str | None: ...
+        def __set__(self, owner: object, value: str | os.PathLike[str] | None, /) -> None: ...
+
+else:
+    _Text, _TextOrNone = str, str | None
+
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@runtime_checkable
+class SavePolicy(Protocol):
+    """What `save_policy` takes: an Orbax `SaveDecisionPolicy`."""
+
+    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool: ...
+
+
+@runtime_checkable
+class KeepPolicy(Protocol):
+    """What `keep_policy` takes: an Orbax `PreservationPolicy`."""
+
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> Sequence[bool]: ...
 
 
 class StateConfig(pydantic.BaseModel, frozen=True):
@@ -69,20 +98,20 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         host_timeout_s: seconds of silence after which a host counts as down.
     """
 
-    model_config = pydantic.ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
-    storage: str
+    storage: _Text
     run: str
 
     save_every_steps: PositiveInt | None = None
     save_every_s: Seconds | None = None
-    save_policy: Any = None
+    save_policy: SavePolicy | None = None
 
     snapshot_every_steps: NaturalInt = 1
     snapshot_slots: Annotated[int, Field(ge=2)] = 3
     replicas: NaturalInt = 1
     host_memory: str | int = "40%"
-    arena_dir: str | None = None
+    arena_dir: _TextOrNone = cast("Any", None)
 
     keep_last: PositiveInt | None = 3
     keep_every_steps: PositiveInt | None = None
@@ -90,7 +119,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     keep_best: PositiveInt | None = None
     best_metric: str | None = None
     best_mode: Literal["min", "max"] = "min"
-    keep_policy: Any = None
+    keep_policy: KeepPolicy | None = None
 
     start_timeout_s: Seconds = 300.0
     save_timeout_s: Seconds = 600.0
@@ -113,7 +142,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     # ------------------------------------------------------------ construction
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], **overrides: Any) -> Self:
+    def from_file(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
         """Read the `state:` section of a YAML file; other sections are the job's own.
 
         Args:
@@ -125,21 +154,21 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         """
         section = _read_section(Path(path))
         try:
-            return cls(**{**section, **overrides})
+            return cls(**dict[str, Any]({**section, **overrides}))
         except ConfigError as error:
             if error.field in overrides:
                 raise
             facts = {**error.details, "file": str(path), "section": SECTION}
             raise ConfigError(f"{path}, section {SECTION!r}: {error.message}", **facts) from None
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """A copy with these fields changed, checked again as a whole.
 
         Raises:
             ConfigError: a change is bad, or contradicts a field that was set before (set that one to None in the same call).
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self)(**{**given, **changes})
+        return type(self)(**dict[str, Any]({**given, **changes}))
 
     # ------------------------------------------------------------ what follows from the fields
 
@@ -194,12 +223,12 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             raise ValueError("must be the name of a metric or None")
         return value
 
-    @pydantic.field_validator("save_policy")
+    @pydantic.field_validator("save_policy", mode="before")
     @classmethod
     def _save_policy_decides(cls, value: Any) -> Any:
         return _check_policy(value, "should_save", "SaveDecisionPolicy")
 
-    @pydantic.field_validator("keep_policy")
+    @pydantic.field_validator("keep_policy", mode="before")
     @classmethod
     def _keep_policy_decides(cls, value: Any) -> Any:
         return _check_policy(value, "should_preserve", "PreservationPolicy")

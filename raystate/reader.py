@@ -11,7 +11,7 @@ from raystate.core.errors import CorruptCheckpointError, StepNotFoundError, Stor
 from raystate.core.tree import TreeSpec
 from raystate.orbax.step_reader import StepReader
 from raystate.restored import ReadOptions, Restored, content_from_storage, open_step
-from raystate.storage import open_storage, visible_steps
+from raystate.storage import StorageUrl, open_storage, visible_steps
 from raystate.storage.names import MARKER
 
 FOLLOW_POLL_S = 1.0
@@ -35,9 +35,9 @@ class Reader:
         storage: gs://…, file://…, a directory or a PathLike.
     """
 
-    def __init__(self, storage: Any):
+    def __init__(self, storage: StorageUrl):
         self._storage = open_storage(storage)
-        self.bytes_read = 0  # array bytes that restores have read from storage
+        self.bytes_read: int = 0  # array bytes that restores have read from storage
 
     def all_steps(self) -> list[int]:
         """Complete, visible steps, ascending."""
@@ -70,13 +70,13 @@ class Reader:
 
     def restore(
         self,
-        reference: Any = None,
+        reference: object = None,
         step: int | None = None,
-        items: Mapping[str, Any] | None = None,
+        items: Mapping[str, object] | None = None,
         partial: bool = False,
         cast: bool = False,
         shapes: Literal["match", "checkpoint"] = "match",
-        transforms: Callable[[Any], Any] | None = None,
+        transforms: Callable[[Any], object] | None = None,
     ) -> Restored:
         """The newest step, or exactly `step`, placed as `reference` says (None: a raw tree of numpy arrays).
 
@@ -98,7 +98,7 @@ class Reader:
                     raise
                 # Retired under our hands, so a newer one has been committed.
 
-    def _restore(self, step: int, reference: Any, items: Mapping[str, Any] | None, options: ReadOptions) -> Restored:
+    def _restore(self, step: int, reference: object, items: Mapping[str, object] | None, options: ReadOptions) -> Restored:
         import jax
 
         reader = self._step_reader(step)
@@ -115,16 +115,31 @@ class Reader:
             self.bytes_read += reader.bytes_read
 
     def follow(
-        self, reference: Any = None, after: int | None = None, timeout_s: float | None = None, **options: Any
+        self,
+        reference: object = None,
+        after: int | None = None,
+        timeout_s: float | None = None,
+        *,
+        items: Mapping[str, object] | None = None,
+        partial: bool = False,
+        cast: bool = False,
+        shapes: Literal["match", "checkpoint"] = "match",
+        transforms: Callable[[Any], object] | None = None,
     ) -> Iterator[Restored]:
-        """Each new step as it becomes durable, or the newest if behind. Ends after `timeout_s` without a new step (None: never)."""
+        """Each new step as it becomes durable, or the newest if behind. Ends after `timeout_s` without a new step (None: never).
+
+        Args:
+            reference: see `restore`; so are the options.
+            after: only steps newer than this one.
+            timeout_s: seconds.
+        """
         last = after if after is not None else -1
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else None
         while True:
             newest = self.latest_step()
             if newest is not None and newest > last:
                 try:
-                    restored = self.restore(reference, newest, **options)
+                    restored = self.restore(reference, newest, items, partial, cast, shapes, transforms)
                 except StepNotFoundError:
                     continue  # retired between the listing and the read: a newer one is there
                 last = newest
@@ -154,21 +169,21 @@ class Reader:
         return open_step(self._storage, step)
 
 
-def save(path: Any, tree: Any) -> None:
+def save(path: StorageUrl, tree: object) -> None:
     """Write one pytree as a plain Orbax checkpoint at `path`, which must not exist yet. No run, no step, no Ray."""
     from orbax.checkpoint import v1 as ocp
 
     ocp.save(_plain_path(path), tree)
 
 
-def load(path_or_run: Any, reference: Any = None) -> Any:
+def load(path_or_run: StorageUrl, reference: object = None) -> Any:
     """The tree of one checkpoint, or of a run's newest step, placed as `reference` says (None: numpy arrays)."""
     reader, step = _open(path_or_run)
     content = content_from_storage(reader, step)
     return content.restore(reference, None, ReadOptions(), world=1, process_index=0).state
 
 
-def metadata(path: Any) -> StepMetadata:
+def metadata(path: StorageUrl) -> StepMetadata:
     """What the checkpoint at `path` (or a run's newest step) holds."""
     reader, step = _open(path)
     content = content_from_storage(reader, step)
@@ -176,12 +191,12 @@ def metadata(path: Any) -> StepMetadata:
     return StepMetadata(step=step, trees=content.trees, items=tuple(names), metrics=dict(content.metrics), custom=content.custom)
 
 
-def _plain_path(path: Any) -> str:
+def _plain_path(path: StorageUrl) -> str:
     url = open_storage(path).url
     return url.removeprefix("file://")
 
 
-def _open(path: Any) -> tuple[StepReader, int]:
+def _open(path: StorageUrl) -> tuple[StepReader, int]:
     """A checkpoint's own folder, else the newest step of the run at `path`."""
     parent, _, name = open_storage(path).url.rpartition("/")
     storage = open_storage(parent)

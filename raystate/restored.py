@@ -50,7 +50,7 @@ class ReadOptions:
     partial: bool = False
     cast: bool = False
     shapes: Literal["match", "checkpoint"] = "match"
-    transforms: Callable[[Any], Any] | None = None
+    transforms: Callable[[Any], object] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class StepContent:
     used_tier: Callable[[], str]  # the slowest tier that reading has needed so far
 
     def restore(
-        self, reference: Any, items: Mapping[str, Any] | None, options: ReadOptions, *, world: int, process_index: int
+        self, reference: object, items: Mapping[str, object] | None, options: ReadOptions, *, world: int, process_index: int
     ) -> Restored:
         """Read what the reference and the items ask for.
 

@@ -44,7 +44,23 @@ settings.load_profile("house")
 
 _RELEASE_S = 15.0
 _SHM = Path("/dev/shm")
-_LAYERS = ("house", "core", "storage", "arena", "config", "arrays", "orbax", "reshard", "cli", "testing", "jobs", "cluster")
+_LAYERS = (
+    "core",
+    "house",
+    "config",
+    "arena",
+    "arrays",
+    "orbax",
+    "testing",
+    "cli",
+    "package",
+    "storage",
+    "gcs",
+    "damage",
+    "reshard",
+    "jobs",
+    "cluster",
+)
 _RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a machine share a run name
 _counter = itertools.count()
 

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.experimental import internal_kv
 
 from raystate.actors.host import create_host
 from raystate.actors.ledger import Recovery
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name
 from raystate.config import StateConfig
 from raystate.core.messages import Advice, Event, Failure, HostId, Invalidate, Reply, Write
+from raystate.ray_version import ray_internals
+
+with ray_internals():
+    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
 GOODBYE_S = 5.0  # how long the ended Coordinator waits for its last replies to be read
 CLOSE_HOST_TIMEOUT_S = 20.0
@@ -232,14 +235,14 @@ class _Kept:
         self._key = key.encode()
 
     def get(self) -> Any | None:
-        raw = internal_kv._internal_kv_get(self._key)
+        raw = _internal_kv_get(self._key)
         return None if raw is None else pickle.loads(raw)
 
     def put(self, value: Any, *, overwrite: bool = True) -> None:
-        internal_kv._internal_kv_put(self._key, pickle.dumps(value), overwrite=overwrite)
+        _internal_kv_put(self._key, pickle.dumps(value), overwrite=overwrite)
 
     def delete(self) -> None:
-        internal_kv._internal_kv_del(self._key)
+        _internal_kv_del(self._key)
 
 
 def cluster_token() -> str:

@@ -34,7 +34,7 @@ class RaystateError(Exception):
             raise AttributeError(name)
         return self.details.get(name)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.details))
 
 

@@ -1,7 +1,10 @@
 """Launching on Ray Train: `fit` and `RayTrainCallback`. Everything that depends on Ray Train's internals is in this package."""
 
 from raystate.launch_context import check_world
-from raystate.train.callback import RayTrainCallback
-from raystate.train.launch import Recovery, RunResult, fit
+from raystate.ray_version import ray_internals
+
+with ray_internals():
+    from raystate.train.callback import RayTrainCallback
+    from raystate.train.launch import Recovery, RunResult, fit
 
 __all__ = ["RayTrainCallback", "Recovery", "RunResult", "check_world", "fit"]

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.train import get_context
@@ -29,8 +29,10 @@ from ray.util.placement_group import get_current_placement_group, remove_placeme
 
 from raystate import launch_context
 from raystate.actors.release import newest_step
+from raystate.config import StateConfig
 from raystate.core.errors import RaystateError, RunFailedError
 from raystate.launch_context import LaunchContext, Restart
+from raystate.ray_version import is_tested, warn_if_untested
 from raystate.train import endings, nodes
 from raystate.train.policy import Ending, Probe, RetryPolicy
 from raystate.train.standby import SWITCH, Standby
@@ -54,7 +56,15 @@ class Outcome:
     restarts: tuple[Restart, ...] = ()
 
 
-class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
+if TYPE_CHECKING:
+    from ray.train import UserCallback as _Callback  # all that RunConfig(callbacks=…) says it takes
+else:
+
+    class _Callback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
+        """What it takes."""
+
+
+class RayTrainCallback(_Callback):
     """Connects a JaxTrainer with raystate: `RunConfig(callbacks=[RayTrainCallback(config)])`.
 
     It tells each worker its run and its place in the worker group, so that `StateManager()` needs no arguments; ends the survivors of
@@ -67,11 +77,13 @@ class RayTrainCallback(WorkerGroupCallback, WorkerCallback, ControllerCallback):
             `FailureConfig` (then set its `max_failures=-1`: Ray counts every failure, even one after a week of progress).
     """
 
-    def __init__(self, config: Any, *, max_failures: int | None = None):
+    def __init__(self, config: StateConfig, *, max_failures: int | None = None):
         self._config = config
         self._max_failures = max_failures
         self._returns_outcome = False  # set by fit: its training function returns an Outcome
-        self._wants_standby = os.environ.get(SWITCH, "1") != "0"
+        warn_if_untested()
+        # Standby processes reach deepest into Ray, and are only a matter of speed.
+        self._wants_standby = os.environ.get(SWITCH, "1") != "0" and is_tested()
         self._launch = secrets.token_hex(8)
         self._group = ""
         self._restarts: tuple[Restart, ...] = ()

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import ray
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 from ray.train.v2.api.config import LoggingConfig
 from ray.train.v2.api.exceptions import TrainingFailedError
 from ray.train.v2.jax import JaxConfig, JaxTrainer
 
 from raystate import launch_context
 from raystate.actors.release import newest_step, release
+from raystate.config import StateConfig
 from raystate.core.errors import ConfigError, RunFailedError
 from raystate.launch_context import Restart
 from raystate.train import endings
@@ -72,12 +73,12 @@ class RunResult:
     metrics: dict[str, Any]
     return_value: Any
     recoveries: tuple[Recovery, ...]
-    ray: Any = field(repr=False)
+    ray: Result = field(repr=False)
 
 
 def fit(
     train_fn: Callable[[], Any] | Callable[[dict[str, Any]], Any],
-    config: Any,
+    config: StateConfig,
     *,
     num_workers: int | tuple[int, int] | None = None,
     train_loop_config: dict[str, Any] | None = None,

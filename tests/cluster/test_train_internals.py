@@ -1,7 +1,7 @@
 """Ray Train's internals that raystate.train relies on. If one of these fails after an upgrade of Ray, read raystate/train first."""
 
 # Stand-ins for Ray's internals are passed on purpose, and its lazily loaded submodules are unknown to type checkers.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOptionalMemberAccess=false
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOptionalMemberAccess=false, reportIndexIssue=false
 from __future__ import annotations
 
 import dataclasses

@@ -1,7 +1,15 @@
-"""The Makefile sets up once, and says clearly what is missing."""
+"""The Makefile sets up once, says clearly what is missing, and each of its targets runs what is there."""
 
+import importlib.util
+import os
+import re
+import shlex
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,3 +55,113 @@ def test_an_old_python_is_named(tmp_path: Path):
     assert "Python 3.11 or newer" in done.stdout
     assert "Python 3.8.1" in done.stdout
     assert not (tmp_path / ".venv").exists()
+
+
+# ---------------------------------------------------------------- what the targets run
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+PHONY = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[0].split()
+TESTED = ("clean", "venv")  # by being run, here and above
+HELPFUL = ("benchmarks", "jobs.demo")  # modules that are the targets' own
+
+
+def commands(target: str, folder: Path) -> list[list[str]]:
+    """What a target would run, the set-up left out, as words: `[program, argument, …]`."""
+    lay_out(folder)
+    stamp = folder / stamp_of(folder)
+    stamp.parent.mkdir()
+    stamp.touch()
+    lines = make("-n", target, cwd=folder).stdout.replace("\\\n", " ").splitlines()
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [[word for word in line if not re.match(r"[A-Z_]+=", word)] for line in words]
+
+
+def test_every_rule_is_a_target_that_is_named():
+    rules = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
+    assert rules == set(PHONY)
+    named = set(re.findall(r"make ([a-z-]+)", MAKEFILE.partition("PYTHON ?=")[0]))
+    assert named == set(PHONY) - {"venv"}
+    told = [(ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", ".ci/run")]
+    assert {target for text in told for target in re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)} <= set(PHONY)
+
+
+@pytest.mark.parametrize("target", [target for target in PHONY if target not in TESTED])
+def test_what_a_target_runs_is_there(target: str, tmp_path: Path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    developing = {re.split(r"[<>=\[]", one)[0] for one in project["optional-dependencies"]["dev"]}
+    run = commands(target, tmp_path)
+    assert run
+    for program, *arguments in run:
+        assert program.startswith(".venv/bin/"), program
+        if program == ".venv/bin/python":
+            assert arguments[0] == "-m"
+            assert importlib.util.find_spec(arguments[1]) is not None, arguments[1]
+        else:
+            assert {Path(program).name, "import-linter" if "lint-imports" in program else ""} & developing, program
+        for argument in arguments:
+            path = argument.removeprefix("--ignore=")
+            assert not path.startswith(("tests", "jobs/", "benchmarks/")) or (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("module", HELPFUL)
+def test_a_targets_module_helps(module: str):
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+
+
+def test_no_test_is_left_out_of_make_test(tmp_path: Path):
+    """Each folder of tests, and each file of a folder that is cut into pieces, is run by exactly one command."""
+    run = [[word for word in line if "tests" in word] for line in commands("test", tmp_path) if "pytest" in line]
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
+
+    def within(file: str, place: str) -> bool:
+        return file == place or file.startswith(f"{place}/")
+
+    for file in files:
+        taken = [
+            words
+            for words in run
+            if any(within(file, word) for word in words)
+            and not any(within(file, word.removeprefix("--ignore=")) for word in words if word.startswith("--ignore="))
+        ]
+        assert len(taken) == 1, f"{file} is run by {len(taken)} commands of make test"
+
+
+def test_clean_removes_what_was_made_and_nothing_else(tmp_path: Path):
+    lay_out(tmp_path)
+    for made in (".venv/bin/python", "dist/raystate.whl", "raystate/__pycache__/x.pyc", "raystate/kept.py"):
+        (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / made).touch()
+    assert make("clean", cwd=tmp_path).returncode == 0
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"Makefile", "pyproject.toml", "constraints.txt", "raystate/kept.py"}
+
+
+# ---------------------------------------------------------------- benchmarks
+
+
+def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XLA_FLAGS": ""}
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
+
+
+def test_benchmarks_are_all_listed_and_help():
+    listed = benchmarks("--list").stdout.splitlines()
+    files = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "__main__")
+    assert [line.split()[0] for line in listed] == files
+    assert all(len(line.split()) > 3 for line in listed), "each says what it measures"
+    for name in files:
+        done = benchmarks(name, "--help")
+        assert (done.returncode, "--" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_benchmark_runs_and_an_unknown_one_does_not():
+    done = benchmarks("--quick", "hold")  # the others start Ray, and tests/cluster runs them
+    assert done.returncode == 0, done.stderr
+    assert "lost per save" in done.stdout
+    assert benchmarks("hold", "--no-such-option").returncode == 1
+    assert benchmarks("no-such-benchmark").returncode == 2

@@ -1,4 +1,4 @@
-"""The backends that the contract runs against, wrappers that fail on purpose, and a small step to publish."""
+"""The backends that the contract runs against, and a small step to publish."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from pathlib import Path
 from unittest import mock
 
 from raystate.checksum import crc32c
-from raystate.core.errors import StorageError
 from raystate.core.tree import DataObject, Package
-from raystate.storage import Storage, StorageWrapper, open_storage
+from raystate.storage import Storage, open_storage
 from raystate.testing.gcs import GcsServer
 
 # The wheel of fake-gcs-server is for Linux on x86-64.
@@ -62,74 +61,6 @@ BACKENDS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Storage]]
     **({"gcs": gcs_backend} if GCS_SERVER_RUNS else {}),
     "memory": memory_backend,
 }
-
-
-class DiedError(BaseException):
-    """The process is gone: not an Exception, so nothing handles it."""
-
-
-class Recording(StorageWrapper):
-    """Notes every operation."""
-
-    def __init__(self, inner: Storage):
-        super().__init__(inner)
-        self.operations: list[tuple[str, str]] = []
-
-    def before(self, operation: str, name: str) -> None:
-        self.operations.append((operation, name))
-
-    def count(self, operation: str) -> int:
-        return sum(one == operation for one, _ in self.operations)
-
-
-class DyingAt(StorageWrapper):
-    """Dies before (or right after) the nth operation, and stays dead."""
-
-    def __init__(self, inner: Storage, nth: int, *, after: bool):
-        super().__init__(inner)
-        self.left = nth
-        self.late = after
-
-    def before(self, operation: str, name: str) -> None:
-        if self.left < 0 or (self.left == 0 and not self.late):
-            self.left = -1
-            raise DiedError(f"before {operation} {name}")
-
-    def after(self, operation: str, name: str) -> None:
-        if self.left == 0:
-            self.left = -1
-            raise DiedError(f"after {operation} {name}")
-        self.left -= 1
-
-
-class LosingAnswers(StorageWrapper):
-    """The first `times` operations of a kind take place and look failed."""
-
-    def __init__(self, inner: Storage, operation: str = "create", times: int = 1, only: str = ""):
-        super().__init__(inner)
-        self.operation, self.times, self.only = operation, times, only
-
-    def after(self, operation: str, name: str) -> None:
-        if operation == self.operation and self.times > 0 and self.only in name:
-            self.times -= 1
-            raise StorageError(f"{operation} {name} failed: connection reset", operation=operation, path=name)
-
-
-class Failing(StorageWrapper):
-    """Operations of the given kinds fail without taking place, for as long as `on` is True."""
-
-    def __init__(self, inner: Storage, *operations: str):
-        super().__init__(inner)
-        self.operations, self.on = operations, True
-
-    def before(self, operation: str, name: str) -> None:
-        if self.on and operation in self.operations:
-            raise StorageError(f"{operation} {name} failed: out of service", operation=operation, path=name)
-
-
-def tree(storage: Storage, prefix: str = "") -> dict[str, bytes]:
-    """All objects with their bytes."""
-    return {info.name: storage.read(info.name) for info in storage.list(prefix)}
 
 
 def a_package(step: int = STEP, save: str = SAVE, *, seed: int = 0) -> tuple[Package, dict[str, bytes]]:

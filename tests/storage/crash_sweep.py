@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from raystate.core.errors import StaleAttemptError, StorageError
 from raystate.storage import Storage, collect_garbage
+from raystate.testing.storage import DiedError
 from tests.sim.storage import Violation
-from tests.storage.backends import DiedError
 from tests.storage.harness import Process
 from tests.storage.mortal import Fault, Mortal, Operation
 from tests.storage.tasks import OneByOne

@@ -13,7 +13,7 @@ from raystate.core.errors import StorageError
 from raystate.storage import Storage, StorageWrapper
 from raystate.storage.base import TEMPORARY_PREFIX, Listing, ObjectInfo
 from raystate.storage.names import GUARD, GUARD_TEXT, STATE
-from tests.storage.backends import DiedError
+from raystate.testing.storage import DiedError
 
 Result = TypeVar("Result")
 

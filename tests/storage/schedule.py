@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from raystate.core.errors import StorageError
 from raystate.storage import Storage
-from tests.storage.backends import DiedError
+from raystate.testing.storage import DiedError
 from tests.storage.mortal import Mortal
 
 NAPS = (3, 30, 300, 3000)  # turns that a process sleeps through

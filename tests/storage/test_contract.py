@@ -1,213 +1,27 @@
-"""What every backend promises."""
+"""The contract of `raystate.testing.storage` against each backend of raystate."""
 
 from __future__ import annotations
 
-import pickle
-import threading
+import contextlib
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
-from raystate.core.errors import StorageError
-from raystate.storage import ObjectChangedError, ObjectExistsError, ObjectMissingError, Storage
-from raystate.storage.names import GUARD
-from tests.storage.backends import Failing, LosingAnswers, tree
-
-
-def test_create_then_read(storage: Storage):
-    storage.create("a/b/c.json", b"bytes")
-    assert storage.read("a/b/c.json") == b"bytes"
-    assert storage.exists("a/b/c.json")
-    info = storage.stat("a/b/c.json")
-    assert (info.name, info.size, info.is_folder) == ("a/b/c.json", 5, False)
+from raystate.storage import Storage
+from raystate.testing.storage import StorageContract, StorageModel
+from tests.storage.backends import BACKENDS
 
 
-def test_an_empty_object_exists(storage: Storage):
-    storage.create("empty", b"")
-    assert storage.read("empty") == b""
-    assert storage.stat("empty").size == 0
+class TestContract(StorageContract):
+    """`storage` comes from conftest: each backend in turn."""
 
 
-def test_create_is_once(storage: Storage):
-    storage.create("name", b"first")
-    with pytest.raises(ObjectExistsError) as caught:
-        storage.create("name", b"first")
-    assert (caught.value.operation, "name" in caught.value.path) == ("create", True)
-    assert storage.read("name") == b"first"
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_storage_behaves_like_a_dict(backend: str):
+    class Model(StorageModel):
+        def empty_storage(self, folder: Path) -> contextlib.AbstractContextManager[Storage]:
+            return BACKENDS[backend](folder)
 
-
-def test_one_of_many_creators_wins(storage: Storage):
-    start = threading.Barrier(12)
-    won: list[bytes] = []
-
-    def create(data: bytes) -> None:
-        start.wait(timeout=30)
-        try:
-            storage.create("folder/name", data)
-        except ObjectExistsError:
-            return
-        won.append(data)
-
-    threads = [threading.Thread(target=create, args=(bytes([index]) * 1000,)) for index in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert [storage.read("folder/name")] == won
-    assert list(tree(storage)) == ["folder/name"]
-
-
-def test_create_or_same(storage: Storage):
-    storage.create_or_same("name", b"same")
-    storage.create_or_same("name", b"same")
-    with pytest.raises(ObjectExistsError, match="other bytes"):
-        storage.create_or_same("name", b"different")
-    assert storage.read("name") == b"same"
-
-
-def test_create_or_same_survives_a_lost_answer(storage: Storage):
-    losing = LosingAnswers(storage)
-    losing.create_or_same("name", b"data")
-    assert losing.times == 0
-    assert storage.read("name") == b"data"
-
-
-def test_create_or_same_reports_what_really_failed(storage: Storage):
-    with pytest.raises(StorageError, match="out of service"):
-        Failing(storage, "create").create_or_same("name", b"data")
-    with pytest.raises(StorageError, match="create name"):
-        Failing(storage, "create", "read").create_or_same("name", b"data")
-    assert not storage.exists("name")
-
-
-@pytest.mark.parametrize("name", ["nothing", "a/nothing", "a/b/nothing", "a"])
-def test_absent_names(storage: Storage, name: str):
-    storage.create("a/b/c", b"1")
-    assert not storage.exists(name)
-    assert not storage.delete(name)
-    for call in (storage.read, storage.stat):
-        with pytest.raises(ObjectMissingError) as caught:
-            call(name)
-        assert caught.value.operation in ("read", "stat")
-        assert name in caught.value.path
-
-
-def test_below_an_object_is_nothing(storage: Storage):
-    storage.create("object", b"1")
-    assert not storage.exists("object/below")
-    assert storage.list("object/below") == []
-    with pytest.raises(ObjectMissingError):
-        storage.read("object/below")
-
-
-def test_list(storage: Storage):
-    for name in ("12/x", "1200/state/d/1", "1200/state/d/0", "1200/commit", "top"):
-        storage.create(name, name.encode())
-    assert [info.name for info in storage.list()] == ["12/x", "1200/commit", "1200/state/d/0", "1200/state/d/1", "top"]
-    assert [info.name for info in storage.list(recursive=False)] == ["12/", "1200/", "top"]
-    assert [info.name for info in storage.list("1200", recursive=False)] == ["1200/commit", "1200/state/"]
-    assert [info.name for info in storage.list("12")] == ["12/x"], "a prefix is a folder, not a string"
-    assert storage.list("nothing") == storage.list("nothing", recursive=False) == []
-    assert {info.name: info.size for info in storage.list("1200")} == {
-        "1200/commit": 11, "1200/state/d/0": 14, "1200/state/d/1": 14
-    }  # fmt: skip
-    for info in storage.list():
-        assert info == storage.stat(info.name), "list and stat give the same generation"
-
-
-def test_a_new_storage_is_empty_and_reading_creates_nothing(storage: Storage):
-    assert storage.list() == []
-    assert not storage.exists("a")
-    if storage.is_directory:
-        assert not storage.local_path("").exists()
-
-
-def test_delete(storage: Storage):
-    storage.create("a/b", b"1")
-    assert storage.delete("a/b") is True
-    assert storage.delete("a/b") is False
-    assert not storage.exists("a/b")
-    storage.create("a/b", b"again")
-    assert storage.read("a/b") == b"again"
-
-
-def test_delete_of_a_generation(storage: Storage):
-    storage.create("a", b"1")
-    before = storage.stat("a").generation
-    assert before
-    storage.delete("a")
-    storage.create("keep-the-inode", b"x")
-    storage.create("a", b"2")
-    with pytest.raises(ObjectChangedError):
-        storage.delete("a", before)
-    assert storage.read("a") == b"2"
-    assert storage.delete("a", storage.stat("a").generation) is True
-    assert storage.delete("a", before) is False
-
-
-def test_delete_tree(storage: Storage):
-    for name in ("12/a/b", "12/c", "1200/a", "top"):
-        storage.create(name, b"1")
-    storage.delete_tree("12")
-    storage.delete_tree("12")
-    assert [info.name for info in storage.list()] == ["1200/a", "top"]
-    assert storage.list("12", recursive=False) == []
-
-
-def test_copy(storage: Storage):
-    storage.create("a/b", b"1")
-    for _ in range(2):
-        storage.copy("a/b", "c/d")
-    assert tree(storage) == {"a/b": b"1", "c/d": b"1"}
-    with pytest.raises(ObjectMissingError):
-        storage.copy("nothing", "x")
-
-
-@pytest.mark.parametrize(
-    "name", ["", "/a", "a/", "a//b", "../a", "a/../b", "./a", "a/.", "a\0b", ".raystate-tmp-1", "a/.raystate-tmp-2"]
-)
-def test_names_stay_inside(storage: Storage, name: str):
-    for call in (storage.read, storage.exists, storage.stat, storage.delete, storage.delete_tree, storage.fsync_tree):
-        with pytest.raises(StorageError, match="not a valid object name"):
-            call(name)
-    with pytest.raises(StorageError, match="not a valid object name"):
-        storage.create(name, b"")
-    assert storage.list() == []
-
-
-def test_odd_but_valid_names(storage: Storage):
-    names = ["..a", "a..b", "ä ö", "a%20b", "#x?y", ".hidden", "{curly}", "-"]
-    for name in names:
-        storage.create(f"f/{name}", name.encode())
-    assert {info.name: storage.read(info.name) for info in storage.list("f")} == {f"f/{name}": name.encode() for name in names}
-
-
-def test_self_test_leaves_nothing_that_a_run_has_not(storage: Storage):
-    storage.self_test()
-    storage.self_test()
-    assert [info.name for info in storage.list()] == ([] if storage.is_directory else [GUARD])
-
-
-def test_a_storage_pickles(storage: Storage):
-    storage.create("a", b"1")
-    other = pickle.loads(pickle.dumps(storage))
-    assert (other.url, other.is_directory, other.read("a")) == (storage.url, storage.is_directory, b"1")
-
-
-def test_rename_and_local_paths_are_for_directories(storage: Storage):
-    storage.create("from/a", b"1")
-    if not storage.is_directory:
-        for call in (lambda: storage.rename_tree("from", "to"), lambda: storage.local_path("from")):
-            with pytest.raises(StorageError, match="not possible"):
-                call()
-        return
-    assert storage.local_path("from/a").read_bytes() == b"1"
-    storage.rename_tree("from", "deep/er/to")
-    assert tree(storage) == {"deep/er/to/a": b"1"}
-    with pytest.raises(ObjectMissingError):
-        storage.rename_tree("from", "deep/er/to")
-    storage.create("other/b", b"2")
-    with pytest.raises(ObjectExistsError):
-        storage.rename_tree("other", "deep/er/to")
-    with pytest.raises(ObjectMissingError):
-        storage.rename_tree("absent", "target")
-    assert tree(storage) == {"deep/er/to/a": b"1", "other/b": b"2"}
+    run_state_machine_as_test(Model, settings=settings(max_examples=8 if backend == "gcs" else 30, stateful_step_count=25))

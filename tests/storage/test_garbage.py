@@ -5,7 +5,8 @@ import dataclasses
 from raystate.core.log import claim_entry
 from raystate.core.messages import Intent, LiveStep, LogEntry
 from raystate.storage import RunLog, StepFolder, Storage, collect_garbage
-from tests.storage.backends import a_package, tree
+from raystate.testing.storage.contract import tree
+from tests.storage.backends import a_package
 
 
 def claim(storage: Storage, writer: str = "w") -> LogEntry:

@@ -13,7 +13,7 @@ from raystate.core.messages import LiveStep, LogEntry
 from raystate.storage import RunLog, Storage
 from raystate.storage.log import Tail
 from raystate.storage.names import GUARD, log_name
-from tests.storage.backends import DiedError, DyingAt, Failing, LosingAnswers, Recording
+from raystate.testing.storage import DiedError, DyingAt, Failing, LosingAnswers, Recording
 
 
 def claim(log: RunLog, writer: str) -> LogEntry:

@@ -14,7 +14,9 @@ import pytest
 from raystate.core.errors import StorageError
 from raystate.storage import StepFolder, Storage, open_storage, visible_steps
 from raystate.storage.names import package_name
-from tests.storage.backends import SAVE, STEP, DiedError, DyingAt, a_package, step_tree, tree
+from raystate.testing.storage import DiedError, DyingAt
+from raystate.testing.storage.contract import tree
+from tests.storage.backends import SAVE, STEP, a_package, step_tree
 
 Act = Callable[[Storage], None]
 

@@ -8,7 +8,9 @@ from raystate.core.errors import CorruptCheckpointError, StorageError
 from raystate.core.tree import Package
 from raystate.storage import ObjectExistsError, ObjectMissingError, StepFolder, Storage, foreign_steps, visible_steps
 from raystate.storage.names import TRASH, attempt_of, save_of, split_saved, step_of, writer_name
-from tests.storage.backends import SAVE, STEP, Recording, a_package, step_tree, tree
+from raystate.testing.storage import Recording
+from raystate.testing.storage.contract import tree
+from tests.storage.backends import SAVE, STEP, a_package, step_tree
 
 
 def write_data(storage: Storage, package: Package, data: dict[str, bytes]) -> StepFolder:

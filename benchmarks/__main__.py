@@ -1,0 +1,67 @@
+"""The benchmarks, each in a process of its own: all of them, or one with its own options.
+
+    python -m benchmarks [--quick]             all, one after the other
+    python -m benchmarks --list
+    python -m benchmarks recovery --help
+    python -m benchmarks save_cost --state-mib 128
+
+They compare on one machine, in turn: read ratios, and let nothing else run beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+# Options of a run in seconds: it shows that the benchmark works; its numbers say nothing.
+QUICK = {
+    "hold": ["--mib", "8", "--arrays", "4", "--steps", "2", "--rounds", "1"],
+    "recovery": ["--ranks", "1", "--width", "64", "--save-every", "6", "--settle-s", "1"],
+    "save_cost": ["--state-mib", "8", "--step-s", "0.05", "--steps", "4", "--every", "4", "--rounds", "1"],
+}
+
+
+def title(name: str) -> str:
+    """The first line of a benchmark's docstring."""
+    return (ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text())) or "").split("\n")[0]
+
+
+def run(name: str, options: list[str]) -> int:
+    """The benchmark's exit status; it prints."""
+    places = filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    return subprocess.run([sys.executable, str(HERE / f"{name}.py"), *options], env=environment, check=False).returncode
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status 0: all have run; 1: one has failed; 2: bad usage."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--list", action="store_true", help="say which there are")
+    parser.add_argument("--quick", action="store_true", help="small and short: shows that they run, measures nothing")
+    parser.add_argument("name", nargs="?", choices=sorted(QUICK), help="one of them; without it: all")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="of that one")
+    asked = parser.parse_args(arguments)
+    if asked.list:
+        print("\n".join(f"{name:12}{title(name)}" for name in sorted(QUICK)))
+        return 0
+    failed: list[str] = []
+    for name in [asked.name] if asked.name else sorted(QUICK):
+        if asked.name is None:
+            print(f"\n== {name}: {title(name)}", flush=True)
+        if run(name, [*(QUICK[name] if asked.quick else []), *asked.options]):
+            failed.append(name)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
