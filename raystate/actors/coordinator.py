@@ -17,11 +17,11 @@ from typing import Any
 import ray
 
 from raystate.actors.host import create_host
-from raystate.actors.ledger import Recovery
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name
 from raystate.config import StateConfig
-from raystate.core.messages import Advice, Event, Failure, HostId, Invalidate, Reply, Write
+from raystate.core.messages import Advice, EndTrainers, Event, Failure, HostId, Invalidate, Reply, Write
 from raystate.ray_version import ray_internals
+from raystate.runtime.ledger import Recovery
 
 with ray_internals():
     from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
@@ -102,19 +102,19 @@ class RayHosts:
     def advise(self, host: HostId, advice: Advice) -> None:
         self._send(host, "advise", advice)
 
-    def invalidate(self, command: Invalidate) -> None:
-        self._send(command.host, "invalidate", command)
+    def invalidate(self, order: Invalidate) -> None:
+        self._send(order.host, "invalidate", order)
 
-    def end_trainers(self, host: HostId, lineage: str, reason: str) -> None:
-        self._send(host, "end_trainers", lineage, reason)
+    def end_trainers(self, order: EndTrainers) -> None:
+        self._send(order.host, "end_trainers", order)
 
-    def write(self, command: Write) -> Future[Any]:
-        handle = self._handle(command.host)
+    def write(self, order: Write) -> Future[Any]:
+        handle = self._handle(order.host)
         if handle is None:
             failed: Future[Any] = Future()
-            failed.set_exception(RuntimeError(f"host {command.host[:8]} has no HostActor"))
+            failed.set_exception(RuntimeError(f"host {order.host[:8]} has no HostActor"))
             return failed
-        return handle.write.remote(command).future()
+        return handle.write.remote(order).future()
 
     def close_all(self, *, remove_arena: bool) -> None:
         handles = {host: self._handle(host) for host in {*self._handles, *find_hosts(self._run_hash)}}
@@ -126,7 +126,7 @@ class RayHosts:
 
 
 class CoordinatorActor:
-    """A thin shell: the core machine decides, `CoordinatorService` carries out, this class makes it callable."""
+    """A thin shell: the core machine decides, `CoordinatorLoop` carries out, this class makes it callable."""
 
     def __init__(self, config: StateConfig, run_hash: str, owner: Owner):
         # Orbax imports JAX here, for small files only: it must never take an accelerator.
@@ -134,8 +134,8 @@ class CoordinatorActor:
         for name in [name for name in os.environ if name.startswith("TPU_")]:
             del os.environ[name]
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        from raystate.actors.coordinator_service import CoordinatorService
-        from raystate.actors.retention import orbax_keep
+        from raystate.runtime.coordinator_loop import CoordinatorLoop
+        from raystate.runtime.retention import orbax_keep
         from raystate.storage import open_storage
 
         _log_to_stderr()
@@ -152,7 +152,7 @@ class CoordinatorActor:
         self._kill_me = ray.get_runtime_context().current_actor
         cluster = cluster_token()
         identity = f"{cluster}.{run_hash}"
-        self._service = CoordinatorService(
+        self._service = CoordinatorLoop(
             settings=config.core_settings(),
             keep=orbax_keep(config),
             storage=open_storage(config.storage),
@@ -163,6 +163,7 @@ class CoordinatorActor:
             is_dead=lambda writer: writer.startswith(f"{identity}."),
             on_end=self._on_end,
         )
+        self._service.start()
 
     def _on_end(self, _reason: str) -> None:
         threading.Thread(target=self._end, name="raystate-end", daemon=True).start()

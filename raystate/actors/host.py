@@ -10,20 +10,20 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
-from raystate.core.messages import Advice, Event, HostId, Invalidate, Write
+from raystate.core.messages import Advice, EndTrainers, Event, HostId, Invalidate, Write
 
 HOST_THREADS = 16  # calls served at once: writes and fetches take long, advice must not wait behind them
 
 
 class HostActor:
-    """A thin shell: `HostService` does the work (see there), this class makes it callable.
+    """A thin shell: the core machine decides, `HostLoop` carries out, this class makes it callable.
 
     Everything it owns lies in the arena, so that Ray can restart it after a kill: the new process adopts what the old one held.
     """
 
     def __init__(self, *, run: str, run_hash: str, storage_url: str, host: HostId, host_memory: str | int, arena_dir: str | None):
-        from raystate.actors.host_service import HostService
         from raystate.arena import HostArena, arena_path, default_root, parse_memory, sweep
+        from raystate.runtime.host_loop import HostLoop
         from raystate.storage import open_storage
 
         self._run_hash = run_hash
@@ -39,13 +39,14 @@ class HostActor:
             node_pid=os.getppid(),  # the raylet: while it lives, so may this arena's users
         )
         self._path = str(arena.path)
-        self._service = HostService(
+        self._loop = HostLoop(
             arena=arena,
             storage=open_storage(storage_url),
             host=host,
             incarnation=secrets.token_hex(4),
             tell=self._tell,
         )
+        self._loop.start()
 
     def _tell(self, event: Event) -> None:
         # Fire and forget: a report that gets lost is repeated at the next heartbeat.
@@ -66,28 +67,28 @@ class HostActor:
         return PROTOCOL
 
     def allot(self, **request: Any) -> tuple[str, int]:
-        return self._service.allot(**request)
+        return self._loop.allot(**request)
 
     def contents(self) -> Any:
-        return self._service.contents()
+        return self._loop.contents()
 
     def fetch(self, **request: Any) -> Any:
-        return self._service.fetch(**request)
+        return self._loop.fetch(**request)
 
     def advise(self, advice: Advice) -> None:
-        self._service.advise(advice)
+        self._loop.advise(advice)
 
-    def invalidate(self, command: Invalidate) -> None:
-        self._service.invalidate(command)
+    def invalidate(self, order: Invalidate) -> None:
+        self._loop.invalidate(order)
 
-    def end_trainers(self, lineage: str, reason: str) -> int:
-        return self._service.end_trainers(lineage=lineage, reason=reason)
+    def end_trainers(self, order: EndTrainers) -> None:
+        self._loop.end_trainers(order)
 
-    def write(self, command: Write) -> Any:
-        return self._service.write(command)
+    def write(self, order: Write) -> Any:
+        return self._loop.write(order).result()
 
     def close(self, remove_arena: bool) -> None:
-        self._service.close(remove_arena=remove_arena)
+        self._loop.close(remove_arena=remove_arena)
 
 
 def create_host(*, run: str, run_hash: str, storage_url: str, host: HostId, host_memory: str | int, arena_dir: str | None) -> Any:

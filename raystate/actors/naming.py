@@ -5,8 +5,6 @@ All live in the Ray namespace `raystate`, named by the run's hash (of canonical 
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from typing import Any
 
@@ -16,8 +14,7 @@ from ray.util import list_named_actors
 from raystate.core.messages import HostId
 
 NAMESPACE = "raystate"
-WORK_NICENESS = 10
-PROTOCOL = 1  # of the messages between trainers, HostActors and Coordinator
+PROTOCOL = 2  # of the messages between trainers, HostActors and Coordinator
 
 
 def coordinator_name(run_hash: str) -> str:
@@ -65,12 +62,3 @@ def wait_until_gone(run_hash: str, timeout_s: float) -> bool:
             return False
         time.sleep(GONE_POLL_S)
     return True
-
-
-def give_way() -> None:
-    """Lower the priority of the calling thread, and of those it starts: writing a step must not take processor time from training.
-
-    On Linux niceness is a thread's own; elsewhere it may be the process's, which would slow down answers too, so nothing is done.
-    """
-    if os.uname().sysname == "Linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WORK_NICENESS)

@@ -41,7 +41,8 @@ class SlotHeader:
     rank: int
     world: int
     layout: str  # hash of the whole state's layout, equal on all ranks of a snapshot
-    durable: bool
+    promised: bool
+    again: int = 0
     data_bytes: int
 
 

@@ -380,6 +380,10 @@ class Trainer:
         self._staging[slot] = step
         return slot, step
 
+    def give_up_held(self) -> None:
+        """The held copy has waited too long for a slot."""
+        self.held = None
+
     def failed(self, error: str) -> None:
         """The user's code has raised."""
         self.phase = "failed"

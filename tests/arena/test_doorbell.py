@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raystate.actors import doorbell
-from raystate.actors.doorbell import BYE, MAX_LINE_BYTES, RING, Bell, Caller, Door, Hello, socket_path
+from raystate.runtime.doorbell import BYE, MAX_LINE_BYTES, RING, Bell, Caller, Door, Hello, socket_path
 from raystate.core.errors import RaystateError
 
 HELLO = Hello(rank=1, world=2, lineage="1.1.a", incarnation="i1")
@@ -187,7 +187,7 @@ def test_rings_without_end_are_read_a_piece_at_a_time(ring_up: Callable[[], tupl
 _OUT_OF_FILES = """
 import resource, socket
 from pathlib import Path
-from raystate.actors.doorbell import Door
+from raystate.runtime.doorbell import Door
 door = Door(Path(sys.argv[1]))
 callers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
 for caller in callers:
@@ -338,7 +338,7 @@ def test_a_bell_that_is_introduced_while_it_connects_says_both(root: Path, door:
 
 _FORKS = """
 from pathlib import Path
-from raystate.actors.doorbell import Bell, Hello
+from raystate.runtime.doorbell import Bell, Hello
 bell = Bell(Path(sys.argv[1]), Hello(rank=1, world=2, lineage="1.1.a", incarnation="i1"))
 if os.fork():
     sys.stdin.read()

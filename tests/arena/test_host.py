@@ -27,7 +27,7 @@ def stage(path: Path, trainer: str, step: int, rank: int = 0) -> None:
     with TrainerArena.attach(path, trainer=trainer) as arena:
         arena.slots[0].begin()
         arena.slots[0].data_mut[:] = step
-        header = SlotHeader(lineage="1.1.a", step=step, rank=rank, world=2, layout="l", durable=False, data_bytes=8192)
+        header = SlotHeader(lineage="1.1.a", step=step, rank=rank, world=2, layout="l", promised=False, data_bytes=8192)
         arena.slots[0].commit(header, b"")
         arena.trainer_cell.write(b"staged")
 
@@ -143,7 +143,7 @@ def test_a_trainer_that_grows_keeps_its_old_set_until_it_detaches(open_host: Ope
     with TrainerArena.attach(small.path, trainer="t1") as old:
         old.slots[0].begin()
         old.slots[0].data_mut[:] = 5
-        old.slots[0].commit(SlotHeader(lineage="l", step=5, rank=0, world=1, layout="", durable=True, data_bytes=8192), b"table")
+        old.slots[0].commit(SlotHeader(lineage="l", step=5, rank=0, world=1, layout="", promised=True, data_bytes=8192), b"table")
         large = host.allot(trainer="t1", data_bytes=81920, table_bytes=100)
         assert large is not small and host.allot(trainer="t1", data_bytes=81920, table_bytes=100) is large
         with TrainerArena.attach(large.path, trainer="t1") as new:

@@ -28,7 +28,7 @@ def table(ref: str) -> bytes:
 
 def commit(trainer: TrainerArena, ref: str, slot: int = 0) -> None:
     trainer.slots[slot].begin()
-    header = SlotHeader(lineage="1.1.a", step=1, rank=0, world=1, layout="l", durable=False, data_bytes=0)
+    header = SlotHeader(lineage="1.1.a", step=1, rank=0, world=1, layout="l", promised=False, data_bytes=0)
     trainer.slots[slot].commit(header, table(ref))
 
 
@@ -134,7 +134,7 @@ def test_a_slot_with_a_table_of_another_kind_names_nothing(host: HostArena, held
         ref = trainer.put_layout(b"one")
         for number, content in enumerate((b"", b"[1]", b'{"layout_ref":"x"}')):
             trainer.slots[number].begin()
-            header = SlotHeader(lineage="1.1.a", step=1, rank=0, world=1, layout="l", durable=False, data_bytes=0)
+            header = SlotHeader(lineage="1.1.a", step=1, rank=0, world=1, layout="l", promised=False, data_bytes=0)
             trainer.slots[number].commit(header, content)
         assert host.prune_layouts() == []
     assert host.prune_layouts() == [ref]
@@ -186,7 +186,7 @@ with TrainerArena.attach(sys.argv[1], trainer="t1") as trainer:
         slot = trainer.slots[number % len(trainer.slots)]
         slot.begin()
         slot.commit(
-            SlotHeader(lineage="1.1.a", step=number, rank=0, world=1, layout="l", durable=False, data_bytes=0),
+            SlotHeader(lineage="1.1.a", step=number, rank=0, world=1, layout="l", promised=False, data_bytes=0),
             SlotTable(layout_ref=ref, crc32c=()).to_bytes(),
         )
         if number == 100:

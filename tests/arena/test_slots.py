@@ -13,7 +13,7 @@ import pytest
 from raystate.arena import HostArena, SlotHeader, SlotSet, TrainerArena
 from raystate.core.errors import CapacityError, CorruptCheckpointError, RaystateError
 
-HEADER = SlotHeader(lineage="1.1.abc", step=7, rank=0, world=2, layout="1234", durable=True, data_bytes=10_000)
+HEADER = SlotHeader(lineage="1.1.abc", step=7, rank=0, world=2, layout="1234", promised=True, data_bytes=10_000)
 OpenHost = Callable[..., HostArena]
 
 
@@ -121,7 +121,7 @@ def test_a_header_of_the_largest_numbers_and_a_lineage_of_a_thousand_characters_
     held, trainer = pair
     large = 2**63
     header = SlotHeader(
-        lineage=f"{large}.{large}.{'f' * 1000}", step=large, rank=large, world=large, layout="f" * 64, durable=False, data_bytes=8
+        lineage=f"{large}.{large}.{'f' * 1000}", step=large, rank=large, world=large, layout="f" * 64, promised=False, data_bytes=8
     )
     fill(trainer, 0, header)
     assert held.slots[0].read_header() == header
@@ -194,7 +194,7 @@ _DIES_MID_COPY = """
 arena = TrainerArena.attach(sys.argv[1], trainer="t1")
 slot = arena.slots[0]
 slot.begin(); slot.data_mut[:] = 1
-slot.commit(SlotHeader(lineage="1.1.abc", step=1, rank=0, world=1, layout="l", durable=False, data_bytes=10_000), b"good")
+slot.commit(SlotHeader(lineage="1.1.abc", step=1, rank=0, world=1, layout="l", promised=False, data_bytes=10_000), b"good")
 arena.trainer_cell.write(b"staged 1")
 slot = arena.slots[1]
 slot.begin()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from raystate import verification
-from raystate.actors.ledger import EVENTS, Recovery, read_recoveries
+from raystate.runtime.ledger import EVENTS, Recovery, read_recoveries
 from raystate.arrays import set_iterators
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, LeafSpec

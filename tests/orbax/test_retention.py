@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from orbax.checkpoint import checkpoint_managers as cm
 
-from raystate.actors.retention import orbax_keep
+from raystate.runtime.retention import orbax_keep
 from raystate.config import StateConfig
 from raystate.core.messages import LiveStep
 from raystate.core.retention import choose_retired

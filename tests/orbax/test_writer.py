@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from raystate.actors.share import write_share
+from raystate.runtime.share import write_share
 from raystate.arrays.tree import STORABLE
 from raystate.core.errors import ConfigError, StorageError
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec

@@ -16,9 +16,10 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import raystate
-from raystate.actors.host_service import HostPart, as_array
-from raystate.actors.packaging import build_package
-from raystate.actors.share import write_share
+from raystate.runtime.parts import HostPart
+from raystate.runtime.writing import as_array
+from raystate.runtime.packaging import build_package
+from raystate.runtime.share import write_share
 from raystate.arrays import copy, describe, hold, shards
 from raystate.core.messages import HostId
 from raystate.core.tree import SlotTable

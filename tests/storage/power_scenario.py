@@ -158,7 +158,7 @@ class Attempt:
 
 def real_package(folder: StepFolder) -> Package:
     """Two hosts' shares of a state, which is `state_example.array(…, scale=step)`, and the Coordinator's merge."""
-    from raystate.actors.packaging import build_package
+    from raystate.runtime.packaging import build_package
 
     with ThreadPoolExecutor(max_workers=HOSTS) as hosts:
         parts = list(hosts.map(lambda host: _write_part(folder, host), range(HOSTS)))
@@ -166,8 +166,8 @@ def real_package(folder: StepFolder) -> Package:
 
 
 def _write_part(folder: StepFolder, host: int):
-    from raystate.actors.host_service import HostPart
-    from raystate.actors.share import write_share
+    from raystate.runtime.parts import HostPart
+    from raystate.runtime.share import write_share
     from raystate.core.messages import HostId
     from raystate.core.tree import SlotTable
     from tests.orbax.published import pieces, state_tree, values_of

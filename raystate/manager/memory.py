@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from raystate._session import Session
-from raystate.actors.host_service import RankData
 from raystate.arena import SlotSet
 from raystate.arrays import Holding, MemorySource, PieceSource, ReadRequest
 from raystate.core.errors import CorruptCheckpointError
-from raystate.core.messages import HostId, RestoreChoice, Staged
+from raystate.core.messages import HostId, RestoreChoice, SnapshotId, Staged
 from raystate.core.tree import Layout, SlotTable
+from raystate.manager.session import Session
 from raystate.restored import StepContent
+from raystate.runtime.parts import RankData
 
 
 class MemorySnapshot:
@@ -32,14 +32,15 @@ class MemorySnapshot:
         self.used_peer = False
         found: list[tuple[str, int, Staged]] = session.call_host("contents", timeout_s=session.config.restore_timeout_s)
         for path, slot_index, staged in found:
-            if staged.lineage == choice.lineage and staged.step == choice.step and staged.rank not in self._holdings:
+            if staged.id == choice.base and staged.rank not in self._holdings:
                 self._open_local(Path(path), slot_index, staged.rank)
 
     def _open_local(self, path: Path, slot_index: int, rank: int) -> None:
         slot_set = SlotSet.open(path)
         self._sets.append(slot_set)
         content = slot_set.slots[slot_index].read()
-        if content is None or (content.header.lineage, content.header.step) != (self._choice.lineage, self._choice.step):
+        header = content.header if content is not None else None
+        if content is None or header is None or SnapshotId(header.lineage, header.step, header.again) != self._choice.base:
             raise CorruptCheckpointError(
                 f"the slot of rank {rank} for step {self._choice.step} changed while it was read", step=self._choice.step, rank=rank
             )
@@ -56,6 +57,7 @@ class MemorySnapshot:
             host=host,
             lineage=self._choice.lineage,
             step=self._choice.step,
+            again=self._choice.again,
             rank=rank,
             with_data=with_data,
         )

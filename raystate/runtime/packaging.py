@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raystate.actors.host_service import HostPart
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import DataObject, Layout, Package, SlotTable, TreeSpec
 from raystate.orbax.coverage import coverage_gaps
 from raystate.orbax.merge import build_files, own_folders
+from raystate.runtime.parts import HostPart
 from raystate.storage import StepFolder, Storage, data_objects
 
 

@@ -1,4 +1,4 @@
-"""What the Coordinator actor does, without Ray: feeds events to the core machine and carries out its commands.
+"""The Coordinator without Ray: feeds its machine with events, and carries out what it asks for.
 
 One thread owns the machine. Slow commands run on worker threads and come back as events. Nothing here decides.
 """
@@ -12,13 +12,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, assert_never
 
 from raystate import fault_points
-from raystate.actors.ledger import Ledger
-from raystate.actors.naming import give_way
-from raystate.actors.packaging import build_package
 from raystate.core.coordinator import Coordinator
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StaleAttemptError, StorageError
 from raystate.core.log import claim_entry
@@ -41,6 +39,7 @@ from raystate.core.messages import (
     HostId,
     Invalidate,
     Joined,
+    LiveStep,
     Log,
     LogEntry,
     Packaged,
@@ -58,37 +57,71 @@ from raystate.core.messages import (
 from raystate.core.retention import Keep
 from raystate.core.tree import Package
 from raystate.orbax.scratch import load_orbax
+from raystate.runtime.ledger import Ledger
+from raystate.runtime.packaging import build_package
+from raystate.runtime.priority import give_way
 from raystate.storage import RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps, pinned_steps
 
 logger = logging.getLogger("raystate.coordinator")
 
 TICK_S = 0.1
 LOOK_FOR_DEAD_S = 15.0
+REMEMBERED_ASKS = 4096
 
 
 class Hosts(Protocol):
-    """How the service reaches the HostActors. All calls return at once."""
+    """How the loop reaches the HostActors. All calls return at once."""
 
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None: ...
     def advise(self, host: HostId, advice: Advice) -> None: ...
-    def invalidate(self, command: Invalidate) -> None: ...
-    def end_trainers(self, host: HostId, lineage: str, reason: str) -> None: ...
-    def write(self, command: Write) -> Future[Any]: ...
+    def invalidate(self, order: Invalidate) -> None: ...
+    def end_trainers(self, order: EndTrainers) -> None: ...
+    def write(self, order: Write) -> Future[Any]: ...
     def close_all(self, *, remove_arena: bool) -> None: ...
 
 
-class CoordinatorService:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """What runs the slow commands.
+
+    Attributes:
+        build: packages and publications.
+        clean: removals, apart, so that a save never waits for a deletion.
+        log: entries of the log, one at a time.
+    """
+
+    build: Executor
+    clean: Executor
+    log: Executor
+
+    @classmethod
+    def threads(cls) -> Workers:
+        return cls(
+            build=ThreadPoolExecutor(max_workers=8, thread_name_prefix="raystate-work", initializer=give_way),
+            clean=ThreadPoolExecutor(max_workers=2, thread_name_prefix="raystate-clean", initializer=give_way),
+            log=ThreadPoolExecutor(max_workers=1, thread_name_prefix="raystate-log"),
+        )
+
+    def shutdown(self) -> None:
+        """Wait for what is under way."""
+        for executor in (self.log, self.build, self.clean):
+            executor.shutdown(wait=True)
+
+
+class CoordinatorLoop:
     """See the module.
 
     Args:
         settings: what the decisions depend on.
-        keep: the retention policy.
+        keep: the retention policy; called on a worker thread, since it may be slow or a user's.
         storage: where the run's log and steps are.
         hosts: the HostActors.
         known_hosts: those that exist already.
         writer: random id of this process, for the log.
         is_dead: tells whether the process behind a log writer id is known to be dead.
-        on_end: called once from the service's thread when the run is released or superseded.
+        on_end: called once from the loop's thread when the run is released or superseded.
+        workers: None: threads of its own.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -102,12 +135,17 @@ class CoordinatorService:
         writer: str,
         is_dead: Callable[[str], bool],
         on_end: Callable[[str], None],
+        workers: Workers | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._settings = settings
+        self._keep = keep
+        self._clock = clock
+        self._known_hosts = known_hosts
         self._storage = storage
         self._hosts = hosts
         self._log = RunLog(storage)
-        self._machine = Coordinator(settings, keep)
+        self._machine = Coordinator(settings)
         self._writer = writer
         self._is_dead = is_dead
         self._on_end = on_end
@@ -116,20 +154,24 @@ class CoordinatorService:
         self._asks_lock = threading.Lock()
         self._parts: dict[str, dict[HostId, Any]] = {}
         self._packages: dict[str, Package] = {}
-        self._worlds: dict[str, int] = {}
-        self._workers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="raystate-work", initializer=give_way)
-        # Of their own, so that a save never waits for a deletion.
-        self._cleaners = ThreadPoolExecutor(max_workers=2, thread_name_prefix="raystate-clean", initializer=give_way)
-        self._appender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raystate-log")
+        self._workers = workers or Workers.threads()
         self._ended = threading.Event()
+        self._next_tick_s = float("-inf")
         self._look_s = 0.0  # monotonic: when to look next for attempts that are assumed dead
         self.ledger = Ledger(storage)
         self.attempt = -1
         self.failed: Failure | None = None
         self.in_use = False
         self.last_in_use_s = float("-inf")  # monotonic
-        self._thread = threading.Thread(target=self._run, args=(known_hosts,), name="raystate-coordinator", daemon=True)
-        self._thread.start()
+
+    def start(self) -> None:
+        """Claim the run and go on, on a thread."""
+        threading.Thread(target=self._run, name="raystate-coordinator", daemon=True).start()
+
+    @property
+    def ended(self) -> bool:
+        """The run is released, or this attempt is over."""
+        return self._ended.is_set()
 
     # ------------------------------------------------------------ from other threads
 
@@ -141,6 +183,7 @@ class CoordinatorService:
         with self._asks_lock:
             future = self._asks.get(event.ask)
             if future is None:
+                self._forget_answered()
                 future = self._asks[event.ask] = Future()
                 if self.failed is not None:
                     future.set_result(self.failed)
@@ -149,22 +192,24 @@ class CoordinatorService:
         self.post(event)
         return future
 
+    def _forget_answered(self) -> None:
+        """Whoever asked has read its answer long ago."""
+        if len(self._asks) >= 2 * REMEMBERED_ASKS:
+            answered = [ask for ask, future in self._asks.items() if future.done()]
+            for ask in answered[:-REMEMBERED_ASKS]:
+                del self._asks[ask]
+
     def _host_failed(self, host: HostId, reason: str) -> None:
         # A HostActor is restarted for ever while its node lives: one that can't be made has lost its node.
         self.post(HostDown(host=host, reason=reason, gone=True))
 
     # ------------------------------------------------------------ the machine's thread
 
-    def _run(self, known_hosts: tuple[HostId, ...]) -> None:
+    def _run(self) -> None:
         try:
-            self._claim(known_hosts)
+            self.claim()
             while not self._ended.is_set():
-                try:
-                    event = self._events.get(timeout=TICK_S)
-                except queue.Empty:
-                    event = Tick()
-                if event is not None:
-                    self._handle(event)
+                self.turn(TICK_S)
         except Exception as error:
             logger.exception("the coordinator stopped")
             self._fail_all(
@@ -172,7 +217,26 @@ class CoordinatorService:
             )
             self._on_end(f"stopped: {error}")
 
-    def _claim(self, known_hosts: tuple[HostId, ...]) -> None:
+    def turn(self, timeout_s: float = 0.0) -> bool:
+        """Handle the next event, if one comes within `timeout_s`; and a Tick when it is time, however many events there are.
+
+        Returns:
+            False: there was nothing to do.
+        """
+        busy = False
+        if self._clock() >= self._next_tick_s:
+            self._next_tick_s = self._clock() + TICK_S
+            self._handle(Tick())
+            busy = True
+        try:
+            event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
+        except queue.Empty:
+            return busy
+        if event is not None and not self._ended.is_set():
+            self._handle(event)
+        return True
+
+    def claim(self) -> None:
         """Become the newest attempt. Storage that is unusable now is a StorageError for whoever joins."""
         try:
             self._storage.self_test()
@@ -193,10 +257,10 @@ class CoordinatorService:
         self.attempt = entry.attempt
         logger.info("attempt %d of run %r on %s", entry.attempt, self._settings.run, self._storage.url)
         self.ledger.begin(entry.attempt)
-        self._handle(Claimed(entry=entry, hosts=known_hosts, dead=tuple(dead)))
-        self._cleaners.submit(self._collect_garbage, entry)
+        self._handle(Claimed(entry=entry, hosts=self._known_hosts, dead=tuple(dead)))
+        self._workers.clean.submit(self._collect_garbage, entry)
         # Now, while the trainers start, and not at the first save: the import of Orbax and JAX stalls all other threads for moments.
-        self._workers.submit(load_orbax)
+        self._workers.build.submit(load_orbax)
 
     def _collect_garbage(self, entry: LogEntry) -> None:
         try:
@@ -213,12 +277,10 @@ class CoordinatorService:
             logger.debug("attempts assumed dead could not be listed: %s", error)
 
     def _handle(self, event: Event) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         if self._machine.held_by and now_s >= self._look_s:
             self._look_s = now_s + LOOK_FOR_DEAD_S
-            self._workers.submit(self._look_for_dead)
-        if isinstance(event, Joined):
-            self._worlds[event.group] = event.world
+            self._workers.build.submit(self._look_for_dead)
         self.ledger.observe(event, now_s)
         for command in self._machine.handle(event, now_s):
             self.ledger.observe(command, now_s)
@@ -238,28 +300,31 @@ class CoordinatorService:
                 self._hosts.advise(host, advice)
             case Invalidate():
                 self._hosts.invalidate(command)
-            case EndTrainers(host=host, lineage=lineage, reason=reason):
-                self._hosts.end_trainers(host, lineage, reason)
+            case EndTrainers():
+                self._hosts.end_trainers(command)
             case Write(save=save):
                 self._parts.setdefault(save, {})
                 self._hosts.write(command).add_done_callback(functools.partial(self._on_written, command))
             case BuildPackage():
-                self._workers.submit(self._build, command)
+                self._workers.build.submit(self._build, command)
             case Append(entry=entry):
-                self._appender.submit(self._append, entry)
+                self._workers.log.submit(self._append, entry)
             case Publish(step=step, save=save):
-                self._workers.submit(self._publish, step, save)
+                self._workers.build.submit(self._publish, step, save)
             case Retire():
-                self._cleaners.submit(self._retire, command)
+                self._workers.clean.submit(self._retire, command)
             case Discard(step=step, save=save):
                 self._parts.pop(save, None)
-                self._cleaners.submit(self._discard, step, save)
+                self._packages.pop(save, None)
+                self._workers.clean.submit(self._discard, step, save)
             case Log(level=level, text=text):
                 logger.log(getattr(logging, level.upper()), "%s", text)
             case Finish(reason=reason):
                 self._finish(reason)
             case Superseded(by_attempt=by_attempt, reason=reason):
                 self._superseded(by_attempt, reason)
+            case _:
+                assert_never(command)
 
     # ------------------------------------------------------------ slow commands, on worker threads
 
@@ -272,7 +337,10 @@ class CoordinatorService:
 
     def _build(self, command: BuildPackage) -> None:
         error = ""
+        hopeless = False
         metrics: dict[str, float] = {}
+        kept: tuple[int, ...] = ()
+        now_s = time.time()
         try:
             parts = [self._parts[command.save][host] for host in command.hosts]
             package = build_package(self._storage, self._settings.run, command.step, command.save, parts)
@@ -281,11 +349,13 @@ class CoordinatorService:
             folder.put_package(package)
             self._packages[command.save] = package
             metrics = min(((rank, t) for p in parts for rank, t in p.tables.items()), key=lambda pair: pair[0])[1].metrics
+            new = LiveStep(step=command.step, save=command.save, metrics=dict(metrics), time_s=now_s)
+            kept = tuple(self._keep(sorted((*command.live, new), key=lambda one: one.step)))
         except Exception as caught:
             logger.debug("building step %d failed", command.step, exc_info=True)
             error = _one_line(caught)
         self._parts.pop(command.save, None)
-        self.post(Packaged(save=command.save, metrics=metrics, time_s=time.time(), error=error))
+        self.post(Packaged(save=command.save, metrics=metrics, time_s=now_s, kept=kept, error=error, hopeless=hopeless))
 
     def _append(self, entry: LogEntry) -> None:
         entry = dataclasses.replace(entry, writer=self._writer)
@@ -330,9 +400,7 @@ class CoordinatorService:
     def _finish(self, reason: str) -> None:
         logger.debug("run %r released: %s", self._settings.run, reason)
         self._ended.set()
-        self._appender.shutdown(wait=True)
-        self._workers.shutdown(wait=True)
-        self._cleaners.shutdown(wait=True)
+        self._workers.shutdown()
         self._hosts.close_all(remove_arena=True)
         self._on_end(reason)
 

@@ -1,0 +1,147 @@
+"""A trainer's calls over Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from raystate.actors.coordinator import Hello, ensure_coordinator, this_owner
+from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, host_name, wait_until_gone
+from raystate.actors.release import replace_older
+from raystate.config import StateConfig
+from raystate.core.errors import BarrierTimeoutError, RaystateError, RunInUseError, error_from_name
+from raystate.core.messages import Failure, HostId, Joined, Reply, TrainerExited
+from raystate.runtime.link import Gone, Unreachable
+
+RETRY_S = 0.1
+RECOVERIES_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 20.0  # for the actors to go; fit and the next start look after what is left
+SPAWN_POLL_S = 0.005
+JOIN_TIMEOUT_S = 30.0
+
+
+class RayLink:
+    """See `runtime.link.Link`.
+
+    Args:
+        config: of the run.
+        run_hash: names its actors.
+        launch: the same for all starts of one launcher; None: this process is its own.
+        rank: for messages.
+    """
+
+    def __init__(self, config: StateConfig, run_hash: str, launch: str | None, rank: int):
+        self.host = HostId(ray.get_runtime_context().get_node_id())
+        self._config = config
+        self._run_hash = run_hash
+        self._rank = rank
+        self._owner = this_owner(launch or f"{self.host}-{os.getpid()}")
+
+    def enter(self, *, takeover: bool) -> None:
+        deadline_s = time.monotonic() + self._config.start_timeout_s
+        while True:
+            try:
+                coordinator = ensure_coordinator(self._config, self._run_hash, self._owner)
+                reply = ray.get(coordinator.hello.remote(self._owner, takeover), timeout=max(0.1, deadline_s - time.monotonic()))
+            except (RayActorError, GetTimeoutError) as error:
+                if time.monotonic() > deadline_s:
+                    raise BarrierTimeoutError(
+                        f"the Coordinator of run {self._config.run!r} did not answer within {self._config.start_timeout_s:.0f} s "
+                        f"({error.__class__.__name__})",
+                        phase="start", rank=self._rank, waited_s=self._config.start_timeout_s,
+                    ) from None  # fmt: skip
+                time.sleep(RETRY_S)
+                continue
+            if isinstance(reply, Failure):
+                error = error_from_name(reply.error, reply.message, reply.details)
+                if isinstance(error, RunInUseError) and error.starting and time.monotonic() < deadline_s:
+                    time.sleep(RETRY_S)  # soon it trains, or it is known to have given up
+                    continue
+                raise error
+            assert isinstance(reply, Hello)
+            if reply.protocol != PROTOCOL:
+                # Another version's actors: a new submission replaces them; storage and arenas carry everything they knew.
+                replace_older(self._run_hash)
+                continue
+            return
+
+    def ask(self, event: Any, timeout_s: float) -> Reply:
+        coordinator = find_actor(coordinator_name(self._run_hash))
+        if coordinator is None and not isinstance(event, Joined):
+            # Nobody restarts a Coordinator that was ended on purpose; a killed one is Ray's to restart.
+            raise Gone(f"the Coordinator of run {self._config.run!r} is gone (released or taken over)")
+        if coordinator is None:
+            coordinator = ensure_coordinator(self._config, self._run_hash, self._owner)
+        try:
+            return ray.get(coordinator.ask.remote(event), timeout=timeout_s)
+        except (RayActorError, GetTimeoutError) as error:
+            raise Unreachable(type(error).__name__) from None
+
+    def failed(self, event: TrainerExited, error: BaseException) -> None:
+        del error
+        coordinator = find_actor(coordinator_name(self._run_hash))
+        if coordinator is not None:
+            coordinator.tell.remote(event)
+
+    def call_host(self, host: HostId, method: str, timeout_s: float, kwargs: dict[str, Any]) -> Any:
+        actor = find_actor(host_name(self._run_hash, host))
+        if actor is None:
+            raise Unreachable(f"no HostActor on node {host[:8]}")
+        try:
+            return ray.get(getattr(actor, method).remote(**kwargs), timeout=timeout_s)
+        except (RayActorError, GetTimeoutError) as error:
+            raise Unreachable(type(error).__name__) from None
+        except RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, RaystateError) else error) from None
+
+    def left(self, rank: int, world: int) -> None:
+        coordinator = find_actor(coordinator_name(self._run_hash))
+        if coordinator is not None:
+            coordinator.left.remote(rank, world)
+        if rank == 0:
+            wait_until_gone(self._run_hash, END_TIMEOUT_S)
+
+    def recoveries(self) -> list[dict[str, Any]]:
+        coordinator = find_actor(coordinator_name(self._run_hash))
+        try:
+            found = ray.get(coordinator.recoveries.remote(), timeout=RECOVERIES_TIMEOUT_S) if coordinator is not None else []
+        except (RayActorError, GetTimeoutError):
+            return []
+        return [dataclasses.asdict(recovery) for recovery in found]
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def rest(self, condition: threading.Condition | None = None, seconds: float = 0.002) -> None:
+        if condition is None:
+            time.sleep(seconds)
+            return
+        with condition:
+            condition.wait(seconds)
+
+    def spawn(self, turn: Callable[[], bool], condition: threading.Condition, name: str) -> Callable[[], None]:
+        ended = threading.Event()
+
+        def run() -> None:
+            while not ended.is_set():
+                if not turn():
+                    with condition:
+                        condition.wait(SPAWN_POLL_S)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+
+        def end() -> None:
+            ended.set()
+            with condition:
+                condition.notify_all()
+            thread.join(timeout=JOIN_TIMEOUT_S)
+
+        return end

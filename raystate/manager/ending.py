@@ -1,0 +1,117 @@
+"""How a trainer leaves: a clean end, an interruption, or an exception. And waiting for what was promised."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from raystate.core.errors import StorageError
+from raystate.core.messages import FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked
+from raystate.manager.pipeline import Pipeline
+from raystate.manager.session import Session
+
+
+class Ending:
+    """One trainer's.
+
+    Args:
+        launched: somebody starts this script again when it fails.
+    """
+
+    def __init__(self, session: Session, pipeline: Pipeline, *, launched: bool):
+        self._session = session
+        self._pipeline = pipeline
+        self._launched = launched
+        self.detached = False
+
+    def flush(self) -> FlushReply:
+        """Return when everything that was promised is durable.
+
+        Raises:
+            StorageError: names what isn't, each once.
+        """
+        session, pipeline = self._session, self._pipeline
+        pipeline.drain()
+        promised, lost = pipeline.promises()
+        reply = session.ask(
+            FlushReply,
+            lambda ask: FlushAsked(ask=ask, lineage=session.lineage, rank=session.rank, promised=promised, word=session.number),
+            timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
+            phase="flush",
+        )
+        pipeline.told(promised, lost, reply.lost)
+        _raise_lost((*lost.values(), *reply.errors))
+        return reply
+
+    def leave(self, before_leaving: Callable[[LeaveReply], None]) -> None:
+        """Collective, a clean end: what was kept last is durable, then the run is released.
+
+        Raises:
+            StorageError: the last step could not be made durable, and the run is not released; or an earlier promise was broken.
+        """
+        session, pipeline = self._session, self._pipeline
+        pipeline.drain()
+        promised, lost = pipeline.promises()
+        with pipeline.locked() as machine:
+            last = machine.kept
+        reply = session.ask(
+            LeaveReply,
+            lambda ask: LeaveAsked(
+                ask=ask, lineage=session.lineage, rank=session.rank, last=last, promised=promised, word=session.number
+            ),
+            timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
+            phase="close",
+        )
+        before_leaving(reply)
+        self.detach()
+        session.link.left(session.rank, session.world)
+        _raise_lost((*lost.values(), *reply.errors))
+
+    def detach(self, failed: str = "") -> None:
+        """Let go of the slots. What was staged stays where it is."""
+        if self.detached:
+            return
+        self.detached = True
+        self._pipeline.close()
+        self._say_phase(failed)
+        self._session.close()
+
+    def _say_phase(self, failed: str) -> None:
+        with self._pipeline.locked() as machine:
+            if failed:
+                machine.failed(failed)
+            else:
+                machine.closing()
+        with contextlib.suppress(Exception):
+            self._pipeline.speak()
+
+    def fail(self, error: BaseException) -> None:
+        """The training failed here. The others must not wait for this rank; what was saved stays."""
+        if self.detached:
+            return
+        session = self._session
+        reason = f"rank {session.rank} failed: {type(error).__name__}: {error}".splitlines()[0]
+        self._pipeline.close()
+        # Its word says so before anybody hears of it: a trainer that leaves by itself is not ended with the others of its group.
+        self._say_phase(reason)
+        with contextlib.suppress(Exception):
+            session.say_failed(reason, error)
+            if not self._launched:  # nobody restarts this script: what is in memory becomes durable now
+                self._release(reason)
+        self.detach(failed=reason)
+
+    def _release(self, reason: str) -> None:
+        session = self._session
+        session.ask(
+            LeaveReply,
+            lambda ask: ReleaseAsked(ask=ask, reason=reason, lineage=session.lineage, rank=session.rank, word=session.number),
+            timeout_s=session.config.save_timeout_s,
+            phase="release",
+        )
+        session.link.left(session.rank, session.world)
+
+
+def _raise_lost(errors: tuple[Any, ...]) -> None:
+    if errors:
+        raise StorageError("not durable: " + "; ".join(errors), errors=errors)

@@ -1,0 +1,409 @@
+"""`StateManager`: what a training script holds. One per JAX process."""
+
+# JAX's own functions are only partly typed; everything of ours is checked strictly.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import logging
+import secrets
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from raystate.arrays import check_custom, check_metrics, check_step, pack_items
+from raystate.config import StateConfig
+from raystate.core.errors import ConfigError, Interrupted, RaystateError, StorageError
+from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply
+from raystate.core.trainer import SaveDecision
+from raystate.launch_context import check_world, current, note
+from raystate.manager.ending import Ending
+from raystate.manager.pipeline import Given, Pipeline
+from raystate.manager.restoring import Restoring, Wanted, abstract_state, restore_from_source
+from raystate.manager.session import Session
+from raystate.reader import Reader, StepMetadata
+from raystate.restored import ReadOptions, Restored
+from raystate.runtime.link import Link
+from raystate.storage import open_storage, run_hash
+
+logger = logging.getLogger("raystate")
+
+
+class StateManager:
+    """Owns the training state's way from the devices to host memory and storage, and back.
+
+    Collective, in the same order on all processes: construction, `restore*`, `close`. All else is local.
+
+    Args:
+        config: None: the one that `fit` or `RayTrainCallback` set.
+        takeover: end another Ray job's use of the same run.
+
+    Raises:
+        ConfigError: no config, or the world size does not match `jax.process_count()`.
+        RunInUseError, StorageError, BarrierTimeoutError.
+        RaystateError: another StateManager of this process is open.
+    """
+
+    def __init__(self, config: StateConfig | None = None, *, takeover: bool = False):
+        context = current()
+        given = config if config is not None or context is None else context.config
+        if given is None:
+            raise ConfigError("StateManager() needs a StateConfig outside of raystate.fit and RayTrainCallback", field="config")
+        if not isinstance(given, StateConfig):
+            raise ConfigError(
+                f"StateManager() needs a StateConfig, not a {type(given).__name__}: StateConfig(storage={str(given)!r}, run=…)",
+                field="config",
+            )
+        _close_earlier(given)
+        rank, world, group = _membership(context)
+        launch = context.launch if context is not None else None if world == 1 else group
+        self._open(given, _ray_link(given, launch, rank), rank, world, group, launched=context is not None, takeover=takeover)
+
+    def _open(self, config: StateConfig, link: Link, rank: int, world: int, group: str, *, launched: bool, takeover: bool) -> None:
+        self.config: StateConfig = config
+        self._launched = launched
+        self._rank, self._world = rank, world
+        self._interrupted: Interrupted | None = None
+        self._last: Given | None = None  # the newest save, to stage it at the end if it wasn't
+        self._durable_step = -1  # as an answer told; the host's word may be a moment behind
+        self._as_of = (0, 0)  # (attempt, seq) of the newest Advice at the last restore: what is older is of before it
+        self._storage = open_storage(config.storage)
+        self._reader = Reader(config.storage)
+        link.enter(takeover=takeover)
+        self._session = Session(link, config, rank=rank, world=world, group=group)
+        self._pipeline = Pipeline(self._session, config)
+        self._restoring = Restoring(self._session, self._pipeline, self._storage)
+        self._ending = Ending(self._session, self._pipeline, launched=launched)
+        _managers[run_hash(config.storage, config.run)] = self
+
+    @classmethod
+    def _over(cls, link: Link, config: StateConfig, *, rank: int, world: int, group: str) -> StateManager:
+        """A manager over another link than Ray's: for tests."""
+        self = cls.__new__(cls)
+        self._open(config, link, rank, world, group, launched=True, takeover=False)
+        return self
+
+    def __enter__(self) -> StateManager:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        del kind, traceback
+        if error is None:
+            self.close()
+        elif isinstance(error, Interrupted):
+            self._detach()
+        else:
+            self._fail(error)
+
+    # ------------------------------------------------------------ restore
+
+    def restore(
+        self,
+        reference: Any = None,
+        *,
+        step: int | None = None,
+        items: Mapping[str, Any] | None = None,
+        partial: bool = False,
+        cast: bool = False,
+        shapes: Literal["match", "checkpoint"] = "match",
+        transforms: Callable[[Any], Any] | None = None,
+        rollback: bool = False,
+    ) -> Restored | None:
+        """Collective: the newest step of all tiers (or exactly `step`), placed as `reference` says. None if the run has no step.
+
+        Training goes on from there, at any time: what was staged or promised after that step and is not durable is given up, and
+        the next `wait_until_finished` or `close` names it.
+
+        Args:
+            step: exactly this one. Newer ones stay in storage, and their numbers can't be saved again, unless `rollback`.
+            rollback: with `step`: the newer steps of all tiers are retired first.
+
+        Raises:
+            StepNotFoundError: `step` was given and is in no tier.
+            ReferenceMismatchError: all differences between reference and step in one error.
+            BarrierTimeoutError: names the ranks that did not call.
+        """
+        self._check_open()
+        if rollback and step is None:
+            raise ConfigError(
+                "restore(rollback=True) needs the step to go back to: restore(step=…, rollback=True)", field="rollback"
+            )
+        _check_items(items)
+        wanted = Wanted(
+            reference=reference,
+            items=items,
+            options=ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms),
+            step=None if step is None else check_step(step),
+            rollback=rollback,
+        )
+        restored, settled = self._restoring.restore(wanted)
+        self._last = None
+        self._durable_step, self._as_of = settled.durable_step, settled.advice
+        return restored
+
+    def restore_or_init(
+        self,
+        init_fn: Callable[[], Any],
+        shardings: Any = None,
+        *,
+        items: Mapping[str, Any] | None = None,
+        source: Any = None,
+        source_select: Callable[[Any], Any] | None = None,
+        partial: bool = False,
+    ) -> Restored:
+        """Collective: the newest step of this run, else of `source`, else `jax.jit(init_fn, out_shardings=shardings)()`.
+
+        Args:
+            init_fn: makes the state; traced, and only run when there is nothing to restore.
+            shardings: a pytree (or prefix) of shardings, a callable (abstract state) -> pytree, or None: what jit(init_fn) gives.
+            items: iterators are set in place; trees are references.
+            source: another run or a plain Orbax step to start from when this run has no step.
+            source_select: picks the part of the abstract state that `source` has; the rest is initialized.
+            partial: paths that the checkpoint lacks are initialized.
+        """
+        self._check_open()
+        reference, init = abstract_state(init_fn, shardings)
+        if partial:
+            # Leaves that the checkpoint lacks keep the reference's value: they need real ones.
+            reference = init()
+        restored = self.restore(reference, items=items, partial=partial)
+        if restored is None and source is not None:
+            restored = restore_from_source(source, source_select, reference, init)
+        elif restored is None:
+            restored = Restored(step=0, state=init(), items=dict(items or {}), tier="init")
+        self._pipeline.prepare(restored.state, pack_items(items or {}, process_index=self._rank))
+        return restored
+
+    # ------------------------------------------------------------ save
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        items: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        custom: Any = None,
+        force: bool = False,
+    ) -> bool:
+        """After every step, on every process. Returns at once; the next step may donate `state`.
+
+        A save that raises leaves no trace: the corrected call does what it would have done.
+
+        Args:
+            step: number of completed steps.
+            state: any pytree of arrays and Python scalars.
+            items: iterators (`get_state`/`set_state`), trees with arrays, or JSON values; serialized before this returns.
+            metrics: numbers (or 0-d arrays, which may still be computing).
+            custom: anything JSON.
+            force: make this step durable although none is due.
+
+        Returns:
+            True exactly when this step will be durable; the same on every process.
+
+        Raises:
+            ConfigError: an argument that can't be saved; names it.
+            StepOrderError: the step is older than the newest, or lies in storage from another past.
+            CapacityError, BarrierTimeoutError (names the ranks that don't save), StaleAttemptError, Interrupted.
+        """
+        self._check_open()
+        given = Given(
+            step=check_step(step),
+            state=state,
+            metrics=check_metrics(metrics),
+            custom=check_custom(custom),
+            items=pack_items(items, process_index=self._rank),
+        )
+        decision = self._pipeline.save(given, force=force)
+        self._last = given
+        if decision.stop:
+            self._stop(decision)
+        return decision.promised
+
+    def _stop(self, decision: SaveDecision) -> None:
+        """The attempt ends here, with this step durable."""
+        self._interrupted = Interrupted(decision.reason, step=self._last.step if self._last is not None else None, rank=self._rank)
+        self.wait_until_finished()
+        raise self._interrupted
+
+    def should_save(self, step: int) -> bool:
+        """Whether `save(step)` would make the step durable by the step rule."""
+        with self._pipeline.locked() as machine:
+            return machine.would_be_durable(check_step(step))
+
+    def reached_preemption(self, step: int) -> bool:
+        """True on all processes at the same step, before and after its `save`: the attempt ends there."""
+        self._check_open()
+        return self._pipeline.reached(check_step(step))
+
+    # ------------------------------------------------------------ steps
+
+    def latest_step(self) -> int | None:
+        """The newest durable step, None if there is none."""
+        word = self._session.host_word()  # shared memory: a loop may ask at every step
+        told = word.durable_step if word is not None and word.advice >= self._as_of else -1
+        known = max(self._durable_step, told)
+        return known if known >= 0 else self._reader.latest_step()
+
+    def best_step(self) -> int | None:
+        """The durable step with the best `best_metric`."""
+        return self._reader.best_step(self.config.best_metric, self.config.best_mode)
+
+    def all_steps(self) -> list[int]:
+        """Durable steps, ascending."""
+        return self._reader.all_steps()
+
+    def metadata(self, step: int | None = None) -> StepMetadata:
+        """What a durable step holds; None: the newest."""
+        return self._reader.metadata(step)
+
+    def delete(self, step: int) -> None:
+        """Remove a durable step, and return when it is gone. One process may call, or each of them.
+
+        Raises:
+            StepNotFoundError: there is no such step.
+            StorageError: it is the newest one, it is being read, or it could not be removed.
+        """
+        self._check_open()
+        number = check_step(step)
+        self._session.ask(
+            FlushReply, lambda ask: DeleteAsked(ask=ask, step=number), timeout_s=self.config.save_timeout_s, phase="delete"
+        )
+
+    def check_for_errors(self) -> None:
+        """Raise StorageError if a due step could not be made durable since the last durable one."""
+        word = self._session.host_word()
+        errors = (*self._pipeline.errors, *(word.save_errors if word is not None else ()))
+        if errors:
+            raise StorageError("not durable: " + "; ".join(errors), errors=errors)
+
+    def wait_until_finished(self) -> None:
+        """Return when the durable saves begun so far are durable.
+
+        Raises:
+            StorageError: names what isn't, once: whoever waits again waits for what was saved since.
+        """
+        self._check_open()
+        reply = self._ending.flush()
+        self._durable_step = max(self._durable_step, reply.durable_step)
+
+    # ------------------------------------------------------------ ends
+
+    def close(self) -> None:
+        """Collective, a clean end: the newest saved step is durable, then the run is released.
+
+        Raises:
+            Interrupted: the attempt was told to end (again, if `save` raised it and it was swallowed).
+            StorageError: the last step could not be made durable, or an earlier one for which `save` returned True was not.
+            BarrierTimeoutError: names the ranks that did not call.
+        """
+        if self._ending.detached:
+            return
+        if self._interrupted is not None:
+            self._detach()
+            raise self._interrupted
+        try:
+            self._keep_last()
+            self._ending.leave(self._note_end)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._forget()
+
+    def _keep_last(self) -> None:
+        """The newest saved step may not have been due; its arrays still exist unless they were donated."""
+        with self._pipeline.locked() as machine:
+            safe = machine.is_safe
+        last = self._last
+        if safe or last is None:
+            return
+        if any(
+            isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree_util.tree_leaves((last.state, last.items.trees))
+        ):
+            logger.warning("step %d was donated after its save: the newest snapshot is the last step", last.step)
+            return
+        self._pipeline.drain()  # nothing is in a hurry any more: no earlier durable step has to give way
+        self._pipeline.save(last, force=True)
+
+    def _note_end(self, reply: LeaveReply) -> None:
+        """For `fit`'s result."""
+        if self._launched and self._rank == 0:
+            metrics = dict(self._last.metrics) if self._last is not None else {}
+            note(
+                step=max(reply.step, 0),
+                metrics={name: float(np.asarray(value)) for name, value in metrics.items()},
+                recoveries=self._session.link.recoveries(),
+            )
+
+    def _detach(self) -> None:
+        self._last = None
+        self._forget()
+        self._ending.detach()
+
+    def _fail(self, error: BaseException) -> None:
+        self._last = None
+        self._forget()
+        self._ending.fail(error)
+
+    def _forget(self) -> None:
+        name = run_hash(self.config.storage, self.config.run)
+        if _managers.get(name) is self:
+            del _managers[name]
+
+    def _check_open(self) -> None:
+        if self._ending.detached:
+            raise RaystateError("this StateManager is closed", rank=self._rank)
+
+
+_managers: dict[str, StateManager] = {}  # the open ones of this process, by run
+
+
+def _close_earlier(config: StateConfig) -> None:
+    """A notebook's cell that is run again opens its manager again: the one before is closed first."""
+    earlier = _managers.get(run_hash(config.storage, config.run))
+    if earlier is None:
+        return
+    if earlier._world > 1:
+        raise RaystateError(
+            f"a StateManager of run {config.run!r} is open in this process: close() it first (on every process)", rank=earlier._rank
+        )
+    logger.info("run %r: the StateManager that this process has open is closed first", config.run)
+    try:
+        earlier.close()
+    except RaystateError as error:
+        logger.warning("closing the earlier StateManager of run %r: %s", config.run, error)
+
+
+def _ray_link(config: StateConfig, launch: str | None, rank: int) -> Link:
+    import ray
+
+    from raystate.actors.link import RayLink
+
+    if not ray.is_initialized():
+        with warnings.catch_warnings():
+            # Of a fork in a process that uses JAX. Ray only starts programs, which is safe.
+            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+            ray.init(include_dashboard=False, logging_level=logging.WARNING)
+    return RayLink(config, run_hash(config.storage, config.run), launch, rank)
+
+
+def _membership(context: Any) -> tuple[int, int, str]:
+    """(rank, world, group token) of this process."""
+    rank, world = jax.process_index(), jax.process_count()
+    if context is not None:
+        check_world(context.world)
+        return rank, world, context.group
+    if world == 1:
+        return 0, 1, secrets.token_hex(8)
+    from jax.experimental import multihost_utils
+
+    token = np.frombuffer(secrets.token_bytes(8), np.uint8)
+    return rank, world, bytes(np.asarray(multihost_utils.broadcast_one_to_all(token))).hex()
+
+
+def _check_items(items: Any) -> None:
+    if items is not None and not isinstance(items, Mapping):
+        raise ConfigError(f"items must be a dict of name and value, not a {type(items).__name__}", field="items")

@@ -1,0 +1,438 @@
+"""From `save` to the arena: the machine that decides, the word that tells, and the copies that wait for their slot.
+
+`save` runs on the training thread: it decides, has the runtime keep the bytes, and returns. A background turn carries them into slots.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raystate import fault_points
+from raystate.arena import Slot, SlotHeader
+from raystate.arrays import Described, Held, PackedItems, Plan, Spare, copy, describe, hold, hold_metrics
+from raystate.config import StateConfig
+from raystate.core.errors import BarrierTimeoutError
+from raystate.core.messages import JoinReply, SnapshotId
+from raystate.core.trainer import SaveDecision, Trainer
+from raystate.core.tree import SlotTable
+from raystate.manager.session import Session
+from raystate.restored import STATE
+
+logger = logging.getLogger("raystate")
+
+PROMISE_WAIT_S = 1.0  # for the slot of the durable step before this one, as long as slots come at all
+GRANT_WAIT_S = 5.0  # then training begins without; slots come when the HostActor is back
+LEAST_TABLE_BYTES = 64 << 10  # for items, metrics and custom
+REMEMBERED_ERRORS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What one `save` was given, checked."""
+
+    step: int
+    state: Any
+    items: PackedItems
+    metrics: Mapping[str, Any]  # numbers, or 0-d arrays that may still be computing
+    custom: Any
+
+
+@dataclass(kw_only=True)
+class _Job:
+    """One step on its way into a slot. `slot` is None for a promised step that found none free: it waits here, not the trainer."""
+
+    snapshot: SnapshotId
+    slot: int | None
+    held: Held
+    table: SlotTable  # without what is only known when the bytes are there
+    metrics: Mapping[str, Any]
+    promised: bool
+    give_up_s: float
+
+
+class Pipeline:
+    """One trainer's. `save`, `flush` and the like are for one thread at a time; the background turn is another.
+
+    Args:
+        session: the trainer's connection; joined.
+        config: of the run.
+    """
+
+    def __init__(self, session: Session, config: StateConfig):
+        self._session = session
+        self._config = config
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        joined: JoinReply = session.joined
+        self.machine = Trainer(
+            session.rank,
+            session.world,
+            joined.lineage,
+            snapshot_every=config.snapshot_every_steps,
+            save_every_steps=config.save_every_steps,
+            slots=config.snapshot_slots,
+            stored_step=joined.newest_step,
+        )
+        self._spare = Spare()
+        self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
+        self._buffer_bytes = 0  # that writing one of the slots takes
+        self._jobs: deque[_Job] = deque()
+        self._running: _Job | None = None
+        self._paused = 0
+        self._slots_come = True  # the last wait for a slot found one
+        self._waited_since_s: float | None = None  # at an agreed step
+        self._lost: dict[SnapshotId, str] = {}  # promises that were broken here, and not told yet
+        self._end: Callable[[], None] | None = None
+
+    # ------------------------------------------------------------ save
+
+    def describe(self, state: Any, items: PackedItems) -> Described:
+        """What the state looks like. Raises for leaves that can't be kept; nothing else happens."""
+        return describe({STATE: state, **items.trees}, process_index=self._session.rank, previous=self._plan)
+
+    def save(self, given: Given, *, force: bool = False) -> SaveDecision:
+        """Decide about a step, and keep its bytes if the decision says so. A save that raises leaves no trace.
+
+        Raises:
+            CapacityError: the state has grown beyond what fits; the slots before stay.
+            StepOrderError, and what the HostActor's word says has failed.
+        """
+        described = self.describe(given.state, given.items)
+        self._make_room(described, given)
+        self._wait_for_turn(given.step, force)
+        while True:
+            decision = self._decide(given, described, force)
+            if not decision.wait:
+                return decision
+            # At an agreed step: wait until all ranks have acknowledged it, or it is withdrawn.
+            self._agreed_or_raise(given.step)
+
+    def _decide(self, given: Given, described: Described, force: bool) -> SaveDecision:
+        with self._lock:
+            memento = self.machine.memento()
+            busy = self._running is not None or bool(self._jobs)
+            decision = self.machine.on_save(given.step, force=force, host_word=self._session.host_word(), stager_busy=busy)
+            try:
+                job = self._job(given, described, decision) if decision.action in ("stage", "hold") else None
+            except BaseException:
+                self.machine.put_back(memento)
+                raise
+            self._plan = described.plan
+            self._session.write_word(decision.word)
+            if decision.dropped is not None:
+                self._drop(decision.dropped)
+            if job is not None:
+                self._jobs.append(job)
+                self._changed.notify_all()
+            if not decision.wait:
+                self._waited_since_s = None
+            return decision
+
+    def _agreed_or_raise(self, step: int) -> None:
+        link, limit_s = self._session.link, self._config.barrier_timeout_s
+        now_s = link.clock()
+        if self._waited_since_s is None:
+            self._waited_since_s = now_s
+        if now_s - self._waited_since_s > limit_s:
+            self._waited_since_s = None
+            raise BarrierTimeoutError(
+                f"rank {self._session.rank} (host {self._session.host[:8]}) waited {limit_s:.0f} s at step {step} for the other ranks",
+                rank=self._session.rank, step=step, phase="agreement", waited_s=limit_s,
+            )  # fmt: skip
+        link.rest()
+
+    def _job(self, given: Given, described: Described, decision: SaveDecision) -> _Job:
+        table = SlotTable(
+            layout_ref="",
+            crc32c=(),
+            values=described.values,
+            iterators=dict(given.items.iterators),
+            json_items=dict(given.items.json_items),
+            custom=given.custom,
+        )
+        return _Job(
+            snapshot=SnapshotId(self.machine.lineage, given.step, decision.again),
+            slot=decision.slot,
+            held=hold(described, self._spare),
+            table=table,
+            metrics=hold_metrics(given.metrics),
+            promised=decision.promised,
+            give_up_s=self._session.link.clock() + self._config.save_timeout_s,
+        )
+
+    def _wait_for_turn(self, step: int, force: bool) -> None:
+        """A promised step before this one still has no slot, and this one would take its place. Two copies of the state beside it would be
+        too many: a loop that runs ahead of its devices waits for its own computation, and for a moment for a slot that is on its way.
+        When storage is slow or out none comes, and training goes on."""
+        with self._lock:
+            if self.machine.held is None or not (force or self.machine.would_be_durable(step)):
+                return
+        self._wait(lambda: self._running is None, self._config.save_timeout_s)
+        word = self._session.host_word()
+        if self._slots_come and not (word is not None and word.save_errors):
+            self._slots_come = self._wait(lambda: self.machine.held is None, PROMISE_WAIT_S)
+
+    def _drop(self, step: int) -> None:
+        """A newer promised step takes the place of one that still waits for a slot."""
+        for job in [job for job in self._jobs if job.snapshot.step == step and job.slot is None]:
+            self._jobs.remove(job)
+            self._break_promise(job, "no slot became free for it before the next durable step")
+
+    def _break_promise(self, job: _Job, why: str) -> None:
+        job.held.release()
+        if job.promised:
+            self._lost[job.snapshot] = f"step {job.snapshot.step}: {why}"
+
+    def reached(self, step: int) -> bool:
+        """Whether all ranks stop at this step. Waits while that is undecided."""
+        while True:
+            with self._lock:
+                stops, wait = self.machine.reached(step, self._session.host_word())
+                self._session.write_word(self.machine.word())
+                if not wait:
+                    self._waited_since_s = None
+                    return stops
+            self._agreed_or_raise(step)
+
+    # ------------------------------------------------------------ slots
+
+    def prepare(self, state: Any, items: PackedItems) -> None:
+        """Slots before the first step, so that the loop never waits for them."""
+        described = self.describe(state, items)
+        self._make_room(described, Given(step=0, state=None, items=items, metrics={}, custom=None))
+        self._plan = described.plan
+
+    def _make_room(self, described: Described, given: Given) -> None:
+        """Larger slots, if this step needs them. What is held or promised in the ones before stays."""
+        if described.plan is self._plan and self._table_fits(described, given):
+            return
+        arena, layout = self._session.arena, described.layout
+        data_bytes, buffer_bytes = layout.data_bytes, max(self._buffer_bytes, layout.write_buffer_bytes)
+        table_bytes = _table_bytes(described, given)
+        if arena is not None:
+            fits = data_bytes <= arena.data_capacity_bytes and table_bytes <= arena.table_capacity_bytes
+            if fits and buffer_bytes <= self._buffer_bytes:
+                return
+            # Room to grow: the next bit more must not need other slots again.
+            table_bytes = max(table_bytes, arena.table_capacity_bytes)
+        if arena is None or table_bytes > arena.table_capacity_bytes:
+            table_bytes = max(LEAST_TABLE_BYTES, 2 * table_bytes)
+        with self.paused():
+            self._session.allot(
+                data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=buffer_bytes, slots=self._config.snapshot_slots
+            )
+            self._buffer_bytes = buffer_bytes
+            with self._lock:
+                self.machine.new_slots(self._config.snapshot_slots)
+                self._session.write_word(self.machine.word())
+        if self._end is None:
+            self._end = self._session.link.spawn(self.turn, self._changed, "raystate-stager")
+        # The HostActor grants new slots within milliseconds; without them the first steps would be skipped.
+        self._wait(self._is_granted, GRANT_WAIT_S)
+
+    def _table_fits(self, described: Described, given: Given) -> bool:
+        arena = self._session.arena
+        return arena is not None and _table_bytes(described, given) <= arena.table_capacity_bytes
+
+    def _is_granted(self) -> bool:
+        word = self._session.host_word()
+        return word is not None and any(word.grants)
+
+    # ------------------------------------------------------------ the background turn
+
+    def turn(self) -> bool:
+        """Carry the next step into its slot; False if there is none, or no slot for it."""
+        with self._lock:
+            if self._paused or not self._jobs:
+                return False
+            job = self._jobs[0]
+            if job.slot is None and not self._find_slot(job):
+                return False
+            self._jobs.popleft()
+            self._running = job
+        error: Exception | None = None
+        try:
+            self._stage(job)
+        except Exception as caught:
+            error = caught
+        slot, step = job.slot, job.snapshot.step
+        assert slot is not None
+        with self._lock:
+            if error is None:
+                self.machine.staged(slot, step)
+                job.held.release()
+            else:
+                logger.warning("step %d was not snapshotted: %s", step, error)
+                self.machine.released(slot)
+                self._break_promise(job, str(error))
+            self._running = None
+            self._session.write_word(self.machine.word())
+            self._changed.notify_all()
+        return True
+
+    def _find_slot(self, job: _Job) -> bool:
+        taken = self.machine.take_slot(self._session.host_word())
+        if taken is not None:
+            job.slot = taken[0]
+            self._slots_come = True
+        elif self._session.link.clock() > job.give_up_s:
+            self._jobs.popleft()
+            self.machine.give_up_held()
+            self._break_promise(
+                job, f"no slot became free within {self._config.save_timeout_s:.0f} s (earlier saves still hold them)"
+            )
+            self._session.write_word(self.machine.word())
+            self._changed.notify_all()
+        return taken is not None
+
+    def _stage(self, job: _Job) -> None:
+        arena, session, snapshot = self._session.arena, self._session, job.snapshot
+        assert arena is not None and job.slot is not None
+        plan = job.held.plan
+        ref = arena.put_layout(plan.layout_bytes)
+        slot: Slot = arena.slots[job.slot]
+        slot.begin()
+        crcs = copy(job.held, slot.data_mut)
+        fault_points.reached("staging")
+        table = SlotTable(
+            layout_ref=ref,
+            crc32c=crcs,
+            values=job.table.values,
+            iterators=job.table.iterators,
+            json_items=job.table.json_items,
+            metrics={name: float(np.asarray(value)) for name, value in job.metrics.items()},
+            custom=job.table.custom,
+        )
+        header = SlotHeader(
+            lineage=snapshot.lineage,
+            step=snapshot.step,
+            again=snapshot.again,
+            rank=session.rank,
+            world=session.world,
+            layout=plan.layout_hash,
+            promised=job.promised,
+            data_bytes=plan.layout.data_bytes,
+        )
+        slot.commit(header, table.to_bytes())
+
+    # ------------------------------------------------------------ waiting
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Whether `done` within `timeout_s`; it is called under the lock."""
+        link = self._session.link
+        deadline_s = link.clock() + timeout_s
+        while True:
+            with self._lock:
+                if done():
+                    return True
+            if link.clock() >= deadline_s:
+                return False
+            link.rest(self._changed)
+
+    def drain(self) -> None:
+        """Return when everything that was kept is staged, or is known to be lost. Raises BarrierTimeoutError."""
+        timeout_s = self._config.save_timeout_s
+        if not self._wait(lambda: self._running is None and not self._jobs, timeout_s):
+            raise BarrierTimeoutError(
+                f"rank {self._session.rank}: staging did not end within {timeout_s:.0f} s",
+                rank=self._session.rank, phase="staging", waited_s=timeout_s,
+            )  # fmt: skip
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A copy that is running comes to its end, and no other begins. Raises BarrierTimeoutError."""
+        with self._lock:
+            self._paused += 1
+        try:
+            timeout_s = self._config.save_timeout_s
+            if not self._wait(lambda: self._running is None, timeout_s):
+                raise BarrierTimeoutError(
+                    f"rank {self._session.rank}: a copy of the state did not end within {timeout_s:.0f} s",
+                    rank=self._session.rank, phase="staging", waited_s=timeout_s,
+                )  # fmt: skip
+            yield
+        finally:
+            with self._changed:
+                self._paused -= 1
+                self._changed.notify_all()
+
+    # ------------------------------------------------------------ promises
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Promises that were broken on this rank and not told yet."""
+        with self._lock:
+            return tuple(self._lost.values())[-REMEMBERED_ERRORS:]
+
+    def promises(self) -> tuple[tuple[SnapshotId, ...], dict[SnapshotId, str]]:
+        """(promises whose fate others know, broken ones and why)."""
+        with self._lock:
+            lost = dict(self._lost)
+            return tuple(one for one in self.machine.promises if one not in lost), lost
+
+    def told(
+        self, promised: tuple[SnapshotId, ...], lost: Mapping[SnapshotId, str], lost_elsewhere: tuple[SnapshotId, ...]
+    ) -> None:
+        """The user has been told what became of these."""
+        with self._lock:
+            self.machine.told((*promised, *lost), lost=(*lost, *lost_elsewhere))
+            self._lost = {key: why for key, why in self._lost.items() if key not in lost}
+
+    # ------------------------------------------------------------ from one lineage to the next, and the end
+
+    def begin(self, lineage: str, base: SnapshotId | None) -> None:
+        """A restore begins a new lineage: what waits here is given up by name."""
+        with self._lock:
+            for job in self._jobs:
+                if job.slot is not None:
+                    self.machine.released(job.slot)
+                self._break_promise(job, "it was given up by a restore")
+            self._jobs.clear()
+            self.machine.begin(lineage, base)
+            self._session.begin(lineage)
+            self._session.write_word(self.machine.word())
+            self._changed.notify_all()
+
+    def speak(self) -> None:
+        """Write the machine's word."""
+        with self._lock:
+            self._session.write_word(self.machine.word())
+
+    @contextmanager
+    def locked(self) -> Iterator[Trainer]:
+        """The machine, while nobody else uses it."""
+        with self._lock:
+            yield self.machine
+
+    def close(self) -> None:
+        """End the background turn: copies that have a slot are finished, what still waits for one is given up."""
+        self._wait(lambda: self._running is None and all(job.slot is None for job in self._jobs), self._config.save_timeout_s)
+        with self._lock:
+            self._paused += 1
+        if self._end is not None:
+            self._end()
+            self._end = None
+        with self._lock:
+            for job in self._jobs:
+                job.held.release()
+            self._jobs.clear()
+
+
+def _table_bytes(described: Described, given: Given) -> int:
+    """At most so many bytes does the slot's table take: JSON of checksums, scalars, items, metrics and custom."""
+    items = given.items
+    size = 4096 + 11 * len(described.layout.pieces)
+    for values in described.values:
+        size += sum(6 * len(value) + 3 if isinstance(value, str) else 32 for value in values)
+    size += sum(6 * len(name) + 2 * len(state) + 16 for name, state in items.iterators.items())
+    size += sum(6 * len(name) + 40 for name in given.metrics)
+    return size + len(json.dumps(items.json_items)) + len(json.dumps(given.custom))

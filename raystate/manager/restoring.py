@@ -1,0 +1,173 @@
+"""A restore: ask for the choice, begin its lineage, read, and settle with the other ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from raystate import fault_points
+from raystate.core.errors import BarrierTimeoutError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
+from raystate.core.messages import RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
+from raystate.manager.memory import MemorySnapshot, content_from_memory
+from raystate.manager.pipeline import Pipeline
+from raystate.manager.session import Session
+from raystate.reader import Reader
+from raystate.restored import ReadOptions, Restored, content_from_storage, open_step
+from raystate.storage import Storage
+
+logger = logging.getLogger("raystate")
+
+# What is wrong with the step, or with reaching it; anything else that a restore raises is the caller's mistake.
+_PROBLEMS = (CorruptCheckpointError, StepNotFoundError, StorageError, BarrierTimeoutError)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What one process asks a restore for."""
+
+    reference: Any
+    items: Mapping[str, Any] | None
+    options: ReadOptions
+    step: int | None
+    rollback: bool
+
+
+class Restoring:
+    """One trainer's restores."""
+
+    def __init__(self, session: Session, pipeline: Pipeline, storage: Storage):
+        self._session = session
+        self._pipeline = pipeline
+        self._storage = storage
+
+    def restore(self, wanted: Wanted) -> tuple[Restored | None, RestoreSettled]:
+        """Collective. What was staged, held or promised before is given up, unless it is what is restored.
+
+        Raises:
+            StepNotFoundError, BarrierTimeoutError, StorageError, CorruptCheckpointError: nothing was given up.
+            The caller's mistake (ReferenceMismatchError, …): the step is restored on the other ranks all the same.
+        """
+        session = self._session
+        with self._pipeline.paused():
+            reply: RestoreChoice | RestoreSettled = session.ask(
+                RestoreChoice,
+                lambda ask: RestoreAsked(
+                    ask=ask,
+                    lineage=session.lineage,
+                    rank=session.rank,
+                    step=wanted.step,
+                    rollback=wanted.rollback,
+                    word=session.number,
+                ),
+                timeout_s=session.config.barrier_timeout_s + session.config.restore_timeout_s,
+                phase="restore",
+            )
+            set_aside: list[tuple[int, str]] = []
+            restored: Restored | None = None
+            while isinstance(reply, RestoreChoice):
+                choice = reply
+                set_aside = list(choice.set_aside) or set_aside
+                self._pipeline.begin(choice.begins, choice.base)
+                problem, mistake = None, None
+                try:
+                    restored = self._read(choice, wanted)
+                except _PROBLEMS as error:
+                    problem = error
+                except Exception as error:
+                    mistake = error  # the caller's: every rank will tell its own, nothing is wrong with the step
+                reply = self._settle(choice, restored, problem)
+                if mistake is not None:
+                    if isinstance(reply, RestoreSettled):
+                        self._settled(reply)
+                    raise mistake
+            self._settled(reply)
+        if restored is None:
+            return None, reply
+        for bad_step, reason in set_aside:
+            logger.warning("step %d was set aside: %s", bad_step, reason)
+        return dataclasses.replace(restored, tier=reply.tier or restored.tier, set_aside=set_aside), reply
+
+    def _settled(self, reply: RestoreSettled) -> None:
+        with self._pipeline.locked() as machine:
+            machine.settled(ahead=reply.ahead, safe=reply.safe)
+
+    def _settle(
+        self, choice: RestoreChoice, restored: Restored | None, problem: RaystateError | None
+    ) -> RestoreChoice | RestoreSettled:
+        session = self._session
+        return session.ask(
+            (RestoreChoice, RestoreSettled),
+            lambda ask: RestoreTried(
+                ask=ask,
+                lineage=choice.begins,
+                rank=session.rank,
+                step=choice.step,
+                ok=problem is None,
+                error=str(problem or ""),
+                damaged=isinstance(problem, CorruptCheckpointError | StepNotFoundError),
+                tier=restored.tier if restored is not None else "init",
+            ),
+            timeout_s=session.config.restore_timeout_s,
+            phase="restore",
+        )
+
+    def _read(self, choice: RestoreChoice, wanted: Wanted) -> Restored | None:
+        if choice.tier == "none":
+            return None
+        fault_points.reached("restoring")
+        session = self._session
+        if choice.tier == "memory":
+            snapshot = MemorySnapshot(session, choice)
+            try:
+                content = content_from_memory(snapshot, choice)
+                return content.restore(
+                    wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank
+                )
+            finally:
+                snapshot.close()
+        content = content_from_storage(open_step(self._storage, choice.step), choice.step)
+        return content.restore(wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank)
+
+
+def restore_from_source(source: Any, select: Any, reference: Any, init: Callable[[], Any]) -> Restored:
+    """Weights of another run; the step count starts anew."""
+    wanted = select(reference) if select is not None else reference
+    got = Reader(source).restore(wanted)
+    state = got.state
+    if select is not None:
+        state = _overlay(init(), select, got.state)
+    return Restored(step=0, state=state, metrics=got.metrics, custom=got.custom, tier="source")
+
+
+def abstract_state(init_fn: Callable[[], Any], shardings: Any) -> tuple[Any, Callable[[], Any]]:
+    """(reference for a restore, a function that makes the fresh state)."""
+    abstract = jax.eval_shape(init_fn)
+    if callable(shardings):
+        shardings = shardings(abstract)
+    if shardings is None:
+        compiled = jax.jit(init_fn).lower().compile()
+        shardings = compiled.output_shardings
+        init: Callable[[], Any] = compiled
+    else:
+        init = jax.jit(init_fn, out_shardings=shardings)
+    full = jax.tree_util.tree_broadcast(shardings, abstract) if not _same_tree(shardings, abstract) else shardings
+
+    def leaf(shape: Any, sharding: Any) -> Any:
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    return jax.tree_util.tree_map(leaf, abstract, full), init
+
+
+def _same_tree(a: Any, b: Any) -> bool:
+    return bool(jax.tree_util.tree_structure(a) == jax.tree_util.tree_structure(b))
+
+
+def _overlay(state: Any, select: Callable[[Any], Any], part: Any) -> Any:
+    """`state` with the leaves that `select` picks replaced by `part`'s, matched by identity of the selected leaves."""
+    picked = jax.tree_util.tree_leaves(select(state))
+    new = {id(old): value for old, value in zip(picked, jax.tree_util.tree_leaves(part), strict=True)}
+    return jax.tree_util.tree_map(lambda leaf: new.get(id(leaf), leaf), state)

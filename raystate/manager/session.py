@@ -1,0 +1,191 @@
+"""A trainer's connection to the run: its Coordinator, its node's HostActor, the control words and the slots."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raystate.arena import TrainerArena
+from raystate.config import StateConfig
+from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, error_from_name
+from raystate.core.messages import Ask, Failure, HostId, HostWord, Joined, JoinReply, Reply, TrainerExited, TrainerWord
+from raystate.core.words import host_word_from_json, trainer_word_to_json
+from raystate.runtime.doorbell import Bell, Hello
+from raystate.runtime.link import Gone, Link, Unreachable
+
+RETRY_S = 0.1
+REPLY_MARGIN_S = 30.0  # the Coordinator's own deadlines come first: they can name who is missing
+
+R = TypeVar("R", bound=Reply)
+
+
+class Session:
+    """One trainer, over all its lineages. Thread-safe.
+
+    Args:
+        link: how to reach the run; the process has been admitted to it.
+        config: of the run.
+        rank, world: of this JAX process.
+        group: one token per start of the worker group, the same on all ranks.
+
+    Raises:
+        StorageError, BarrierTimeoutError (names the ranks that did not join), ConfigError.
+    """
+
+    def __init__(self, link: Link, config: StateConfig, *, rank: int, world: int, group: str):
+        self.link = link
+        self.config = config
+        self.rank = rank
+        self.world = world
+        self.host = link.host
+        self.incarnation = secrets.token_hex(8)
+        self.arena: TrainerArena | None = None
+        self.number = 0  # of the newest word that the HostActor can read
+        self._set_index = -1
+        self._word_lock = threading.Lock()
+        self._host_word_seq = -1
+        self._host_word: HostWord | None = None
+        self.joined: JoinReply = self._join(group)
+        self.lineage = self.joined.lineage
+        _, path = self.call_host("hello", timeout_s=config.start_timeout_s)
+        self.arena_path = Path(path)
+        self._bell = Bell(self.arena_path, self._bell_hello())
+
+    def _join(self, group: str) -> JoinReply:
+        nonce = secrets.token_hex(4)
+        return self.ask(
+            JoinReply,
+            lambda ask: Joined(ask=ask, group=group, rank=self.rank, world=self.world, host=self.host, nonce=nonce),
+            timeout_s=self.config.start_timeout_s,
+            phase="start",
+        )
+
+    def begin(self, lineage: str) -> None:
+        """Go on in another lineage."""
+        self.lineage = lineage
+        self._bell.introduce(self._bell_hello())
+
+    # ------------------------------------------------------------ the Coordinator
+
+    def ask(self, kinds: type[R] | tuple[type[R], ...], make_event: Callable[[Ask], Any], *, timeout_s: float, phase: str) -> R:
+        """Ask the Coordinator, again if it is killed meanwhile. A Failure is raised as the error it names.
+
+        Args:
+            kinds: what may be answered.
+
+        Raises BarrierTimeoutError when no answer comes within `timeout_s` plus a margin.
+        """
+        event = make_event(Ask(secrets.token_hex(8)))
+        link = self.link
+        start_s = link.clock()
+        deadline_s = start_s + timeout_s + REPLY_MARGIN_S
+        while True:
+            try:
+                reply = link.ask(event, max(0.1, deadline_s - link.clock()))
+            except Gone as error:
+                raise RaystateError(str(error), rank=self.rank, phase=phase) from None
+            except Unreachable as error:
+                if link.clock() > deadline_s:
+                    waited_s = link.clock() - start_s
+                    raise BarrierTimeoutError(
+                        f"rank {self.rank}: no answer from the Coordinator in phase {phase!r} for {waited_s:.0f} s ({error})",
+                        phase=phase, rank=self.rank, waited_s=waited_s,
+                    ) from None  # fmt: skip
+                link.rest(seconds=RETRY_S)
+                continue
+            if isinstance(reply, Failure):
+                raise error_from_name(reply.error, reply.message, reply.details)
+            assert isinstance(reply, kinds), reply
+            return reply
+
+    def say_failed(self, reason: str, error: BaseException) -> None:
+        """This rank's training failed: the others are stuck without it. Best effort."""
+        event = TrainerExited(host=self.host, lineage=self.lineage, rank=self.rank, clean=False, reason=reason)
+        self.link.failed(event, error)
+
+    # ------------------------------------------------------------ the HostActor
+
+    def call_host(self, method: str, *, timeout_s: float, host: HostId | None = None, **kwargs: Any) -> Any:
+        """Call a HostActor, again if it is killed meanwhile."""
+        host = host or self.host
+        link = self.link
+        deadline_s = link.clock() + timeout_s
+        while True:
+            try:
+                return link.call_host(host, method, max(0.1, deadline_s - link.clock()), kwargs)
+            except Unreachable:
+                if link.clock() > deadline_s:
+                    raise BarrierTimeoutError(
+                        f"rank {self.rank}: the HostActor of node {host[:8]} did not answer {method!r} within {timeout_s:.0f} s",
+                        rank=self.rank, host=host, phase=method, waited_s=timeout_s,
+                    ) from None  # fmt: skip
+                link.rest(seconds=RETRY_S)
+
+    def allot(self, *, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int) -> None:
+        """Get slots for snapshots of `data_bytes`; those before go back once nobody needs what they hold.
+
+        Raises:
+            CapacityError: they don't fit; the slots before stay.
+        """
+        try:
+            path, index = self.call_host(
+                "allot",
+                timeout_s=self.config.start_timeout_s,
+                incarnation=self.incarnation,
+                rank=self.rank,
+                pid=os.getpid(),
+                data_bytes=data_bytes,
+                table_bytes=table_bytes,
+                buffer_bytes=buffer_bytes,
+                slots=slots,
+            )
+        except CapacityError as error:
+            error.details.setdefault("rank", self.rank)
+            raise
+        if index == self._set_index:
+            return
+        arena = TrainerArena.attach(Path(path), trainer=self.incarnation)
+        with self._word_lock:
+            old, self.arena, self._set_index = self.arena, arena, index
+            self._host_word_seq, self._host_word = -1, None
+        if old is not None:
+            old.close()
+        self._bell.introduce(self._bell_hello())
+
+    def _bell_hello(self) -> Hello:
+        return Hello(
+            rank=self.rank, world=self.world, lineage=self.lineage, incarnation=self.incarnation, set_index=self._set_index
+        )
+
+    # ------------------------------------------------------------ control words
+
+    def host_word(self) -> HostWord | None:
+        """What the HostActor last told this trainer. A read of shared memory, decoded only when it has changed."""
+        with self._word_lock:
+            if self.arena is None:
+                return None
+            cell = self.arena.host_cell.read()
+            if cell is not None and cell[0] != self._host_word_seq:
+                self._host_word_seq = cell[0]
+                self._host_word = host_word_from_json(cell[1])
+            return self._host_word
+
+    def write_word(self, word: TrainerWord) -> None:
+        """Tell the HostActor, and ring."""
+        with self._word_lock:
+            if self.arena is not None:
+                self.arena.trainer_cell.write(trainer_word_to_json(word))
+                self.number = word.number
+        self._bell.ring()
+
+    def close(self) -> None:
+        """Detach on purpose."""
+        self._bell.close()
+        with self._word_lock:
+            if self.arena is not None:
+                self.arena.close()
+                self.arena = None

@@ -1,0 +1,357 @@
+"""A HostActor without Ray: feeds its machine with what the arena and the doorbell say, and does at once what it asks for.
+
+One thread looks at the doorbell and the words; calls come in on other threads. One lock guards machine and bookkeeping; array bytes
+are moved outside it, from slots that the machine holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, assert_never
+
+import numpy as np
+
+from raystate.arena import HostArena
+from raystate.core.errors import CapacityError, StepNotFoundError, error_from_name
+from raystate.core.host import Host
+from raystate.core.host_messages import (
+    AlreadyExecuted,
+    Connected,
+    Disconnected,
+    Empty,
+    Execute,
+    Hold,
+    HoldAsked,
+    HoldEnded,
+    HostCommand,
+    HostEvent,
+    Kill,
+    Look,
+    Place,
+    Refuse,
+    Remember,
+    RemoveSet,
+    SaidBye,
+    SetRemoved,
+    Speak,
+    Tell,
+    WriteEnded,
+)
+from raystate.core.messages import Advice, EndTrainers, Event, HostId, Invalidate, SnapshotId, Staged, Write
+from raystate.core.tree import SlotTable
+from raystate.runtime.doorbell import Caller, Door
+from raystate.runtime.parts import HostPart, RankData
+from raystate.runtime.priority import give_way
+from raystate.runtime.slot_store import SlotStore
+from raystate.runtime.writing import write_slots
+from raystate.storage import Storage
+
+logger = logging.getLogger("raystate.host")
+
+LOOK_INTERVAL_S = 0.25  # words are looked at even when no bell rings (a lost ring costs no more than this)
+WRITERS = 2  # saves at once: one is the rule, a second when the Coordinator has given the first up
+
+
+class HostLoop:
+    """See the module.
+
+    Args:
+        arena: this node's shared memory; the loop closes it.
+        storage: where shards are written.
+        host: the node.
+        incarnation: of this process, unique.
+        tell: hands an event to the Coordinator: it must not block and may lose it (reports are repeated).
+        writers: what runs the writes; None: threads of its own, which give way to training.
+        kill: ends a trainer, called with (pid, rank); None: SIGKILL.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        arena: HostArena,
+        storage: Storage,
+        host: HostId,
+        incarnation: str,
+        tell: Callable[[Event], None],
+        writers: Executor | None = None,
+        kill: Callable[[int, int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.arena = arena
+        self._storage = storage
+        self._host = host
+        self._tell = tell
+        self._kill = kill or _kill
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._store = SlotStore(arena)
+        self._machine = Host(host, incarnation, self._store.recall())
+        self._callers: dict[int, Caller] = {}  # by file descriptor
+        self._saves: dict[str, Future[HostPart]] = {}
+        self._answer: Future[HostPart] | Exception | None = None  # of the order at hand
+        self._held: tuple[Place, ...] = ()  # for the reader at hand
+        self._to_remove: set[int] = set()
+        self._stopping = False
+        self._writers = writers or ThreadPoolExecutor(WRITERS, thread_name_prefix="raystate-write", initializer=give_way)
+        self._door = Door(arena.path)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._door, selectors.EVENT_READ)
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._wake_r.setblocking(False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._thread: threading.Thread | None = None
+        for held in arena.sets:
+            self._feed(self._store.found(held))
+
+    def start(self) -> None:
+        """Look by itself from now on, on a thread."""
+        self._thread = threading.Thread(target=self._run, name="raystate-host", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self.turn(LOOK_INTERVAL_S)
+            except Exception:
+                logger.exception("looking at trainers and words failed; trying again")
+                time.sleep(LOOK_INTERVAL_S)
+
+    def turn(self, timeout_s: float = 0.0) -> None:
+        """Look once, after at most `timeout_s` without a ring."""
+        with self._lock:
+            wait_s = min(timeout_s, max(0.0, self._machine.next_report_s - self._clock()))
+        ready = self._selector.select(wait_s)
+        with self._lock:
+            if self._stopping:
+                return
+            for key, _ in ready:
+                self._on_ready(key.fileobj)
+            self._look()
+
+    # ------------------------------------------------------------ looking
+
+    def _look(self) -> None:
+        for event in self._store.changes():
+            self._feed(event)
+        for index in self._machine.suspects:
+            unlocked = self._store.unlocked(index)
+            if unlocked is not None:
+                self._feed(unlocked)
+        self._to_remove = {index for index in self._to_remove if not self._store.remove(index)}
+        self._feed(Look())
+
+    def _on_ready(self, source: Any) -> None:
+        if source is self._wake_r:
+            with contextlib.suppress(BlockingIOError):
+                self._wake_r.recv(4096)
+        elif source is self._door:
+            caller = self._door.accept()
+            if caller is not None:
+                self._callers[caller.fileno()] = caller
+                self._selector.register(caller, selectors.EVENT_READ)
+        else:
+            self._on_caller(source)
+
+    def _on_caller(self, caller: Caller) -> None:
+        before = caller.hello
+        number = caller.fileno()
+        goes_on = caller.read()
+        if caller.hello is not None and caller.hello is not before:
+            hello = caller.hello
+            self._feed(
+                Connected(
+                    connection=number,
+                    pid=caller.pid,
+                    rank=hello.rank,
+                    world=hello.world,
+                    lineage=hello.lineage,
+                    trainer=hello.incarnation,
+                    set_index=hello.set_index,
+                )
+            )
+        if caller.said_bye:
+            self._feed(SaidBye(connection=number))
+        if goes_on:
+            return
+        if caller.trouble:
+            logger.warning("%s", caller.trouble)
+        self._selector.unregister(caller)
+        del self._callers[number]
+        for event in self._store.changes():  # its last word
+            self._feed(event)
+        self._feed(Disconnected(connection=number))
+        caller.close()
+
+    # ------------------------------------------------------------ the machine
+
+    def _feed(self, event: HostEvent) -> None:
+        for command in self._machine.handle(event, self._clock()):
+            self._carry_out(command)
+
+    def _carry_out(self, command: HostCommand) -> None:
+        match command:
+            case Tell(event=event):
+                self._tell(event)
+            case Speak():
+                self._store.speak(command)
+            case Empty():
+                self._store.empty(command)
+            case Remember(memory=memory):
+                self._store.remember(memory)
+            case Kill(pid=pid, rank=rank, reason=reason):
+                logger.warning("ending trainer rank %d (pid %d): %s", rank, pid, reason)
+                self._kill(pid, rank)
+            case Hold(places=places):
+                self._held = places
+            case Execute(order=order, places=places):
+                self._answer = self._saves[order.save] = self._writers.submit(self._write, order, places)
+            case AlreadyExecuted(order=order):
+                self._answer = self._saves[order.save]
+            case Refuse(order=order, error=error, message=message):
+                self._answer = error_from_name(error, message, {"step": order.step, "host": self._host})
+            case RemoveSet(index=index):
+                if not self._store.remove(index):
+                    self._to_remove.add(index)
+            case _:
+                assert_never(command)
+
+    def _order(self, event: HostEvent) -> None:
+        with self._lock:
+            self._feed(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_w.send(b"x")
+
+    # ------------------------------------------------------------ calls of trainers
+
+    def allot(
+        self, *, incarnation: str, rank: int, pid: int, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int
+    ) -> tuple[str, int]:
+        """Slots for a trainer: (path of the set, its index). What it had before stays until nobody needs what it holds.
+
+        Raises:
+            CapacityError: they don't fit; nothing has changed.
+        """
+
+        def allot() -> Any:
+            return self.arena.allot(
+                trainer=incarnation,
+                rank=rank,
+                pid=pid,
+                data_bytes=data_bytes,
+                table_bytes=table_bytes,
+                buffer_bytes=buffer_bytes,
+                slots=slots,
+            )
+
+        with self._lock:
+            try:
+                held = allot()
+            except CapacityError:
+                self._drop_unneeded()
+                held = allot()
+            self._feed(self._store.found(held))
+            self._drop_unneeded()
+            return str(held.path), held.index
+
+    def _drop_unneeded(self) -> None:
+        """Give back the sets of trainers that are gone, unless a recovery or a running save may still need them."""
+        for held in list(self.arena.sets):
+            gone = self.arena.trainer_state(held) == "gone"
+            if gone and not self._machine.is_needed(held.index) and self._store.remove(held.index):
+                self._feed(SetRemoved(index=held.index))
+
+    def contents(self) -> list[tuple[str, int, Staged]]:
+        """What is held here: (set path, slot index, what)."""
+        with self._lock:
+            return [(self._store.path(place), place.slot, content) for place, content in self._machine.contents()]
+
+    def fetch(self, *, lineage: str, step: int, again: int, rank: int, with_data: bool) -> RankData:
+        """One rank's piece of a snapshot for another node. StepNotFoundError if it isn't here."""
+        reader = secrets.token_hex(8)
+        with self._lock:
+            self._feed(HoldAsked(reader=reader, snapshot=SnapshotId(lineage, step, again), ranks=(rank,)))
+            slots = [self._store.slot(place) for place in self._held]
+        try:
+            content = slots[0].read() if slots else None
+            if content is None:
+                raise StepNotFoundError(
+                    f"host {self._host[:8]} does not hold rank {rank} of step {step}", step=step, host=self._host, rank=rank
+                )
+            table = SlotTable.from_bytes(content.table)
+            data = np.array(content.data) if with_data else None
+            return RankData(layout=self.arena.get_layout(table.layout_ref), table=content.table, data=data)
+        finally:
+            self._order(HoldEnded(reader=reader))
+
+    # ------------------------------------------------------------ calls of the Coordinator
+
+    def advise(self, advice: Advice) -> None:
+        self._order(advice)
+
+    def invalidate(self, order: Invalidate) -> None:
+        self._order(order)
+
+    def end_trainers(self, order: EndTrainers) -> None:
+        with self._lock:
+            for event in self._store.changes():  # one that has said that it leaves is left alone
+                self._feed(event)
+        self._order(order)
+
+    def write(self, order: Write) -> Future[HostPart]:
+        """Write this host's owned shards of a snapshot under the save's unique names, once per save id."""
+        with self._lock:
+            self._answer = None
+            self._feed(order)
+            answer, self._answer = self._answer, None
+            self._saves = {save: one for save, one in self._saves.items() if self._machine.remembers(save)}
+        if isinstance(answer, Future):
+            return answer
+        assert answer is not None, "the machine answers each order"
+        refused: Future[HostPart] = Future()
+        refused.set_exception(answer)
+        return refused
+
+    def _write(self, order: Write, places: tuple[Place, ...]) -> HostPart:
+        try:
+            with self._lock:
+                slots = {place.rank: self._store.slot(place) for place in places}
+            return write_slots(self._storage, self._host, order, slots, self.arena.get_layout)
+        finally:
+            self._order(WriteEnded(save=order.save))
+
+    # ------------------------------------------------------------ end
+
+    def close(self, *, remove_arena: bool) -> None:
+        with self._lock:
+            self._stopping = True
+        self._wake()
+        if self._thread is not None:
+            self._thread.join(timeout=10.0)
+        self._writers.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            for caller in self._callers.values():
+                caller.close()
+            self._selector.close()
+            self._door.close()
+            self._wake_r.close()
+            self._wake_w.close()
+            self.arena.close(remove=remove_arena)
+
+
+def _kill(pid: int, rank: int) -> None:  # noqa: ARG001 - the model of the public API wants to know the rank
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,68 @@
+"""How a trainer's process reaches its run: the narrow port between the manager and whatever carries its calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from raystate.core.messages import HostId, Reply, TrainerExited
+
+
+class Unreachable(Exception):  # noqa: N818 - a state, for this package only
+    """The other end is away, and may come back: ask again until the deadline."""
+
+
+class Gone(Exception):  # noqa: N818
+    """The Coordinator has been ended on purpose: nobody will answer."""
+
+
+class Link(Protocol):
+    """One process's calls. Ray's is `actors.link.RayLink`; the model of the public API has one without processes.
+
+    Attributes:
+        host: the node of this process.
+    """
+
+    host: HostId
+
+    def enter(self, *, takeover: bool) -> None:
+        """Make this process a user of the run. RunInUseError, StorageError, BarrierTimeoutError."""
+        ...
+
+    def ask(self, event: Any, timeout_s: float) -> Reply:
+        """Ask the Coordinator, once. Raises Unreachable, Gone."""
+        ...
+
+    def failed(self, event: TrainerExited, error: BaseException) -> None:
+        """Tell the Coordinator that this trainer has raised `error`. Best effort."""
+        ...
+
+    def call_host(self, host: HostId, method: str, timeout_s: float, kwargs: dict[str, Any]) -> Any:
+        """Call a HostActor, once. Raises Unreachable, or the RaystateError that it raised."""
+        ...
+
+    def left(self, rank: int, world: int) -> None:
+        """After the LeaveReply: the Coordinator may end. Rank 0 returns when all actors of the run are gone."""
+        ...
+
+    def recoveries(self) -> list[dict[str, Any]]:
+        """The ledger so far. Empty if the Coordinator can't say."""
+        ...
+
+    def clock(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    def rest(self, condition: threading.Condition | None = None, seconds: float = 0.002) -> None:
+        """Let others work for a moment: until the condition is notified, or `seconds` have passed. No lock may be held."""
+        ...
+
+    def spawn(self, turn: Callable[[], bool], condition: threading.Condition, name: str) -> Callable[[], None]:
+        """Call `turn` again and again in the background: at once while it says True, else when the condition is notified or a few
+        milliseconds have passed.
+
+        Returns:
+            What ends it and waits until it has ended.
+        """
+        ...

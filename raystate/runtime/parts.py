@@ -1,0 +1,31 @@
+"""What HostActors hand to others: their part of a save, and pieces of a snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from raystate.core.messages import HostId
+from raystate.core.tree import DataObject, SlotTable, TreeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPart:
+    """What a HostActor wrote for a save: everything the Coordinator needs to merge, without the array bytes."""
+
+    host: HostId
+    writer: str
+    trees: tuple[TreeSpec, ...]
+    objects: dict[str, list[DataObject]]  # item -> data objects, named relative to the item's folder
+    claims: dict[str, list[tuple[int, tuple[int, ...], tuple[int, ...]]]]  # item -> (leaf, start, shape) written
+    tables: dict[int, SlotTable]  # rank -> items, metrics, values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankData:
+    """One rank's piece of a snapshot, as bytes: how another node gets it."""
+
+    layout: bytes
+    table: bytes
+    data: np.ndarray | None  # uint8[data_bytes]; None when only the small part was asked for

@@ -1,0 +1,147 @@
+"""The arena as the Host machine sees it: words and headers in, words and emptied slots out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+from raystate.arena import HostArena, Slot, SlotSet
+from raystate.arena.files import replace_file
+from raystate.core.errors import RaystateError
+from raystate.core.host_messages import Empty, HostMemory, Place, SetFound, SetRead, Speak, Unlocked
+from raystate.core.messages import Advice, Failure, Invalidate, Proposal, SnapshotId, Staged, TrainerWord
+from raystate.core.words import host_word_from_json, host_word_to_json, trainer_word_from_json
+
+logger = logging.getLogger("raystate.host")
+
+MEMORY = "memory.json"
+
+
+class SlotStore:
+    """One host's arena. Not thread-safe: the loop's lock guards it."""
+
+    def __init__(self, arena: HostArena):
+        self.arena = arena
+        self._read: dict[int, int] = {}  # set -> number of the word that was read last
+
+    def _set(self, index: int) -> SlotSet:
+        return next(one for one in self.arena.sets if one.index == index)
+
+    # ------------------------------------------------------------ reading
+
+    def found(self, held: SlotSet) -> SetFound:
+        """What lies in a set: first the words, then the slots."""
+        self._read.pop(held.index, None)
+        word = self._word(held)
+        cell = held.host_cell.read()
+        try:
+            said = host_word_from_json(cell[1]) if cell is not None else None
+        except ValueError as error:
+            logger.warning("the host's word in %s can't be read: %s", held.path, error)
+            said = None
+        return SetFound(index=held.index, trainer=held.trainer, word=word, contents=_contents(held), host_word=said)
+
+    def changes(self) -> list[SetRead]:
+        """The sets whose trainers have written a new word."""
+        changed: list[SetRead] = []
+        for held in self.arena.sets:
+            before = self._read.get(held.index)
+            word = self._word(held)
+            if word is not None and self._read.get(held.index) != before:
+                changed.append(SetRead(index=held.index, word=word, contents=_contents(held)))
+        return changed
+
+    def _word(self, held: SlotSet) -> TrainerWord | None:
+        cell = held.trainer_cell.read()
+        if cell is None:
+            return None
+        try:
+            word = trainer_word_from_json(cell[1])
+        except ValueError as error:
+            logger.warning("the trainer's word in %s can't be read: %s", held.path, error)
+            return None
+        self._read[held.index] = cell[0]
+        return word
+
+    def unlocked(self, index: int) -> Unlocked | None:
+        """Whether nobody holds the set and nobody is on the way to it."""
+        held = self._set(index)
+        if self.arena.trainer_alive(held):
+            return None
+        return Unlocked(index=index, contents=_contents(held))
+
+    def slot(self, place: Place) -> Slot:
+        return self._set(place.index).slots[place.slot]
+
+    def path(self, place: Place) -> str:
+        return str(self._set(place.index).path)
+
+    # ------------------------------------------------------------ what the machine asks for
+
+    def speak(self, command: Speak) -> None:
+        self._set(command.index).host_cell.write(host_word_to_json(command.word))
+
+    def empty(self, command: Empty) -> None:
+        self._set(command.index).slots[command.slot].invalidate()
+
+    def remove(self, index: int) -> bool:
+        """Give a set's memory back; False: somebody still has it."""
+        held = next((one for one in self.arena.sets if one.index == index), None)
+        if held is None:
+            return True
+        try:
+            self.arena.remove_set(held)
+        except RaystateError:
+            return False
+        self._read.pop(index, None)
+        return True
+
+    def remember(self, memory: HostMemory) -> None:
+        replace_file(self._memory_path, json.dumps(dataclasses.asdict(memory), separators=(",", ":")).encode())
+
+    def recall(self) -> HostMemory:
+        """What an earlier HostActor of this arena remembered."""
+        try:
+            raw = json.loads(self._memory_path.read_bytes())
+            base = Invalidate(**raw["base"]) if raw["base"] else None
+            return HostMemory(base=base, advice=_advice(raw["advice"]) if raw["advice"] else None)
+        except (OSError, ValueError, TypeError, KeyError):
+            return HostMemory()
+
+    @property
+    def _memory_path(self) -> Path:
+        return self.arena.path / MEMORY
+
+
+def _contents(held: SlotSet) -> tuple[Staged | None, ...]:
+    return tuple(_content(slot) for slot in held.slots)
+
+
+def _content(slot: Slot) -> Staged | None:
+    content = slot.read()
+    if content is None:
+        return None
+    header = content.header
+    return Staged(
+        rank=header.rank,
+        world=header.world,
+        lineage=header.lineage,
+        step=header.step,
+        again=header.again,
+        layout=header.layout,
+        promised=header.promised,
+        nbytes=header.data_bytes,
+    )
+
+
+def _advice(raw: dict[str, object]) -> Advice:
+    fields = dict(raw)
+    for name in ("stable", "save_errors"):
+        fields[name] = tuple(fields[name])  # type: ignore[arg-type]
+    fields["dead"] = tuple(tuple(one) for one in fields["dead"])  # type: ignore[union-attr]
+    fields["keep"] = tuple(SnapshotId(*one) for one in fields["keep"])  # type: ignore[union-attr]
+    for name, kind in (("proposal", Proposal), ("failure", Failure)):
+        fields[name] = kind(**fields[name]) if fields[name] else None  # type: ignore[arg-type]
+    return Advice(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,75 @@
+"""A host's share of a save: from its slots to unique names in storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from raystate import fault_points
+from raystate.arena import Slot, crc32c
+from raystate.core.errors import CorruptCheckpointError
+from raystate.core.messages import HostId, Write
+from raystate.core.tree import DataObject, Layout, Piece, SlotTable, TreeSpec
+from raystate.runtime.parts import HostPart
+from raystate.runtime.share import write_share
+from raystate.storage import StepFolder, Storage
+
+
+def write_slots(
+    storage: Storage, host: HostId, order: Write, slots: Mapping[int, Slot], get_layout: Callable[[str], bytes]
+) -> HostPart:
+    """Write the owned pieces of these ranks' slots under the save's unique names. The slots must not change meanwhile.
+
+    Args:
+        slots: by rank.
+        get_layout: a layout's bytes by its name (`SlotTable.layout_ref`).
+
+    Raises:
+        CorruptCheckpointError: a piece in memory is not what was staged. StorageError.
+    """
+    writer = f"{order.save}h{host[:12]}"
+    folder = StepFolder(storage, order.step, order.save)
+    trees: tuple[TreeSpec, ...] = ()
+    tables: dict[int, SlotTable] = {}
+    pieces: dict[int, list[tuple[int, tuple[int, ...], np.ndarray]]] = {}
+    for rank, slot in sorted(slots.items()):
+        content = slot.read()
+        if content is None:
+            raise CorruptCheckpointError(
+                f"step {order.step}: the slot of rank {rank} in the memory of host {host[:8]} is damaged",
+                step=order.step,
+                rank=rank,
+            )
+        table = tables[rank] = SlotTable.from_bytes(content.table)
+        layout = Layout.from_bytes(get_layout(table.layout_ref))
+        trees = trees or layout.trees
+        for piece, expected in zip(layout.pieces, table.crc32c, strict=True):
+            if not piece.owned:
+                continue
+            data = content.data[piece.offset : piece.offset + piece.nbytes]
+            if crc32c(data) != expected:
+                name = layout.trees[piece.tree].leaves[piece.leaf].name
+                raise CorruptCheckpointError(
+                    f"step {order.step}: {name!r} of rank {rank} was damaged in the memory of host {host[:8]}",
+                    step=order.step, rank=rank, path=name, host=host,
+                )  # fmt: skip
+            pieces.setdefault(piece.tree, []).append((piece.leaf, piece.start, as_array(data, layout, piece)))
+    objects: dict[str, list[DataObject]] = {}
+    claims: dict[str, list[tuple[int, tuple[int, ...], tuple[int, ...]]]] = {}
+    for index, tree in enumerate(trees):
+        mine = pieces.get(index, [])
+        claims[tree.item] = [(leaf, start, array.shape) for leaf, start, array in mine]
+        if mine:
+            objects[tree.item] = write_share(storage, folder.write_prefix, writer, tree, mine)
+    fault_points.reached("writing")
+    return HostPart(host=host, writer=writer, trees=trees, objects=objects, claims=claims, tables=tables)
+
+
+def as_array(data: np.ndarray, layout: Layout, piece: Piece) -> np.ndarray:
+    """The piece's bytes as an array of its dtype and shape, without a copy."""
+    import ml_dtypes  # noqa: F401 - registers bfloat16 and friends with numpy
+
+    spec = layout.trees[piece.tree].leaves[piece.leaf].array
+    assert spec is not None
+    return data.view(np.dtype(spec.dtype)).reshape(piece.shape)
