@@ -319,6 +319,8 @@ class Host:
             return  # it has reconnected already
         one = self._sets.get(hello.set_index)
         word = one.word if one is not None else None
+        if event.alive and word is not None and not trainer.said_bye:
+            return
         if one is not None:
             one.exited = True
         clean = not trainer.ended and (trainer.said_bye or (word is not None and word.phase == "closing"))
@@ -343,9 +345,9 @@ class Host:
         word = one.word
         if word is None or one.exited:
             return
-        # It died while no HostActor looked: it never rang.
+        # Its connection had ended before, or it died while no HostActor looked: it never rang.
         one.exited = True
-        reason = f"trainer rank {word.rank} died while its HostActor was away"
+        reason = word.error if word.phase == "failed" and word.error else f"trainer rank {word.rank} died"
         self._say_exit(word.lineage, word.rank, clean=word.phase == "closing", reason=reason)
 
     def _say_exit(self, lineage: str, rank: int, *, clean: bool, reason: str, ended: bool = False) -> None:

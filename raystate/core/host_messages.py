@@ -64,9 +64,13 @@ class SaidBye:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnected:
-    """The connection has ended. Its set has been read before this event."""
+    """The connection has ended. Its set has been read before this event.
+
+    `alive`: its trainer still holds its slots' lock: it calls again, or Unlocked tells of its end.
+    """
 
     connection: int
+    alive: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

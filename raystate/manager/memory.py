@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from raystate.arena import SlotSet
+from raystate.arena.layouts import get_layout
 from raystate.arrays import Holding, MemorySource, PieceSource, ReadRequest
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.messages import HostId, RestoreChoice, SnapshotId, Staged
@@ -45,7 +46,7 @@ class MemorySnapshot:
                 f"the slot of rank {rank} for step {self._choice.step} changed while it was read", step=self._choice.step, rank=rank
             )
         table = SlotTable.from_bytes(content.table)
-        layout = Layout.from_bytes((self._session.arena_path / "layouts" / table.layout_ref).read_bytes())
+        layout = Layout.from_bytes(get_layout(self._session.arena_path, table.layout_ref))
         self._tables[rank] = table
         self._holdings[rank] = Holding(layout=layout, data=content.data, crc32c=table.crc32c, holder=f"rank {rank} on this node")
 

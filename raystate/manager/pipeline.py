@@ -29,7 +29,8 @@ from raystate.restored import STATE
 
 logger = logging.getLogger("raystate")
 
-PROMISE_WAIT_S = 1.0  # for the slot of the durable step before this one, as long as slots come at all
+NO_PROGRESS_S = 4.0  # for so long a promised step may hold up the next one while storage does nothing
+PROGRESS_LOOK_S = 0.1
 GRANT_WAIT_S = 5.0  # then training begins without; slots come when the HostActor is back
 LEAST_TABLE_BYTES = 64 << 10  # for items, metrics and custom
 REMEMBERED_ERRORS = 8
@@ -170,16 +171,26 @@ class Pipeline:
         )
 
     def _wait_for_turn(self, step: int, force: bool) -> None:
-        """A promised step before this one still has no slot, and this one would take its place. Two copies of the state beside it would be
-        too many: a loop that runs ahead of its devices waits for its own computation, and for a moment for a slot that is on its way.
-        When storage is slow or out none comes, and training goes on."""
+        """A promised step before this one still has no slot, and this one would take its place; two copies of the state beside it would
+        be too many. So a loop that runs ahead of its devices waits for its own computation, and one that makes more steps durable than
+        storage can write goes at storage's pace. When storage fails or makes no progress at all, training goes on."""
         with self._lock:
             if self.machine.held is None or not (force or self.machine.would_be_durable(step)):
                 return
         self._wait(lambda: self._running is None, self._config.save_timeout_s)
+        link, progress = self._session.link, self._progress()
+        since_s = link.clock()
+        while self._slots_come and not self._wait(lambda: self.machine.held is None, PROGRESS_LOOK_S):
+            if self._progress() != progress:
+                since_s, progress = link.clock(), self._progress()
+            word = self._session.host_word()
+            if link.clock() - since_s > NO_PROGRESS_S or (word is not None and word.save_errors):
+                self._slots_come = False  # until one does
+
+    def _progress(self) -> tuple[int, tuple[int, ...]]:
+        """Changes when a step becomes durable or slots are granted."""
         word = self._session.host_word()
-        if self._slots_come and not (word is not None and word.save_errors):
-            self._slots_come = self._wait(lambda: self.machine.held is None, PROMISE_WAIT_S)
+        return (-1, ()) if word is None else (word.durable_step, word.grants)
 
     def _drop(self, step: int) -> None:
         """A newer promised step takes the place of one that still waits for a slot."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -171,7 +172,8 @@ class Session:
             cell = self.arena.host_cell.read()
             if cell is not None and cell[0] != self._host_word_seq:
                 self._host_word_seq = cell[0]
-                self._host_word = host_word_from_json(cell[1])
+                with contextlib.suppress(ValueError):  # of another version, or damaged: the next one counts
+                    self._host_word = host_word_from_json(cell[1])
             return self._host_word
 
     def write_word(self, word: TrainerWord) -> None:

@@ -190,8 +190,10 @@ class HostLoop:
         del self._callers[number]
         for event in self._store.changes():  # its last word
             self._feed(event)
-        self._feed(Disconnected(connection=number))
+        index = caller.hello.set_index if caller.hello is not None else -1
+        self._feed(Disconnected(connection=number, alive=self._store.is_attached(index)))
         caller.close()
+        self.arena.prune_layouts()
 
     # ------------------------------------------------------------ the machine
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from pathlib import Path
 
 from raystate.arena import HostArena, Slot, SlotSet
-from raystate.arena.files import replace_file
+from raystate.arena.files import read_json, write_json
 from raystate.core.errors import RaystateError
 from raystate.core.host_messages import Empty, HostMemory, Place, SetFound, SetRead, Speak, Unlocked
 from raystate.core.messages import Advice, Failure, Invalidate, Proposal, SnapshotId, Staged, TrainerWord
@@ -72,6 +71,11 @@ class SlotStore:
             return None
         return Unlocked(index=index, contents=_contents(held))
 
+    def is_attached(self, index: int) -> bool:
+        """Whether a trainer holds the set's lock."""
+        held = next((one for one in self.arena.sets if one.index == index), None)
+        return held is not None and self.arena.trainer_state(held) == "attached"
+
     def slot(self, place: Place) -> Slot:
         return self._set(place.index).slots[place.slot]
 
@@ -99,12 +103,14 @@ class SlotStore:
         return True
 
     def remember(self, memory: HostMemory) -> None:
-        replace_file(self._memory_path, json.dumps(dataclasses.asdict(memory), separators=(",", ":")).encode())
+        write_json(self._memory_path, dataclasses.asdict(memory))
 
     def recall(self) -> HostMemory:
         """What an earlier HostActor of this arena remembered."""
         try:
-            raw = json.loads(self._memory_path.read_bytes())
+            raw = read_json(self._memory_path)
+            if raw is None:
+                return HostMemory()
             base = Invalidate(**raw["base"]) if raw["base"] else None
             return HostMemory(base=base, advice=_advice(raw["advice"]) if raw["advice"] else None)
         except (OSError, ValueError, TypeError, KeyError):
