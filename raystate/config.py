@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 import pydantic
 from pydantic import Field
 
+from raystate.arena.files import check_arena_dir
 from raystate.arena.memory import parse_memory
 from raystate.core.errors import ConfigError
 from raystate.core.messages import Settings
@@ -214,6 +215,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         text = str(value) if isinstance(value, str | PurePath) else ""
         if not os.path.isabs(text):
             raise ValueError("must be an absolute directory (every node opens it) or None")
+        check_arena_dir(os.path.normpath(text))  # its ConfigError names the field already
         return os.path.normpath(text)
 
     @pydantic.field_validator("best_metric")

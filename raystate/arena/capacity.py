@@ -48,20 +48,22 @@ def arena_bytes(path: Path) -> ArenaBytes:
         for name in names:
             try:
                 found = os.stat(os.path.join(directory, name), follow_symlinks=False)
-            except FileNotFoundError:
+            except OSError:  # gone, or somebody else's
                 continue
             promised += max(found.st_size, found.st_blocks * 512)
             reserved += found.st_blocks * 512
             if name == SET_META:
-                buffers += (read_json(Path(directory) / name) or {}).get("buffer_bytes", 0)
+                count = (read_json(Path(directory) / name) or {}).get("buffer_bytes")
+                buffers += count if isinstance(count, int) else 0
     return ArenaBytes(promised=promised, reserved=reserved, buffers=buffers)
 
 
 def all_arenas(root: Path) -> list[Path]:
     """Every arena under `root`, of whatever run and node."""
     try:
-        return sorted(Path(entry.path) for entry in os.scandir(root) if entry.name.startswith(PREFIX) and entry.is_dir())
-    except FileNotFoundError:
+        entries = [entry for entry in os.scandir(root) if entry.name.startswith(PREFIX)]
+        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
         return []
 
 

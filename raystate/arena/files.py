@@ -28,7 +28,29 @@ TRAINER_LOCK_PREFIX = "trainer.lock."
 TRAINER_CELL = "trainer.cell"
 HOST_CELL = "host.cell"
 
+_MAX_NAME_BYTES = 255  # Linux' limits, of a name and of a path
+MAX_ARENA_DIR_BYTES = 4095 - 255
+
 _NAME = re.compile(r"^[A-Za-z0-9_.-]+$")
+
+
+def check_arena_dir(arena_dir: str) -> None:
+    """Whether files with the names of an arena's can lie below that directory, on any node.
+
+    Raises:
+        ConfigError: its path, or a name in it, is longer than Linux allows, or it has a NUL character.
+    """
+    path = os.fsencode(arena_dir)
+    name = max(path.split(b"/"), key=len)
+    if len(path) > MAX_ARENA_DIR_BYTES:
+        limit = f"its path has {len(path)} bytes; {MAX_ARENA_DIR_BYTES} leave room for the names below it"
+    elif len(name) > _MAX_NAME_BYTES:
+        limit = f"the name {os.fsdecode(name[:20])}… in it has {len(name)} bytes; the limit is {_MAX_NAME_BYTES}"
+    elif b"\0" in path:
+        limit = "a path has no NUL character"
+    else:
+        return
+    raise ConfigError(f"arena_dir: {limit}", field="arena_dir", got=arena_dir)
 
 
 def default_root(arena_dir: str | None = None) -> Path:
@@ -41,10 +63,11 @@ def default_root(arena_dir: str | None = None) -> Path:
         An existing directory.
 
     Raises:
-        ConfigError: it is not a directory that this process may write to.
+        ConfigError: it is too long, or it is not a directory that this process may use.
     """
     root = Path(arena_dir) if arena_dir is not None else Path("/dev/shm")
-    if not root.is_dir() or not os.access(root, os.W_OK | os.X_OK):
+    check_arena_dir(str(root))
+    if not os.path.isdir(root) or not os.access(root, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigError(
             f"arena_dir: {root} is not a writable directory; set arena_dir to a memory-backed directory (tmpfs) of this node",
             field="arena_dir",
@@ -60,22 +83,33 @@ def arena_path(root: Path, run_hash: str, node_id: str) -> Path:
     return Path(root) / f"{PREFIX}{run_hash}-{node_id[:12]}"
 
 
+def is_private_dir(path: Path) -> bool:
+    """Whether `path` is a real directory (no link) of this user that nobody else can enter, as all arenas are."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
+
+
 def make_private_dir(path: Path) -> None:
     """Create `path` with mode 0700, or check that what is there is a real directory of this user that nobody else can enter.
 
     Raises:
-        RaystateError: somebody else's, or a link: shared memory is writable by everybody, so a name proves nothing.
+        RaystateError: somebody else's, or a link: shared memory is writable by everybody, so a name proves nothing. Or it can't be
+            created.
     """
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        found = os.lstat(path)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        if not is_private_dir(path):
             raise RaystateError(
-                f"{path} exists and is not a private directory of user {os.geteuid()} "
-                f"(owner {found.st_uid}, mode {stat.filemode(found.st_mode)}); remove it or set another arena_dir",
+                f"{path} exists and is not a private directory of user {os.geteuid()} ({_looks_like(path)}); "
+                f"remove it or set another arena_dir",
                 path=str(path),
             ) from None
+    except OSError as error:
+        raise RaystateError(f"{path} cannot be created: {error.strerror}; set another arena_dir", path=str(path)) from None
 
 
 def create_file(path: Path, size_bytes: int = 0) -> int:
@@ -115,6 +149,8 @@ def open_regular(path: Path, flags: int) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV):
             raise _foreign(path) from None
+        if error.errno == errno.ENOTDIR:
+            raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -141,13 +177,25 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _foreign(path: Path) -> RaystateError:
-    try:
-        found = stat.filemode(os.lstat(path).st_mode)
-    except OSError:
-        found = "gone by now"
     return RaystateError(
-        f"{path} is no ordinary file ({found}) and not raystate's; remove it or set another arena_dir", path=str(path)
+        f"{path} is no ordinary file ({_looks_like(path)}) and not raystate's; remove it or set another arena_dir", path=str(path)
     )
+
+
+def _looks_like(path: Path) -> str:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return "gone by now"
+    return f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}"
+
+
+def remove_entry(path: Path) -> None:
+    """Remove whatever lies at `path`, and of a link the link alone; what is already gone is fine."""
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def remove_tree(path: Path, *, last: str = "") -> None:
@@ -163,14 +211,6 @@ def remove_tree(path: Path, *, last: str = "") -> None:
             Path(entry.path).unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
         path.rmdir()
-
-
-def remove_entry(path: Path) -> None:
-    """Remove whatever lies at `path`; what is already gone is fine."""
-    if path.is_dir() and not path.is_symlink():
-        remove_tree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def page_ceil(size_bytes: int) -> int:

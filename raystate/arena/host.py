@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import threading
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
 from raystate.arena import layouts
 from raystate.arena.capacity import Need, check_capacity, lock_root, reservation_failed
 from raystate.arena.files import (
-    HOST_CELL,
     HOST_LOCK,
     LAYOUTS,
     META,
@@ -22,15 +21,18 @@ from raystate.arena.files import (
     SLOT_PREFIX,
     TRAINER_CELL,
     create_file,
+    is_private_dir,
+    make_private_dir,
     page_ceil,
+    remove_entry,
     remove_tree,
     write_json,
 )
 from raystate.arena.locks import FileLock
 from raystate.arena.meta import ArenaMeta, lock_arena
 from raystate.arena.processes import ProcessMark, boot_id, is_gone, mark_process
-from raystate.arena.slot import SlotHeader, create_slot_file, fill_slot_file, slot_file_bytes
-from raystate.arena.slot_set import SetInfo, SlotSet, read_note, release_all, seize, trainer_lock
+from raystate.arena.slot import SlotHeader, create_slot_file, slot_file_bytes
+from raystate.arena.slot_set import SetInfo, SlotSet, create_set, read_note, release_all, seize, trainer_lock
 from raystate.arena.word import CELL_BYTES, WordCell
 from raystate.core.errors import ConfigError, RaystateError
 from raystate.core.words import MAX_SLOTS
@@ -101,7 +103,7 @@ class HostArena:
                 node=mark_process(node_pid) if node_pid else None,
             )
             arena._adopt_or_empty(wanted)
-            (path / LAYOUTS).mkdir(mode=0o700, exist_ok=True)
+            make_private_dir(path / LAYOUTS)
             write_json(path / META, dataclasses.asdict(wanted))
             arena.prune_layouts()  # of trainers that left while no HostActor was there
         except BaseException:
@@ -299,10 +301,10 @@ class HostArena:
             pairs = [(name, getattr(found, name), getattr(wanted, name)) for name in names]
             differ = ", ".join(f"{name} {got!r} is not {want!r}" for name, got, want in pairs if got != want)
         for entry in sorted(self.path.iterdir()):
-            if entry.name in (HOST_LOCK, META):
+            if entry.name == HOST_LOCK or (entry.name == META and found):
                 continue
-            if differ:
-                remove_tree(entry) if entry.is_dir() else entry.unlink()
+            if differ or (entry.name == LAYOUTS and not is_private_dir(entry)):
+                remove_entry(entry)
             elif entry.name.startswith(SET_PREFIX):
                 self._adopt_set(entry)
         self.sets.sort(key=lambda held: held.index)
@@ -314,10 +316,15 @@ class HostArena:
 
     def _adopt_set(self, path: Path) -> None:
         try:
-            self.sets.append(SlotSet.open(path, role="host"))
-        except (RaystateError, OSError, ValueError, TypeError, KeyError) as error:
+            if not is_private_dir(path):
+                raise RaystateError("it is not a private directory")
+            held = SlotSet.open(path, role="host")
+            if path.name != f"{SET_PREFIX}{held.index}":
+                raise RaystateError(f"it says that it is set {held.index}")
+            self.sets.append(held)
+        except RaystateError as error:
             self.notes.append(f"removed {path.name}, which was never finished: {error}")
-            remove_tree(path)
+            remove_entry(path)
 
     def _hand_over(self, held: SlotSet, trainer: str, pid: int | None) -> bool:
         """Make the set `trainer`'s; False if somebody has come to hold it meanwhile."""
@@ -348,7 +355,17 @@ class HostArena:
     def _create(self, trainer: str, need: Need, *, data_bytes: int, table_bytes: int, pid: int | None) -> SlotSet:
         root, size, slots = self.path.parent, need.slot_bytes, need.slots
         index = max((held.index for held in self.sets), default=-1) + 1
-        path = self.path / f"{SET_PREFIX}{index}"
+        while os.path.lexists(path := self.path / f"{SET_PREFIX}{index}"):  # not ours, or left by a failure
+            index += 1
+        info = SetInfo(
+            index=index,
+            slots=slots,
+            data_bytes=page_ceil(data_bytes),
+            table_bytes=page_ceil(table_bytes),
+            buffer_bytes=need.buffer_bytes,
+            trainer=trainer,
+            owner=mark_process(pid) if pid else None,
+        )
         files: list[int] = []
         try:
             with lock_root(
@@ -357,27 +374,13 @@ class HostArena:
                 check_capacity(root, need, cap_bytes=self.cap_bytes, memory_threshold=self._memory_threshold)
                 path.mkdir(mode=0o700)
                 files += [create_slot_file(path / f"{SLOT_PREFIX}{number}", size) for number in range(slots)]
-            try:
-                with ThreadPoolExecutor(len(files), thread_name_prefix="raystate-reserve") as pool:
-                    list(pool.map(lambda fd: fill_slot_file(fd, size), files))
-                for name in (TRAINER_CELL, HOST_CELL):
-                    WordCell.create(path / name)
-            except OSError as error:
-                raise reservation_failed(root, need, self.cap_bytes) from error
-            os.close(create_file(trainer_lock(path, trainer)))
-            info = SetInfo(
-                index=index,
-                slots=slots,
-                data_bytes=page_ceil(data_bytes),
-                table_bytes=page_ceil(table_bytes),
-                buffer_bytes=need.buffer_bytes,
-                trainer=trainer,
-                owner=mark_process(pid) if pid else None,
-            )
-            info.write(path)
-            held = SlotSet(path, info, role="host")
-        except BaseException:
+            held = create_set(path, info, files)
+        except BaseException as error:
             remove_tree(path)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise reservation_failed(root, need, self.cap_bytes) from error
+            if isinstance(error, OSError):
+                raise RaystateError(f"slot set {path} could not be created: {error}", path=str(path)) from error
             raise
         finally:
             for fd in files:

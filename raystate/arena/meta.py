@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from raystate.arena.files import FORMAT, HOST_LOCK, META, make_private_dir, read_json
+from raystate.arena.files import FORMAT, HOST_LOCK, META, make_private_dir, read_bytes, read_json
 from raystate.arena.locks import FileLock
 from raystate.arena.processes import ProcessMark
 from raystate.core.errors import RaystateError
+
+_VANISHES_S = 5.0  # how long an arena's directory may vanish each time that it is made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +31,15 @@ class ArenaMeta:
     def read(cls, arena: Path) -> ArenaMeta | None:
         raw = read_json(arena / META)
         try:
-            return (
+            meta = (
                 cls(**{**raw, "host": ProcessMark.from_json(raw["host"]), "node": ProcessMark.from_json(raw["node"])})
                 if raw
                 else None
             )
         except (KeyError, TypeError):  # another format's
             return None
+        names = (meta.run, meta.storage, meta.node_id, meta.boot) if meta else ()
+        return meta if all(isinstance(name, str) for name in names) else None
 
 
 def lock_arena(path: Path, timeout_s: float) -> FileLock:
@@ -42,21 +48,23 @@ def lock_arena(path: Path, timeout_s: float) -> FileLock:
     Raises:
         RaystateError: another process holds it (`pid`) after `timeout_s` seconds, or the directory is not this user's own.
     """
+    deadline_s = time.monotonic() + timeout_s
+    holder = ""
     while True:
         make_private_dir(path)
-        try:
-            lock = FileLock.take(path / HOST_LOCK, shared=False, create=True, timeout_s=timeout_s)
-        except FileNotFoundError:  # a sweep took the directory away in between
-            continue
-        if lock is not None:
-            return lock
-        try:
-            holder = (path / HOST_LOCK).read_text() or "unknown"
-        except FileNotFoundError:
-            continue
-        raise RaystateError(
-            f"arena {path} is in use by process {holder} (waited {timeout_s:g} s)",
-            path=str(path),
-            pid=int(holder) if holder.isdigit() else None,
-            waited_s=timeout_s,
-        )
+        # A sweep may take the directory away in between; then it is made anew.
+        with contextlib.suppress(FileNotFoundError):
+            lock = FileLock.take(path / HOST_LOCK, shared=False, create=True, timeout_s=max(deadline_s - time.monotonic(), 0.0))
+            if lock is not None:
+                return lock
+            holder = (read_bytes(path / HOST_LOCK) or b"unknown").decode(errors="replace")
+            break
+        if time.monotonic() >= deadline_s + _VANISHES_S:
+            holder = "unknown, which removes it again and again"
+            break
+    raise RaystateError(
+        f"arena {path} is in use by process {holder} (waited {timeout_s:g} s)",
+        path=str(path),
+        pid=int(holder) if holder.isdigit() else None,
+        waited_s=timeout_s,
+    )

@@ -22,10 +22,14 @@ class ProcessMark:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any] | None) -> ProcessMark | None:
+        """What `to_json` gave; None for anything else."""
         try:
-            return cls(**raw) if raw else None
+            mark = cls(**raw) if raw else None
         except TypeError:
             return None
+        if mark is None or type(mark.pid) is not int or type(mark.start_ticks) is not int:
+            return None
+        return mark if isinstance(mark.boot, str) and isinstance(mark.namespace, str) else None
 
 
 def boot_id() -> str:

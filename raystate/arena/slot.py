@@ -20,7 +20,7 @@ from typing import Literal
 import google_crc32c
 import numpy as np
 
-from raystate.arena.files import FORMAT, PAGE_BYTES, create_file, page_ceil
+from raystate.arena.files import FORMAT, PAGE_BYTES, create_file, open_regular, page_ceil
 from raystate.checksum import Bytes, crc32c
 from raystate.core.errors import CapacityError, RaystateError
 
@@ -71,7 +71,7 @@ class Slot:
         self.role: Role = role
         self._filling = False
         size = slot_file_bytes(table_bytes, data_bytes)
-        fd = os.open(path, (os.O_RDONLY if role == "reader" else os.O_RDWR) | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_regular(path, os.O_RDONLY if role == "reader" else os.O_RDWR)
         try:
             if os.fstat(fd).st_size != size:
                 raise RaystateError(f"{path} has {os.fstat(fd).st_size} bytes, expected {size}", path=str(path))
@@ -203,12 +203,13 @@ def create_slot_file(path: Path, size_bytes: int) -> int:
     return create_file(path, size_bytes)
 
 
-def fill_slot_file(fd: int, size_bytes: int) -> None:
+def fill_slot_file(fd: int) -> None:
     """Reserve every page (an error now, never a signal later) and touch it once: fresh pages cost twenty times as much.
 
     Raises:
         OSError: ENOSPC, the file system is full.
     """
+    size_bytes = os.fstat(fd).st_size
     os.posix_fallocate(fd, 0, size_bytes)
     touch_pages(np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8), write=True)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,13 @@ from raystate.arena.files import (
     SLOT_PREFIX,
     TRAINER_CELL,
     TRAINER_LOCK_PREFIX,
+    create_file,
     read_json,
     write_json,
 )
 from raystate.arena.locks import FileLock
 from raystate.arena.processes import ProcessMark
-from raystate.arena.slot import Role, Slot
+from raystate.arena.slot import Role, Slot, fill_slot_file
 from raystate.arena.word import WordCell
 from raystate.core.errors import RaystateError
 
@@ -53,9 +56,11 @@ class SetInfo:
         if raw is None or raw.pop("format", None) != FORMAT:
             return None
         try:
-            return cls(**{**raw, "owner": ProcessMark.from_json(raw.get("owner"))})
+            info = cls(**{**raw, "owner": ProcessMark.from_json(raw.get("owner"))})
         except TypeError:  # not what `write` writes
             return None
+        numbers = (info.index, info.slots, info.data_bytes, info.table_bytes, info.buffer_bytes)
+        return info if all(type(number) is int and number >= 0 for number in numbers) and isinstance(info.trainer, str) else None
 
 
 class SlotSet:
@@ -89,8 +94,10 @@ class SlotSet:
                 )
             for name, writer in ((TRAINER_CELL, "trainer"), (HOST_CELL, "host")):
                 self._cells.append(WordCell.open(path / name, writable=role == writer))
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError | ValueError):  # removed meanwhile, some of it is missing, or no descriptor is left
+                raise RaystateError(f"slot set {path} cannot be opened: {error}", path=str(path)) from error
             raise
         self.trainer_cell, self.host_cell = self._cells
 
@@ -133,6 +140,21 @@ class SlotSet:
         return left
 
 
+def create_set(path: Path, info: SetInfo, slot_files: list[int]) -> SlotSet:
+    """Finish a new set: reserve the slots' files, which lie there with their sizes, and put the rest beside them.
+
+    Raises:
+        OSError: the file system is full.
+    """
+    with ThreadPoolExecutor(len(slot_files), thread_name_prefix="raystate-reserve") as pool:
+        list(pool.map(fill_slot_file, slot_files))
+    for name in (TRAINER_CELL, HOST_CELL):
+        WordCell.create(path / name)
+    os.close(create_file(trainer_lock(path, info.trainer)))
+    info.write(path)
+    return SlotSet(path, info, role="host")
+
+
 def trainer_lock(path: Path, trainer: str) -> Path:
     """The lock file of one incarnation in the set at `path`; any text can name a trainer."""
     return path / f"{TRAINER_LOCK_PREFIX}{hashlib.sha256(trainer.encode()).hexdigest()[:16]}"
@@ -157,7 +179,7 @@ def seize(path: Path) -> list[FileLock] | None:
     for lock_path in trainer_locks(path):
         try:
             lock = FileLock.take(lock_path, shared=False)
-        except FileNotFoundError:
+        except (FileNotFoundError, RaystateError):  # gone, or no file: no trainer can hold that
             continue
         if lock is None:
             release_all(held)

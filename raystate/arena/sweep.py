@@ -8,16 +8,18 @@ same machine, and every test that simulates one, has nodes that this one has nev
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from raystate.arena.capacity import all_arenas
-from raystate.arena.files import HOST_LOCK, META, SET_PREFIX, remove_tree
+from raystate.arena.files import HOST_LOCK, LAYOUTS, META, SET_PREFIX, is_private_dir, remove_tree
 from raystate.arena.locks import FileLock
 from raystate.arena.meta import ArenaMeta
 from raystate.arena.processes import boot_id, is_gone
 from raystate.arena.slot_set import release_all, seize
+from raystate.core.errors import RaystateError
 
 
 def sweep(
@@ -39,27 +41,38 @@ def sweep(
     """
     removed: list[str] = []
     for path in all_arenas(Path(root)):
-        try:
-            if path == keep or os.lstat(path).st_uid != os.geteuid():
-                continue
-            lock = FileLock.take(path / HOST_LOCK, shared=False, create=True)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue
-        if lock is None:
-            continue
-        with lock:
-            reason = _why_dead(path, dead_nodes, is_dead)
-            if reason and not _has_trainer(path):
-                remove_tree(path, last=HOST_LOCK)
-                removed.append(f"{path.name}: {reason}")
+        if path != keep and is_private_dir(path) and _looks_like_an_arena(path):
+            with contextlib.suppress(OSError, RaystateError):  # gone meanwhile, or it holds what this process may not touch
+                removed += _sweep_one(path, dead_nodes, is_dead)
     return removed
+
+
+def _sweep_one(path: Path, dead_nodes: Collection[str], is_dead: Callable[[ArenaMeta], str | None] | None) -> list[str]:
+    lock = FileLock.take(path / HOST_LOCK, shared=False, create=True)
+    if lock is None:
+        return []
+    with lock:
+        reason = _why_dead(path, dead_nodes, is_dead)
+        if not reason or _has_trainer(path):
+            return []
+        remove_tree(path, last=HOST_LOCK)
+    return [f"{path.name}: {reason}"]
+
+
+def _looks_like_an_arena(path: Path) -> bool:
+    """A directory may have such a name for reasons of its user's: without a meta.json it is one of ours only if it holds no more
+    than a HostActor that was killed in its first moment leaves."""
+    with contextlib.suppress(OSError):
+        names = set(os.listdir(path))
+        return META in names or all(name in (HOST_LOCK, LAYOUTS) or name.startswith(f".{META}.") for name in names)
+    return False
 
 
 def _why_dead(path: Path, dead_nodes: Collection[str], is_dead: Callable[[ArenaMeta], str | None] | None) -> str | None:
     meta = ArenaMeta.read(path)
     if meta is None:
         # Not even opened once, by somebody who is gone now. A meta.json of another format is another version's to judge.
-        return None if (path / META).exists() else "it was never finished"
+        return None if os.path.lexists(path / META) else "it was never finished"
     if meta.boot and meta.boot != boot_id():
         return "the machine has booted since"
     if meta.node_id in dead_nodes:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from raystate.arena.files import create_file
+from raystate.arena.files import create_file, open_regular
 from raystate.core.errors import RaystateError
 from raystate.core.words import MAX_WORD_BYTES
 
@@ -46,8 +46,10 @@ class WordCell:
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> WordCell:
-        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_regular(path, os.O_RDWR if writable else os.O_RDONLY)
         try:
+            if os.fstat(fd).st_size != CELL_BYTES:
+                raise RaystateError(f"{path} has {os.fstat(fd).st_size} bytes, expected {CELL_BYTES}", path=str(path))
             return cls(mmap.mmap(fd, CELL_BYTES, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ), writable=writable)
         finally:
             os.close(fd)

@@ -305,11 +305,11 @@ def test_close_with_remove_leaves_nothing(root: Path, open_host: OpenHost):
 
 
 def test_a_failed_reservation_leaves_nothing(open_host: OpenHost, monkeypatch: pytest.MonkeyPatch):
-    from raystate.arena import host as module
+    from raystate.arena import slot_set as module
 
     host = open_host()
 
-    def full(fd: int, size_bytes: int) -> None:
+    def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "fill_slot_file", full)
