@@ -33,11 +33,12 @@ from rich.table import Table
 WORKERS = 2
 NODES = 2  # beside the head, which runs no trainer
 START_TIMEOUT_S = 60.0
-JOB_TIMEOUT_S = 300.0
+JOB_TIMEOUT_S = 900.0  # a machine that does much else takes three minutes for one
 POLL_S = 0.05
 CHECK_S = 5.0
 ARRAYS = "state"
 BUCKET = "demo"
+LOG_WIDTH = 120  # characters, where the output is no terminal that has a width
 LAST_EXPORT = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
 
 READ_WITH_ORBAX = """
@@ -65,6 +66,7 @@ class DemoFailed(Exception):  # noqa: N818 - the demo's own verdict, shown to a 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kill:
     what: str
+    pid: int
     at_step: int
     at_s: float
 
@@ -212,7 +214,7 @@ def kill_trainer(run: Run, rank: int) -> Kill:
     pid = [event["pid"] for event in run.events() if event["rank"] == rank][-1]
     step, now_s = run.newest_step(), time.time()
     os.kill(pid, signal.SIGKILL)
-    return Kill(what=f"trainer, rank {rank} (pid {pid})", at_step=step, at_s=now_s)
+    return Kill(what=f"trainer, rank {rank}", pid=pid, at_step=step, at_s=now_s)
 
 
 def kill_host_actor(run: Run) -> Kill:
@@ -227,7 +229,7 @@ def kill_host_actor(run: Run) -> Kill:
     pid, _ = ray.get(ray.get_actor(names[0], namespace="raystate").hello.remote(), timeout=20)
     step, now_s = run.newest_step(), time.time()
     os.kill(pid, signal.SIGKILL)
-    return Kill(what=f"HostActor (pid {pid})", at_step=step, at_s=now_s)
+    return Kill(what="HostActor", pid=pid, at_step=step, at_s=now_s)
 
 
 def what_followed(run: Run, kill: Kill) -> tuple[float, int, int]:
@@ -257,18 +259,24 @@ def demo(args: argparse.Namespace, console: Console) -> None:
             console.print(f"1. ray job submit -- python -m jobs.train_lm --config {args.config}   (undisturbed)")
             Submission(address, calm, args.config, args.steps, args.verbose).finish()
             steps = calm.newest_step()
-            console.print(f"   finished at step {steps}. 2. The same again, with kill -9:")
+            console.print(f"   finished at step {steps}")
+            console.print("2. the same again, with kill -9:")
             rough = Run(name="disturbed", folder=folder, bucket=bucket)
             job = Submission(address, rough, args.config, args.steps, args.verbose)
             kills = []
             for share, kill in ((0.35, lambda: kill_trainer(rough, 1)), (0.7, lambda: kill_host_actor(rough))):
                 _wait(lambda at=int(steps * share): rough.newest_step() >= at, "progress", JOB_TIMEOUT_S, job.check)
                 kills.append(kill())
-                console.print(f"   killed the {kills[-1].what} after step {kills[-1].at_step}")
+                console.print(f"   killed the {kills[-1].what} (pid {kills[-1].pid}) after step {kills[-1].at_step}")
             job.finish()
             show(console, calm, rough, kills, began_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def plain_table(title: str) -> Table:
+    """Readable in a log, too."""
+    return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 1))
 
 
 def show(console: Console, calm: Run, rough: Run, kills: list[Kill], began_s: float) -> None:
@@ -276,15 +284,15 @@ def show(console: Console, calm: Run, rough: Run, kills: list[Kill], began_s: fl
     events = sorted((epath.Path(rough.storage) / ".raystate" / "events").iterdir())
     recoveries = [json.loads(path.read_text()) for path in events]
     tiers = iter(recovery["tier"] for recovery in recoveries if recovery.get("kind") == "recovery")
-    table = Table(title="kill -9 in mid-run")
+    table = plain_table("kill -9 in mid-run")
     for column in ("killed", "after step", "came back from", "at step", "next new step", "repeated"):
-        table.add_column(column)
+        table.add_column(column, justify="left" if column in ("killed", "came back from") else "right")
     problems = []
     for kill in kills:
         seconds, start, repeated = what_followed(rough, kill)
         restarted = kill.what.startswith("trainer")
         tier = next(tiers, "?") if restarted else "not needed: training went on"
-        table.add_row(kill.what, str(kill.at_step), tier, str(start), f"{seconds:.1f}", str(repeated))
+        table.add_row(kill.what, str(kill.at_step), tier, str(start), f"{seconds:.1f} s", str(repeated))
         if restarted and tier != "memory":
             problems.append(f"the {kill.what} came back from {tier}, not from memory")
         if repeated > 1:
@@ -292,7 +300,7 @@ def show(console: Console, calm: Run, rough: Run, kills: list[Kill], began_s: fl
     console.print(table)
 
     calm_end, rough_end = calm.digests(), rough.digests()
-    losses = Table(title="the end of the run")
+    losses = plain_table("the end of the run")
     for column in ("", "undisturbed", "killed twice", "equal"):
         losses.add_column(column)
     rows = [("final loss", calm_end[0]["loss_hex"], rough_end[0]["loss_hex"])]
@@ -343,6 +351,8 @@ def main() -> int:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     console = Console()
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
     try:
         demo(args, console)
     except DemoFailed as error:
