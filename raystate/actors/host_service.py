@@ -30,6 +30,7 @@ from raystate.actors.share import write_share
 from raystate.arena import HostArena, Slot, SlotHeader, SlotSet, crc32c
 from raystate.core.errors import CorruptCheckpointError, StaleAttemptError, StepNotFoundError
 from raystate.core.host import applies, carried_on, grant, host_word, is_discarded, is_granted, is_newer_advice, summarize
+from raystate.core.local_values import local_checksums
 from raystate.core.messages import (
     Advice,
     Event,
@@ -71,6 +72,7 @@ class HostPart:
     objects: dict[str, list[DataObject]]  # item -> data objects, named relative to the item's folder
     claims: dict[str, list[tuple[int, tuple[int, ...], tuple[int, ...]]]]  # item -> (leaf, start, shape) written
     tables: dict[int, SlotTable]  # rank -> items, metrics, values
+    local: dict[int, dict[str, int]]  # rank -> core.local_values.local_checksums, to be equal on all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -600,6 +602,7 @@ class HostService:
         folder = StepFolder(self._storage, command.step, command.save)
         trees: tuple[TreeSpec, ...] = ()
         tables: dict[int, SlotTable] = {}
+        local: dict[int, dict[str, int]] = {}
         pieces: dict[int, list[tuple[int, tuple[int, ...], np.ndarray]]] = {}
         for rank, slot in sorted(found.items()):
             content = slot.read()
@@ -607,6 +610,7 @@ class HostService:
             table = tables[rank] = SlotTable.from_bytes(content.table)
             layout = Layout.from_bytes(self._arena.get_layout(table.layout_ref))
             trees = trees or layout.trees
+            local[rank] = local_checksums(layout, table)
             for piece, expected in zip(layout.pieces, table.crc32c, strict=True):
                 if not piece.owned:
                     continue
@@ -626,7 +630,9 @@ class HostService:
             if mine:
                 objects[tree.item] = write_share(self._storage, folder.write_prefix, writer, tree, mine)
         fault_points.reached("writing")
-        return HostPart(host=self._host, writer=writer, trees=trees, objects=objects, claims=claims, tables=tables)
+        return HostPart(
+            host=self._host, writer=writer, trees=trees, objects=objects, claims=claims, tables=tables, local=local
+        )  # fmt: skip
 
     # ------------------------------------------------------------ end
 

@@ -20,6 +20,7 @@ from raystate.actors.host_service import HostPart, as_array
 from raystate.actors.packaging import build_package
 from raystate.actors.share import write_share
 from raystate.arrays import copy, describe, hold, shards
+from raystate.core.local_values import local_checksums
 from raystate.core.messages import HostId
 from raystate.core.tree import SlotTable
 from raystate.storage import StepFolder, open_storage
@@ -151,6 +152,7 @@ def save_share(case: Case, root: str) -> HostPart:
         objects={"state": write_share(storage, prefix, writer, layout.trees[0], arrays)} if arrays else {},
         claims={"state": [(leaf, start, array.shape) for leaf, start, array in arrays]},
         tables={rank: table},
+        local={rank: local_checksums(layout, table)},
     )
 
 
