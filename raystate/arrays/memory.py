@@ -124,7 +124,7 @@ class MemorySource:
                     return source.array(dtype)
                 damaged.append(source)
         result = np.empty(wanted.shape, dtype)
-        missing = [wanted]
+        missing = [wanted] if result.size else []  # an array without elements needs no piece
         for source in sources:
             if not missing:
                 break
