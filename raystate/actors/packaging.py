@@ -25,7 +25,7 @@ def build_package(storage: Storage, run: str, step: int, save: str, parts: Seque
     """
     tables: dict[int, SlotTable] = {rank: table for part in parts for rank, table in part.tables.items()}
     trees = _common_trees(step, parts)
-    if differing := disagreement({rank: checksums for part in parts for rank, checksums in part.local.items()}):
+    if differing := disagreement({rank: part.local[rank] for part in parts for rank in part.tables}):
         raise ConfigError(f"step {step} can't be committed. {differing}", field="state", step=step)
     prefix = StepFolder(storage, step, save).write_prefix
     objects: list[DataObject] = []

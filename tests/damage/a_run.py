@@ -178,7 +178,7 @@ def _parts(storage: Storage, prefix: str, save: str, saved: Content) -> list[Hos
             trees=layout.trees,
             objects={},
             claims={},
-            local={},
+            local={host: {}},
             tables={
                 host: SlotTable(
                     layout_ref="",

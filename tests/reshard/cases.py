@@ -50,6 +50,7 @@ class Case:
     old_mesh: list[int]  # ("x", "y")
     new_mesh: list[int]
     leaves: list[Leaf]
+    own: bool = False  # each process has numpy arrays of its own values
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Case:
@@ -74,7 +75,7 @@ class Case:
     def _array(self, index: int) -> Any:
         leaf, bits = self.leaves[index], self.bits(index)
         if leaf.old is None:
-            return bits
+            return bits if not self.own else dataclasses.replace(self, own=False, seed=self.seed + jax.process_index()).bits(index)
         sharding = sharded(self.old_mesh, leaf.old)
         array = jax.make_array_from_callback(bits.shape, sharding, lambda box: bits[box])
         return jax.random.wrap_key_data(array) if leaf.dtype == KEY else array
