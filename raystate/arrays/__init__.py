@@ -2,7 +2,7 @@
 
 from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
 from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iterators
-from raystate.arrays.memory import Holding, MemorySource, UncoveredError
+from raystate.arrays.memory import Holding, MemorySource, UncoveredError, common_values
 from raystate.arrays.restore import PieceSource, ReadRequest, restore_tree
 from raystate.arrays.stage import Held, Spare, copy, hold
 from raystate.arrays.tree import Described, Plan, array_leaves, describe
@@ -22,6 +22,7 @@ __all__ = [
     "check_custom",
     "check_metrics",
     "check_step",
+    "common_values",
     "copy",
     "describe",
     "hold",

@@ -36,13 +36,13 @@ def box_of(index: tuple[slice, ...], shape: Index) -> Box:
     return Box(tuple(low for low, _, _ in bounds), tuple(high - low for low, high, _ in bounds))
 
 
-def local_shards(array: jax.Array, *, process_index: int) -> list[Shard]:
+def local_shards(array: jax.Array, *, process_index: int, process_count: int) -> list[Shard]:
     """The distinct boxes of `array` on this process, first holder first.
 
     `owned` is set on exactly one process per box: the holder of replica 0. An array that only this process can see, in a run of
-    several, is taken as this process's copy of a value that all have: process 0 owns it.
+    several, is taken as this process's copy of a value that all have: process 0 owns it, and the values are compared before a commit.
     """
-    local = is_process_local(array.sharding)
+    local = is_process_local(array.sharding, process_count)
     found: dict[Box, Shard] = {}
     for position, shard in enumerate(array.addressable_shards):
         box = box_of(shard.index, array.shape)
@@ -55,8 +55,9 @@ def local_shards(array: jax.Array, *, process_index: int) -> list[Shard]:
     return list(found.values())
 
 
-def is_process_local(sharding: Sharding) -> bool:
-    return jax.process_count() > 1 and sharding.is_fully_addressable
+def is_process_local(sharding: Sharding, process_count: int) -> bool:
+    """Whether an array with this sharding has no identity beyond this process, although there are others."""
+    return process_count > 1 and sharding.is_fully_addressable
 
 
 def chunk_shape(shard: Index, shape: Index, itemsize: int) -> Index:
@@ -91,9 +92,9 @@ def _parts(length: int, *, sharded: bool) -> int:
     return 1 if sharded else min(length, 2)
 
 
-def sharding_json(sharding: Sharding) -> str | None:
+def sharding_json(sharding: Sharding, *, process_count: int) -> str | None:
     """The text that Orbax keeps in `_sharding`, or None for kinds that it has no form for (and for process-local arrays)."""
-    if is_process_local(sharding):
+    if is_process_local(sharding, process_count):
         return None  # differs between processes, and means nothing to a reader
     if isinstance(sharding, NamedSharding):
         mesh = sharding.mesh

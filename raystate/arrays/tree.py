@@ -16,7 +16,7 @@ from jax.core import Tracer
 from raystate.arrays.checks import check_text, kind, shown
 from raystate.arrays.names import argument_of, check_names, mistake
 from raystate.arrays.paths import Node, empty_kind, flatten
-from raystate.arrays.shards import Shard, chunk_shape, local_shards, sharding_json
+from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json
 from raystate.core.errors import ConfigError
 from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec
 
@@ -39,6 +39,13 @@ class ArrayLeaf:
     key: bool  # a typed PRNG key array: its uint32 data is what is kept
 
 
+class Process(NamedTuple):
+    """Which process of how many this is."""
+
+    index: int
+    count: int
+
+
 class Signature(NamedTuple):
     """What must be equal for a leaf to fit the plan; only the type for what is neither a jax nor a numpy array."""
 
@@ -59,7 +66,7 @@ class Plan:
     scalars: tuple[tuple[int, ...], ...]  # per tree: positions of its scalar and string leaves
     structure: Any  # jax's, of all trees together
     signatures: tuple[Signature, ...]  # per leaf; holding the leaves themselves would keep a second state on the devices
-    process_index: int
+    process: Process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,25 +90,31 @@ class Described:
         return self.plan.layout_bytes
 
 
-def describe(trees: Mapping[str, Any], *, process_index: int | None = None, previous: Plan | None = None) -> Described:
+def describe(
+    trees: Mapping[str, Any], *, process_index: int | None = None, process_count: int | None = None, previous: Plan | None = None
+) -> Described:
     """Describe the trees of one save.
 
     Args:
         trees: item name -> pytree. Leaves: jax.Array, np.ndarray, numpy scalars (kept as 0-d arrays), bool, int, float, str;
             None and empty containers are kept as such.
-        process_index: of this trainer; None asks jax.
+        process_index, process_count: of this trainer; None asks jax. In a run of several, arrays that only this process can see are
+            copies of a value that all must have equal (`core.local_values`).
         previous: the plan of the last answer. If structure, shapes, dtypes and shardings still fit, only the leaves are swapped
             (150 leaves: well under 1 ms), and the answer's plan is this very object.
 
     Raises:
         ConfigError: a leaf can't be kept, or a name can't be written; names its path and type.
     """
-    index = jax.process_index() if process_index is None else process_index
+    process = Process(
+        jax.process_index() if process_index is None else process_index,
+        jax.process_count() if process_count is None else process_count,
+    )
     leaves, structure = _flatten(trees)
-    if previous is not None and _fits(previous, leaves, structure, index):
+    if previous is not None and _fits(previous, leaves, structure, process):
         plan = previous
     else:
-        plan = _plan(trees, leaves, structure, index)
+        plan = _plan(trees, leaves, structure, process)
     _check_alive(plan, leaves)
     values = tuple(tuple(cast(Scalar, leaves[position]) for position in positions) for positions in plan.scalars)
     for tree, row in zip(plan.layout.trees, values, strict=True):
@@ -126,8 +139,8 @@ def _flatten(trees: Mapping[str, Any]) -> tuple[list[Any], Any]:
 # ---------------------------------------------------------------- fast path
 
 
-def _fits(plan: Plan, leaves: Sequence[Any], structure: Any, process_index: int) -> bool:
-    if plan.process_index != process_index or plan.structure != structure or len(plan.signatures) != len(leaves):
+def _fits(plan: Plan, leaves: Sequence[Any], structure: Any, process: Process) -> bool:
+    if plan.process != process or plan.structure != structure or len(plan.signatures) != len(leaves):
         return False
     return all(map(_fits_leaf, plan.signatures, leaves))
 
@@ -162,9 +175,9 @@ def _signature(leaf: Any) -> Signature:
 # ---------------------------------------------------------------- slow path
 
 
-def _plan(trees: Mapping[str, Any], leaves: Sequence[Any], structure: Any, process_index: int) -> Plan:
+def _plan(trees: Mapping[str, Any], leaves: Sequence[Any], structure: Any, process: Process) -> Plan:
     # jax flattens a dict by sorted keys; the trees follow the same order, so that positions agree.
-    builder = _Builder(process_index)
+    builder = _Builder(process)
     specs = tuple(builder.add_tree(item, trees[item]) for item in sorted(trees))
     layout = Layout(trees=specs, pieces=tuple(builder.pieces))
     return Plan(
@@ -175,13 +188,13 @@ def _plan(trees: Mapping[str, Any], leaves: Sequence[Any], structure: Any, proce
         scalars=tuple(builder.scalars),
         structure=structure,
         signatures=tuple(map(_signature, leaves)),
-        process_index=process_index,
+        process=process,
     )
 
 
 class _Builder:
-    def __init__(self, process_index: int):
-        self.process_index = process_index
+    def __init__(self, process: Process):
+        self.process = process
         self.pieces: list[Piece] = []
         self.arrays: list[ArrayLeaf] = []
         self.scalars: list[tuple[int, ...]] = []
@@ -233,9 +246,10 @@ class _Builder:
                 raise _UnsupportedError("its mask would be lost: save x.data and x.mask")
             _check_dtype(value.dtype)
             # Every process keeps its own copy, so that each can restore alone; process 0's is the one that is stored.
-            shard = Shard(0, (0,) * value.ndim, value.shape, self.process_index == 0)
+            shard = Shard(0, (0,) * value.ndim, value.shape, self.process.index == 0)
+            local = self.process.count > 1
             chunk = chunk_shape(value.shape, value.shape, value.dtype.itemsize)
-            spec = ArraySpec(shape=value.shape, dtype=value.dtype.name, chunk=chunk, typestr="np.ndarray")
+            spec = ArraySpec(shape=value.shape, dtype=value.dtype.name, chunk=chunk, typestr="np.ndarray", local=local)
             return spec, make(shards=(shard,), whole=True, numpy=True, key=False)
         if isinstance(value, Tracer):
             raise _UnsupportedError("it is traced: save() can't be called inside jit")
@@ -248,20 +262,29 @@ class _Builder:
         elif jax.numpy.issubdtype(value.dtype, jax.dtypes.extended):
             raise _UnsupportedError(f"dtype {value.dtype} has no form in a checkpoint")
         _check_dtype(value.dtype)
-        shards = local_shards(value, process_index=self.process_index)
+        self._check_seen(value.sharding)
+        shards = local_shards(value, process_index=self.process.index, process_count=self.process.count)
         spec = ArraySpec(
             shape=value.shape,
             dtype=value.dtype.name,
             chunk=chunk_shape(value.sharding.shard_shape(value.shape), value.shape, value.dtype.itemsize),
             sharding=self._sharding_json(value.sharding),
             key_impl=key_impl,
+            local=is_process_local(value.sharding, self.process.count),
         )
         whole = len(shards) == len(value.addressable_shards)
         return spec, make(shards=tuple(shards), whole=whole, numpy=False, key=key_impl is not None)
 
+    def _check_seen(self, sharding: Any) -> None:
+        """An array on the devices of one process alone is that process's own to it: the others have to know nothing of it."""
+        owners = {device.process_index for device in sharding.device_set} if not sharding.addressable_devices else set()
+        if len(owners) == 1:
+            why = f"all of it lies on the devices of process {owners.pop()}, and that one takes it for a value of its own"
+            raise _UnsupportedError(f"{why}: shard or replicate it over devices of several processes")
+
     def _sharding_json(self, sharding: Any) -> str | None:
         if sharding not in self._shardings:  # few distinct ones, each as long as the mesh is large
-            self._shardings[sharding] = sharding_json(sharding)
+            self._shardings[sharding] = sharding_json(sharding, process_count=self.process.count)
         return self._shardings[sharding]
 
     def _add_pieces(self, spec: ArraySpec, array: ArrayLeaf) -> None:

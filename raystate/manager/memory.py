@@ -11,7 +11,7 @@ import numpy as np
 
 from raystate.arena import SlotSet
 from raystate.arena.layouts import get_layout
-from raystate.arrays import Holding, MemorySource, PieceSource, ReadRequest
+from raystate.arrays import Holding, MemorySource, PieceSource, ReadRequest, common_values
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.messages import HostId, RestoreChoice, SnapshotId, Staged
 from raystate.core.tree import Layout, SlotTable
@@ -48,7 +48,9 @@ class MemorySnapshot:
         table = SlotTable.from_bytes(content.table)
         layout = Layout.from_bytes(get_layout(self._session.arena_path, table.layout_ref))
         self._tables[rank] = table
-        self._holdings[rank] = Holding(layout=layout, data=content.data, crc32c=table.crc32c, holder=f"rank {rank} on this node")
+        self._holdings[rank] = Holding(
+            layout=layout, data=content.data, crc32c=table.crc32c, rank=rank, holder=f"rank {rank} on this node"
+        )
 
     def _fetch(self, rank: int, *, with_data: bool) -> None:
         host = HostId(self._host_of[rank])
@@ -67,7 +69,7 @@ class MemorySnapshot:
         layout = Layout.from_bytes(got.layout)
         if got.data is not None:
             self._holdings[rank] = Holding(
-                layout=layout, data=got.data, crc32c=table.crc32c, holder=f"rank {rank} on node {host[:8]}"
+                layout=layout, data=got.data, crc32c=table.crc32c, rank=rank, holder=f"rank {rank} on node {host[:8]}"
             )
         self._layouts[rank] = layout
 
@@ -84,6 +86,16 @@ class MemorySnapshot:
         if rank not in self._layouts:
             self._fetch(rank, with_data=False)
         return self._layouts[rank]
+
+    @property
+    def world(self) -> int:
+        """How many ranks the snapshot has."""
+        return len(self._host_of)
+
+    @property
+    def own_rank(self) -> int | None:
+        """This process's rank in the snapshot; None if the snapshot is of another number of processes."""
+        return self._session.rank if self._session.world == self.world and self._session.rank in self._host_of else None
 
     def local(self) -> list[Holding]:
         return list(self._holdings.values())
@@ -109,19 +121,24 @@ class _LocalFirst:
         self._item = item
 
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
+        rank, world = self._snapshot.own_rank, self._snapshot.world
         local = self._snapshot.local()
         if local:
             # Not covered, or damaged here: another node may hold it, intact.
             with contextlib.suppress(CorruptCheckpointError):
-                return MemorySource(local, self._item).read(requests)
-        return MemorySource(self._snapshot.everything(), self._item).read(requests)
+                return MemorySource(local, self._item, rank=rank, world=world).read(requests)
+        return MemorySource(self._snapshot.everything(), self._item, rank=rank, world=world).read(requests)
 
 
 def content_from_memory(snapshot: MemorySnapshot, choice: RestoreChoice) -> StepContent:
     ranks = sorted(rank for rank, _ in choice.hosts)
     first = snapshot.table(ranks[0])
     layout = snapshot.layout(ranks[0])
-    trees = {tree.item: tree.with_values(values) for tree, values in zip(layout.trees, first.values, strict=True)}
+    if snapshot.own_rank is not None:
+        values = snapshot.table(snapshot.own_rank).values
+    else:
+        values = common_values(layout.trees, [snapshot.table(rank).values for rank in ranks])
+    trees = {tree.item: tree.with_values(row) for tree, row in zip(layout.trees, values, strict=True)}
 
     def source(item: str) -> PieceSource:
         return _LocalFirst(snapshot, item)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.errors import ConfigError, CorruptCheckpointError
+from raystate.core.local_values import disagreement
 from raystate.core.tree import DataObject, Layout, Package, SlotTable, TreeSpec
 from raystate.orbax.coverage import coverage_gaps
 from raystate.orbax.merge import build_files, own_folders
@@ -13,12 +14,19 @@ from raystate.storage import StepFolder, Storage, data_objects
 
 
 def build_package(storage: Storage, run: str, step: int, save: str, parts: Sequence[HostPart]) -> Package:
-    """Merge exactly these writers. CorruptCheckpointError when a chunk is missing or written twice, or when the parts differ.
+    """Merge exactly these writers.
 
-    The tree, scalars, JSON items, metrics and `custom` are rank 0's; iterator states come from every rank.
+    The tree, JSON items, metrics and `custom` are rank 0's; iterator states come from every rank. So are numbers, strings and arrays that
+    each process holds for itself, which are equal on all.
+
+    Raises:
+        CorruptCheckpointError: a chunk is missing or written twice, or the parts describe different states.
+        ConfigError: ranks hold different values of a leaf that a step has one value of; names leaf, ranks and the ways out.
     """
     tables: dict[int, SlotTable] = {rank: table for part in parts for rank, table in part.tables.items()}
     trees = _common_trees(step, parts)
+    if differing := disagreement({rank: part.local[rank] for part in parts for rank in part.tables}):
+        raise ConfigError(f"step {step} can't be committed. {differing}", field="state", step=step)
     prefix = StepFolder(storage, step, save).write_prefix
     objects: list[DataObject] = []
     for tree in trees:

@@ -9,6 +9,7 @@ import numpy as np
 from raystate import fault_points
 from raystate.arena import Slot, crc32c
 from raystate.core.errors import CorruptCheckpointError
+from raystate.core.local_values import local_checksums
 from raystate.core.messages import HostId, Write
 from raystate.core.tree import DataObject, Layout, Piece, SlotTable, TreeSpec
 from raystate.runtime.parts import HostPart
@@ -32,6 +33,7 @@ def write_slots(
     folder = StepFolder(storage, order.step, order.save)
     trees: tuple[TreeSpec, ...] = ()
     tables: dict[int, SlotTable] = {}
+    local: dict[int, dict[str, int]] = {}
     pieces: dict[int, list[tuple[int, tuple[int, ...], np.ndarray]]] = {}
     for rank, slot in sorted(slots.items()):
         content = slot.read()
@@ -44,6 +46,7 @@ def write_slots(
         table = tables[rank] = SlotTable.from_bytes(content.table)
         layout = Layout.from_bytes(get_layout(table.layout_ref))
         trees = trees or layout.trees
+        local[rank] = local_checksums(layout, table)
         for piece, expected in zip(layout.pieces, table.crc32c, strict=True):
             if not piece.owned:
                 continue
@@ -63,7 +66,7 @@ def write_slots(
         if mine:
             objects[tree.item] = write_share(storage, folder.write_prefix, writer, tree, mine)
     fault_points.reached("writing")
-    return HostPart(host=host, writer=writer, trees=trees, objects=objects, claims=claims, tables=tables)
+    return HostPart(host=host, writer=writer, trees=trees, objects=objects, claims=claims, tables=tables, local=local)
 
 
 def as_array(data: np.ndarray, layout: Layout, piece: Piece) -> np.ndarray:

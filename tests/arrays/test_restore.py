@@ -10,7 +10,7 @@ import optax
 import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
@@ -43,7 +43,7 @@ class Saved:
     def __init__(self, tree):
         described = describe({"state": tree})
         # Mapped, hence aligned, like a slot: only aligned memory is in danger of being adopted by XLA.
-        self.data = np.frombuffer(mmap.mmap(-1, described.layout.data_bytes), np.uint8)
+        self.data = np.frombuffer(mmap.mmap(-1, max(1, described.layout.data_bytes)), np.uint8)
         crc32c = copy(hold(described), self.data)
         self.spec = described.layout.trees[0].with_values(described.values[0])
         self.source = Recorder(MemorySource([Holding(layout=described.layout, data=self.data, crc32c=crc32c)], "state"))
@@ -299,11 +299,18 @@ def test_what_was_traced_under_a_mesh_comes_back_on_it(kind):
 _specs = st.sampled_from([P(), P("x"), P("y"), P("x", "y"), P("y", "x"), P(("x", "y")), P(None, "y"), P(None, ("y", "x"))])
 
 
-@settings(max_examples=40)
-@given(old=_specs, new=_specs, dtype=st.sampled_from([jnp.float32, jnp.bfloat16, jnp.int8]))
-def test_any_old_sharding_to_any_new_one(old, new, dtype):
+_shapes = st.tuples(st.sampled_from([0, 8, 16]), st.sampled_from([0, 8, 24]))
+
+
+@settings(max_examples=60)
+@given(old=_specs, new=_specs, dtype=st.sampled_from([jnp.float32, jnp.bfloat16, jnp.int8]), shape=_shapes)
+@example(
+    old=P("x"), new=P("y", "x"), dtype=jnp.float32, shape=(0, 8)
+)  # arrays without elements could only be restored as they were
+@example(old=P("x", "y"), new=P(), dtype=jnp.float32, shape=(16, 0))
+def test_any_old_sharding_to_any_new_one(old, new, dtype, shape):
     mesh = jax.make_mesh((2, 4), ("x", "y"))
-    array = jnp.arange(16 * 8).reshape(16, 8).astype(dtype)
+    array = np.arange(shape[0] * shape[1]).reshape(shape).astype(dtype)
     saved = Saved({"a": jax.device_put(array, NamedSharding(mesh, old))})
     got = saved.restore({"a": NamedSharding(mesh, new)})["a"]
     assert got.sharding == NamedSharding(mesh, new)

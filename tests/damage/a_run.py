@@ -179,6 +179,7 @@ def _parts(storage: Storage, prefix: str, save: str, saved: Content) -> list[Hos
             trees=layout.trees,
             objects={},
             claims={},
+            local={host: {}},
             tables={
                 host: SlotTable(
                     layout_ref="",

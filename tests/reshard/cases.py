@@ -21,6 +21,7 @@ from raystate.runtime.writing import as_array
 from raystate.runtime.packaging import build_package
 from raystate.runtime.share import write_share
 from raystate.arrays import copy, describe, hold, shards
+from raystate.core.local_values import local_checksums
 from raystate.core.messages import HostId
 from raystate.core.tree import SlotTable
 from raystate.storage import StepFolder, open_storage
@@ -50,6 +51,7 @@ class Case:
     old_mesh: list[int]  # ("x", "y")
     new_mesh: list[int]
     leaves: list[Leaf]
+    own: bool = False  # each process has numpy arrays of its own values
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Case:
@@ -74,7 +76,7 @@ class Case:
     def _array(self, index: int) -> Any:
         leaf, bits = self.leaves[index], self.bits(index)
         if leaf.old is None:
-            return bits
+            return bits if not self.own else dataclasses.replace(self, own=False, seed=self.seed + jax.process_index()).bits(index)
         sharding = sharded(self.old_mesh, leaf.old)
         array = jax.make_array_from_callback(bits.shape, sharding, lambda box: bits[box])
         return jax.random.wrap_key_data(array) if leaf.dtype == KEY else array
@@ -152,6 +154,7 @@ def save_share(case: Case, root: str) -> HostPart:
         objects={"state": write_share(storage, prefix, writer, layout.trees[0], arrays)} if arrays else {},
         claims={"state": [(leaf, start, array.shape) for leaf, start, array in arrays]},
         tables={rank: table},
+        local={rank: local_checksums(layout, table)},
     )
 
 

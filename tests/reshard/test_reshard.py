@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raystate.arrays import shards
+from raystate.core.errors import ConfigError
 from tests.reshard.cases import DTYPES, KEY, Case, Leaf, Spec, publish, restore_share, save_share
 
 REPO = Path(__file__).parents[2]
@@ -189,6 +190,21 @@ def test_each_process_reads_its_share(old: Spec, new: Spec, jobs: Any, tmp_path:
     _, shares = there_and_back(Case(1, [2, 4], [3, 2], leaves), jobs[2, 4], jobs[3, 2], tmp_path)
     for share in shares:
         assert share["read"] <= 1.1 * share["needed"], share
+
+
+def test_values_that_differ_between_processes_are_never_committed(jobs: Any, tmp_path: Path) -> None:
+    leaves = [
+        Leaf([48], "float32", [["x"]], [[]]),
+        *[Leaf([6], "float32", None, None)] * 2,
+        *[Leaf([], "int8", [], [])] * (ARRAYS - 3),
+    ]
+    case = Case(5, [3, 2], [2, 4], leaves)
+    there_and_back(case, jobs[3, 2], jobs[1, 8], tmp_path)  # equal ones are
+    with pytest.raises(
+        ConfigError, match=r"step 1 can't be committed. 2 leaves .* state/opt/0/count \(rank 0 \| rank 1 \| rank 2\)"
+    ):
+        there_and_back(dataclasses.replace(case, own=True), jobs[3, 2], jobs[1, 8], tmp_path)
+    assert not (tmp_path / "run" / "1").exists()
 
 
 def test_stock_orbax_reads_arrays_without_elements(jobs: Any, tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ def _write_part(folder: StepFolder, host: int):
         objects={"state": write_share(folder.storage, folder.write_prefix, writer, tree, mine)},
         claims={"state": [(leaf, start, data.shape) for leaf, start, data in mine]},
         tables={host: SlotTable(layout_ref="", crc32c=(), values=(tuple(values_of(tree, state())),), iterators={"data": b"{}"})},
+        local={host: {}},
     )
 
 
