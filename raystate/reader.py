@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from raystate.core.errors import CorruptCheckpointError, StepNotFoundError, StorageError
+from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
 from raystate.core.tree import TreeSpec
-from raystate.orbax.step_reader import StepReader
-from raystate.restored import ReadOptions, Restored, content_from_storage, open_step
-from raystate.storage import StorageUrl, open_storage, visible_steps
-from raystate.storage.names import MARKER
+from raystate.orbax.step_reader import STATE_ITEMS, StepReader
+from raystate.restored import STATE, ReadOptions, Restored, content_from_storage, open_step
+from raystate.storage import Storage, StorageUrl, describe_foreign, foreign_checkpoints, open_storage, visible_steps
+from raystate.storage.names import MARKER, METADATA, TREE_METADATA, step_of
+
+T = TypeVar("T")
 
 FOLLOW_POLL_S = 1.0
 
@@ -29,10 +33,11 @@ class StepMetadata:
 
 
 class Reader:
-    """Steps of a run, or of a directory that Orbax alone wrote.
+    """Steps of a run, of a directory that Orbax alone wrote, or one checkpoint.
 
     Args:
-        storage: gs://…, file://…, a directory or a PathLike.
+        storage: gs://…, file://…, a directory or a PathLike: of a run, or the folder of one step, of one plain Orbax checkpoint or
+            of one of its items.
     """
 
     def __init__(self, storage: StorageUrl):
@@ -40,33 +45,66 @@ class Reader:
         self.bytes_read: int = 0  # array bytes that restores have read from storage
 
     def all_steps(self) -> list[int]:
-        """Complete, visible steps, ascending."""
-        return sorted(visible_steps(self._storage))
+        """Complete, visible steps, ascending. Of a single checkpoint: its folder's number, 0 if that is none."""
+        if self._alone is None:
+            return sorted(visible_steps(self._storage))
+        return [self._alone.step] if self._alone.is_there() else []
 
     def latest_step(self) -> int | None:
+        """The newest of `all_steps`, None if there is none."""
         steps = self.all_steps()
         return steps[-1] if steps else None
 
     def best_step(self, metric: str | None = None, mode: Literal["min", "max"] = "min") -> int | None:
-        """The step with the best value of `metric` (None: the only metric that was saved). None if no step has it."""
-        best: tuple[float, int] | None = None
-        for step in self.all_steps():
-            metrics = self._step_reader(step).metrics()
-            name = metric if metric is not None else (next(iter(metrics)) if len(metrics) == 1 else None)
-            if name is None or name not in metrics:
-                continue
-            value = metrics[name] if mode == "min" else -metrics[name]
-            if best is None or value <= best[0]:
-                best = (value, step)
-        return best[1] if best is not None else None
+        """The step with the best value of a metric; of equal ones the newest, as retention keeps them. NaN is never the best.
+
+        Args:
+            metric: its name; None: the only one that was saved.
+            mode: whether small or large values are good.
+
+        Returns:
+            None if no step has a metric, or all of them are NaN.
+
+        Raises:
+            ConfigError: no such metric was saved, or several and none is named; lists the names. Or `mode` is neither of the two.
+        """
+        if mode not in ("min", "max"):
+            raise ConfigError(f"mode: expected 'min' or 'max', not {mode!r}", field="mode", got=mode)
+        by_step: dict[int, dict[str, Any]] = {}
+        while True:
+            steps = self.all_steps()
+            by_step = {step: by_step[step] for step in steps if step in by_step}
+            try:
+                for step in steps:
+                    if step not in by_step:
+                        by_step[step] = self._read_step(step, lambda reader: reader.metrics())
+                break
+            except StepNotFoundError:
+                continue  # retired since they were listed
+        names = sorted({name for metrics in by_step.values() for name in metrics})
+        if metric is None and len(names) > 1:
+            raise ConfigError(f"metric: which one? The steps have {names}", field="metric", expected=names)
+        if metric is not None and names and metric not in names:
+            raise ConfigError(f"metric: no step has {metric!r}; the steps have {names}", field="metric", expected=names, got=metric)
+        sign = 1 if mode == "min" else -1
+        scored = [(sign * value, -step) for step, metrics in by_step.items() for value in _number(metrics, metric or names)]
+        return -min(scored)[1] if scored else None
 
     def metadata(self, step: int | None = None) -> StepMetadata:
-        step = self._existing(step)
-        content = content_from_storage(self._step_reader(step), step)
-        names = sorted({*content.json_items, *content.iterators, *content.trees})
-        return StepMetadata(
-            step=step, trees=content.trees, items=tuple(names), metrics=dict(content.metrics), custom=content.custom
-        )
+        """What a step (None: the newest) holds.
+
+        Raises:
+            StepNotFoundError: also when retention takes the step meanwhile. CorruptCheckpointError, StorageError.
+        """
+
+        def look(chosen: int, reader: StepReader) -> StepMetadata:
+            content = content_from_storage(reader, chosen)
+            names = sorted({*content.json_items, *content.iterators, *content.trees})
+            return StepMetadata(
+                step=chosen, trees=content.trees, items=tuple(names), metrics=dict(content.metrics), custom=content.custom
+            )
+
+        return self._read(step, look)
 
     def restore(
         self,
@@ -86,33 +124,29 @@ class Reader:
             StepNotFoundError: also when retention takes the step while it is read. ReferenceMismatchError, CorruptCheckpointError,
             StorageError.
         """
-        options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
-        if step is not None:
-            return self._restore(self._existing(step), reference, items, options)
-        while True:
-            newest = self._existing(None)
-            try:
-                return self._restore(newest, reference, items, options)
-            except StepNotFoundError:
-                if self.latest_step() in (None, newest):
-                    raise
-                # Retired under our hands, so a newer one has been committed.
-
-    def _restore(self, step: int, reference: object, items: Mapping[str, object] | None, options: ReadOptions) -> Restored:
         import jax
 
-        reader = self._step_reader(step)
-        try:
-            content = content_from_storage(reader, step)
-            return content.restore(reference, items, options, world=jax.process_count(), process_index=jax.process_index())
-        except (CorruptCheckpointError, StorageError) as error:
-            if step in self.all_steps():
-                raise
-            raise StepNotFoundError(
-                f"step {step} of {self._storage.url} was retired while it was read", step=step, path=self._storage.url
-            ) from error
-        finally:
-            self.bytes_read += reader.bytes_read
+        options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
+        world, process_index = jax.process_count(), jax.process_index()
+
+        def place(chosen: int, reader: StepReader) -> Restored:
+            try:
+                content = content_from_storage(reader, chosen)
+                return content.restore(reference, items, options, world=world, process_index=process_index)
+            finally:
+                self.bytes_read += reader.bytes_read
+
+        return self._read(step, place)
+
+    def _load(self, reference: Any, *, step: int | None, item: str | None, options: ReadOptions) -> Any:
+        """One tree: the state, or an item of arrays. See `raystate.load`."""
+
+        def place(chosen: int, reader: StepReader) -> Any:
+            content = content_from_storage(reader, chosen)
+            wanted = STATE if item is None or (item in STATE_ITEMS and item not in content.trees) else item
+            return content.tree(wanted, reference, options)
+
+        return self._read(step, place)
 
     def follow(
         self,
@@ -150,14 +184,49 @@ class Reader:
                 return
             time.sleep(FOLLOW_POLL_S if deadline_s is None else max(0.0, min(FOLLOW_POLL_S, deadline_s - time.monotonic())))
 
+    # ------------------------------------------------------------ inside
+
+    def _read(self, step: int | None, read: Callable[[int, StepReader], T]) -> T:
+        """Read exactly this step; or, None, the newest, also if it is retired under our hands and another one is the newest then."""
+        while True:
+            chosen = self._existing(step)
+            try:
+                return self._read_step(chosen, functools.partial(read, chosen))
+            except StepNotFoundError:
+                if step is not None or self.latest_step() in (None, chosen):
+                    raise
+
+    def _read_step(self, step: int, read: Callable[[StepReader], T]) -> T:
+        """The one place that tells damage from a step that somebody else has retired, or saved anew, while it was read.
+
+        Raises:
+            StepNotFoundError: it is gone.
+            CorruptCheckpointError, StorageError: as `read`; the step is there.
+        """
+        while True:
+            reader: StepReader | None = None
+            try:
+                reader = self._open(step)
+                got = read(reader)
+                # Without a package a small file that goes looks as if it had never been there.
+                if reader.save is not None or step in self.all_steps():
+                    return got
+                raise StepNotFoundError("its files went one after the other")
+            except (CorruptCheckpointError, StorageError, StepNotFoundError) as error:
+                if step not in self.all_steps():
+                    message = f"step {step} of {self._storage.url} was retired while it was read"
+                    raise StepNotFoundError(message, step=step, path=self._storage.url) from error
+                if reader is None or self._open(step).save == reader.save:
+                    raise
+
     def _existing(self, step: int | None) -> int:
         steps = self.all_steps()
         if step is None:
             if not steps:
-                raise StepNotFoundError(f"{self._storage.url} has no step", path=self._storage.url)
+                raise StepNotFoundError(f"{self._storage.url} has no step{self._what_else()}", path=self._storage.url)
             return steps[-1]
         if step not in steps:
-            why = ""
+            why = self._what_else() if not steps else ""
             if self._storage.list(str(step), recursive=False):
                 why = f"; there is a folder {step}/, but no {MARKER} in it: an unfinished save, or a copy that has lost its marker"
             raise StepNotFoundError(
@@ -165,8 +234,59 @@ class Reader:
             )
         return step
 
-    def _step_reader(self, step: int) -> StepReader:
-        return open_step(self._storage, step)
+    def _what_else(self) -> str:
+        if self._alone is not None:
+            return f": it is the folder of one checkpoint, and has no {MARKER}: unfinished, or a copy that has lost its marker"
+        found = foreign_checkpoints(self._storage)
+        return f": {describe_foreign(self._storage.url, found)}; raystate.load(…) reads one by its own path" if found else ""
+
+    def _open(self, step: int) -> StepReader:
+        return open_step(self._storage, step) if self._alone is None else self._alone.open()
+
+    @functools.cached_property
+    def _alone(self) -> _Checkpoint | None:
+        for name in (TREE_METADATA, METADATA):  # a bare tree may have both
+            if self._storage.exists(name):
+                return _Checkpoint(self._storage, name)
+        return None  # a run, or nothing yet
+
+
+class _Checkpoint:
+    """The folder of one checkpoint, or of one item: a tree that Orbax wrote without items lies like one.
+
+    Args:
+        storage: its folder.
+        metadata: the file of it that says which of both it is.
+    """
+
+    def __init__(self, storage: Storage, metadata: str):
+        self._storage = storage
+        self._metadata = metadata
+        self._above, _, self._name = storage.url.rpartition("/")
+        self.step = step_of(self._name) or 0
+
+    def is_there(self) -> bool:
+        markers = [self._metadata]
+        if self._metadata == METADATA and not self._storage.is_directory:
+            markers.append(MARKER)
+        return all(self._storage.exists(name) for name in markers)
+
+    def open(self) -> StepReader:
+        if self._metadata == TREE_METADATA:
+            folder = self._storage.kvstore("")
+            above = {**folder, "path": folder["path"].removesuffix(f"{self._name}/")}
+            return StepReader(lambda _: above, self._name, item=self._name)
+        if step_of(self._name) is not None and not self._above.endswith("/"):
+            return open_step(open_storage(self._above), self.step)
+        return StepReader(lambda _: self._storage.kvstore(""), self._name)
+
+
+def _number(metrics: Mapping[str, Any], names: str | list[str]) -> Iterator[float]:
+    """The value of the metric that is meant, if it can be compared. `names`: it, or a list of at most one."""
+    for name in [names] if isinstance(names, str) else names:
+        value = metrics.get(name)
+        if isinstance(value, int | float) and not math.isnan(value):
+            yield value
 
 
 def save(path: StorageUrl, tree: object) -> None:
@@ -176,34 +296,40 @@ def save(path: StorageUrl, tree: object) -> None:
     ocp.save(_plain_path(path), tree)
 
 
-def load(path_or_run: StorageUrl, reference: object = None) -> Any:
-    """The tree of one checkpoint, or of a run's newest step, placed as `reference` says (None: numpy arrays)."""
-    reader, step = _open(path_or_run)
-    content = content_from_storage(reader, step)
-    return content.restore(reference, None, ReadOptions(), world=1, process_index=0).state
+def load(
+    path_or_run: StorageUrl,
+    reference: object = None,
+    *,
+    step: int | None = None,
+    item: str | None = None,
+    partial: bool = False,
+    cast: bool = False,
+    shapes: Literal["match", "checkpoint"] = "match",
+    transforms: Callable[[Any], object] | None = None,
+) -> Any:
+    """One tree, placed as `reference` says (None: numpy arrays).
+
+    Args:
+        path_or_run: a run, or the folder of one step, of one plain Orbax checkpoint or of one of its items.
+        reference: see DESIGN.md, References.
+        step: of a run; None: its newest.
+        item: an item of arrays; None: the state.
+        partial, cast, shapes, transforms: as `Reader.restore`.
+
+    Raises:
+        StepNotFoundError: there is none, or it was retired meanwhile.
+        ReferenceMismatchError: the step has no such item, no state, or other leaves; says what there is.
+        CorruptCheckpointError, StorageError.
+    """
+    options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
+    return Reader(path_or_run)._load(reference, step=step, item=item, options=options)
 
 
-def metadata(path: StorageUrl) -> StepMetadata:
-    """What the checkpoint at `path` (or a run's newest step) holds."""
-    reader, step = _open(path)
-    content = content_from_storage(reader, step)
-    names = sorted({*content.json_items, *content.iterators, *content.trees})
-    return StepMetadata(step=step, trees=content.trees, items=tuple(names), metrics=dict(content.metrics), custom=content.custom)
+def metadata(path_or_run: StorageUrl, step: int | None = None) -> StepMetadata:
+    """What the checkpoint at a path, or a step of a run (None: the newest), holds. Raises as `Reader.metadata`."""
+    return Reader(path_or_run).metadata(step)
 
 
 def _plain_path(path: StorageUrl) -> str:
     url = open_storage(path).url
     return url.removeprefix("file://")
-
-
-def _open(path: StorageUrl) -> tuple[StepReader, int]:
-    """A checkpoint's own folder, else the newest step of the run at `path`."""
-    parent, _, name = open_storage(path).url.rpartition("/")
-    storage = open_storage(parent)
-    if storage.exists(f"{name}/_CHECKPOINT_METADATA"):
-        return StepReader(storage, name), int(name) if name.isdigit() else 0
-    run = Reader(path)
-    newest = run.latest_step()
-    if newest is None:
-        raise StepNotFoundError(f"{path} is neither a checkpoint nor a run with a step", path=str(path))
-    return open_step(open_storage(path), newest), newest

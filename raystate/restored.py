@@ -59,7 +59,7 @@ class StepContent:
 
     step: int
     tier: str
-    trees: Mapping[str, TreeSpec]  # array items; "state" among them, whatever Orbax called it
+    trees: Mapping[str, TreeSpec]  # array items; the state is "state", whatever Orbax called it
     source: Callable[[str], PieceSource]  # item -> its bytes
     iterator_states: Callable[[str], tuple[dict[int, bytes], int]]  # item -> (by process, process count)
     iterators: tuple[str, ...]
@@ -67,6 +67,7 @@ class StepContent:
     metrics: Mapping[str, float]
     custom: Any
     used_tier: Callable[[], str]  # the slowest tier that reading has needed so far
+    no_state: ReferenceMismatchError | None = None  # why there is no "state": the step was written with other items
 
     def restore(
         self, reference: object, items: Mapping[str, object] | None, options: ReadOptions, *, world: int, process_index: int
@@ -76,7 +77,7 @@ class StepContent:
         Raises:
             ReferenceMismatchError: all differences in one; ItemTopologyError; CorruptCheckpointError.
         """
-        state = self._tree(STATE, reference, options)
+        state = self.tree(STATE, reference, options)
         got: dict[str, Any] = dict(self.json_items)
         iterators: dict[str, Any] = {}
         for name, wanted in (items or {}).items():
@@ -89,7 +90,7 @@ class StepContent:
                     )
                 iterators[name] = got[name] = wanted
             elif name in self.trees:
-                got[name] = self._tree(name, wanted, options)
+                got[name] = self.tree(name, wanted, options)
             elif name not in self.json_items and not options.partial:
                 have = sorted({*self.json_items, *self.iterators, *self.trees} - {STATE})
                 raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
@@ -107,7 +108,14 @@ class StepContent:
             tier=self.used_tier(),
         )
 
-    def _tree(self, item: str, reference: Any, options: ReadOptions) -> Any:
+    def tree(self, item: str, reference: Any, options: ReadOptions) -> Any:
+        """Read an item of arrays. Raises as `restore`."""
+        if item == STATE and self.no_state is not None:
+            raise self.no_state
+        if item not in self.trees:
+            raise ReferenceMismatchError(
+                f"step {self.step} has no item {item!r} of arrays; it has {sorted(self.trees)}", step=self.step, item=item
+            )
         spec, source = self.trees[item], self.source(item)
         if options.transforms is not None:
             raw = options.transforms(restore_tree(None, spec, source))
@@ -156,10 +164,20 @@ def open_step(storage: Storage, step: int) -> StepReader:
 
 
 def content_from_storage(reader: StepReader, step: int) -> StepContent:
-    """A step in storage: raystate's own, or stock Orbax's."""
+    """A step in storage: raystate's own, or stock Orbax's. One without a state can be looked at, and its other items read.
+
+    Raises:
+        CorruptCheckpointError: what its metadata say is not there.
+        StepNotFoundError, StorageError.
+    """
     kinds = reader.items()
     arrays = [name for name, kind in kinds.items() if kind == "arrays"]
-    orbax_name = {(STATE if name == reader.state_item() else name): name for name in arrays}
+    no_state, state_item = None, STATE
+    try:
+        state_item = reader.state_item()
+    except ReferenceMismatchError as mistake:
+        no_state = mistake
+    orbax_name = {(STATE if name == state_item else name): name for name in arrays}
     return StepContent(
         step=step,
         tier="storage",
@@ -171,4 +189,5 @@ def content_from_storage(reader: StepReader, step: int) -> StepContent:
         metrics=reader.metrics(),
         custom=reader.custom(),
         used_tier=lambda: "storage",
+        no_state=no_state,
     )

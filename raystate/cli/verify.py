@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, progress_out, size
 from raystate.core.errors import StepNotFoundError
-from raystate.storage import open_storage, visible_steps
+from raystate.storage import describe_foreign, foreign_checkpoints, open_storage, visible_steps
 from raystate.verification import StepReport, verify_log, verify_step
 
 
@@ -29,7 +29,8 @@ def verify(
     if step is not None and step not in steps:
         raise StepNotFoundError(f"{run.url} has no step {step}; it has {list(steps[-10:])}", step=step)
     if not steps:
-        raise StepNotFoundError(f"{run.url} has no step")
+        found = foreign_checkpoints(run)
+        raise StepNotFoundError(f"{run.url} has no step{f': {describe_foreign(run.url, found)}' if found else ''}")
     log = () if step is not None else verify_log(run)
     reports: list[StepReport] = []
     with Progress(

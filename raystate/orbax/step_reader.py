@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import tensorstore as ts
 
-from raystate.core.errors import CorruptCheckpointError, StepNotFoundError
+from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError
 from raystate.core.tree import ArraySpec, LeafSpec, Package, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
@@ -32,6 +32,8 @@ from raystate.orbax.step_metadata import (
 )
 
 ItemKind = Literal["arrays", "json", "iterator", "other"]
+
+STATE_ITEMS = ("state", "default")  # raystate's and Orbax v1's name, Orbax v0's
 
 _METRICS = "metrics"
 _ITERATOR_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
@@ -52,6 +54,7 @@ class StepReader:
         step_prefix: the step's folder, such as "1200".
         package: of a step that raystate wrote. Its bytes are used instead of the published small files, so that only the array
             data, which carry checksums of their own, are taken from there.
+        item: look at nothing but this item of arrays, which is the state then.
         bytes_in_flight: at most so many bytes of arrays are being read at a time (one request may be larger).
         io_concurrency: requests to storage at a time.
         timeout_s: for each wait on storage.
@@ -66,6 +69,7 @@ class StepReader:
         step_prefix: str,
         *,
         package: Package | None = None,
+        item: str | None = None,
         bytes_in_flight: int = 1 << 30,
         io_concurrency: int = 32,
         timeout_s: float = 600.0,
@@ -80,7 +84,8 @@ class StepReader:
         self._context = kv.context(io_concurrency=io_concurrency)
         self._lock = threading.RLock()
         self._metadata: StepMetadata | None = None
-        self._items: dict[str, ItemKind] | None = None
+        self._items: dict[str, ItemKind] | None = None if item is None else {item: "arrays"}
+        self._only = item
         self._trees: dict[str, TreeMetadata] = {}
         self._specs: dict[str, TreeSpec] = {}
         self._stores: dict[str, dict[str, ts.TensorStore]] = {}
@@ -97,12 +102,34 @@ class StepReader:
             return dict(self._items)
 
     def state_item(self) -> str:
-        """The item that holds the state: "state" (raystate, Orbax v1), or "default" (Orbax v0)."""
+        """The item that holds the state: "state" (raystate, Orbax v1), or "default" (Orbax v0).
+
+        Raises:
+            ReferenceMismatchError: the step was written with other items; says which. Nothing is wrong with it.
+            CorruptCheckpointError: its metadata names an item of which nothing is there, or a state that is no tree of arrays.
+        """
         items = self.items()
-        for name in ("state", "default"):
+        for name in STATE_ITEMS if self._only is None else (self._only,):
             if items.get(name) == "arrays":
                 return name
-        raise CorruptCheckpointError(f"step {self._step} has no item 'state' or 'default', only {list(items)}", step=self._step)
+        lost = [item for item, kind in items.items() if kind == "other" and (item in STATE_ITEMS or not self._names(f"{item}/"))]
+        if lost:
+            message = f"step {self._step} has lost the metadata of its item {lost[0]!r}, of {list(items)}"
+            raise CorruptCheckpointError(message, step=self._step, item=lost[0])
+        arrays = [item for item, kind in items.items() if kind == "arrays"]
+        message = f"step {self._step} has no item 'state' or 'default'"
+        if arrays:
+            named = ", ".join(repr(item) for item in arrays)
+            message += f": its arrays are in {named}. raystate.load(…, item={arrays[0]!r}) reads one item"
+        else:
+            kinds = ", ".join(f"{item!r} ({kind})" for item, kind in items.items() if "/" not in item)
+            message += f" and no other item of arrays; there is {kinds or 'no item at all'}"
+        raise ReferenceMismatchError(message, step=self._step, expected=STATE_ITEMS, got=arrays)
+
+    @property
+    def save(self) -> str | None:
+        """The save whose package this is read with; None without a package."""
+        return self._package.save if self._package is not None else None
 
     def tree(self, item: str) -> TreeSpec:
         """An array item's leaves, in Orbax's order, with the values of its scalars and strings."""
@@ -176,6 +203,8 @@ class StepReader:
 
     def metrics(self) -> dict[str, Any]:
         """What was given to save; empty if nothing was."""
+        if self._only is not None:
+            return {}
         for name in (f"{_METRICS}/{_METRICS}", f"{_METRICS}/metadata"):
             data = self._file(name)
             if data is not None:
@@ -249,6 +278,9 @@ class StepReader:
                 if ocdbt is None:
                     ocdbt = self._file(f"{item}/manifest.ocdbt") is not None
                 manifest = self._manifest(item) if ocdbt else None
+                if not ocdbt:  # a name is a path then
+                    for node in metadata.nodes:
+                        self._check_inside(node.name, f"array {node.name!r} of item {item!r}")
                 opening = {
                     node.name: ts.open(
                         ts.Spec(_read_spec(base, manifest, node.name, zarr3=metadata.zarr3, ocdbt=ocdbt)), context=self._context
@@ -274,13 +306,22 @@ class StepReader:
 
     def _step_metadata(self) -> StepMetadata:
         with self._lock:
+            if self._only is not None:
+                return StepMetadata(handlers={}, custom={})
             if self._metadata is None:
                 data = self._file("_CHECKPOINT_METADATA")
                 if data is None and not self._names(""):
                     raise StepNotFoundError(f"step {self._step} does not exist in {self._base.get('path', '')}", step=self._step)
                 # Early Orbax wrote no such file; the items are found by listing then.
                 self._metadata = parse_step(data if data is not None else b"{}", self._what("_CHECKPOINT_METADATA"))
+                for item in self._metadata.handlers:
+                    self._check_inside(item, f"item {item!r}")
             return self._metadata
+
+    def _check_inside(self, name: str, what: str) -> None:
+        """What a checkpoint names lies in it: nobody reads other files by a name that was made for it."""
+        if name.startswith("/") or "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+            raise CorruptCheckpointError(f"step {self._step}: {what} is no name inside the checkpoint", step=self._step, path=name)
 
     def _listed_items(self) -> set[str]:
         return {name.split("/")[0] for name in self._names("") if "/" in name}

@@ -1,6 +1,7 @@
 """Objects under a URL: create-once, list, delete; the log of a run and the life of a step on top of them."""
 
 from raystate.storage.base import ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
+from raystate.storage.foreign import describe_foreign, foreign_checkpoints, refuse_foreign
 from raystate.storage.garbage import Garbage, assume_dead, assumed_dead, collect_garbage, find_garbage, remove_garbage
 from raystate.storage.log import RunLog
 from raystate.storage.pins import pinned, pinned_steps
@@ -24,13 +25,16 @@ __all__ = [
     "canonical_url",
     "collect_garbage",
     "data_objects",
+    "describe_foreign",
     "find_garbage",
     "find_package",
+    "foreign_checkpoints",
     "foreign_steps",
     "marked_save",
     "open_storage",
     "pinned",
     "pinned_steps",
+    "refuse_foreign",
     "remove_garbage",
     "run_hash",
     "visible_steps",

@@ -8,6 +8,7 @@ import re
 STATE = ".raystate"
 MARKER = "commit_success.txt"
 METADATA = "_CHECKPOINT_METADATA"
+TREE_METADATA = "_METADATA"  # of an item of arrays
 GUARD = f"{STATE}/{MARKER}"  # stock Orbax's cleanup deletes folders without it
 GUARD_TEXT = b"Stock Orbax deletes folders without this file. It keeps the log of the run.\n"
 SELF_TEST = "selftest."  # begins the name of a folder in STATE

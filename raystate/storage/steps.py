@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from raystate.core.errors import CorruptCheckpointError, StorageError
 from raystate.core.tree import DataObject, Package
 from raystate.storage.base import ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
+from raystate.storage.foreign import refuse_foreign
 from raystate.storage.names import (
     ASIDE,
     MARKER,
@@ -289,9 +290,15 @@ def visible_steps(storage: Storage) -> tuple[int, ...]:
     A directory's marker may also be Orbax's own `_CHECKPOINT_METADATA`: there it is the rename that publishes.
     """
     markers = (MARKER, METADATA) if storage.is_directory else (MARKER,)
-    folders = [info.name.rstrip("/") for info in storage.list(recursive=False) if info.is_folder]
-    steps = [step for folder in folders if (step := step_of(folder)) is not None]
-    return tuple(sorted(step for step in steps if any(storage.exists(f"{step}/{marker}") for marker in markers)))
+    before: tuple[set[int], tuple[int, ...]] | None = None
+    while True:
+        folders = [info.name.rstrip("/") for info in storage.list(recursive=False) if info.is_folder]
+        steps = {step for folder in folders if (step := step_of(folder)) is not None}
+        visible = tuple(sorted(step for step in steps if any(storage.exists(f"{step}/{marker}") for marker in markers)))
+        # The newest folder has no marker: a save that goes on, or it was retired since the listing, for one that came after it.
+        if not steps or visible[-1:] == (max(steps),) or before == (steps, visible):
+            return visible
+        before = steps, visible
 
 
 def foreign_steps(storage: Storage, live: Iterable[int]) -> tuple[int, ...]:
@@ -300,9 +307,15 @@ def foreign_steps(storage: Storage, live: Iterable[int]) -> tuple[int, ...]:
     Args:
         storage: of the run.
         live: live steps of the log's tail. Steps with an open intent are left out by `core.log.claim_entry`.
+
+    Raises:
+        ConfigError: the run would begin afresh beside checkpoints that are named in another way (`foreign.refuse_foreign`).
+        StorageError: storage failed.
     """
-    known = set(live)
-    return tuple(step for step in visible_steps(storage) if step not in known)
+    known, visible = set(live), visible_steps(storage)
+    if not known and not visible:
+        refuse_foreign(storage)
+    return tuple(step for step in visible if step not in known)
 
 
 def remove_work(storage: Storage, step: int, save: str) -> None:

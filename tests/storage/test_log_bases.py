@@ -74,6 +74,7 @@ def named_base(storage: Storage, seq: int) -> str:
 # ---------------------------------------------------------------- sizes and requests
 
 
+@pytest.mark.timeout(1800)
 def test_ten_thousand_kept_steps(tmp_path):
     """The last of ten thousand; all of them with RAYSTATE_ALL."""
     from raystate.storage import open_storage

@@ -1,0 +1,83 @@
+"""What a storage holds that is no run: checkpoints under other names, or one checkpoint itself. A run must not begin beside them unseen."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from raystate.core.errors import ConfigError
+from raystate.storage.base import ObjectInfo, Storage
+from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, log_name, step_of
+
+SHOWN = 3  # names in an error
+
+# What lies in the folder of a checkpoint, or of one of its items: Orbax's files of each of its formats.
+_OF_A_CHECKPOINT = frozenset({METADATA, MARKER, TREE_METADATA, "_sharding", "manifest.ocdbt", "checkpoint"})
+_NUMBERED = re.compile(r".*\d")  # 00001200, step_1200, checkpoint_7, epoch-3
+_FILE = re.compile(
+    r"(checkpoint|ckpt|step|model|state)[_\-.]?\d+(\.\w+)?", re.IGNORECASE
+)  # as flax.training.checkpoints names them
+_TEMPORARY = "orbax-checkpoint-tmp"
+
+
+def foreign_checkpoints(storage: Storage) -> tuple[str, ...]:
+    """The names of checkpoints that neither raystate nor Orbax's default naming wrote, at most a few; a folder's ends in "/".
+
+    "./" means that the storage is itself the folder of one checkpoint.
+    """
+    found = storage.list(recursive=False)
+    if any(info.name in _OF_A_CHECKPOINT for info in found):
+        return ("./",)
+    return tuple(itertools.islice((info.name for info in found if _is_checkpoint(storage, info)), SHOWN + 1))
+
+
+def refuse_foreign(storage: Storage) -> None:
+    """Check that a run which begins in this storage begins in no other's place. A run whose log has begun is not asked again.
+
+    Raises:
+        ConfigError: names the checkpoints that are there, and says what to do.
+        StorageError: storage failed.
+    """
+    if storage.exists(log_name(1)):
+        return
+    names = foreign_checkpoints(storage)
+    if names:
+        raise ConfigError(
+            f"{describe_foreign(storage.url, names)}. {_advice(names)}", field="storage", got=storage.url, found=names
+        )
+
+
+def describe_foreign(url: str, names: tuple[str, ...]) -> str:
+    """One clause for an error: what there is instead of steps."""
+    if names == ("./",):
+        return f"{url} is the folder of one checkpoint, not of a run"
+    more = " and more" if len(names) > SHOWN else ""
+    shown = ", ".join(repr(name) for name in names[:SHOWN])
+    return f"{url} holds checkpoints under names that are no plain step numbers: {shown}{more}"
+
+
+def _advice(names: tuple[str, ...]) -> str:
+    if names == ("./",):
+        return "Give the run the folder above it, or an empty storage and start from this one: restore_or_init(source=…)"
+    return (
+        "A run that begins here would begin at step 0 beside them. Rename their folders to plain numbers, such as 1200/, or give the "
+        "run an empty storage and start from one of them: restore_or_init(source=…)"
+    )
+
+
+def _is_checkpoint(storage: Storage, info: ObjectInfo) -> bool:
+    name = info.name.rstrip("/")
+    if not info.is_folder:
+        return _FILE.fullmatch(name) is not None
+    if name == STATE or step_of(name) is not None or _TEMPORARY in name or not _NUMBERED.fullmatch(name):
+        return False
+    return any(_looks_so(storage, name))
+
+
+def _looks_so(storage: Storage, folder: str) -> Iterator[bool]:
+    inside = storage.list(folder, recursive=False)
+    yield any(info.name.rpartition("/")[2] in _OF_A_CHECKPOINT for info in inside)
+    for info in inside[:SHOWN]:  # early Orbax wrote nothing beside the items' folders
+        if info.is_folder and step_of(info.name.rstrip("/").rpartition("/")[2]) is None:
+            yield storage.exists(info.name + TREE_METADATA)

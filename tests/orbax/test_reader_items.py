@@ -1,0 +1,235 @@
+"""What holds something else than a run with a state says so: which steps, items and checkpoints there are, and what to pass."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raystate
+from raystate.core.errors import ConfigError, CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError
+from raystate.core.log import claim_entry
+from raystate.core.messages import LogEntry
+from raystate.storage import RunLog, Storage, foreign_checkpoints, foreign_steps, open_storage
+from raystate.storage.names import log_name
+from tests.orbax.published import publish
+
+STOCK = """
+import sys
+from pathlib import Path
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import v1
+
+root = Path(sys.argv[1])
+tree = lambda n: {"w": np.full((5, 3), n, np.float32), "n": np.arange(4)}
+standard = ocp.args.StandardSave
+with ocp.CheckpointManager(root / "several") as manager:
+    manager.save(3, args=ocp.args.Composite(params=standard(tree(1)), opt=standard(tree(2)), notes=ocp.args.JsonSave({"a": 1})))
+with ocp.CheckpointManager(root / "one") as manager:
+    manager.save(3, args=ocp.args.Composite(model=standard(tree(3))))
+with ocp.CheckpointManager(root / "none") as manager:
+    manager.save(3, args=ocp.args.Composite(notes=ocp.args.JsonSave({"a": 1})))
+with ocp.CheckpointManager(root / "plain") as manager:
+    manager.save(3, args=standard(tree(4)))
+for name, options in {
+    "fixed": ocp.CheckpointManagerOptions(step_format_fixed_length=8),
+    "prefixed": ocp.CheckpointManagerOptions(step_prefix="step"),
+}.items():
+    with ocp.CheckpointManager(root / name, options=options) as manager:
+        manager.save(1200, args=standard(tree(5)))
+with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(root / "bare", tree(6))
+with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+    checkpointer.save(root / "early", tree(7))
+v1.save_pytree(root / "v1", tree(8))
+"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stock")
+    done = subprocess.run([sys.executable, "-c", STOCK, str(root)], capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return root
+
+
+def claim(storage: Storage) -> LogEntry:
+    """As a Coordinator that starts."""
+    return RunLog(storage).claim(
+        lambda tail: claim_entry(tail, "w", "lm", foreign_steps(storage, [one.step for one in tail.live] if tail else []))
+    )
+
+
+def value(tree: Any) -> float:
+    return float(np.asarray(tree["w"]).flat[0])
+
+
+# ---------------------------------------------------------------- a step without a state
+
+
+@pytest.mark.parametrize(("folder", "names"), [("several", ["opt", "params"]), ("one", ["model"]), ("none", ["notes"])])
+def test_a_step_without_a_state_is_a_mistake_that_says_what_is_there(written: Path, folder: str, names: list[str]):
+    reader = raystate.Reader(written / folder)
+    with pytest.raises(ReferenceMismatchError, match="step 3 has no item 'state' or 'default'") as caught:
+        reader.restore()
+    assert all(repr(name) in caught.value.message for name in names)
+    assert caught.value.step == 3
+    for read in (
+        lambda: reader.restore(step=3),
+        lambda: raystate.load(written / folder),
+        lambda: raystate.load(written / folder / "3"),
+    ):
+        with pytest.raises(ReferenceMismatchError):
+            read()
+
+
+def test_what_the_message_says_works(written: Path):
+    with pytest.raises(ReferenceMismatchError, match=r"raystate.load\(…, item='opt'\) reads one item"):
+        raystate.load(written / "several")
+    assert value(raystate.load(written / "several", item="opt")) == 2
+    assert value(raystate.load(written / "several", step=3, item="params")) == 1
+    assert value(raystate.load(written / "several" / "3", item="params")) == 1
+    assert value(raystate.load(written / "several" / "3" / "params")) == 1
+    with pytest.raises(ReferenceMismatchError, match=r"no item 'model' of arrays; it has \['opt', 'params'\]"):
+        raystate.load(written / "several", item="model")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("plain", 4), ("plain/3", 4), ("plain/3/default", 4), ("bare", 6), ("early", 7), ("v1", 8)]
+)
+def test_whatever_orbax_writes_is_read_by_its_path(written: Path, path: str, expected: float):
+    assert value(raystate.load(written / path)) == expected
+    assert raystate.metadata(written / path).trees
+    assert len(raystate.Reader(written / path).all_steps()) == 1
+
+
+def test_a_step_without_a_state_can_be_looked_at(written: Path):
+    found = raystate.metadata(written / "several")
+    assert (found.step, found.items) == (3, ("notes", "opt", "params"))
+
+
+def test_stock_names_of_the_state_are_both_known(written: Path):
+    assert value(raystate.load(written / "plain", item="default")) == value(raystate.load(written / "plain", item="state")) == 4
+
+
+@pytest.mark.parametrize("lost", ["3/default/_METADATA", "3/default/_METADATA and package"])
+def test_a_state_that_has_lost_its_metadata_is_damage(written: Path, tmp_path: Path, lost: str):
+    shutil.copytree(written / "plain", tmp_path / "run")
+    (tmp_path / "run" / lost.split()[0]).unlink()
+    with pytest.raises(CorruptCheckpointError, match="default"):
+        raystate.Reader(tmp_path / "run").restore()
+
+
+def test_an_item_of_which_nothing_is_there_is_damage(tmp_path: Path):
+    """As when a bit of its name has flipped."""
+    publish(tmp_path, 7)
+    path = tmp_path / "7" / "_CHECKPOINT_METADATA"
+    path.write_bytes(path.read_bytes().replace(b'"state"', b'"stare"'))
+    with pytest.raises(CorruptCheckpointError, match="stare"):
+        raystate.Reader(tmp_path).restore()
+
+
+# ---------------------------------------------------------------- checkpoints under other names
+
+
+@pytest.mark.parametrize(("folder", "name"), [("fixed", "00001200/"), ("prefixed", "step_1200/")])
+def test_a_run_does_not_begin_beside_steps_under_other_names(written: Path, folder: str, name: str):
+    storage = open_storage(written / folder)
+    assert foreign_checkpoints(storage) == (name,)
+    with pytest.raises(ConfigError, match=name) as caught:
+        claim(storage)
+    assert caught.value.field == "storage"
+    assert not storage.exists(log_name(1))
+    with pytest.raises(StepNotFoundError, match=f"has no step: .*{name}"):
+        raystate.Reader(written / folder).restore()
+    assert raystate.Reader(written / folder).latest_step() is None
+    assert value(raystate.load(written / folder / name)) == 5, "and what the message says works"
+
+
+def test_files_of_flax_are_refused(tmp_path: Path):
+    for step in (5, 10, 15, 20, 25):
+        (tmp_path / f"checkpoint_{step}").write_bytes(b"\x81\xa1w\xc4")
+    with pytest.raises(ConfigError, match=r"'checkpoint_10', 'checkpoint_15', 'checkpoint_20' and more"):
+        claim(open_storage(tmp_path))
+
+
+def test_the_folder_of_one_checkpoint_is_no_place_for_a_run(written: Path):
+    for path in ("plain/3", "bare", "plain/3/default", "v1"):
+        with pytest.raises(ConfigError, match="is the folder of one checkpoint"):
+            claim(open_storage(written / path))
+
+
+def test_what_is_no_checkpoint_is_none(tmp_path: Path):
+    """Logs, an earlier crash, Orbax's unfinished saves, other runs."""
+    for name in (
+        "notes.txt", "events.out.tfevents.17", "plots_3/loss.png", "lm_1/.raystate/log/000000000001.json", "lm_1/7/_CHECKPOINT_METADATA",
+        "12.orbax-checkpoint-tmp-1700000000/_METADATA", ".raystate/work/7.a1k1/_CHECKPOINT_METADATA", "12/state/x",
+        "wandb/run-3/config.yaml", "checkpoints/README",
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    storage = open_storage(tmp_path)
+    assert foreign_checkpoints(storage) == ()
+    assert claim(storage).live == ()
+
+
+def test_a_run_that_has_begun_is_not_refused_because_of_an_export(written: Path, tmp_path: Path):
+    storage = open_storage(tmp_path)
+    claim(storage)
+    shutil.copytree(written / "bare", tmp_path / "best_7")
+    assert claim(storage).attempt == 2
+    shutil.copytree(written / "plain", tmp_path / "other" / "run")
+    shutil.copytree(written / "bare", tmp_path / "other" / "run" / "best_7")
+    assert [one.step for one in claim(open_storage(tmp_path / "other" / "run")).live] == [3], "and plain steps are adopted"
+
+
+def test_an_unfinished_checkpoint_in_a_bucket_is_not_read(tmp_path: Path, written: Path):
+    from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
+
+    if not GCS_SERVER_RUNS:
+        pytest.skip("the GCS server runs on Linux on x86-64 only")
+    with gcs_backend(tmp_path) as bucket:
+        bucket.create("9/_CHECKPOINT_METADATA", b"{}")
+        with pytest.raises(StepNotFoundError, match=r"no commit_success\.txt"):
+            raystate.load(f"{bucket.url}/9")
+
+
+# ---------------------------------------------------------------- nothing outside is read
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc", "..", "a/../../secret", "a\0b", ""])
+def test_an_item_that_points_outside_is_damage(written: Path, tmp_path: Path, name: str):
+    shutil.copytree(written / "plain", tmp_path / "run")
+    shutil.copytree(written / "bare", tmp_path / "run" / "secret")
+    path = tmp_path / "run" / "3" / "_CHECKPOINT_METADATA"
+    document = json.loads(path.read_bytes())
+    document["item_handlers"] = {name: "x", "default": "y"}
+    path.write_text(json.dumps(document))
+    with pytest.raises(CorruptCheckpointError, match="no name inside the checkpoint"):
+        raystate.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("key", ["../../secret/w", "/etc/passwd", ".."])
+def test_an_array_that_points_outside_is_damage(written: Path, tmp_path: Path, key: str):
+    """Of a tree without OCDBT, where a name is a path."""
+    shutil.copytree(written / "early", tmp_path / "a" / "run")
+    shutil.copytree(written / "early", tmp_path / "secret")
+    path = tmp_path / "a" / "run" / "_METADATA"
+    document = json.loads(path.read_bytes())
+    for entry in document["tree_metadata"].values():
+        entry["key_metadata"][0]["key"] = key
+    path.write_text(json.dumps(document))
+    with pytest.raises(CorruptCheckpointError, match="no name inside the checkpoint"):
+        raystate.load(tmp_path / "a" / "run")
+
+
+def test_a_path_with_a_zero_byte_is_a_mistake():
+    with pytest.raises(ConfigError, match="control characters"):
+        raystate.load("/tmp/a\0b")
