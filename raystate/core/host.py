@@ -207,7 +207,9 @@ class Host:
         return tuple(
             one.index
             for one in self._sets.values()
-            if one.word is not None and not self._is_connected(one) and (not one.exited or any(map(one.is_granted, range(len(one.slots)))))
+            if one.word is not None
+            and not self._is_connected(one)
+            and (not one.exited or any(map(one.is_granted, range(len(one.slots)))))
         )
 
     def contents(self) -> list[tuple[Place, Staged]]:
@@ -286,7 +288,8 @@ class Host:
         """A trainer whose state has grown has other slots: the old ones go once nobody needs what they hold."""
         for one in list(self._sets.values()):
             newer = any(
-                other.index != one.index and other.trainer == one.trainer and other.index > one.index for other in self._sets.values()
+                other.index != one.index and other.trainer == one.trainer and other.index > one.index
+                for other in self._sets.values()
             )
             if one.trainer and newer and not self._is_connected(one) and not self.is_needed(one.index):
                 del self._sets[one.index]

@@ -344,9 +344,7 @@ class Recovery:
     def change(self, request: Request) -> Change | None:
         """See journal.Editor."""
         left = [
-            (step, request.kind == "set aside", why)
-            for step, why in request.retires
-            if self.journal.refuse_retire(step) is None
+            (step, request.kind == "set aside", why) for step, why in request.retires if self.journal.refuse_retire(step) is None
         ]
         return (None, left, request.why) if left else None
 

@@ -261,9 +261,7 @@ class Saves:
         step, packaged = job.key.step, job.packaged
         if self.journal.refuse_save(step) is not None:
             return None
-        new = LiveStep(
-            step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s, lineage=job.key.lineage
-        )
+        new = LiveStep(step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s, lineage=job.key.lineage)
         # The newest steps of this past are not what a policy may take although a newer one of another past is there.
         self._kept = frozenset((*packaged.kept, step))
         live = sorted((*tail.live, new), key=lambda one: one.step)

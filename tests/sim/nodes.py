@@ -116,9 +116,7 @@ class HostProc(Proc):
         node.incarnations += 1
         self.incarnation = f"{node.id}i{node.incarnations}"
         memory = HostMemory() if "forgetful_host" in world.mutations else node.memory
-        self.machine = Host(
-            node.id, self.incarnation, memory, report_interval_s=REPORT_INTERVAL_S, heartbeat_s=HEARTBEAT_S
-        )
+        self.machine = Host(node.id, self.incarnation, memory, report_interval_s=REPORT_INTERVAL_S, heartbeat_s=HEARTBEAT_S)
         self.due = False
         self.look_s = float("inf")  # when it looks next
         self.known: dict[int, TrainerProc] = {}  # by connection
@@ -134,9 +132,7 @@ class HostProc(Proc):
     def found(self, index: int) -> None:
         one = self.node.sets[index]
         trainer = "" if one.trainer is None else one.trainer.name
-        self.feed(
-            SetFound(index=index, trainer=trainer, word=one.word, contents=tuple(one.content), host_word=one.word_out)
-        )
+        self.feed(SetFound(index=index, trainer=trainer, word=one.word, contents=tuple(one.content), host_word=one.word_out))
 
     def feed(self, event: Any) -> None:
         if not self.alive:
@@ -215,7 +211,9 @@ class HostProc(Proc):
     def _empty(self, command: Empty) -> None:
         one = self.node.sets[command.index]
         if one.writing[command.slot]:
-            self.world.violated(f"held slots: slot {command.slot} of {self.node.id} is emptied while it is being written: {command.reason}")
+            self.world.violated(
+                f"held slots: slot {command.slot} of {self.node.id} is emptied while it is being written: {command.reason}"
+            )
         if "keep_slots" not in self.world.mutations:
             one.content[command.slot] = None
 

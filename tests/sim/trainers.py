@@ -178,9 +178,7 @@ class TrainerProc(Proc):
         self.world.wants[group_of(machine.lineage)] = self.want
         lineage, number = machine.lineage, self.number
         self.call(
-            lambda ask: RestoreAsked(
-                ask=ask, lineage=lineage, rank=self.rank, step=self.want, rollback=self.rollback, word=number
-            )
+            lambda ask: RestoreAsked(ask=ask, lineage=lineage, rank=self.rank, step=self.want, rollback=self.rollback, word=number)
         )
 
     def restore_again(self, want: int | None, rollback: bool) -> None:
@@ -318,7 +316,14 @@ class TrainerProc(Proc):
         machine = self.machine
         assert machine is not None
         piece = Staged(
-            rank=self.rank, world=machine.world, lineage=machine.lineage, step=step, again=again, layout="L", promised=promised, nbytes=1
+            rank=self.rank,
+            world=machine.world,
+            lineage=machine.lineage,
+            step=step,
+            again=again,
+            layout="L",
+            promised=promised,
+            nbytes=1,
         )
         self.set.content[slot] = piece
         machine.staged(slot, step)
