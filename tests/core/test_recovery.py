@@ -208,3 +208,18 @@ def test_a_restore_begun_under_an_earlier_attempt_goes_on():
     for rank in range(2):
         driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=rank, step=3, ok=True))
     assert driver.replies(RestoreChoice)[-1].step == 3
+
+
+def test_a_late_word_of_the_restore_before_does_not_choose_for_the_next():
+    """Schedule 9199: a new Coordinator took a doubled RestoreTried of step 3 for the outcome of the restore that was asked now."""
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    for rank in range(2):
+        driver.word(rank, 3)
+    driver.stage(5)
+    late = RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=1, step=3, ok=True)
+    driver.send(late)
+    assert driver.restore().step == 5
+    driver.send(late)
+    driver.stage(6)
+    assert driver.restore().step == 6
