@@ -118,7 +118,8 @@ class Launcher(Network):
         for member in members:
             if again:
                 self.on(member, 0.1 * self.random(), member.save, step, True)
-            self.on(member, 0.4 + 0.4 * self.random(), member.save, step + 1)
+            else:
+                self.on(member, 0.4 + 0.4 * self.random(), member.save, step + 1)
 
     def _restore_again(self, group: Group) -> None:
         """The script restores in mid-training: the newest step, or an older one, most often for good."""

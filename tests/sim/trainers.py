@@ -65,6 +65,7 @@ class TrainerProc(Proc):
         "deleting",
         "group",
         "held",
+        "leaving",
         "left",
         "machine",
         "name",
@@ -100,6 +101,7 @@ class TrainerProc(Proc):
         self.asked: tuple[SnapshotId, ...] = ()  # the promises of the flush or leave under way
         self.asked_held: list[tuple[SnapshotId, Saved]] = []  # what all ranks held when it asked
         self.restores = 0
+        self.leaving = False
         self.busy_until_s = 0.0
         self.calls: dict[int, int] = {}  # step -> calls of save() for it, in this line
         self.held: Saved | None = None  # whose copy waits on the device for a slot
@@ -269,12 +271,21 @@ class TrainerProc(Proc):
         if actor is not None and actor.alive:
             actor.poke()
 
-    def save(self, step: int, force: bool = False) -> None:
-        """One step is computed; save() is called."""
+    def save(self, step: int, again: bool = False) -> None:
+        """One step is computed; save() is called. `again`: the script saves the step once more, by force, and goes on."""
+        if self._save(step, again):
+            if again:
+                self.world.on(self, 0.3 + 0.4 * self.world.random(), self.save, step + 1)
+            elif self.stage == "train":
+                self.group.called[self.rank] = step
+                self.world.step_done(self.group)
+
+    def _save(self, step: int, force: bool) -> bool:
+        """One call of save(); True if it has returned."""
         machine, world = self.machine, self.world
         assert machine is not None
         if self.stage != "train":
-            return
+            return False
         out = self.set.word_out
         busy = machine.staging and world.random() < 0.5
         if world.random() < 0.05:
@@ -282,19 +293,16 @@ class TrainerProc(Proc):
         try:
             decision = machine.on_save(step, force=force, host_word=out, stager_busy=busy)
         except StepOrderError:
-            # The script goes on without: the steps of another past end somewhere.
-            if force:
-                return
-            self.step = self.group.called[self.rank] = step
-            world.step_done(self.group)
-            return
+            self.step = step
+            return True  # the script goes on without: the steps of another past end somewhere
         except RaystateError as error:
             self.die(f"{type(error).__name__}: {error}")
-            return
+            return False
         self._speak(decision.word)
         if decision.wait:
-            world.on(self, 0.3, self.save, step, force)
-            return
+            if self.stage == "train" and not self.leaving:
+                world.on(self, 0.3, self.save, step, force)
+            return False
         self.step = step
         self.calls[step] = self.calls.get(step, 0) + 1
         if decision.promised:
@@ -314,9 +322,7 @@ class TrainerProc(Proc):
             self.stop_at = step
             self.stage = "stopping"
             world.on(self, 0.5, self._stopping, world.now_s + 6.0)
-            return
-        self.group.called[self.rank] = step
-        world.step_done(self.group)
+        return True
 
     def _stopping(self, until_s: float) -> None:
         out = self.set.word_out
@@ -439,9 +445,13 @@ class TrainerProc(Proc):
         """close(): every save is staged, then all ranks leave."""
         machine = self.machine
         assert machine is not None
+        self.leaving = True
         if not machine.is_safe and self.stage == "train":
-            self.save(machine.newest, force=True)
-            if self.stage != "train":
+            returned = self._save(machine.newest, force=True)
+            if self.stage != "train" or not self.alive:
+                return
+            if not returned:
+                self.world.on(self, 0.3, self.leave)
                 return
         self.stage = "leave"
         if machine.staging or machine.held is not None or self.ask is not None:
