@@ -396,17 +396,7 @@ class Leaving:
         elif self.phase == "hearing" and waited_s >= settings.host_timeout_s:
             self._stop_hearing(group, waited_s)
         elif self.phase == "saving" and waited_s >= settings.save_timeout_s:
-            text = "; ".join(self.journal.troubles[-1:])
-            step = -1 if self._last is None else self._last.step
-            if self._last is not None and not text:
-                text = self.memory.missing_text(self._last, self.joins.where)
-            self._refuse(
-                "StorageError",
-                f"step {step} is not durable after {waited_s:.1f} s: {text}",
-                step=step,
-                phase="close",
-                waited_s=waited_s,
-            )
+            self._stop_saving(waited_s)
         elif self.phase == "closing" and waited_s >= settings.barrier_timeout_s:
             # What is decided but not carried out is in the log: the next start finishes it.
             self.desk.log(
@@ -418,6 +408,26 @@ class Leaving:
             if now_s - last_s >= settings.idle_timeout_s:
                 self._idle_since_s = now_s
                 self._release(f"no trainer for {now_s - last_s:.0f} s")
+
+    def _stop_saving(self, waited_s: float) -> None:
+        self.desk.stir = True
+        last, journal = self._last, self.journal
+        late = [key.step for key in self.saves.jobs] + list(journal.publishing)
+        if last is not None and not self._is_durable(last):
+            late.insert(0, last.step)
+        if not late:
+            return  # the last of them has just been given up, by the same deadline
+        step = late[0]
+        text = "; ".join(journal.troubles[-1:])
+        if last is not None and step == last.step and not text:
+            text = self.memory.missing_text(last, self.joins.where)
+        self._refuse(
+            "StorageError",
+            f"step {step} is not durable after {waited_s:.1f} s: {text}",
+            step=step,
+            phase="close",
+            waited_s=waited_s,
+        )
 
     def _stop_hearing(self, group: Group | None, waited_s: float) -> None:
         """Reports don't come. A release goes on with those that have; a close may not be judged on older ones."""

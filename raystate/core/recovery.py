@@ -26,6 +26,7 @@ from raystate.core.messages import (
     SnapshotId,
     Tier,
     group_of,
+    lineage_order,
 )
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
@@ -49,6 +50,8 @@ class Recovery:
         self._want: int | None = None
         self._rollback = False
         self._resumed = -1  # the step that an earlier attempt had chosen for this group
+        self._resumed_in = ""  # the lineage that began with that choice
+        self._asked_in = ""  # newest lineage that a rank has asked from
         self._tried: dict[int, RestoreTried] = {}
         self._since_s = 0.0  # when this phase began
         self._began_s = 0.0  # when all ranks had asked
@@ -70,6 +73,8 @@ class Recovery:
         assert group is not None
         if not self._is_for(group) or self.phase == "idle":
             self._begin(group)
+        elif self._resumed_in and self.phase == "asking" and _is_behind(self._resumed_in, event.lineage):
+            self._begin(group)  # what a late message said was tried belongs to the restore before this one
         elif self.phase == "trying" and event.ask not in self._asks.everybody():
             # The rank never got the choice, or has begun anew: it gets the same one.
             assert self._choice is not None
@@ -77,6 +82,7 @@ class Recovery:
             return
         self._asks.add(event.rank, event.ask)
         self._asked[event.rank] = (event.step, event.rollback)
+        self._asked_in = max(self._asked_in, event.lineage, key=lineage_order)
         # A later lineage's words don't tell of the one before.
         self._words[event.rank] = event.word if event.lineage == group.lineage else 0
         self.desk.stir = True
@@ -86,10 +92,13 @@ class Recovery:
             return
         choice, group = self._choice, self.joins.group
         assert group is not None
-        if group.adopted and (self.phase in ("idle", "asking") or not self._is_for(group)):
+        asking = self._is_for(group) and self.phase == "asking"
+        over = asking and self._asked_in and _is_behind(event.lineage, self._asked_in)
+        if group.adopted and not over and (asking or self.phase == "idle" or not self._is_for(group)):
             # An earlier attempt made the choice, and its ranks have tried it: choose once more, the same step if it is good.
-            if not self._is_for(group) or self.phase == "idle":
+            if not asking:
                 self._begin(group)
+            self._resumed_in = max(self._resumed_in, event.lineage, key=lineage_order)
             self._resumed = event.step if event.ok and event.step >= 0 else self._resumed
             self._asks.add(event.rank, event.ask)
             self.desk.stir = True
@@ -128,6 +137,7 @@ class Recovery:
         self._asked = {}
         self._words = {}
         self._resumed = -1
+        self._resumed_in = self._asked_in = ""
         self._renewed = False
         self._tried = {}
         self._choice = None
@@ -476,3 +486,8 @@ class Recovery:
                 phase="restore",
                 waited_s=self.desk.now_s - self._began_s,
             )
+
+
+def _is_behind(begun: str, lineage: str) -> bool:
+    """Whether whoever asks from `lineage` has finished the restore with which `begun` began."""
+    return lineage_order(begun) <= lineage_order(lineage)

@@ -269,7 +269,7 @@ class Saves:
 
     def _retirable(self, live: Sequence[LiveStep]) -> list[tuple[int, bool, str]]:
         assert self._kept is not None
-        chosen = choose_retired(live, self._kept, {self.restoring})
+        chosen = choose_retired(live, self._kept, {self.restoring} if self.restoring >= 0 else ())
         retires = [(step, False, why) for step, why in chosen if self.journal.refuse_retire(step) is None]
         if len(retires) == len(chosen):
             self._kept = None

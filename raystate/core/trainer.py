@@ -241,11 +241,15 @@ class Trainer:
         if promised:
             self._promises = (*self._promises, SnapshotId(self.lineage, step, self.again))
             self._safe = step
-        if slot is not None and not stager_busy and not (promised and self.held is not None and self.held != step):
+        # A promised copy that waits has the next slot: a snapshot that went before it could make others give the promised step up.
+        if slot is not None and not stager_busy and self.held in (None, step):
             self._staging[slot] = step
+            self.held = None
             self.kept = SnapshotId(self.lineage, step, self.again)
             return self._decide("stage", promised, slot, why, stop=stop)
-        lack = "the stager is busy" if stager_busy else "no slot is free"
+        lack = (
+            "the stager is busy" if stager_busy else "no slot is free" if slot is None else f"step {self.held} waits for the slot"
+        )
         if not promised:
             return self._decide("skip", False, None, f"step {step} is skipped: {lack}")
         dropped = self.held if self.held is not None and self.held != step else None

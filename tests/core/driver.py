@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from raystate.core.coordinator import Coordinator
+from raystate.core.host import is_discarded
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Advice,
@@ -15,14 +16,18 @@ from raystate.core.messages import (
     Ask,
     BuildPackage,
     Claimed,
+    FlushAsked,
     HostId,
     HostReported,
     HostSummary,
     HostUp,
+    Intent,
     Invalidate,
     Invalidated,
     Joined,
     JoinReply,
+    LeaveAsked,
+    LiveStep,
     LogEntry,
     Packaged,
     Publish,
@@ -33,6 +38,7 @@ from raystate.core.messages import (
     Retire,
     RetireDone,
     Settings,
+    SnapshotId,
     Staged,
     Tick,
     TrainerSeen,
@@ -42,10 +48,14 @@ from raystate.core.messages import (
 from raystate.core.retention import keep_newest
 
 C = TypeVar("C")
+AB = ["a", "b"]
 
 
 class Driver:
-    """A Coordinator, its hosts as this test says they are, and everything it has commanded since the last `take`."""
+    """A Coordinator, its hosts as this test says they are, and everything it has commanded since the last `take`.
+
+    Its trainers number their words, and each question names the rank's last one.
+    """
 
     def __init__(
         self,
@@ -57,12 +67,15 @@ class Driver:
         **settings: Any,
     ):
         settings.setdefault("host_timeout_s", 1e6)  # hosts speak only when a test lets them
-        self.core = Coordinator(Settings(run="r", storage="s", **settings), keep_newest(keep_last))
+        self.core = Coordinator(Settings(run="r", storage="s", **settings))
+        self.keep = keep_newest(keep_last)
         self.now_s = 100.0
         self.out: list[Any] = []
         self.seq: dict[str, int] = {}
         self.staged: dict[str, list[Staged]] = {}
         self.seen: dict[str, list[TrainerSeen]] = {}
+        self.advised: dict[str, tuple[int, int]] = {}  # host -> the newest Advice it has got
+        self.numbers: dict[int, int] = {}  # rank -> number of its last word
         self.lineage = ""
         self.world = 0
         self.place: dict[int, str] = {}
@@ -76,6 +89,7 @@ class Driver:
     def send(self, event: Any) -> list[Any]:
         commands = self.core.handle(event, self.now_s)
         self.out += commands
+        self.advised |= {one.host: (one.advice.attempt, one.advice.seq) for one in commands if isinstance(one, Advise)}
         if self.auto:
             for command in commands:
                 self._obey(command)
@@ -89,19 +103,20 @@ class Driver:
         elif isinstance(command, Retire):
             self.send(RetireDone(step=command.step))
         elif isinstance(command, BuildPackage):
-            self.send(Packaged(save=command.save))
+            self.send(self.packaged(command))
         elif isinstance(command, Invalidate):
-            kept = [
-                one
-                for one in self.staged.get(command.host, [])
-                if one.lineage == command.by or (one.lineage == command.lineage and one.step <= command.step)
-            ]
-            self.staged[command.host] = kept
+            held = self.staged.get(command.host, [])
+            self.staged[command.host] = [one for one in held if not is_discarded(command, one.lineage, one.step)]
             self.send(Invalidated(host=command.host, lineage=command.lineage, step=command.step))
         elif isinstance(command, Write):
             self.send(Written(host=command.host, save=command.save))
         elif isinstance(command, Advise):
             self.report(command.host)
+
+    def packaged(self, command: BuildPackage, **more: Any) -> Packaged:
+        """The package is built; the retention policy has looked at the live steps and the new one."""
+        live = sorted((*command.live, LiveStep(step=command.step, save=command.save)), key=lambda one: one.step)
+        return Packaged(save=command.save, kept=tuple(self.keep(live)), **more)
 
     def tick(self, seconds: float = 0.0) -> list[Any]:
         self.now_s += seconds
@@ -125,6 +140,7 @@ class Driver:
                     seq=self.seq[host],
                     staged=tuple(self.staged.get(host, ())),
                     trainers=tuple(self.seen.get(host, ())),
+                    advised=self.advised.get(host),
                 )
             )
         )
@@ -147,15 +163,21 @@ class Driver:
         return self.lineage
 
     def restore(self, *, step: int | None = None, rollback: bool = False, ok: bool = True) -> RestoreChoice:
-        """All ranks ask, try and succeed."""
+        """All ranks ask, try and succeed; they are in the lineage that begins then."""
         for rank in range(self.world):
-            self.send(RestoreAsked(ask=self.ask(), lineage=self.lineage, rank=rank, step=step, rollback=rollback))
+            self.ask_restore(rank, step=step, rollback=rollback)
         choice = self.replies(RestoreChoice)[-1]
         if ok:
             self.tried(choice)
         return choice
 
+    def ask_restore(self, rank: int, **more: Any) -> Ask:
+        ask = self.ask()
+        self.send(RestoreAsked(ask=ask, lineage=self.lineage, rank=rank, word=self.numbers.get(rank, 0), **more))
+        return ask
+
     def tried(self, choice: RestoreChoice, **bad: Any) -> None:
+        self.lineage = choice.begins
         for rank in range(self.world):
             self.word(rank, choice.step)
         for rank in range(self.world):
@@ -165,25 +187,60 @@ class Driver:
     def word(self, rank: int, newest: int, *, report: bool = True, **more: Any) -> None:
         """The rank's word as its host will report it."""
         host = self.place[rank]
+        self.numbers[rank] = number = self.numbers.get(rank, 0) + 1
         mine = [one for one in self.seen.setdefault(host, []) if one.rank != rank]
-        mine.append(TrainerSeen(rank=rank, world=self.world, lineage=self.lineage, newest_step=newest, **more))
+        mine.append(TrainerSeen(rank=rank, world=self.world, lineage=self.lineage, number=number, newest_step=newest, **more))
         self.seen[host] = mine
         if report:
             self.report(host)
 
-    def hold(self, rank: int, step: int, *, durable: bool = False, layout: str = "L", host: str | None = None) -> None:
+    def key(self, step: int, again: int = 0) -> SnapshotId:
+        """A snapshot of the present lineage."""
+        return SnapshotId(self.lineage, step, again)
+
+    def hold(
+        self, rank: int, step: int, *, promised: bool = False, again: int = 0, layout: str = "L", host: str | None = None
+    ) -> None:
         """The rank has staged the step."""
         where = host or self.place[rank]
         self.staged.setdefault(where, []).append(
-            Staged(rank=rank, world=self.world, lineage=self.lineage, step=step, layout=layout, durable=durable)
+            Staged(rank=rank, world=self.world, lineage=self.lineage, step=step, again=again, layout=layout, promised=promised)
         )
-        due = (step,) if durable else ()
-        self.word(rank, step, durable_due=due)
+        self.word(rank, step, again=again)
 
-    def stage(self, step: int, *, durable: bool = False) -> None:
+    def stage(self, step: int, *, promised: bool = False, again: int = 0) -> None:
         """All ranks have staged the step."""
         for rank in range(self.world):
-            self.hold(rank, step, durable=durable)
+            self.hold(rank, step, promised=promised, again=again)
+
+    def flush(self, rank: int, *promised: SnapshotId, word: int | None = None) -> Ask:
+        """wait_until_finished()."""
+        ask = self.ask()
+        number = self.numbers.get(rank, 0) if word is None else word
+        self.send(FlushAsked(ask=ask, lineage=self.lineage, rank=rank, promised=promised, word=number))
+        return ask
+
+    def leave(self, last: SnapshotId | None, *promised: SnapshotId, ranks: list[int] | None = None) -> None:
+        """close()."""
+        for rank in range(self.world) if ranks is None else ranks:
+            self.send(
+                LeaveAsked(
+                    ask=self.ask(), lineage=self.lineage, rank=rank, last=last, promised=promised, word=self.numbers.get(rank, 0)
+                )
+            )
+
+    def write(self) -> str:
+        """The hosts carry out what they were told to write; the save's id."""
+        writes = self.take(Write)
+        for one in writes:
+            self.send(Written(host=one.host, save=one.save))
+        return writes[-1].save
+
+    def commit(self, **more: Any) -> LogEntry:
+        """The hosts write, the package is built; the commit entry that comes of it."""
+        self.write()
+        self.send(self.packaged(self.take(BuildPackage)[-1], **more))
+        return self.take(Append)[-1].entry
 
     # ---------------------------------------------------------------- what came out
 
@@ -199,3 +256,17 @@ class Driver:
     def advice(self) -> Advice:
         """The newest advice."""
         return [one.advice for one in self.out if isinstance(one, Advise)][-1]
+
+
+def running(**settings: Any) -> Driver:
+    """Two ranks on two hosts that have restored nothing."""
+    driver = Driver(**settings)
+    driver.join(AB)
+    assert driver.restore().tier == "none"
+    driver.out.clear()
+    return driver
+
+
+def history(*steps: int, intents: tuple[Intent, ...] = (), attempt: int = 1) -> LogEntry:
+    live = tuple(LiveStep(step=step, save=f"a{attempt}k{step}") for step in steps)
+    return LogEntry(seq=10, attempt=attempt, writer="old", kind="close", run="r", live=live, intents=intents)

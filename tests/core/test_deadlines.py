@@ -8,19 +8,16 @@ from raystate.core.messages import (
     Ask,
     DeleteAsked,
     Failure,
-    FlushAsked,
     FlushReply,
     HostId,
     Joined,
-    LeaveAsked,
     Log,
     ReleaseAsked,
-    RestoreAsked,
+    RestoreChoice,
     RestoreTried,
     StopAsked,
 )
-from tests.core.driver import Driver
-from tests.core.test_coordinator import AB, running
+from tests.core.driver import AB, Driver, running
 
 LIMIT_S = 20.0
 
@@ -71,7 +68,7 @@ def test_save():
 def test_restore_that_some_do_not_call():
     driver = running(barrier_timeout_s=LIMIT_S)
     driver.join(AB, "h")
-    driver.send(RestoreAsked(ask=Ask("q"), lineage=driver.lineage, rank=1))
+    driver.ask_restore(1)
     driver.tick(21.0)
     assert failure(driver, "restore", [0]) == "rank 0 (host a) did not call restore within 21.0 s"
 
@@ -81,8 +78,9 @@ def test_restore_that_some_do_not_finish():
     driver.stage(2)
     driver.join(AB, "h")
     for rank in (0, 1):
-        driver.send(RestoreAsked(ask=driver.ask(), lineage=driver.lineage, rank=rank))
-    driver.send(RestoreTried(ask=Ask("t"), lineage=driver.lineage, rank=0, step=2, ok=True, tier="memory"))
+        driver.ask_restore(rank)
+    begins = driver.replies(RestoreChoice)[-1].begins
+    driver.send(RestoreTried(ask=Ask("t"), lineage=begins, rank=0, step=2, ok=True, tier="memory"))
     driver.tick(21.0)
     assert failure(driver, "restore", [1]) == "rank 1 (host b) did not finish restoring within 21.0 s"
 
@@ -90,9 +88,9 @@ def test_restore_that_some_do_not_finish():
 def test_restore_that_waits_for_a_host():
     driver = Driver(hosts=("a",), restore_timeout_s=LIMIT_S)  # it was there before this Coordinator, and says nothing
     driver.join(["b"])
-    driver.send(RestoreAsked(ask=Ask("q"), lineage=driver.lineage, rank=0))
+    driver.ask_restore(0)
     driver.tick(21.0)
-    assert failure(driver, "restore") == "restore waited 21.0 s for reports of hosts ['a']"
+    assert failure(driver, "restore") == "restore waited 21.0 s for reports of hosts a"
 
 
 def test_a_host_that_does_not_discard():
@@ -102,7 +100,7 @@ def test_a_host_that_does_not_discard():
     driver.join(AB, "h")
     driver.auto = False
     for rank in (0, 1):
-        driver.send(RestoreAsked(ask=driver.ask(), lineage=driver.lineage, rank=rank))
+        driver.ask_restore(rank)
     for host in AB:
         driver.report(host)
     driver.tick(3.0)
@@ -121,7 +119,7 @@ def test_a_silent_host():
 
 def test_close_that_some_do_not_call():
     driver = running(barrier_timeout_s=LIMIT_S)
-    driver.send(LeaveAsked(ask=Ask("l"), lineage=driver.lineage, rank=0, step=-1))
+    driver.leave(None, ranks=[0])
     driver.tick(21.0)
     assert failure(driver, "close", [1]) == "rank 1 (host b) did not call close within 21.0 s"
 
@@ -130,8 +128,7 @@ def test_close_whose_last_step_is_not_written():
     driver = running(save_timeout_s=LIMIT_S)
     driver.auto = False
     driver.stage(3)
-    for rank in (0, 1):
-        driver.send(LeaveAsked(ask=driver.ask(), lineage=driver.lineage, rank=rank, step=3))
+    driver.leave(driver.key(3))
     driver.tick(21.0)
     message = failure(driver, "close")
     assert message.startswith("step 3 is not durable after 21.0 s: ")
@@ -141,8 +138,8 @@ def test_close_whose_last_step_is_not_written():
 def test_flush():
     driver = running(save_timeout_s=LIMIT_S)
     driver.auto = False
-    driver.stage(2, durable=True)
-    driver.send(FlushAsked(ask=Ask("f"), lineage=driver.lineage, rank=0, step=2))
+    driver.stage(2, promised=True)
+    driver.flush(0, driver.key(2))
     driver.tick(21.0)
     [reply] = driver.replies(FlushReply)
     assert re.search(r"step 2 .*21\.0 s", reply.errors[0]), reply.errors
@@ -150,9 +147,9 @@ def test_flush():
 
 def test_flush_of_a_step_that_one_rank_never_stages():
     driver = running(save_timeout_s=LIMIT_S, barrier_timeout_s=1e6)
-    driver.hold(0, 2, durable=True)
-    driver.word(1, 2, pending=(2,), durable_due=(2,))
-    driver.send(FlushAsked(ask=Ask("f"), lineage=driver.lineage, rank=0, step=2))
+    driver.hold(0, 2, promised=True)
+    driver.word(1, 2, pending=(2,))
+    driver.flush(0, driver.key(2))
     driver.tick(21.0)
     [reply] = driver.replies(FlushReply)
     assert reply.errors == ("step 2 is not committed: step 2 was not staged by rank 1 (host b) (after 21.0 s)",)
@@ -160,8 +157,8 @@ def test_flush_of_a_step_that_one_rank_never_stages():
 
 def test_delete():
     driver = running(save_timeout_s=LIMIT_S, keep_last=None)
-    driver.stage(1, durable=True)
-    driver.stage(2, durable=True)
+    driver.stage(1, promised=True)
+    driver.stage(2, promised=True)
     driver.auto = False
     driver.send(DeleteAsked(ask=Ask("d"), step=1))
     driver.tick(21.0)
@@ -174,6 +171,8 @@ def test_release():
     driver.auto = False
     driver.stage(3)
     driver.send(ReleaseAsked(ask=Ask("r"), reason="gave up"))
+    for host in AB:
+        driver.report(host)
     driver.tick(21.0)
     assert re.match(r"step 3 is not durable after 21\.0 s: ", driver.replies(Failure)[-1].message)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from raystate.core.host_messages import HostMemory
 from tests.sim.nodes import Node
 from tests.sim.trainers import TrainerProc
 
@@ -46,6 +47,40 @@ def kill_actor(world: World) -> None:
             kill_trainer(world)
 
 
+def hang_actor(world: World) -> None:
+    """Its HostActor sleeps, and carries out late what it was told meanwhile."""
+    node = _some_node(world)
+    if node is not None and node.actor is not None and node.actor.alive:
+        node.actor.wake_s = world.now_s + 1.0 + 12.0 * world.random()
+        world.weaken()
+
+
+def lose_arena(world: World) -> None:
+    """A HostActor starts anew on its node and finds nothing of what its predecessor had; the trainers there die with their slots."""
+    node = _some_node(world)
+    if node is None or node.actor is None or not node.actor.alive:
+        return
+    node.actor.alive = False
+    for one in node.sets.values():
+        if one.trainer is not None:
+            one.trainer.die("its shared memory is lost")
+    node.sets.clear()
+    node.memory = HostMemory()
+    world.weaken()
+    world.host_down(node, "its HostActor was killed", gone=False)
+    world.at(0.5 + world.random(), world.start_actor, node)
+
+
+def restore_in_outage(world: World) -> None:
+    """Storage is out, saves wait for it, and the script restores."""
+    outage(world)
+    world.at(1.0 + 2.0 * world.random(), _restore_next, world)
+
+
+def _restore_next(world: World) -> None:
+    world.restoring_next = True
+
+
 def lose_node(world: World) -> None:
     """With its arena; another machine comes in its place."""
     node = _some_node(world)
@@ -54,7 +89,7 @@ def lose_node(world: World) -> None:
     node.up = False
     if node.actor is not None:
         node.actor.alive = False
-    for one in node.sets:
+    for one in node.sets.values():
         if one.trainer is not None:
             one.trainer.die("its node is lost")
     world.weaken()
@@ -152,6 +187,9 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "roll_back": roll_back,
     "hang_trainer": hang_trainer,
     "kill_actor": kill_actor,
+    "hang_actor": hang_actor,
+    "lose_arena": lose_arena,
+    "restore_in_outage": restore_in_outage,
     "lose_node": lose_node,
     "cut_node": cut_node,
     "kill_coordinator": kill_coordinator,

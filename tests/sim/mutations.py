@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from raystate.core import journal, memory, recovery, saves, slots, snapshots, trainer
-from raystate.core.messages import LiveStep
+from raystate.core import group, host, journal, memory, recovery, saves, slots, snapshots, trainer
+from raystate.core.host_messages import Empty
+from raystate.core.messages import EndTrainers, LiveStep, SnapshotId, Staged, Write
 
 
 @contextmanager
@@ -87,21 +89,22 @@ def _mixed_lineages() -> Any:
 
     def candidates(self: memory.Memory) -> list[memory.Snap]:
         found = real(self)
-        steps: dict[int, memory.Snap] = {}
-        for snap in self.snaps.values():
-            merged = steps.get(snap.step)
-            if merged is None:
-                merged = steps[snap.step] = memory.Snap(snap.lineage, snap.step)
-            if snap.order > merged.order:
-                merged.lineage, merged.order = snap.lineage, snap.order
-            for rank, held in snap.pieces.items():
-                merged.pieces.setdefault(rank, {}).update(held)
-        for merged in steps.values():
-            merged.refresh()
-        return sorted([*found, *(one for one in steps.values() if one.complete)], key=lambda one: -one.step)
+        steps: dict[int, list[memory.Snap]] = {}
+        for snap in sorted(self.snaps.values(), key=lambda one: one.order, reverse=True):
+            steps.setdefault(snap.step, []).append(snap)
+        for same in steps.values():
+            merged = memory.Snap(same[0].id)
+            for snap in same:
+                for rank, held in snap.pieces.items():
+                    if rank not in merged.pieces:
+                        for host, piece in held.items():
+                            merged.add(host, piece)
+            if merged.complete:
+                found.append(merged)
+        return sorted(found, key=lambda one: -one.step)
 
     def complete(self: memory.Memory, key: Any) -> Any:
-        return next((one for one in candidates(self) if one.step == key[1]), None)
+        return next((one for one in candidates(self) if one.step == key.step), None)
 
     @contextmanager
     def both() -> Iterator[frozenset[str]]:
@@ -119,10 +122,10 @@ def _slot_reused_early() -> Any:
     """A slot is free as soon as its host holds something newer, stable or not."""
     real = slots.why_free
 
-    def why_free(lineage: str, step: int, advice: Any) -> str | None:
-        if advice.lineage == lineage and (lineage, step) not in advice.keep and step <= advice.stable + 1:
+    def why_free(snapshot: SnapshotId, advice: Any) -> str | None:
+        if advice.lineage == snapshot.lineage and snapshot not in advice.keep and snapshot.step <= advice.stable[0] + 1:
             return "planted"
-        return real(lineage, step, advice)
+        return real(snapshot, advice)
 
     return _patched(slots, "why_free", why_free)
 
@@ -130,8 +133,8 @@ def _slot_reused_early() -> Any:
 def _retention_takes_last() -> Any:
     """Retention keeps only the step that is being committed, and removes the others before that one is visible."""
 
-    def choose(live: list[LiveStep], *_: Any) -> list[tuple[int, bool, str]]:
-        return [(one.step, False, "retention") for one in live[:-1]]
+    def choose(live: list[LiveStep], *_: Any) -> list[tuple[int, str]]:
+        return [(one.step, "retention") for one in live[:-1]]
 
     @contextmanager
     def both() -> Iterator[frozenset[str]]:
@@ -165,9 +168,9 @@ def _discard_unknown_append() -> Any:
     def appended(self: journal.Journal, event: Any) -> None:
         flight = self._flight
         if event.outcome == "failed" and flight is not None and flight.kind == "commit" and event.seq == flight.seq:
-            done, self._flight, self._done = self._done, None, None
-            if done is not None:
-                done(None)
+            request, self._flight, self._flight_of = self._flight_of, None, None
+            assert request is not None
+            self._logged(request, None)
             return
         real(self, event)
 
@@ -188,21 +191,102 @@ def _rejoin_without_discard() -> Any:
 def _stable_without_all() -> Any:
     """A snapshot counts as complete one piece too early."""
 
-    def refresh(self: memory.Snap) -> None:
-        world = self.world
-        self.complete = world > 0 and len(self.pieces) >= max(1, world - 1)
-        self.durable = self.complete and all(p.durable for held in self.pieces.values() for p in held.values())
+    def complete(self: memory.Snap) -> bool:
+        return self.world > 0 and len(self.pieces) >= max(1, self.world - 1)
 
-    return _patched(memory.Snap, "refresh", refresh)
+    return _patched(memory.Snap, "complete", property(complete))
 
 
 def _stale_reports_believed() -> Any:
     """The choice is made from whatever reports there are, however old."""
 
-    def is_fresh(self: recovery.Recovery, host: Any) -> bool:
-        return self.memory.hosts[host].reported_s is not None
+    def is_fresh(_: recovery.Recovery, view: memory.HostView) -> bool:
+        return view.reported_s is not None
 
     return _patched(recovery.Recovery, "_is_fresh", is_fresh)
+
+
+def _ends_not_fenced() -> Any:
+    """A HostActor kills trainers for whichever attempt."""
+    real = host.Host._end_trainers
+
+    def end_trainers(self: host.Host, order: EndTrainers) -> None:
+        real(self, replace(order, attempt=max(order.attempt, self._attempt or 0)))
+
+    return _patched(host.Host, "_end_trainers", end_trainers)
+
+
+def _discarded_while_read() -> Any:
+    """A HostActor discards a slot although it is being written to storage."""
+
+    def discard(self: host.Host, one: host._Set, number: int, reason: str) -> None:
+        one.slots[number].content = None
+        self._out.append(Empty(index=one.index, slot=number, reason=reason))
+
+    return _patched(host.Host, "_discard", discard)
+
+
+def _restore_in_the_same_lineage() -> Any:
+    """A restore goes on in the lineage that it gives up."""
+
+    def renew(self: group.Joins) -> group.Group:
+        assert self.group is not None
+        return self.group
+
+    return _patched(group.Joins, "renew", renew)
+
+
+def _repeated_saves_mixed() -> Any:
+    """The pieces of a step count together, whichever save() of it they come from."""
+    return _patched(Staged, "id", property(lambda self: SnapshotId(self.lineage, self.step)))
+
+
+def _lost_promise_told_as_kept() -> Any:
+    """What a restore has given up is told as durable."""
+    real = saves.Saves.fate
+
+    def fate(self: saves.Saves, key: SnapshotId) -> tuple[bool | None, str]:
+        return real(self, key) if self.memory.believed(key.lineage, key.step) else (True, "")
+
+    return _patched(saves.Saves, "fate", fate)
+
+
+def _retention_by_number_alone() -> Any:
+    """Retention keeps the greatest numbers: what the present lineage has just committed goes, if steps of another past are ahead."""
+
+    def choose(live: list[LiveStep], *_: Any) -> list[tuple[int, str]]:
+        return [(one.step, "retention: planted") for one in live[:-2]]
+
+    return _patched(saves, "choose_retired", choose)
+
+
+def _late_pieces_believed() -> Any:
+    """What a trainer stages late in a past that was given up counts, on its host and at the Coordinator."""
+    real = host.Host._take_contents
+
+    def take_contents(self: host.Host, *args: Any) -> None:
+        base, self._base = self._base, None
+        real(self, *args)
+        self._base = base
+
+    @contextmanager
+    def both() -> Iterator[frozenset[str]]:
+        with mock.patch.object(host.Host, "_take_contents", take_contents), mock.patch.object(memory.Memory, "believed", _always):
+            yield frozenset()
+
+    return both()
+
+
+def _save_executed_twice() -> Any:
+    """A HostActor forgets which saves it has executed."""
+    real = host.Host._write
+
+    def write(self: host.Host, order: Write) -> None:
+        self._saves.pop(order.save, None)
+        self._newest_save = (0, 0)
+        real(self, order)
+
+    return _patched(host.Host, "_write", write)
 
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
@@ -222,4 +306,14 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "host rejoins without discarding": _rejoin_without_discard,
     "complete without one piece": _stable_without_all,
     "recovery believes old reports": _stale_reports_believed,
+    "host forgets over its restart": lambda: _shell("forgetful_host"),
+    "ends are not fenced": _ends_not_fenced,
+    "discarded while it is read": _discarded_while_read,
+    "questions judged on older reports": lambda: _patched(group.Group, "heard", _always),
+    "restore without a new lineage": _restore_in_the_same_lineage,
+    "repeated saves counted together": _repeated_saves_mixed,
+    "lost promise told as durable": _lost_promise_told_as_kept,
+    "retention by number alone": _retention_by_number_alone,
+    "late pieces of a given-up past believed": _late_pieces_believed,
+    "save executed twice": _save_executed_twice,
 }

@@ -17,22 +17,37 @@ from raystate.core.host_messages import (
     Place,
     Refuse,
     Remember,
+    RemoveSet,
     SaidBye,
     SetFound,
     SetRead,
+    SetRemoved,
     Speak,
     Tell,
     Unlocked,
     WriteEnded,
 )
-from raystate.core.messages import HostId, HostWord, Staged, TrainerWord, Write, Written
-from tests.sim.storage import Violation
+from raystate.core.messages import (
+    Advice,
+    EndTrainers,
+    HostId,
+    HostWord,
+    Invalidate,
+    SnapshotId,
+    Staged,
+    TrainerWord,
+    Write,
+    Written,
+    save_order,
+)
+from tests.sim.storage import BEFORE, Saved, Token, Violation
 
 if TYPE_CHECKING:
     from tests.sim.trainers import TrainerProc
     from tests.sim.world import World
 
 SLOTS = 3
+MAX_SETS = 5  # of a node
 REPORT_INTERVAL_S = 0.25
 HEARTBEAT_S = 3.5
 
@@ -50,10 +65,13 @@ class Proc:
 class SlotSet:
     """The slots of one trainer, and the two words. They stay when a process dies."""
 
-    __slots__ = ("content", "read", "trainer", "word", "word_out", "writing")
+    __slots__ = ("content", "index", "large", "read", "saved", "trainer", "word", "word_out", "writing")
 
-    def __init__(self) -> None:
+    def __init__(self, index: int, large: bool):
+        self.index = index
+        self.large = large  # for a state that has grown
         self.content: list[Staged | None] = [None] * SLOTS
+        self.saved: list[Saved] = [BEFORE] * SLOTS  # whose bytes `content` has, whatever its header says
         self.writing = [0] * SLOTS  # how many saves read the slot right now
         self.trainer: TrainerProc | None = None
         self.word: TrainerWord | None = None  # the trainer's
@@ -74,40 +92,89 @@ class Node:
         self.id = HostId(f"h{index}g{generation}")
         self.up = True
         self.cut_until_s = 0.0  # its network is cut until then
-        self.sets: list[SlotSet] = []
+        self.sets: dict[int, SlotSet] = {}
+        self.made = 0  # sets
         self.actor: HostProc | None = None
         self.memory = HostMemory()
         self.incarnations = 0
 
-    def new_set(self, trainer: TrainerProc) -> SlotSet:
-        """A set whose trainer is gone, else a new one: allotted to this one, with empty words."""
-        one = next((one for one in self.sets if one.living is None), None)
-        if one is None:
-            one = SlotSet()
-            self.sets.append(one)
-            if len(self.sets) > 4:
-                raise Violation(f"bounded memory: node {self.id} has {len(self.sets)} slot sets")
-        one.trainer, one.word, one.word_out, one.read = trainer, None, None, None
-        if self.actor is not None and self.actor.alive:
-            self.actor.found(self.sets.index(one))
+    def add_set(self, *, large: bool = False) -> SlotSet:
+        one = self.sets[self.made] = SlotSet(self.made, large)
+        self.made += 1
+        if len(self.sets) > MAX_SETS:
+            raise Violation(f"bounded memory: node {self.id} has {len(self.sets)} slot sets")
         return one
 
-    def piece(self, rank: int, step: int, lineage: str, again: int) -> Staged | None:
+    def new_set(self, trainer: TrainerProc) -> SlotSet:
+        """A set whose trainer is gone, else a new one: allotted to this one, with empty words."""
+        one = next((one for one in self.sets.values() if one.living is None and not one.large), None)
+        if one is None:
+            self.sweep()
+            one = self.add_set()
+        self._allot(one, trainer)
+        return one
+
+    def larger_set(self, trainer: TrainerProc) -> SlotSet | None:
+        """The trainer's state has grown: a second set beside the first; None: there is no room."""
+        self.sweep()
+        if len(self.sets) >= MAX_SETS - 1:
+            return None
+        one = self.add_set(large=True)
+        self._allot(one, trainer)
+        return one
+
+    def _allot(self, one: SlotSet, trainer: TrainerProc) -> None:
+        one.trainer, one.word, one.word_out, one.read = trainer, None, None, None
+        if self.actor is not None and self.actor.alive:
+            self.world.on(self.actor, 0.0, self.actor.found, one)
+
+    def sweep(self) -> None:
+        """Remove the sets of dead trainers that nobody needs."""
+        actor = self.actor
+        if actor is None or not actor.awake:
+            return
+        for one in [one for one in self.sets.values() if one.living is None and len(self.sets) > 2]:
+            if one.index in actor.found_sets and not actor.machine.is_needed(one.index):
+                del self.sets[one.index]
+                actor.feed(SetRemoved(index=one.index))
+
+    @property
+    def reachable(self) -> bool:
+        """It can answer now."""
+        return not self.world.cut(self) and self.actor is not None and self.actor.awake
+
+    def piece(self, rank: int, step: int, lineage: str, again: int) -> Saved | None:
         """The held piece of a rank, as a trainer finds it: by step, trusting that other lineages were discarded."""
-        found: Staged | None = None
-        for one in self.sets:
-            for content in one.content:
+        found: Saved | None = None
+        for one in self.sets.values():
+            for content, saved in zip(one.content, one.saved, strict=True):
                 if content is not None and content.rank == rank and content.step == step:
                     if content.lineage == lineage and content.again == again:
-                        return content
-                    found = content
+                        return saved
+                    found = saved
         return found
+
+    def has(self, rank: int, key: SnapshotId) -> bool:
+        """A header in the arena says so."""
+        return any(
+            content is not None and content.rank == rank and content.id == key
+            for one in self.sets.values()
+            for content in one.content
+        )
+
+    def holds(self, rank: int, step: int, saved: Saved) -> bool:
+        """These very bytes are in the arena, and it can answer."""
+        return self.reachable and any(
+            content is not None and (content.rank, content.step, theirs) == (rank, step, saved)
+            for one in self.sets.values()
+            for content, theirs in zip(one.content, one.saved, strict=True)
+        )
 
 
 class HostProc(Proc):
     """A HostActor."""
 
-    __slots__ = ("due", "incarnation", "known", "look_s", "machine", "node", "world", "writes")
+    __slots__ = ("attempt", "due", "executed", "found_sets", "incarnation", "known", "look_s", "machine", "node", "world", "writes")
 
     def __init__(self, world: World, node: Node):
         super().__init__()
@@ -119,27 +186,45 @@ class HostProc(Proc):
         self.machine = Host(node.id, self.incarnation, memory, report_interval_s=REPORT_INTERVAL_S, heartbeat_s=HEARTBEAT_S)
         self.due = False
         self.look_s = float("inf")  # when it looks next
-        self.known: dict[int, TrainerProc] = {}  # by connection
+        self.known: dict[int, tuple[TrainerProc, int]] = {}  # by connection; with the set that it has named
         self.writes: dict[str, Written | None] = {}
+        self.executed: set[str] = set()  # saves
+        self.found_sets: set[int] = set()
+        self.attempt = 0  # newest that it has heard of
+
+    @property
+    def awake(self) -> bool:
+        return self.alive and self.wake_s <= self.world.now_s
 
     def begin(self) -> None:
-        for index, one in enumerate(self.node.sets):
+        for one in list(self.node.sets.values()):
             one.writing = [0] * SLOTS
             one.read = None
-            self.found(index)
+            self.found(one)
         self.look()
 
-    def found(self, index: int) -> None:
-        one = self.node.sets[index]
+    def found(self, one: SlotSet) -> None:
+        if self.node.sets.get(one.index) is not one:
+            return
+        self.found_sets.add(one.index)
         trainer = "" if one.trainer is None else one.trainer.name
-        self.feed(SetFound(index=index, trainer=trainer, word=one.word, contents=tuple(one.content), host_word=one.word_out))
+        self.feed(SetFound(index=one.index, trainer=trainer, word=one.word, contents=tuple(one.content), host_word=one.word_out))
 
     def feed(self, event: Any) -> None:
         if not self.alive:
             return
-        for command in self.machine.handle(event, self.world.now_s):
+        commands = self.machine.handle(event, self.world.now_s)
+        if type(event) in _ORDERS:
+            self._check_order(event, commands)
+        for command in commands:
             _DO[type(command)](self, command)
         self._look_later()
+
+    def _check_order(self, order: Any, commands: list[Any]) -> None:
+        attempt = order.attempt if type(order) is not Write else save_order(order.save)[0]
+        if attempt < self.attempt and any(type(one) in _DEEDS for one in commands):
+            self.world.violated(f"one writer: {self.node.id} knows attempt {self.attempt} and follows {order}: {commands}")
+        self.attempt = max(self.attempt, attempt)
 
     def _look_later(self) -> None:
         next_s = self.machine.next_report_s
@@ -161,32 +246,40 @@ class HostProc(Proc):
     def look(self) -> None:
         """Read the words, then the slots; meet who is there; find out who is not."""
         self.due = False
-        for index, one in enumerate(self.node.sets):
+        for one in list(self.node.sets.values()):
+            if one.index not in self.found_sets:
+                continue  # it is told of it in a moment
             trainer = one.living
-            if trainer is not None and trainer.machine is not None and trainer.connection not in self.known:
-                self.known[trainer.connection] = trainer
-                self.feed(
-                    Connected(
-                        connection=trainer.connection,
-                        pid=trainer.connection,
-                        rank=trainer.rank,
-                        world=trainer.machine.world,
-                        lineage=trainer.machine.lineage,
-                        trainer=trainer.name,
-                        set_index=index,
-                    )
-                )
-            self._read(index, one)
+            if trainer is not None and trainer.set is one and self.known.get(trainer.connection) != (trainer, one.index):
+                if trainer.machine is not None:
+                    self.meet(trainer)
+            self._read(one)
         for index in self.machine.suspects:
             one = self.node.sets[index]
             if one.living is None:
                 self.feed(Unlocked(index=index, contents=tuple(one.content)))
         self.feed(Look())
 
-    def _read(self, index: int, one: SlotSet) -> None:
+    def meet(self, trainer: TrainerProc) -> None:
+        """A trainer says who it is, and which slots it has."""
+        assert trainer.machine is not None
+        self.known[trainer.connection] = (trainer, trainer.set.index)
+        self.feed(
+            Connected(
+                connection=trainer.connection,
+                pid=trainer.connection,
+                rank=trainer.rank,
+                world=trainer.machine.world,
+                lineage=trainer.machine.lineage,
+                trainer=trainer.name,
+                set_index=trainer.set.index,
+            )
+        )
+
+    def _read(self, one: SlotSet) -> None:
         if one.word is not None and one.word is not one.read:
             one.read = one.word
-            self.feed(SetRead(index=index, word=one.word, contents=tuple(one.content)))
+            self.feed(SetRead(index=one.index, word=one.word, contents=tuple(one.content)))
 
     def trainer_gone(self, trainer: TrainerProc) -> None:
         if trainer.connection not in self.known:
@@ -194,9 +287,8 @@ class HostProc(Proc):
         del self.known[trainer.connection]
         if trainer.clean:
             self.feed(SaidBye(connection=trainer.connection))
-        index = self.node.sets.index(trainer.set)
-        if trainer.set.trainer is trainer:
-            self._read(index, trainer.set)
+        if trainer.set.trainer is trainer and self.node.sets.get(trainer.set.index) is trainer.set:
+            self._read(trainer.set)
         self.feed(Disconnected(connection=trainer.connection))
         self.poke()
 
@@ -221,14 +313,29 @@ class HostProc(Proc):
         self.node.memory = command.memory
 
     def _kill(self, command: Kill) -> None:
-        trainer = self.known.get(command.pid)
+        known = self.known.get(command.pid)
+        if known is not None:
+            known[0].die("ended by its HostActor")
+
+    def _remove_set(self, command: RemoveSet) -> None:
+        one = self.node.sets.pop(command.index)
+        if any(one.writing):
+            self.world.violated(
+                f"held slots: set {command.index} of {self.node.id} is removed while it is being written: {command.reason}"
+            )
+        trainer = one.living
         if trainer is not None:
-            trainer.die("ended by its HostActor")
+            for content in one.content:
+                if content is not None:
+                    self.world.check_overtaken(trainer, content, "removes")
 
     # ---------------------------------------------------------------- saving
 
     def _execute(self, command: Execute) -> None:
         order = command.order
+        if order.save in self.executed:
+            self.world.violated(f"at most once: {self.node.id} executes save {order.save} again")
+        self.executed.add(order.save)
         self.writes[order.save] = None
         content = {place: self.node.sets[place.index].content[place.slot] for place in command.places}
         for place in command.places:
@@ -237,7 +344,7 @@ class HostProc(Proc):
 
     def _wrote(self, order: Write, content: dict[Place, Staged | None]) -> None:
         error = ""
-        tokens: dict[int, Any] = {}
+        tokens: dict[int, Token] = {}
         for place, began in content.items():
             one = self.node.sets[place.index]
             one.writing[place.slot] -= 1
@@ -245,7 +352,7 @@ class HostProc(Proc):
             if now is None or now != began:
                 self.world.violated(f"held slots: save {order.save} reads {began}, and then {now}")
             else:
-                tokens[place.rank] = ((now.lineage, now.again), now.step, now.rank)
+                tokens[place.rank] = (one.saved[place.slot], now.step, now.rank)
         if self.world.storage.outage:
             error = "storage is out"
         else:
@@ -275,4 +382,7 @@ _DO: dict[type, Any] = {
     Execute: HostProc._execute,
     Refuse: HostProc._refuse,
     AlreadyExecuted: HostProc._repeat,
+    RemoveSet: HostProc._remove_set,
 }
+_ORDERS = frozenset({Advice, Invalidate, EndTrainers, Write})
+_DEEDS = frozenset({Kill, Execute, Empty})  # what an order of a superseded attempt may not lead to

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from raystate.core.messages import Intent, LiveStep, LogEntry, SnapshotId
+from collections.abc import Callable
 
-Token = tuple[tuple[str, int], int, int]
-"""((lineage, again), step, rank): stands for the bytes of one rank's piece; two pieces are equal iff their tokens are."""
+from raystate.core.messages import Intent, LiveStep, LogEntry
+
+Saved = tuple[str, int]
+"""(line, call): which call of save() gave the bytes. A line is what a script does from one restore to the next; core knows of none."""
+
+Token = tuple[Saved, int, int]
+"""(saved, step, rank): stands for the bytes of one rank's piece; two pieces are equal iff their tokens are."""
+
+BEFORE: Saved = ("before", 0)
 
 FILES = ("_METADATA", "manifest.ocdbt")
 MARKER = "commit_success.txt"
@@ -48,10 +55,12 @@ class Storage:
         self.shown: dict[int, Shown] = {}
         self.committed: dict[tuple[int, str], bool] = {}
         self.ever_visible: set[int] = set()
-        self.ever_shown: set[SnapshotId] = set()
+        self.ever_shown: set[tuple[Saved, int]] = set()
         self.aside: set[int] = set()
         self.newest = -1
         self.outage = False
+        self.last_commit: tuple[int, str | None] = (-1, None)  # (step, save) of the newest commit entry
+        self.is_given_up: Callable[[Saved, int], bool] = lambda saved, step: False
 
     def before(self, every: int) -> None:
         """An earlier attempt has trained: two steps are durable."""
@@ -59,7 +68,7 @@ class Storage:
         self.create(LogEntry(seq=1, attempt=1, writer="w0", kind="claim", run="run"))
         for number, step in enumerate((every, 2 * every)):
             save = f"a1k{number}"
-            pieces: dict[int, Token] = {rank: (("1.0.before", 0), step, rank) for rank in range(3)}
+            pieces: dict[int, Token] = {rank: (BEFORE, step, rank) for rank in range(3)}
             self.packages[save] = Package(step, save, 3, pieces)
             live.append(LiveStep(step=step, save=save))
             intent = Intent(kind="commit", step=step, save=save, attempt=1, seq=2 + number)
@@ -89,13 +98,24 @@ class Storage:
             raise Violation(f"forward only: newest committed step {self.newest} -> {newest} by entry {entry.seq}")
         self.newest = newest
         self.log.append(entry)
-        if entry.kind == "commit":
-            for one in entry.intents:
-                if one.kind == "commit" and one.seq == entry.seq and one.save is not None:
-                    if self.packages.get(one.save) is None:
-                        raise Violation(f"entry {entry.seq} commits {one.save}, which has no package")
-                    self.committed[one.step, one.save] = True
+        new = [one for one in entry.intents if one.seq == entry.seq]
+        for one in new:
+            if one.kind == "commit" and one.save is not None:
+                self._check_commit(entry, one.step, one.save)
+        for one in new:
+            if one.kind == "retire" and one.reason.startswith("retention") and (one.step, one.save) == self.last_commit:
+                raise Violation(f"retention is safe: step {one.step} of {one.save} is removed, the one that was committed last")
         return True
+
+    def _check_commit(self, entry: LogEntry, step: int, save: str) -> None:
+        package = self.packages.get(save)
+        if package is None:
+            raise Violation(f"entry {entry.seq} commits {save}, which has no package")
+        for saved, _, _ in package.pieces.values():
+            if self.is_given_up(saved, step):
+                raise Violation(f"given up: step {step} of {saved} is committed by {save}, after a restore that has given it up")
+        self.committed[step, save] = True
+        self.last_commit = (step, save)
 
     @property
     def tail(self) -> LogEntry:
@@ -106,6 +126,17 @@ class Storage:
     def visible(self) -> list[int]:
         """What a reader lists."""
         return [step for step, shown in self.shown.items() if MARKER in shown.files]
+
+    def shown_save(self, step: int) -> str | None:
+        """The save that is visible at that step."""
+        shown = self.shown.get(step)
+        return None if shown is None else shown.files.get(MARKER)
+
+    def shown_bytes(self, step: int) -> Saved:
+        """Whose bytes the visible step has."""
+        save = self.shown_save(step)
+        assert save is not None
+        return self.packages[save].pieces[0][0]
 
     def durable(self) -> int:
         """Newest step that is live and visible, -1: none."""
@@ -128,7 +159,7 @@ class Storage:
         if (step, save) not in self.committed:
             raise Violation(f"visible means complete: step {step} of {save} is visible and not committed")
         package = self.packages[save]
-        first: tuple[str, int] | None = None
+        first: Saved | None = None
         for rank in range(package.world):
             token = package.pieces.get(rank)
             if token is None or token[2] != rank:
@@ -138,7 +169,7 @@ class Storage:
             first = token[0]
         self.ever_visible.add(step)
         if first is not None:
-            self.ever_shown.add(SnapshotId(first[0], step, first[1]))
+            self.ever_shown.add((first, step))
 
     def put(self, step: int, name: str, save: str) -> bool:
         """Create-once of one fixed name; True if it is there with these bytes."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raystate.core.errors import RaystateError
+from raystate.core.errors import RaystateError, StepOrderError
 from raystate.core.messages import (
     Ask,
+    DeleteAsked,
     Failure,
     FlushAsked,
     FlushReply,
@@ -14,6 +15,7 @@ from raystate.core.messages import (
     JoinReply,
     LeaveAsked,
     LeaveReply,
+    Reply,
     RestoreAsked,
     RestoreChoice,
     RestoreSettled,
@@ -24,27 +26,28 @@ from raystate.core.messages import (
     group_of,
 )
 from raystate.core.trainer import Trainer
-from tests.sim.storage import Violation
+from tests.sim import mistakes
+from tests.sim.nodes import SLOTS, Node, Proc, SlotSet
+from tests.sim.storage import BEFORE, Saved, Violation
 
 if TYPE_CHECKING:
     from tests.sim.world import World
-
-from tests.sim.nodes import Node, Proc, SlotSet
 
 
 class Group:
     """The trainers of one start of the worker group; a step's collective needs all of them."""
 
-    __slots__ = ("acted", "called", "members", "name", "passed", "restored", "rollback", "want")
+    __slots__ = ("acted", "asked", "called", "members", "name", "restored", "rollback", "want")
 
     def __init__(self, name: str):
         self.name = name
         self.members: list[TrainerProc] = []
         self.called: dict[int, int] = {}
         self.acted: dict[int, dict[int, int]] = {}  # proposal -> rank -> step at which it acted
-        self.restored: dict[int, tuple[str, int, str]] = {}  # rank -> (tier, step, lineage) it has restored
+        self.restored: dict[int, tuple[str, int, Saved]] = {}  # rank -> (tier, step, whose bytes) it has restored
         self.want: int | None = None
         self.rollback = False
+        self.asked: set[int] = set()  # ranks that have asked for the restore under way
 
 
 class TrainerProc(Proc):
@@ -53,16 +56,25 @@ class TrainerProc(Proc):
     __slots__ = (
         "ask",
         "asked",
+        "asked_held",
+        "busy_until_s",
+        "calls",
         "choice",
         "clean",
         "connection",
+        "deleting",
         "group",
+        "held",
+        "leaving",
         "left",
         "machine",
         "name",
+        "newest_staged",
         "node",
         "number",
+        "promised",
         "rank",
+        "restores",
         "rollback",
         "set",
         "stage",
@@ -87,6 +99,15 @@ class TrainerProc(Proc):
         self.want = group.want
         self.rollback = group.rollback
         self.asked: tuple[SnapshotId, ...] = ()  # the promises of the flush or leave under way
+        self.asked_held: list[tuple[SnapshotId, Saved]] = []  # what all ranks held when it asked
+        self.restores = 0
+        self.leaving = False
+        self.busy_until_s = 0.0
+        self.calls: dict[int, int] = {}  # step -> calls of save() for it, in this line
+        self.held: Saved | None = None  # whose copy waits on the device for a slot
+        self.promised: list[tuple[SnapshotId, Saved]] = []  # what save() has returned True for
+        self.newest_staged: tuple[Saved, int] | None = None
+        self.deleting: tuple[int, str | None] = (-1, None)  # the step, and the save that is to go
         self.ask: Any = None
         self.choice: RestoreChoice | None = None
         self.step = 0
@@ -95,6 +116,17 @@ class TrainerProc(Proc):
         self.left = False
         self.stop_at: int | None = None
         self.why = ""
+
+    @property
+    def line(self) -> str:
+        """What this script does from one restore to the next; the same on all ranks."""
+        return f"{self.group.name}.{self.restores}"
+
+    @property
+    def saved(self) -> Saved:
+        """The bytes of the newest call of save()."""
+        assert self.machine is not None
+        return self.line, self.calls.get(self.machine.newest, 0)
 
     # ---------------------------------------------------------------- life
 
@@ -140,7 +172,7 @@ class TrainerProc(Proc):
     def reply(self, ask: Any, reply: Any) -> None:
         if self.ask is None or self.ask.ask != ask:
             return
-        self.ask = None
+        asked, self.ask = type(self.ask), None
         kind = type(reply)
         if kind is JoinReply:
             self.machine = Trainer(self.rank, len(self.group.members), reply.lineage, save_every_steps=self.world.save_every)
@@ -157,14 +189,17 @@ class TrainerProc(Proc):
             self.world.on(self, 0.1 + 0.4 * self.world.random(), self._restore)
         elif kind is RestoreSettled:
             self._settled(reply)
+        elif asked is DeleteAsked:
+            self._deleted(reply)
         elif kind is FlushReply:
             self._flushed(reply)
         elif kind is LeaveReply:
             self.left = True
-            if not reply.errors:
-                self.world.check_promises(f"close of rank {self.rank}", self.asked)
+            self._told(f"close of rank {self.rank}", reply.errors)
             self.world.left(self, reply)
         elif kind is Failure:
+            if asked is LeaveAsked:
+                self.world.check_losses(self, [reply.message], self.asked_held)
             self.world.failures.append((self.rank, reply))
             self.die(f"{reply.error}: {reply.message}")
 
@@ -172,9 +207,17 @@ class TrainerProc(Proc):
         machine = self.machine
         assert machine is not None
         self.stage = "restore"
-        if machine.staging:  # a copy that is running comes to its end first
+        if machine.staging or self.ask is not None:  # a copy, or a call, that is under way comes to its end first
             self.world.on(self, 0.2, self._ask_restore)
             return
+        self.group.asked.add(self.rank)
+        if len(self.group.asked) == len(self.group.members):
+            self.group.asked.clear()
+            self.world.all_asked(self.group)
+        self.restores += 1
+        self.calls = {}
+        self.held = None
+        self.newest_staged = None
         self.world.wants[group_of(machine.lineage)] = self.want
         lineage, number = machine.lineage, self.number
         self.call(
@@ -185,12 +228,13 @@ class TrainerProc(Proc):
         """The script calls restore in mid-training: what it has not staged yet is given up."""
         if self.stage == "train":
             self.want, self.rollback = want, rollback
+            self.group.want = want
             self._ask_restore()
 
     def _restore(self) -> None:
         choice, machine = self.choice, self.machine
         assert choice is not None and machine is not None
-        ok, error, lineage = True, "", ""
+        ok, error, saved = True, "", BEFORE
         world = self.world
         if choice.tier == "memory":
             # With another number of ranks each takes pieces of several old ranks; one is enough here.
@@ -201,16 +245,17 @@ class TrainerProc(Proc):
             if piece is None:
                 ok, error = False, f"host {host} does not hold rank {rank}"
             else:
-                lineage = piece.lineage
+                saved = piece
         elif choice.tier == "storage":
             if choice.step not in world.storage.visible():
                 raise Violation(f"restore from storage of step {choice.step}, which is not visible")
-        self.group.restored[self.rank] = (choice.tier, choice.step, lineage)
+            saved = world.storage.shown_bytes(choice.step)
+        self.group.restored[self.rank] = (choice.tier, choice.step, saved)
         self.call(lambda ask: RestoreTried(ask=ask, lineage=choice.begins, rank=self.rank, step=choice.step, ok=ok, error=error))
 
     def _settled(self, reply: RestoreSettled) -> None:
         assert self.machine is not None
-        self.world.check_settled(self.group, self.machine.lineage, reply.step)
+        self.world.check_settled(self, reply.step)
         self.machine.settled(ahead=reply.ahead, safe=reply.safe)
         self.step = max(0, reply.step)
         self.stage = "train"
@@ -226,29 +271,48 @@ class TrainerProc(Proc):
         if actor is not None and actor.alive:
             actor.poke()
 
-    def save(self, step: int, force: bool = False) -> None:
-        """One step is computed; save() is called."""
+    def save(self, step: int, again: bool = False) -> None:
+        """One step is computed; save() is called. `again`: the script saves the step once more, by force, and goes on."""
+        if self._save(step, again):
+            if again:
+                self.world.on(self, 0.3 + 0.4 * self.world.random(), self.save, step + 1)
+            elif self.stage == "train":
+                self.group.called[self.rank] = step
+                self.world.step_done(self.group)
+
+    def _save(self, step: int, force: bool) -> bool:
+        """One call of save(); True if it has returned."""
         machine, world = self.machine, self.world
         assert machine is not None
         if self.stage != "train":
-            return
+            return False
+        out = self.set.word_out
+        busy = machine.staging and world.random() < 0.5
+        if world.random() < 0.05:
+            mistakes.make(machine, step, force, out, busy)
         try:
-            out = self.set.word_out
-            busy = machine.staging and world.random() < 0.5
             decision = machine.on_save(step, force=force, host_word=out, stager_busy=busy)
+        except StepOrderError:
+            self.step = step
+            return True  # the script goes on without: the steps of another past end somewhere
         except RaystateError as error:
             self.die(f"{type(error).__name__}: {error}")
-            return
+            return False
         self._speak(decision.word)
         if decision.wait:
-            world.on(self, 0.3, self.save, step, force)
-            return
+            if self.stage == "train" and not self.leaving:
+                world.on(self, 0.3, self.save, step, force)
+            return False
         self.step = step
+        self.calls[step] = self.calls.get(step, 0) + 1
+        if decision.promised:
+            self.promised.append((SnapshotId(machine.lineage, step, decision.again), self.saved))
         if decision.action == "stage":
             assert decision.slot is not None
-            self._begin_slot(decision.slot, step, decision.again, decision.promised)
+            self._begin_slot(decision.slot, step, decision.again, decision.promised, self.saved)
         elif decision.action == "hold":
-            world.on(self, 0.5, self._unhold, decision.again)
+            self.held = self.saved
+            world.on(self, 0.5, self._unhold, decision.again, self.saved)
         else:
             world.skipped.add((machine.lineage, step))
         if decision.dropped is not None:
@@ -258,9 +322,7 @@ class TrainerProc(Proc):
             self.stop_at = step
             self.stage = "stopping"
             world.on(self, 0.5, self._stopping, world.now_s + 6.0)
-            return
-        self.group.called[self.rank] = step
-        world.step_done(self.group)
+        return True
 
     def _stopping(self, until_s: float) -> None:
         out = self.set.word_out
@@ -270,20 +332,16 @@ class TrainerProc(Proc):
         else:
             self.world.on(self, 0.7, self._stopping, until_s)
 
-    def _unhold(self, again: int) -> None:
+    def _unhold(self, again: int, saved: Saved) -> None:
         machine = self.machine
         assert machine is not None
-        taken = machine.take_slot(self.set.word_out) if self.stage != "restore" and again == self._held_again() else None
+        if machine.held is None or saved != self.held:
+            return  # another one has taken its place, or a restore has given it up
+        taken = machine.take_slot(self.set.word_out)
         if taken is not None:
-            self._begin_slot(taken[0], taken[1], again, True)
-        elif machine.held is not None and again == self._held_again():
-            self.world.on(self, 0.5, self._unhold, again)
-
-    def _held_again(self) -> int:
-        """A copy that waits for a slot is of the newest save."""
-        machine = self.machine
-        assert machine is not None
-        return machine.again if machine.held == machine.newest else -1
+            self._begin_slot(taken[0], taken[1], again, True, saved)
+        else:
+            self.world.on(self, 0.5, self._unhold, again, saved)
 
     def flush(self) -> None:
         """wait_until_finished(): the other ranks train on."""
@@ -294,25 +352,74 @@ class TrainerProc(Proc):
         if machine.staging or machine.held is not None:
             self.world.on(self, 0.4, self.flush)
             return
-        self.asked = promised = machine.promises
+        promised = self._ask_about_promises()
         lineage, number = machine.lineage, self.number
         self.call(lambda ask: FlushAsked(ask=ask, lineage=lineage, rank=self.rank, promised=promised, word=number))
+
+    def _ask_about_promises(self) -> tuple[SnapshotId, ...]:
+        machine = self.machine
+        assert machine is not None
+        self.asked = machine.promises
+        asked = set(self.asked)
+        forgotten = [key for key, _ in self.promised if key not in asked]
+        if forgotten:
+            raise Violation(f"true means durable: rank {self.rank} has promised {forgotten} and forgotten it")
+        group = self.group
+        self.asked_held = [(key, saved) for key, saved in self.promised if self.world.held_by_all(group, saved, key.step)]
+        return self.asked
 
     def _flushed(self, reply: FlushReply) -> None:
         machine = self.machine
         assert machine is not None
-        if not reply.errors:
-            self.world.check_promises(f"flush of rank {self.rank}", self.asked)
+        self._told(f"flush of rank {self.rank}", reply.errors, reply.lost)
         machine.told(self.asked, lost=reply.lost)
 
-    def _begin_slot(self, slot: int, step: int, again: int, promised: bool) -> None:
+    def _told(self, who: str, errors: tuple[str, ...], lost: tuple[SnapshotId, ...] = ()) -> None:
+        """What was promised before the question is durable, or the answer says which is not."""
+        asked = set(self.asked)
+        if not errors or lost:
+            self.world.check_promises(who, [one for one in self.promised if one[0] in asked and one[0] not in lost])
+        self.world.check_losses(self, errors, self.asked_held)
+        self.promised = [one for one in self.promised if one[0] not in asked]
+
+    def delete(self) -> None:
+        """delete(step) of a step that is there, or is not."""
+        storage = self.world.storage
+        if self.stage != "train" or self.ask is not None:
+            return
+        steps = storage.visible()
+        step = steps[int(self.world.random() * len(steps))] if steps and self.world.random() < 0.9 else 1000
+        self.deleting = (step, storage.shown_save(step))
+        self.call(lambda ask: DeleteAsked(ask=ask, step=step))
+
+    def _deleted(self, reply: Reply) -> None:
+        step, save = self.deleting
+        if type(reply) is FlushReply and save is not None and self.world.storage.shown_save(step) == save:
+            raise Violation(f"delete: step {step} of {save} is said to be deleted and is visible")
+
+    def grow(self) -> None:
+        """The state has grown: larger slots, beside those that still hold something."""
+        machine, node = self.machine, self.node
+        assert machine is not None
+        if self.stage != "train" or machine.staging or self.set.large or node.actor is None or not node.actor.awake:
+            return
+        larger = node.larger_set(self)
+        if larger is not None:
+            self.set = larger
+            machine.new_slots(SLOTS)
+            self._speak(machine.word())
+            self.world.on(node.actor, 0.0, node.actor.look)
+
+    def _begin_slot(self, slot: int, step: int, again: int, promised: bool, saved: Saved) -> None:
         self.world.check_reuse(self, slot)
         self.set.content[slot] = None
         world = self.world
         slow = world.random()
-        world.on(self, 0.1 + (2.5 if slow > 0.85 else 0.4) * slow, self._staged, slot, step, again, promised)
+        # One copy after the other.
+        self.busy_until_s = max(self.busy_until_s, world.now_s) + 0.1 + (2.5 if slow > 0.85 else 0.4) * slow
+        world.on(self, self.busy_until_s - world.now_s, self._staged, slot, step, again, promised, saved)
 
-    def _staged(self, slot: int, step: int, again: int, promised: bool) -> None:
+    def _staged(self, slot: int, step: int, again: int, promised: bool, saved: Saved) -> None:
         machine = self.machine
         assert machine is not None
         piece = Staged(
@@ -326,6 +433,8 @@ class TrainerProc(Proc):
             nbytes=1,
         )
         self.set.content[slot] = piece
+        self.set.saved[slot] = saved
+        self.newest_staged = (saved, step)
         machine.staged(slot, step)
         self.world.count_staged(piece)
         if self.world.trap == "stage":
@@ -336,9 +445,13 @@ class TrainerProc(Proc):
         """close(): every save is staged, then all ranks leave."""
         machine = self.machine
         assert machine is not None
+        self.leaving = True
         if not machine.is_safe and self.stage == "train":
-            self.save(machine.newest, force=True)
-            if self.stage != "train":
+            returned = self._save(machine.newest, force=True)
+            if self.stage != "train" or not self.alive:
+                return
+            if not returned:
+                self.world.on(self, 0.3, self.leave)
                 return
         self.stage = "leave"
         if machine.staging or machine.held is not None or self.ask is not None:
@@ -346,7 +459,7 @@ class TrainerProc(Proc):
             return
         machine.closing()
         self._speak(machine.word())
-        self.asked = promised = machine.promises
+        promised = self._ask_about_promises()
         lineage, number = machine.lineage, self.number
         self.call(
             lambda ask: LeaveAsked(ask=ask, lineage=lineage, rank=self.rank, last=machine.kept, promised=promised, word=number)

@@ -17,8 +17,10 @@ from raystate.core.messages import (
 )
 from tests.sim.coordinators import CoordinatorProc
 from tests.sim.nodes import Node
-from tests.sim.storage import Storage, Violation
+from tests.sim.storage import Saved, Storage, Violation
 from tests.sim.trainers import Group, TrainerProc
+
+NOT_STAGED = ("no host holds", "was not staged", "had no free slot")
 
 
 class Truth:
@@ -33,6 +35,9 @@ class Truth:
         self.storage = storage
         self.from_current: set[Any] = set()  # asks whose choice was made by the Coordinator that owned the run then
         self.staged_count: dict[SnapshotId, set[int]] = {}
+        self.present = ""  # the line of training that has settled last
+        self.parents: dict[str, tuple[Saved, int] | None] = {}  # line -> what it goes on from
+        storage.is_given_up = self.is_given_up
         self.true_stable: dict[str, int] = {}
         self.skipped: set[tuple[str, int]] = set()
         self.worlds: dict[str, int] = {}
@@ -56,18 +61,35 @@ class Truth:
         if len(ranks) == piece.world and piece.step > self.true_stable.get(piece.lineage, -1):
             self.true_stable[piece.lineage] = piece.step
 
+    def is_given_up(self, saved: Saved, step: int) -> bool:
+        """The present line of training does not go back to it."""
+        line, limit = self.present, 10**9
+        while line:
+            if saved[0] == line:
+                return step > limit
+            parent = self.parents.get(line)
+            if parent is None:
+                break
+            (line, _), limit = parent
+        return bool(self.present)
+
+    def held_by_all(self, group: Group, saved: Saved, step: int) -> bool:
+        """Each rank's piece lies in an arena whose HostActor can answer."""
+        return all(any(node.holds(one.rank, step, saved) for node in self.nodes_by_id.values()) for one in group.members)
+
     def check_reuse(self, trainer: TrainerProc, slot: int) -> None:
         """A slot is overwritten only if its snapshot has been overtaken, or given up."""
-        one = trainer.set
-        content = one.content[slot]
-        if one.writing[slot]:
+        if trainer.set.writing[slot]:
             raise Violation(f"bounded slots: rank {trainer.rank} overwrites slot {slot} while it is being written to storage")
-        if content is None:
-            return
+        content = trainer.set.content[slot]
+        if content is not None:
+            self.check_overtaken(trainer, content, "overwrites")
+
+    def check_overtaken(self, trainer: TrainerProc, content: Staged, what: str) -> None:
         machine = trainer.machine
         assert machine is not None
         mine = machine.lineage
-        what = f"slot reuse: rank {trainer.rank} of {mine} overwrites step {content.step} of {content.lineage}"
+        what = f"slot reuse: rank {trainer.rank} of {mine} {what} step {content.step} of {content.lineage}"
         if content.lineage == mine:
             if self.true_stable.get(mine, -1) > content.step or (mine, content.step) in self.skipped:
                 return
@@ -107,11 +129,14 @@ class Truth:
         if snap is None or not snap.complete:
             return False
         nodes = self.nodes_by_id
-        return all(host in nodes and not self.cut(nodes[host]) for held in snap.pieces.values() for host in held)
+        return all(
+            host in nodes and self._may_be_relied_on(nodes[host]) and nodes[host].has(rank, key)
+            for rank, held in snap.pieces.items()
+            for host in held
+        )
 
-    def weaken(self) -> None:
-        """A node is lost or cut off, and there are no peer copies: memory promises nothing any more, storage still does."""
-        self.floor = -1
+    def _may_be_relied_on(self, node: Node) -> bool:
+        return not self.cut(node) and (node.actor is None or not node.actor.alive or node.actor.awake)
 
     def check_choice(self, caller: TrainerProc, choice: RestoreChoice) -> None:
         """Bounded loss: never behind storage, nor behind memory that one death can't have taken."""
@@ -138,18 +163,34 @@ class Truth:
                     f"{lineage or 'storage'}"
                 )
 
-    def check_settled(self, group: Group, lineage: str, step: int) -> None:
+    def all_asked(self, group: Group) -> None:
+        """All ranks have asked for a restore: what all of them had staged by then is what it may not fall below."""
+        stable = [one.newest_staged for one in group.members]
+        if group.want is None and len(set(stable)) == 1 and stable[0] is not None:
+            saved, step = stable[0]
+            if self.held_by_all(group, saved, step) and not self.is_given_up(saved, step):
+                self.floor = max(self.floor, step)
+
+    def check_settled(self, trainer: TrainerProc, step: int) -> None:
+        group, machine = trainer.group, trainer.machine
+        assert machine is not None
+        lineage = machine.lineage
         tiers = set(group.restored.values())
         if len(tiers) > 1:
             raise Violation(f"one recovery: ranks of {lineage} have restored different things: {group.restored}")
-        tier, restored, source = next(iter(tiers))
+        tier, restored, saved = next(iter(tiers))
         choice = self.choices.get(lineage)
         if choice is not None:
             made = (lineage_order(lineage), choice.lineage, step)
             if made not in self.settled:
                 self.settled.append(made)
-        if restored != step or (tier == "memory" and choice is not None and source != choice.lineage):
+        if restored != step:
             raise Violation(f"one recovery: {lineage} settled on step {step} of {choice}, rank has {tiers}")
+        if tier == "memory" and self.is_given_up(saved, step):
+            raise Violation(f"given up: step {step} of {saved} is restored from memory, and {self.present} does not go back to it")
+        if trainer.line not in self.parents:
+            self.parents[trainer.line] = (saved, step) if tier != "none" else None
+            self.present = trainer.line
 
     def check_acted(self, trainer: TrainerProc, step: int, stop: bool) -> None:
         """All ranks stop at the same step."""
@@ -164,8 +205,16 @@ class Truth:
                     f"stop: rank {trainer.rank} is at step {step}, others have stopped at {acted}; past it without stopping: {passed}"
                 )
 
-    def check_promises(self, who: str, promised: Iterable[SnapshotId]) -> None:
+    def check_promises(self, who: str, promised: Iterable[tuple[SnapshotId, Saved]]) -> None:
         """True means durable: what nobody has called lost was in storage, with the bytes of that very call."""
-        for key in promised:
-            if key not in self.storage.ever_shown:
-                raise Violation(f"true means durable: {who} is told that {key} is durable, and it never was in storage")
+        for key, saved in promised:
+            if (saved, key.step) not in self.storage.ever_shown:
+                raise Violation(f"true means durable: {who} is told that {key} ({saved}) is durable, and it never was in storage")
+
+    def check_losses(self, trainer: TrainerProc, errors: Iterable[str], held: Iterable[tuple[SnapshotId, Saved]]) -> None:
+        """Nobody is told that a rank has not staged what all have staged before the question, and still hold."""
+        for key, saved in held:
+            for text in errors:
+                if f"step {key.step}" in text and any(sign in text for sign in NOT_STAGED):
+                    if self.held_by_all(trainer.group, saved, key.step) and not self.is_given_up(saved, key.step):
+                        raise Violation(f"old reports: rank {trainer.rank} is told {text!r}, but all ranks hold {key} ({saved})")

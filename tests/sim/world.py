@@ -10,7 +10,6 @@ from typing import Any
 
 from raystate.core.messages import (
     AttemptDead,
-    Finish,
     HostDown,
     LeaveReply,
     LogEntry,
@@ -20,9 +19,9 @@ from raystate.core.messages import (
 )
 from tests.sim.coordinators import CoordinatorProc
 from tests.sim.faults import FAULTS
-from tests.sim.network import Network
-from tests.sim.nodes import HostProc, Node, Proc, SlotSet
-from tests.sim.storage import Storage, Violation
+from tests.sim.launcher import Launcher
+from tests.sim.nodes import HostProc, Node, Proc
+from tests.sim.storage import BEFORE, Storage, Violation
 from tests.sim.trainers import Group, TrainerProc
 
 _RUN = Settings(
@@ -37,7 +36,7 @@ _RUN = Settings(
 )
 
 
-class World(Network):
+class World(Launcher):
     """Everything of one schedule."""
 
     def __init__(self, seed: int, hosts: int, events: int, faults: int, mutations: Collection[str], tracing: bool):
@@ -68,6 +67,7 @@ class World(Network):
         self.lost_acks = 0
         self.trap = ""  # the operation at which the next fault strikes
         self.rolling_back = False  # the next group goes back to an older step
+        self.restoring_next = False  # the script restores at its next step
         self.lossy = 0.05  # chance that a message is lost; as much for a double
         # processes
         self.nodes: list[Node] = []
@@ -81,10 +81,11 @@ class World(Network):
             if rng.random() < 0.3:
                 # An older snapshot is still in memory.
                 for node in self.nodes:
-                    node.sets.append(SlotSet())
-                    node.sets[0].content[0] = Staged(
+                    one = node.add_set()
+                    one.content[0] = Staged(
                         rank=node.index, world=hosts, lineage="1.0.before", step=self.save_every + 1, layout="L", promised=False
                     )
+                    one.saved[0] = BEFORE
         self.coordinators: list[CoordinatorProc] = []
         self.current: CoordinatorProc | None = None
         self.groups = 0
@@ -184,114 +185,6 @@ class World(Network):
     def superseded(self, proc: CoordinatorProc) -> None:
         proc.alive = False
 
-    # ---------------------------------------------------------------- the launcher
-
-    def launch(self) -> None:
-        """Start the worker group on every node that is up, once there is one."""
-        self.pending_start = False
-        if self.ended or self.final is not None:
-            return
-        old, self.group = self.group, None
-        if old is not None:
-            for member in old.members:
-                if member.alive and member.wake_s <= self.now_s:
-                    member.die("the launcher ends the group")
-        nodes = [node for node in self.nodes if node.up]
-        if not nodes or (len(nodes) < len(self.nodes) and self.healed):
-            self.pending_start = True
-            self.at(1.0, self.launch)
-            return
-        if self.current is not None and self.current.over:
-            self.start_coordinator(self.dead_attempts())
-        self.groups += 1
-        group = self.group = Group(f"g{self.groups}")
-        if not self.healed and self.storage.log and (self.rolling_back or self.random() < 0.05):
-            self.rolling_back = False
-            # A person goes back to an older step, and gives up the newer ones.
-            steps = sorted(set(self.storage.visible()) & {one.step for one in self.storage.tail.live})
-            if len(steps) > 1:
-                group.want = steps[0]
-                group.rollback = True
-                self.floor = -1
-        group.members = [TrainerProc(self, group, node, rank) for rank, node in enumerate(nodes)]
-        for member in group.members:
-            self.on(member, 0.1 + 0.2 * self.random(), member.begin)
-        self.at(30.0, self._hurry, group)
-
-    def _hurry(self, group: Group) -> None:
-        """A launcher's own patience: a group that does not get to train is started again."""
-        if group is self.group and any(member.stage not in ("train", "leave", "stopping") for member in group.members):
-            self.group_broken(group)
-
-    def group_broken(self, group: Group) -> None:
-        if group is self.group and not self.pending_start and self.final is None:
-            self.pending_start = True
-            self.at(0.5 + self.random(), self.launch)
-
-    def step_done(self, group: Group) -> None:
-        """The next step's collective runs once all ranks have finished this one."""
-        members = group.members
-        if len(group.called) < len(members):
-            return
-        steps = set(group.called.values())
-        if len(steps) != 1:
-            return
-        step = next(iter(steps))
-        if any(not member.alive for member in members):
-            return
-        if self.healed and self.leaving_at < 0:
-            self.leaving_at = step + 3
-        leave = self.healed and step >= self.leaving_at
-        if leave:
-            for member in members:
-                self.on(member, 0.1, member.leave)
-            return
-        chance = 1.0 if self.healed else self.random()
-        if chance < 0.03:
-            self._restore_again(group)
-            return
-        for member in members:
-            if chance < 0.07 and step > 0:
-                self.on(member, 0.1 * self.random(), member.save, step, True)
-            elif chance < 0.14 and member.rank == step % len(members):
-                self.on(member, 0.1 * self.random(), member.flush)
-            self.on(member, 0.4 + 0.4 * self.random(), member.save, step + 1)
-
-    def _restore_again(self, group: Group) -> None:
-        """The script restores in mid-training: the newest step, or an older one for good."""
-        steps = sorted(set(self.storage.visible()) & {one.step for one in self.storage.tail.live})
-        want = steps[0] if len(steps) > 1 and self.random() < 0.5 else None
-        group.called.clear()
-        group.restored.clear()
-        if want is not None:
-            self.floor = -1
-        for member in group.members:
-            self.on(member, 0.1 + 0.5 * self.random(), member.restore_again, want, want is not None)
-
-    # ---------------------------------------------------------------- the end
-
-    def left(self, trainer: TrainerProc, reply: LeaveReply) -> None:
-        if not self.healed:
-            raise Violation("a rank has left before the end")
-        self.final = reply
-        trainer.die("left", clean=True)
-        group = trainer.group
-        if all(member.left for member in group.members):
-            if reply.step not in self.storage.visible():
-                raise Violation(f"close: step {reply.step} is said to be durable and is not visible")
-            stable = -1 if trainer.machine is None else self.true_stable.get(trainer.machine.lineage, -1)
-            if reply.step < stable:
-                raise Violation(f"close: step {stable} was complete in memory, but only step {reply.step} is durable")
-            choice = None if trainer.machine is None else self.choices.get(trainer.machine.lineage)
-            stable = max(stable, -1 if choice is None else choice.step)
-            if stable < group.called[trainer.rank] - 8:
-                raise Violation(f"liveness: at step {group.called[trainer.rank]} only step {stable} is complete on all hosts")
-            self.ended = True
-
-    def finished(self, command: Finish) -> None:
-        if not self.healed:
-            raise Violation(f"finished before the end: {command.reason}")
-
     # ---------------------------------------------------------------- faults
 
     def plan(self) -> None:
@@ -317,6 +210,8 @@ class World(Network):
             node.cut_until_s = 0.0
             if node.up and (node.actor is None or not node.actor.alive):
                 self.start_actor(node)
+            elif node.actor is not None:
+                node.actor.wake_s = min(node.actor.wake_s, self.now_s)
         for index, node in enumerate(self.nodes):
             if not node.up:
                 self.add_node(index, int(node.id.split("g")[1]) + 1)

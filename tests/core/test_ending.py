@@ -1,0 +1,122 @@
+"""Flush, delete, close, release."""
+
+from __future__ import annotations
+
+from raystate.core.messages import (
+    Ask,
+    DeleteAsked,
+    Failure,
+    Finish,
+    FlushReply,
+    HostId,
+    LeaveReply,
+    ReleaseAsked,
+    Retire,
+    TrainerExited,
+)
+from tests.core.driver import running
+
+
+def test_flush_waits_for_what_was_promised():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    driver.flush(0, driver.key(2))
+    assert driver.replies(FlushReply) == []
+    driver.auto = True
+    driver.write()
+    assert driver.replies(FlushReply) == [FlushReply(durable_step=2)]
+
+
+def test_flush_names_a_step_that_was_skipped():
+    driver = running()
+    driver.hold(0, 2, promised=True)
+    driver.word(1, 2)
+    driver.flush(0, driver.key(2))
+    [reply] = driver.replies(FlushReply)
+    assert "rank 1 (host b) skipped step 2" in reply.errors[0]
+
+
+def test_flush_has_a_deadline():
+    driver = running(save_timeout_s=20.0)
+    driver.flush(0, driver.key(2))
+    driver.tick(21.0)
+    assert "step 2" in driver.replies(FlushReply)[0].errors[0]
+
+
+def test_delete_keeps_the_newest():
+    driver = running(keep_last=None)
+    driver.stage(1, promised=True)
+    driver.stage(2, promised=True)
+    driver.send(DeleteAsked(ask=Ask("d2"), step=2))
+    assert driver.replies(Failure)[-1].error == "StorageError"
+    driver.send(DeleteAsked(ask=Ask("d9"), step=9))
+    assert driver.replies(Failure)[-1].error == "StepNotFoundError"
+    driver.send(DeleteAsked(ask=Ask("d1"), step=1))
+    driver.send(DeleteAsked(ask=Ask("d1 of another rank"), step=1))
+    assert driver.replies(FlushReply) == [FlushReply(durable_step=2)] * 2
+    assert [one.step for one in driver.take(Retire)] == [1]
+
+
+def test_leaving_makes_the_newest_step_durable_and_closes_the_log():
+    driver = running()
+    driver.stage(3)
+    driver.leave(driver.key(3))
+    assert driver.replies(LeaveReply) == [LeaveReply(step=3), LeaveReply(step=3)]
+    assert driver.take(Finish)
+    assert driver.core.tail is not None
+    assert driver.core.tail.intents == ()
+
+
+def test_leaving_without_any_step():
+    driver = running()
+    driver.leave(None)
+    assert driver.replies(LeaveReply)[-1].step == -1
+
+
+def test_leave_barrier_names_missing_ranks():
+    driver = running(barrier_timeout_s=20.0)
+    driver.leave(None, ranks=[0])
+    driver.tick(21.0)
+    assert driver.replies(Failure)[-1].details["missing_ranks"] == [1]
+
+
+def test_leaving_fails_with_a_promised_step_that_cannot_be_durable():
+    driver = running()
+    driver.hold(0, 3, promised=True)
+    driver.word(1, 3)
+    driver.leave(driver.key(3), driver.key(3))
+    failure = driver.replies(Failure)[-1]
+    assert (failure.error, failure.details["step"]) == ("StorageError", 3)
+    assert driver.take(Finish) == []
+
+
+def test_leaving_falls_back_when_nothing_was_promised():
+    driver = running()
+    driver.stage(2)
+    driver.hold(0, 3)
+    driver.word(1, 3)
+    driver.leave(driver.key(3))
+    assert driver.replies(LeaveReply)[-1].step == 2
+
+
+def test_release_saves_the_newest_complete_snapshot():
+    driver = running()
+    driver.stage(3)
+    driver.hold(0, 4)
+    driver.send(TrainerExited(host=HostId("a"), lineage=driver.lineage, rank=0, clean=False, reason="killed"))
+    driver.send(ReleaseAsked(ask=Ask("r"), reason="gave up"))
+    assert driver.replies(LeaveReply)[-1].step == 3
+    assert driver.take(Finish)
+
+
+def test_idle_run_is_released():
+    driver = running(idle_timeout_s=60.0)
+    driver.stage(3)
+    driver.seen = {"a": [], "b": []}
+    for _ in range(7):
+        driver.tick(10.0)
+        driver.report("a")
+        driver.report("b")
+    assert driver.take(Finish)
+    assert driver.core.journal.published == (3,)

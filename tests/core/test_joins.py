@@ -1,0 +1,110 @@
+"""How a worker group comes together and ends, and whether the run is in use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from raystate.core.messages import (
+    Ask,
+    EndTrainers,
+    Failure,
+    HostId,
+    Joined,
+    JoinReply,
+    RestoreAsked,
+    TrainerExited,
+)
+from tests.core.driver import AB, Driver, running
+
+
+def test_core_loads_no_framework():
+    code = "import sys, raystate.core.coordinator; print([m for m in ('ray', 'jax', 'numpy') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_join_answers_all_with_one_lineage():
+    driver = Driver()
+    driver.join(AB)
+    replies = driver.replies(JoinReply)
+    assert len(replies) == 2
+    assert len({reply.lineage for reply in replies}) == 1
+    assert replies[0].hosts == ((0, "a"), (1, "b"))
+
+
+def test_asks_before_the_claim_wait_for_it():
+    from raystate.core.coordinator import Coordinator
+    from raystate.core.log import claim_entry
+    from raystate.core.messages import Answer, Claimed, Settings
+
+    core = Coordinator(Settings(run="r", storage="s"))
+    join = Joined(ask=Ask("q"), group="g", rank=0, world=1, host=HostId("a"), nonce="n")
+    assert core.handle(join, 0.0) == []
+    out = core.handle(Claimed(entry=claim_entry(None, "w", "r")), 1.0)
+    assert [one.reply.attempt for one in out if isinstance(one, Answer) and isinstance(one.reply, JoinReply)] == [1]
+
+
+def test_repeated_join_gets_the_same_reply():
+    driver = Driver()
+    driver.join(AB)
+    driver.send(Joined(ask=Ask("again"), group="g", rank=1, world=2, host=HostId("b"), nonce="x"))
+    assert len({reply.lineage for reply in driver.replies(JoinReply)}) == 1
+    assert len(driver.replies(JoinReply)) == 3
+
+
+def test_join_deadline_names_missing_ranks():
+    driver = Driver(start_timeout_s=30.0)
+    driver.host_up("a")
+    driver.send(Joined(ask=Ask("q"), group="g", rank=1, world=3, host=HostId("a"), nonce="n"))
+    driver.tick(31.0)
+    [failure] = driver.replies(Failure)
+    assert failure.error == "BarrierTimeoutError"
+    assert failure.details["missing_ranks"] == [0, 2]
+    assert failure.details["waited_s"] >= 30.0
+
+
+@pytest.mark.parametrize(("world", "host"), [(3, "a"), (2, "b")])
+def test_contradicting_joins_are_refused(world: int, host: str):
+    driver = Driver()
+    driver.send(Joined(ask=Ask("1"), group="g", rank=0, world=2, host=HostId("a"), nonce="n"))
+    driver.send(Joined(ask=Ask("2"), group="g", rank=0, world=world, host=HostId(host), nonce="n"))
+    assert [one.error for one in driver.replies(Failure)] == ["ConfigError", "ConfigError"]
+
+
+def test_new_group_ends_the_old_one_when_all_its_ranks_have_joined():
+    driver = running()
+    old = driver.lineage
+    driver.send(Joined(ask=Ask("n"), group="h", rank=0, world=2, host=HostId("a"), nonce="n"))
+    # Schedule 89953: one late message of a group that an earlier Coordinator knew ended the living one while it closed.
+    assert driver.take(EndTrainers) == []
+    assert driver.core.in_use
+    driver.send(Joined(ask=Ask("m"), group="h", rank=1, world=2, host=HostId("b"), nonce="m"))
+    ended = driver.take(EndTrainers)
+    assert {(one.host, one.lineage) for one in ended} == {("a", old), ("b", old)}
+    driver.send(RestoreAsked(ask=Ask("z"), lineage=old, rank=0))
+    assert driver.replies(Failure)[-1].error == "StaleAttemptError"
+    # A late message of the old group changes nothing.
+    driver.send(Joined(ask=Ask("late"), group="g", rank=0, world=2, host=HostId("a"), nonce="n"))
+    assert driver.replies(Failure)[-1].error == "StaleAttemptError"
+
+
+def test_unclean_exit_ends_the_group_everywhere():
+    driver = running()
+    driver.send(TrainerExited(host=HostId("a"), lineage=driver.lineage, rank=0, clean=True, reason="left"))
+    assert driver.take(EndTrainers) == []
+    driver.send(TrainerExited(host=HostId("a"), lineage=driver.lineage, rank=0, clean=False, reason="killed"))
+    assert [one.host for one in driver.take(EndTrainers)] == ["b"]
+
+
+def test_in_use_while_trainers_of_the_group_are_alive_on_hosts_that_are_up():
+    driver = running(host_timeout_s=5.0)
+    assert driver.core.in_use
+    driver.send(TrainerExited(host=HostId("a"), lineage=driver.lineage, rank=0, clean=False, reason="killed"))
+    assert not driver.core.in_use
+    driver.join(AB, "h")
+    assert driver.core.in_use
+    driver.tick(6.0)  # both nodes have vanished, and nobody is left to say that the trainers have
+    assert not driver.core.in_use

@@ -1,0 +1,225 @@
+"""Which step a group restores."""
+
+from __future__ import annotations
+
+from raystate.core.messages import (
+    Ask,
+    Failure,
+    HostDown,
+    HostId,
+    Invalidate,
+    Joined,
+    JoinReply,
+    RestoreChoice,
+    RestoreSettled,
+    RestoreTried,
+    Retire,
+    TrainerExited,
+    Write,
+    Written,
+)
+from tests.core.driver import AB, Driver, history, running
+
+
+def test_memory_is_chosen_when_it_is_newer_or_equal():
+    driver = running()
+    driver.stage(2, promised=True)
+    first = driver.lineage
+    driver.join(AB, "h")
+    choice = driver.restore()
+    assert (choice.tier, choice.step, choice.lineage) == ("memory", 2, first)
+    driver.stage(3)
+    second = driver.lineage
+    driver.join(AB, "i")
+    assert (driver.restore().step, driver.replies(RestoreChoice)[-1].lineage) == (3, second)
+
+
+def test_storage_is_chosen_when_memory_is_older():
+    driver = Driver(tail=history(5), dead=(1,))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver.stage(4)
+    driver.join(AB, "h")
+    choice = driver.restore()
+    assert (choice.tier, choice.step, choice.save) == ("storage", 5, "a1k5")
+    assert driver.replies(RestoreSettled)
+
+
+def test_lineages_are_never_mixed():
+    driver = running()
+    driver.stage(1)
+    driver.hold(0, 2)
+    driver.join(AB, "h")
+    driver.restore()
+    driver.hold(1, 2)  # rank 1 of the new lineage; rank 0's step 2 is of the old one
+    driver.join(AB, "i")
+    choice = driver.restore()
+    assert choice.step == 1
+
+
+def test_what_a_restore_gave_up_is_not_believed_when_a_host_comes_back():
+    driver = running(host_timeout_s=5.0)
+    driver.stage(1, promised=True)
+    driver.stage(7)
+    old = {host: list(staged) for host, staged in driver.staged.items()}
+    for host in AB:
+        driver.send(HostDown(host=HostId(host), reason="cut", gone=True))
+    driver.join(["c"], "h")
+    assert driver.restore().tier == "storage"
+    driver.staged.update(old)
+    driver.auto = False
+    driver.report("a")
+    driver.report("b")
+    assert driver.core.memory.candidates() == []
+    assert {one.host for one in driver.take(Invalidate)} >= {"a", "b"}
+
+
+def test_discarding_comes_before_the_choice_is_told():
+    driver = running()
+    driver.stage(2)
+    driver.hold(0, 3)
+    driver.join(AB, "h")
+    driver.out.clear()
+    driver.auto = False
+    for rank in range(2):
+        driver.ask_restore(rank)
+    assert driver.replies(RestoreChoice) == []
+    for host in AB:
+        driver.report(host)
+    orders = driver.take(Invalidate)
+    assert {(one.host, one.step) for one in orders} == {("a", 2), ("b", 2)}
+    assert driver.replies(RestoreChoice) == []
+    driver.auto = True
+    for order in orders:
+        driver._obey(order)
+    assert [one.step for one in driver.replies(RestoreChoice)] == [2, 2]
+
+
+def test_restore_barrier_names_missing_ranks():
+    driver = running(barrier_timeout_s=20.0)
+    driver.join(AB, "h")
+    driver.ask_restore(1)
+    driver.tick(21.0)
+    failure = driver.replies(Failure)[-1]
+    assert failure.error == "BarrierTimeoutError"
+    assert failure.details["missing_ranks"] == [0]
+    assert "host a" in failure.message
+
+
+def test_missing_step_is_named_with_the_available_ones():
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.join(AB, "h")
+    for rank in range(2):
+        driver.ask_restore(rank, step=9)
+    failure = driver.replies(Failure)[-1]
+    assert (failure.error, failure.details["available"]) == ("StepNotFoundError", [2])
+
+
+def test_rollback_retires_the_newer_steps_first():
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.stage(4, promised=True)
+    driver.join(AB, "h")
+    driver.out.clear()
+    choice = driver.restore(step=2, rollback=True)
+    assert choice.step == 2
+    assert [one.step for one in driver.take(Retire)] == [4]
+    assert driver.core.journal.published == (2,)
+    driver.stage(4, promised=True)
+    assert driver.core.journal.published == (2, 4)
+
+
+def test_damaged_memory_falls_to_storage_and_damaged_storage_is_set_aside():
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.stage(4, promised=True)
+    driver.join(AB, "h")
+    choice = driver.restore(ok=False)
+    assert (choice.tier, choice.step) == ("memory", 4)
+    driver.tried(choice, error="crc32c")
+    choice = driver.replies(RestoreChoice)[-1]
+    assert (choice.tier, choice.step) == ("storage", 4)
+    driver.tried(choice, error="crc32c")
+    choice = driver.replies(RestoreChoice)[-1]
+    assert choice.step == 2
+    assert [step for step, _ in choice.set_aside] == [4, 4]
+    assert [(one.step, one.aside) for one in driver.take(Retire)] == [(4, True)]
+    driver.tried(choice)
+    assert driver.replies(RestoreSettled)[-1].step == 2
+
+
+def test_unreachable_storage_is_not_taken_for_damage():
+    driver = Driver(tail=history(3, 5), dead=(1,))
+    driver.join(AB)
+    driver.tried(driver.restore(ok=False), error="503", damaged=False)
+    assert driver.replies(Failure)[-1].error == "StorageError"
+    assert driver.core.journal.published == (3, 5)
+
+
+def test_nothing_left_is_an_error_and_nothing_is_set_aside():
+    driver = Driver(tail=history(5), dead=(1,))
+    driver.join(AB)
+    driver.tried(driver.restore(ok=False), error="crc32c")
+    assert driver.replies(Failure)[-1].error == "CorruptCheckpointError"
+    assert driver.take(Retire) == []
+
+
+def test_recovery_waits_for_a_host_that_restarts():
+    driver = running(host_timeout_s=5.0)
+    driver.stage(3)
+    driver.send(HostDown(host=HostId("b"), reason="actor died"))
+    place = driver.place
+    driver.send(Joined(ask=Ask("j"), group="h", rank=0, world=1, host=HostId("a"), nonce="n"))
+    driver.lineage = driver.replies(JoinReply)[-1].lineage
+    driver.world, driver.seen = 1, {"a": [], "b": []}
+    driver.word(0, -1)
+    driver.ask_restore(0)
+    assert driver.replies(RestoreChoice)[2:] == []
+    driver.place = place
+    driver.host_up("b", "i2")
+    assert [(one.tier, one.step) for one in driver.replies(RestoreChoice)][-1] == ("memory", 3)
+
+
+def test_dead_ranks_are_not_needed_for_a_save():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    driver.send(TrainerExited(host=HostId("a"), lineage=driver.lineage, rank=0, clean=False, reason="killed"))
+    driver.auto = True
+    for write in driver.take(Write):
+        driver.send(Written(host=write.host, save=write.save))
+    assert driver.core.journal.published == (2,)
+
+
+def test_a_group_of_an_earlier_attempt_is_adopted():
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver.stage(5)
+    assert driver.core.snapshots.stable == (5, 0)
+    driver.stage(6, promised=True)
+    assert driver.core.journal.published == (3, 6)
+
+
+def test_a_restore_begun_under_an_earlier_attempt_goes_on():
+    driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    for rank in range(2):
+        driver.word(rank, 3)
+    for rank in range(2):
+        driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=rank, step=3, ok=True))
+    assert driver.replies(RestoreChoice)[-1].step == 3
+
+
+def test_a_late_word_of_the_restore_before_does_not_choose_for_the_next():
+    """Schedule 9199: a new Coordinator took a doubled RestoreTried of step 3 for the outcome of the restore that was asked now."""
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    for rank in range(2):
+        driver.word(rank, 3)
+    driver.stage(5)
+    late = RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=1, step=3, ok=True)
+    driver.send(late)
+    assert driver.restore().step == 5
+    driver.send(late)
+    driver.stage(6)
+    assert driver.restore().step == 6

@@ -1,0 +1,271 @@
+"""From a complete snapshot to its commit, and retention."""
+
+from __future__ import annotations
+
+from raystate.core.messages import (
+    Append,
+    Appended,
+    Ask,
+    BuildPackage,
+    DeleteAsked,
+    Discard,
+    Failure,
+    FlushReply,
+    HostDown,
+    HostId,
+    Intent,
+    LiveStep,
+    LogEntry,
+    Packaged,
+    Publish,
+    PublishDone,
+    RestoreAsked,
+    Retire,
+    RetireDone,
+    SnapshotId,
+    Superseded,
+    Tick,
+    Write,
+    Written,
+)
+from tests.core.driver import AB, Driver, history, running
+
+
+def test_a_durable_step_goes_all_the_way():
+    driver = running()
+    driver.stage(1)
+    assert driver.take(Write) == []
+    driver.auto = False
+    driver.stage(2, promised=True)
+    writes = driver.take(Write)
+    assert [(one.host, one.step, one.ranks) for one in writes] == [("a", 2, (0,)), ("b", 2, (1,))]
+    assert driver.key(2) in driver.core.snapshots.keep()
+    save = writes[0].save
+    driver.send(Written(host=HostId("a"), save=save))
+    assert driver.take(BuildPackage) == []
+    driver.send(Written(host=HostId("a"), save=save))
+    assert driver.take(BuildPackage) == []
+    driver.send(Written(host=HostId("b"), save=save))
+    assert [one.hosts for one in driver.take(BuildPackage)] == [("a", "b")]
+    driver.send(Packaged(save=save, metrics={"loss": 1.0}, time_s=5.0))
+    [entry] = [one.entry for one in driver.take(Append)]
+    assert entry.kind == "commit"
+    assert entry.live == (LiveStep(step=2, save=save, metrics={"loss": 1.0}, time_s=5.0, lineage=driver.lineage),)
+    assert driver.take(Publish) == []
+    driver.send(Appended(seq=entry.seq, outcome="ok"))
+    assert [one.step for one in driver.take(Publish)] == [2]
+    assert driver.core.journal.durable_step == -1
+    driver.send(PublishDone(step=2, save=save))
+    assert driver.advice().durable_step == 2
+
+
+def test_failed_write_is_discarded_and_tried_again_three_times():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    for _ in range(3):
+        write = driver.take(Write)[0]
+        driver.send(Written(host=HostId("a"), save=write.save, error="disk full"))
+        assert [one.save for one in driver.take(Discard)] == [write.save]
+        driver.tick(10.0)
+    assert driver.take(Write) == []
+    assert "disk full" in driver.core.journal.troubles[-1]
+
+
+def test_an_unanswered_append_is_repeated_and_never_discarded():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    driver.write()
+    driver.send(driver.packaged(driver.take(BuildPackage)[0]))
+    [first] = driver.take(Append)
+    driver.send(Appended(seq=first.entry.seq, outcome="failed", error="reset"))
+    driver.tick(5.0)
+    assert driver.take(Append) == [first]
+    assert driver.take(Discard) == []
+    # It was there all the time: found under our own name.
+    driver.send(Appended(seq=first.entry.seq, outcome="taken", tail=first.entry))
+    assert [one.step for one in driver.take(Publish)] == [2]
+
+
+def test_superseded_is_final():
+    driver = running()
+    driver.auto = False
+    driver.flush(0, driver.key(2))
+    driver.stage(2, promised=True)
+    entry = driver.commit()
+    other = LogEntry(seq=entry.seq, attempt=2, writer="other", kind="claim", run="r")
+    driver.send(Appended(seq=entry.seq, outcome="taken", tail=other))
+    assert [one.by_attempt for one in driver.take(Superseded)] == [2]
+    assert driver.replies(Failure)[-1].error == "StaleAttemptError"
+    assert driver.send(Tick()) == []
+    [answer] = driver.send(RestoreAsked(ask=Ask("x"), lineage=driver.lineage, rank=0))
+    assert answer.reply.details["by_attempt"] == 2
+
+
+def test_one_save_at_a_time_and_in_order():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    driver.stage(4, promised=True)
+    assert {one.step for one in driver.take(Write)} == {2}
+    assert driver.core.snapshots.keep() == (driver.key(2), driver.key(4))
+
+
+def test_a_lost_host_fails_the_save_at_once():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    [save] = {one.save for one in driver.take(Write)}
+    driver.send(HostDown(host=HostId("b"), reason="gone"))
+    assert [one.save for one in driver.take(Discard)] == [save]
+
+
+def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
+    driver = running()
+    driver.auto = False
+    for step in (2, 4, 6):
+        driver.stage(step, promised=True)
+    assert {one.step for one in driver.take(Write)} == {2}
+    assert driver.core.snapshots.keep() == tuple(driver.key(step) for step in (2, 4, 6))
+    driver.tick(4.0)
+    assert driver.core.snapshots.keep() == (driver.key(2),), "of three slots one is filled and one holds the newest"
+    for rank in (0, 1):  # the slot of step 4 is used again
+        driver.staged[driver.place[rank]] = [one for one in driver.staged[driver.place[rank]] if one.step != 4]
+        driver.report(driver.place[rank])
+    assert "step 4 gave way to newer ones: storage is slower" in driver.core.journal.troubles[-1]
+    driver.flush(0, driver.key(2), driver.key(4), driver.key(6))
+    driver.auto = True
+    for host in driver.place.values():
+        driver.send(Written(host=HostId(host), save=driver.core.saves.running.save))  # pyright: ignore[reportOptionalMemberAccess]
+    [reply] = driver.replies(FlushReply)
+    assert reply.durable_step == 6
+    assert "step 4" in reply.errors[0], "what was promised and is not kept is named"
+    assert reply.lost == (driver.key(4),)
+
+
+def test_a_due_save_that_gave_way_to_another_lineage_holds_up_nobody():
+    """The group died while saves were waiting; the next one fills the slots, and its end must not wait for what is gone."""
+    driver = running()
+    driver.auto = False
+    for step in (2, 4):
+        driver.stage(step, promised=True)
+    assert {one.step for one in driver.take(Write)} == {2}
+    driver.tick(4.0)
+    old = driver.lineage
+    driver.auto = True
+    driver.join(AB, "h")
+    driver.restore()
+    for rank in (0, 1):  # its slots are used again
+        driver.staged[driver.place[rank]] = [one for one in driver.staged[driver.place[rank]] if one.lineage != old]
+    driver.stage(5)
+    assert SnapshotId(old, 4) in driver.core.saves.failed or SnapshotId(old, 4) not in driver.core.saves.jobs
+    assert not [key for key in driver.core.saves.jobs if key[0] == old and driver.core.saves.jobs[key].phase == "queued"]
+
+
+def test_retention_retires_after_the_newer_one_is_visible():
+    driver = running(keep_last=2)
+    for step in (1, 2):
+        driver.stage(step, promised=True)
+    driver.auto = False
+    driver.stage(3, promised=True)
+    driver.write()
+    driver.take(Publish)
+    driver.send(driver.packaged(driver.take(BuildPackage)[-1]))
+    entry = driver.take(Append)[-1].entry
+    assert [(one.kind, one.step) for one in entry.intents] == [("retire", 1), ("commit", 3)]
+    driver.send(Appended(seq=entry.seq, outcome="ok"))
+    assert driver.take(Retire) == []
+    [publish] = driver.take(Publish)
+    driver.send(PublishDone(step=3, save=publish.save))
+    assert [one.step for one in driver.take(Retire)] == [1]
+
+
+def test_retention_does_not_wait_for_a_next_commit():
+    """The commit of step 2 could not retire step 1, which was not visible yet; and no other commit follows."""
+    driver = running(keep_last=1)
+    driver.auto = False
+    publications = []
+    for step in (1, 2):
+        driver.stage(step, promised=True)
+        driver.send(Appended(seq=driver.commit().seq, outcome="ok"))
+        publications += driver.take(Publish)
+    for one in publications:
+        assert driver.take(Append) == []
+        driver.send(PublishDone(step=one.step, save=one.save))
+    [entry] = [one.entry for one in driver.take(Append)]
+    assert [(one.step, one.kind) for one in entry.intents if one.kind == "retire"] == [(1, "retire")]
+    driver.send(Appended(seq=entry.seq, outcome="ok"))
+    assert [one.step for one in driver.take(Retire)] == [1]
+
+
+def test_a_failed_publication_is_repeated():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    driver.send(Appended(seq=driver.commit().seq, outcome="ok"))
+    [publish] = driver.take(Publish)
+    driver.send(PublishDone(step=2, save=publish.save, error="503"))
+    assert driver.take(Discard) == []
+    driver.tick(5.0)
+    assert driver.take(Publish) == [publish]
+
+
+def test_takeover_finishes_open_intents_publication_first():
+    intents = (
+        Intent(kind="retire", step=1, save="a1k1", attempt=1, seq=9),
+        Intent(kind="commit", step=5, save="a1k5", attempt=1, seq=10),
+    )
+    driver = Driver(tail=history(3, 5, intents=intents), dead=(1,))
+    order = [one for one in driver.out if isinstance(one, Publish | Retire)]
+    assert [type(one).__name__ for one in order] == ["Publish", "Retire"]
+    driver.join(AB)
+    assert driver.restore().step == 5
+
+
+def test_hold_rule_refuses_a_step_with_a_strangers_open_retire():
+    from raystate.core.messages import AttemptDead
+
+    intents = (Intent(kind="retire", step=4, save="a1k4", attempt=1, seq=9),)
+    driver = Driver(tail=history(3, intents=intents))
+    driver.join(AB)
+    driver.restore()
+    driver.stage(4, promised=True)
+    assert driver.take(Write) == []
+    assert "attempt 1" in driver.core.journal.troubles[-1]
+    driver.send(AttemptDead(attempt=1))
+    assert {one.step for one in driver.take(Write)} == {4}
+
+
+def test_a_pinned_step_is_removed_when_its_pin_is_gone():
+    driver = running(keep_last=1)
+    driver.auto = False
+    for step in (1, 2):
+        driver.stage(step, promised=True)
+        driver.send(Appended(seq=driver.commit().seq, outcome="ok"))
+        [publish] = driver.take(Publish)
+        driver.send(PublishDone(step=step, save=publish.save))
+    assert [one.step for one in driver.take(Retire)] == [1]
+    driver.send(RetireDone(step=1, pinned="an evaluation on h"))
+    assert driver.core.journal.troubles == [], "nothing has failed"
+    assert driver.core.journal.tail is not None
+    assert [one.step for one in driver.core.journal.tail.live] == [2], "it is decided, only not carried out"
+    assert not driver.core.journal.working, "the end of the run does not wait for it"
+    driver.send(DeleteAsked(ask=Ask("d1"), step=1))
+    assert driver.replies(Failure)[-1].error == "StepNotFoundError"
+    driver.tick(10.0)
+    assert driver.take(Retire) == []
+    driver.tick(25.0)
+    assert [one.step for one in driver.take(Retire)] == [1]
+    driver.send(RetireDone(step=1))
+    assert driver.core.journal.pinned == {}
+
+
+def test_an_attempt_that_stays_away_for_very_long_is_dead():
+    intents = (Intent(kind="retire", step=4, save="a1k4", attempt=1, seq=9),)
+    driver = Driver(tail=history(3, intents=intents), assume_dead_after_s=3600.0, idle_timeout_s=1e9)
+    assert driver.core.held_by == {1}
+    driver.tick(3599.0)
+    assert driver.core.held_by == {1}
+    driver.tick(2.0)
+    assert driver.core.held_by == set()

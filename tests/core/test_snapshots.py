@@ -1,0 +1,95 @@
+"""Which snapshots are stable or dead, and what that does to the interval."""
+
+from __future__ import annotations
+
+from raystate.core.messages import (
+    NOWHERE,
+    HostId,
+    HostUp,
+)
+from tests.core.driver import running
+
+
+def test_stable_when_all_ranks_hold_it():
+    driver = running()
+    driver.hold(0, 1)
+    assert driver.core.snapshots.stable == NOWHERE
+    driver.hold(1, 1)
+    assert driver.advice().stable == (1, 0)
+
+
+def test_other_layout_is_not_complete():
+    driver = running()
+    driver.hold(0, 1)
+    driver.hold(1, 1, layout="M")
+    assert driver.core.snapshots.stable == NOWHERE
+
+
+def test_skipped_step_is_dead_and_the_interval_grows_and_shrinks():
+    driver = running()
+    driver.hold(0, 1)
+    driver.word(1, 1, pending=(1,))
+    assert driver.core.snapshots.dead == set()
+    driver.word(1, 1)
+    assert driver.advice().dead == ((1, 0),)
+    assert driver.advice().interval == 1, "one skip is a hiccup"
+    driver.stage(2)
+    driver.hold(0, 3)
+    driver.word(1, 3)
+    assert driver.advice().dead == ((3, 0),)
+    assert driver.advice().interval == 2
+    for step in range(4, 40, 2):
+        driver.stage(step)
+    assert driver.advice().interval == 1
+
+
+def test_what_a_dead_host_actor_said_of_trainers_goes_with_it():
+    """Schedule 126309: a restarted HostActor that had not reported yet made its trainers look as if they had skipped steps."""
+    driver = running()
+    driver.stage(1)
+    driver.hold(0, 2)
+    driver.auto = False
+    driver.send(HostUp(host=HostId("a"), incarnation="i2"))
+    driver.hold(1, 2)
+    assert driver.core.snapshots.dead == set()
+    driver.auto = True
+    driver.report("a", "i2")
+    assert driver.core.snapshots.stable == (2, 0)
+
+
+def test_newer_reports_only():
+    driver = running()
+    driver.hold(0, 1)
+    driver.seq["a"] = 1
+    driver.staged["a"] = []
+    driver.report("a")  # an old number: a late message
+    driver.seq["a"] = 1000
+    driver.staged["b"] = []
+    driver.hold(1, 1)
+    assert driver.core.snapshots.stable == (1, 0)
+
+
+def test_unequal_saves_are_reported_with_names():
+    driver = running(barrier_timeout_s=20.0)
+    driver.stage(1)
+    for step in range(2, 6):
+        driver.hold(0, step)
+        driver.tick(10.0)
+    driver.tick(25.0)
+    failure = driver.advice().failure
+    assert failure is not None
+    assert failure.error == "BarrierTimeoutError"
+    assert failure.details["missing_ranks"] == [1]
+    assert failure.details["hosts"] == ["b"]
+    assert failure.details["phase"] == "save"
+
+
+def test_silent_host_is_down():
+    driver = running(host_timeout_s=5.0)
+    driver.stage(1)
+    driver.tick(6.0)
+    assert not driver.core.memory.hosts[HostId("a")].up
+    assert driver.core.memory.candidates() == []
+    driver.report("a")
+    driver.report("b")
+    assert [snap.step for snap in driver.core.memory.candidates()] == [1]

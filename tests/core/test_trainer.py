@@ -1,0 +1,180 @@
+"""What one trainer decides at each save()."""
+
+from __future__ import annotations
+
+import pytest
+
+from raystate.core.errors import BarrierTimeoutError, StepOrderError
+from raystate.core.messages import (
+    Failure,
+    HostWord,
+    Proposal,
+    SnapshotId,
+)
+from raystate.core.trainer import Trainer
+
+
+def host(*grants: int, **more: object) -> HostWord:
+    return HostWord(grants=grants or (1, 1, 1), **more)  # type: ignore[arg-type]
+
+
+def trainer(**more: object) -> Trainer:
+    made = Trainer(0, 2, "1.1.x", **more)  # type: ignore[arg-type]
+    made.begin("1.1.x", None)
+    return made
+
+
+def test_durable_is_the_first_save_at_or_after_each_multiple():
+    made = trainer(save_every_steps=10, snapshot_every=0)
+    promised = [step for step in range(3, 60, 4) if made.on_save(step, host_word=host(), stager_busy=False).promised]
+    assert promised == [11, 23, 31, 43, 51]
+    later = Trainer(0, 2, "1.1.x", save_every_steps=10)
+    later.begin("1.2.x", SnapshotId("1.1.x", 23))
+    assert later.on_save(30, host_word=host()).promised
+
+
+def test_slots_are_used_one_by_one_and_then_skipped():
+    made = trainer()
+    word = host(1, 1)
+    first, second = made.on_save(1, host_word=word), made.on_save(2, host_word=word)
+    assert (first.action, first.slot, second.slot) == ("stage", 0, 1)
+    assert second.word.pending == (1, 2)
+    third = made.on_save(3, host_word=word)
+    assert (third.action, third.promised) == ("skip", False)
+    made.staged(0, 1)
+    assert made.word().done == (1, 0, 0)
+    assert made.on_save(4, host_word=word).action == "skip"
+    assert made.on_save(5, host_word=host(2, 1)).slot == 0
+
+
+def test_durable_without_a_slot_is_held_and_gets_the_next_one():
+    made = trainer(save_every_steps=2)
+    held = made.on_save(2, host_word=host(0, 0, 0))
+    assert (held.action, held.promised, held.word.pending, made.promises) == ("hold", True, (2,), (SnapshotId("1.1.x", 2),))
+    replaced = made.on_save(4, host_word=host(0, 0, 0))
+    assert (replaced.action, replaced.dropped) == ("hold", 2)
+    assert made.take_slot(host(0, 0, 0)) is None
+    assert made.take_slot(host(0, 1, 0)) == (1, 4)
+    made.staged(1, 4)
+    assert made.word().pending == ()
+
+
+def test_interval_and_busy_stager():
+    made = trainer(snapshot_every=2)
+    assert made.on_save(2, host_word=host(interval=2)).action == "none"
+    assert made.on_save(4, host_word=host(interval=2), stager_busy=True).action == "skip"
+    assert made.on_save(8, host_word=host(interval=2)).action == "stage"
+
+
+def test_equal_step_is_nothing_unless_forced_and_an_older_one_an_error():
+    made = trainer()
+    made.on_save(5, host_word=host())
+    assert made.on_save(5, host_word=host()).action == "none"
+    forced = made.on_save(5, force=True, host_word=host())
+    assert (forced.action, forced.promised) == ("stage", True)
+    assert made.on_save(5, force=True, host_word=host()).promised is False
+    with pytest.raises(StepOrderError):
+        made.on_save(4, host_word=host())
+
+
+def test_failure_of_the_host_word_is_raised():
+    failure = Failure(error="BarrierTimeoutError", message="rank 1 is missing", details={"missing_ranks": [1]})
+    with pytest.raises(BarrierTimeoutError) as caught:
+        trainer().on_save(1, host_word=host(failure=failure))
+    assert caught.value.missing_ranks == [1]
+
+
+def proposal(state: str, step: int = 5, number: int = 1, kind: str = "stop") -> Proposal:
+    return Proposal(id=number, kind=kind, step=step, state=state, reason="preemption")  # type: ignore[arg-type]
+
+
+def test_stop_waits_at_its_step_until_it_is_confirmed():
+    made = trainer()
+    first = made.on_save(4, host_word=host(proposal=proposal("proposed")))
+    assert (first.word.ack_id, first.word.ack_ok, first.word.ack_step) == (1, True, 4)
+    assert made.on_save(5, host_word=host(proposal=proposal("proposed"))).wait
+    assert made.on_save(5, host_word=host()).wait
+    assert made.reached(5, host(proposal=proposal("confirmed"))) == (True, False)
+    last = made.on_save(5, host_word=host(proposal=proposal("confirmed")))
+    assert (last.action, last.promised, last.stop) == ("stage", True, True)
+    assert made.reached(5, host(proposal=proposal("confirmed"))) == (True, False)
+
+
+def test_stop_is_refused_when_its_step_is_reached_and_gone_when_withdrawn():
+    made = trainer()
+    refused = made.on_save(5, host_word=host(proposal=proposal("proposed")))
+    assert (refused.word.ack_id, refused.word.ack_ok, refused.word.ack_step) == (1, False, 5)
+    made.on_save(6, host_word=host(proposal=proposal("proposed", 9, 2)))
+    assert made.on_save(9, host_word=host(proposal=proposal("withdrawn", 9, 2))).wait is False
+
+
+def test_grants_of_the_trainer_before_are_void():
+    made = Trainer(0, 1, "1.2.x", grants=(3, 4, 5))
+    made.begin("1.3.x", None)
+    assert made.on_save(1, host_word=host(3, 4, 5)).action == "skip"
+    assert made.on_save(2, host_word=host(3, 5, 5)).slot == 1
+
+
+# ---------------------------------------------------------------- restores, promises, mistakes
+
+
+def test_a_restore_begins_a_lineage_and_keeps_promises_to_be_told():
+    made = trainer(save_every_steps=2)
+    assert made.on_save(2, host_word=host()).promised
+    made.staged(0, 2)
+    made.begin("1.2.x", SnapshotId("", 1))
+    made.settled(ahead=(3, 4), safe=True)
+    word = made.word()
+    assert (word.lineage, word.newest_step, word.again, word.pending) == ("1.2.x", 1, 0, ())
+    assert made.promises == (SnapshotId("1.1.x", 2),)
+    assert made.is_safe
+    made.told(made.promises, lost=made.promises)
+    assert made.promises == ()
+    assert made.on_save(2, host_word=host()).promised, "the same step, of another line"
+    assert made.promises == (SnapshotId("1.2.x", 2),)
+
+
+def test_a_step_of_another_past_is_refused_by_save_itself():
+    made = trainer()
+    made.settled(ahead=(3, 5), safe=True)
+    made.on_save(2, host_word=host())
+    before = made.memento()
+    with pytest.raises(StepOrderError, match=r"of another past: restore\(step=…, rollback=True\) retires"):
+        made.on_save(3, host_word=host())
+    assert made.memento() == before
+    assert made.on_save(4, host_word=host()).action == "stage"
+    never_restored = Trainer(0, 1, "1.1.x", stored_step=4)
+    with pytest.raises(StepOrderError, match="has restored none of them"):
+        never_restored.on_save(4, host_word=host())
+    assert never_restored.on_save(5, host_word=host()).action == "stage"
+
+
+def test_what_the_shell_could_not_do_leaves_no_trace_but_its_numbers():
+    made = trainer(save_every_steps=2)
+    before = made.memento()
+    assert made.on_save(2, host_word=host(proposal=proposal("proposed"))).promised
+    number = made.number
+    made.put_back(before)
+    assert made.word().number > number
+    assert (made.promises, made.newest, made.staging) == ((), -1, False)
+    corrected = made.on_save(2, host_word=host(proposal=proposal("proposed")))
+    assert (corrected.promised, corrected.slot, corrected.again) == (True, 0, 0)
+
+
+def test_a_forced_repetition_is_another_snapshot_and_a_lost_promise_can_be_made_again():
+    made = trainer()
+    assert made.on_save(5, host_word=host()).again == 0
+    assert made.on_save(5, force=True, host_word=host()).again == 1
+    assert made.promises == (SnapshotId("1.1.x", 5, 1),)
+    assert made.on_save(5, force=True, host_word=host()).promised is False, "these very bytes won't be written"
+    made.told(made.promises, lost=made.promises)
+    again = made.on_save(5, force=True, host_word=host())
+    assert (again.promised, again.again) == (True, 2)
+
+
+def test_words_are_numbered():
+    made = trainer()
+    numbers = [made.word().number, made.on_save(1, host_word=host()).word.number, made.word().number]
+    assert numbers == sorted(set(numbers))
+    made.begin("1.2.x", None)
+    assert made.word().number > numbers[-1]
