@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raystate.actors import doorbell
+from raystate.runtime import doorbell
 from raystate.runtime.doorbell import BYE, MAX_LINE_BYTES, RING, Bell, Caller, Door, Hello, socket_path
 from raystate.core.errors import RaystateError
 

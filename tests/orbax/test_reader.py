@@ -219,7 +219,7 @@ def test_nan_is_never_the_best(tmp_path: Path):
 
 
 def test_the_best_is_what_retention_keeps(tmp_path: Path):
-    from raystate.actors.retention import preservation_policy, preserved
+    from raystate.runtime.retention import preservation_policy, preserved
     from raystate.core.messages import LiveStep
 
     values = {1: math.nan, 2: 3.0, 3: -math.inf, 4: 1.0, 5: -math.inf, 6: math.inf, 7: 2.0}
