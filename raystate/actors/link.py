@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -18,6 +19,8 @@ from raystate.actors.release import replace_older
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError, RaystateError, RunInUseError, error_from_name
 from raystate.core.messages import Failure, HostId, Joined, Reply, TrainerExited
+from raystate.runtime.doorbell import Bell
+from raystate.runtime.doorbell import Hello as BellHello
 from raystate.runtime.link import Gone, Unreachable
 
 RETRY_S = 0.1
@@ -83,6 +86,9 @@ class RayLink:
             return ray.get(coordinator.ask.remote(event), timeout=timeout_s)
         except (RayActorError, GetTimeoutError) as error:
             raise Unreachable(type(error).__name__) from None
+
+    def bell(self, arena_path: Path, hello: BellHello) -> Bell:
+        return Bell(arena_path, hello)
 
     def failed(self, event: TrainerExited, error: BaseException) -> None:
         del error

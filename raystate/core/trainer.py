@@ -37,6 +37,7 @@ class SaveDecision:
             arguments, until a deadline. Nothing else of the decision holds then, but `word` has to be written.
         stop: this is the step at which all ranks stop: once it is durable the attempt ends with `Interrupted(reason)`.
         dropped: a promised step whose held copy is given up for this one; it will be reported as not durable.
+        ignored: the step is saved already; nothing of this call counts.
         word: to be written into the trainer's cell now.
     """
 
@@ -48,6 +49,7 @@ class SaveDecision:
     wait: bool
     stop: bool
     dropped: int | None
+    ignored: bool
     word: TrainerWord
 
 
@@ -224,10 +226,10 @@ class Trainer:
         repeated = step == self.newest
         stop = agreed is not None and agreed.kind == "stop"
         if repeated and not force and agreed is None:
-            return self._decide("none", False, None, f"step {step} is the newest already")
+            return self._decide("none", False, None, f"step {step} is the newest already", ignored=True)
         if repeated and step == self._safe:
             self._stop_at(step, stop)
-            return self._decide("none", False, None, f"step {step} will be durable already", stop=stop)
+            return self._decide("none", False, None, f"step {step} will be durable already", stop=stop, ignored=True)
         self.again = self.again + 1 if repeated and self._saved else 0
         self.newest, self._saved = step, True
         self.phase = "running"
@@ -303,6 +305,7 @@ class Trainer:
         wait: bool = False,
         stop: bool = False,
         dropped: int | None = None,
+        ignored: bool = False,
     ) -> SaveDecision:
         return SaveDecision(
             action=action,
@@ -313,6 +316,7 @@ class Trainer:
             wait=wait,
             stop=stop,
             dropped=dropped,
+            ignored=ignored,
             word=self.word(),
         )
 

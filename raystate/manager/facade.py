@@ -217,7 +217,8 @@ class StateManager:
             items=pack_items(items, process_index=self._rank),
         )
         decision = self._pipeline.save(given, force=force)
-        self._last = given
+        if not decision.ignored:
+            self._last = given
         if decision.stop:
             self._stop(decision)
         return decision.promised

@@ -1,5 +1,8 @@
 """A restore: ask for the choice, begin its lineage, read, and settle with the other ranks."""
 
+# JAX's own functions are only partly typed; everything of ours is checked strictly.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import dataclasses

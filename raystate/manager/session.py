@@ -15,7 +15,7 @@ from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, error_from_name
 from raystate.core.messages import Ask, Failure, HostId, HostWord, Joined, JoinReply, Reply, TrainerExited, TrainerWord
 from raystate.core.words import host_word_from_json, trainer_word_to_json
-from raystate.runtime.doorbell import Bell, Hello
+from raystate.runtime.doorbell import Hello
 from raystate.runtime.link import Gone, Link, Unreachable
 
 RETRY_S = 0.1
@@ -54,7 +54,7 @@ class Session:
         self.lineage = self.joined.lineage
         _, path = self.call_host("hello", timeout_s=config.start_timeout_s)
         self.arena_path = Path(path)
-        self._bell = Bell(self.arena_path, self._bell_hello())
+        self._bell = link.bell(self.arena_path, self._bell_hello())
 
     def _join(self, group: str) -> JoinReply:
         nonce = secrets.token_hex(4)

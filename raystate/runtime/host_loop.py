@@ -49,7 +49,7 @@ from raystate.core.host_messages import (
 )
 from raystate.core.messages import Advice, EndTrainers, Event, HostId, Invalidate, SnapshotId, Staged, Write
 from raystate.core.tree import SlotTable
-from raystate.runtime.doorbell import Caller, Door
+from raystate.runtime.doorbell import Caller, Door, Hello
 from raystate.runtime.parts import HostPart, RankData
 from raystate.runtime.priority import give_way
 from raystate.runtime.slot_store import SlotStore
@@ -168,11 +168,28 @@ class HostLoop:
         number = caller.fileno()
         goes_on = caller.read()
         if caller.hello is not None and caller.hello is not before:
-            hello = caller.hello
+            self.meet(number, caller.pid, caller.hello)
+        if caller.said_bye:
+            self.hear_bye(number)
+        if goes_on:
+            return
+        if caller.trouble:
+            logger.warning("%s", caller.trouble)
+        self._selector.unregister(caller)
+        del self._callers[number]
+        self.part(number, caller.hello)
+        caller.close()
+        self.arena.prune_layouts()
+
+    # ------------------------------------------------------------ trainers: by the doorbell, or by a test
+
+    def meet(self, connection: int, pid: int, hello: Hello) -> None:
+        """A trainer says who it is, perhaps once more."""
+        with self._lock:
             self._feed(
                 Connected(
-                    connection=number,
-                    pid=caller.pid,
+                    connection=connection,
+                    pid=pid,
                     rank=hello.rank,
                     world=hello.world,
                     lineage=hello.lineage,
@@ -180,20 +197,19 @@ class HostLoop:
                     set_index=hello.set_index,
                 )
             )
-        if caller.said_bye:
-            self._feed(SaidBye(connection=number))
-        if goes_on:
-            return
-        if caller.trouble:
-            logger.warning("%s", caller.trouble)
-        self._selector.unregister(caller)
-        del self._callers[number]
-        for event in self._store.changes():  # its last word
-            self._feed(event)
-        index = caller.hello.set_index if caller.hello is not None else -1
-        self._feed(Disconnected(connection=number, alive=self._store.is_attached(index)))
-        caller.close()
-        self.arena.prune_layouts()
+
+    def hear_bye(self, connection: int) -> None:
+        """It detaches on purpose."""
+        with self._lock:
+            self._feed(SaidBye(connection=connection))
+
+    def part(self, connection: int, hello: Hello | None) -> None:
+        """Its connection has ended."""
+        with self._lock:
+            for event in self._store.changes():  # its last word
+                self._feed(event)
+            alive = hello is not None and self._store.is_attached(hello.set_index)
+            self._feed(Disconnected(connection=connection, alive=alive))
 
     # ------------------------------------------------------------ the machine
 

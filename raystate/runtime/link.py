@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from raystate.core.messages import HostId, Reply, TrainerExited
+from raystate.runtime.doorbell import Hello
 
 
 class Unreachable(Exception):  # noqa: N818 - a state, for this package only
@@ -15,6 +17,14 @@ class Unreachable(Exception):  # noqa: N818 - a state, for this package only
 
 class Gone(Exception):  # noqa: N818
     """The Coordinator has been ended on purpose: nobody will answer."""
+
+
+class Ringer(Protocol):
+    """A connection to the HostActor: "look at the words", and by its end the news that this process is gone. See `doorbell.Bell`."""
+
+    def introduce(self, hello: Hello) -> None: ...
+    def ring(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Link(Protocol):
@@ -32,6 +42,10 @@ class Link(Protocol):
 
     def ask(self, event: Any, timeout_s: float) -> Reply:
         """Ask the Coordinator, once. Raises Unreachable, Gone."""
+        ...
+
+    def bell(self, arena_path: Path, hello: Hello) -> Ringer:
+        """Connect to the HostActor of this node."""
         ...
 
     def failed(self, event: TrainerExited, error: BaseException) -> None:

@@ -27,7 +27,7 @@ from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGro
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raystate.actors.naming import give_way
+from raystate.runtime.priority import give_way
 
 logger = logging.getLogger(__name__)
 

@@ -92,7 +92,7 @@ def stage(path: Path) -> str:
     with TrainerArena.attach(path, trainer="t1") as trainer:
         ref = trainer.put_layout(b"layout")
         trainer.slots[0].begin()
-        header = SlotHeader(lineage="1.1.a", step=1, rank=0, world=1, layout="l", durable=False, data_bytes=8192)
+        header = SlotHeader(lineage="1.1.a", step=1, rank=0, world=1, layout="l", promised=False, data_bytes=8192)
         trainer.slots[0].commit(header, b"")
         return ref
 

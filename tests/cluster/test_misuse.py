@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate import _session
+from raystate.manager import session as _session
 from raystate.actors.naming import coordinator_name, find_hosts, host_name
 from raystate.storage import run_hash
 from tests.cluster.strikes import held, pid_of
@@ -199,7 +199,8 @@ def test_a_coordinator_that_does_not_answer(config: raystate.StateConfig, monkey
         )
         assert caught.value.waited_s >= 3.0
         with pytest.raises(raystate.BarrierTimeoutError, match=r"rank 0 \(host \w{8}\) waited 1 s at step 7 for the other ranks"):
-            manager._poll(lambda: False, bool, 7)  # as at a step that was agreed and never confirmed
+            while True:
+                manager._pipeline._agreed_or_raise(7)  # as at a step that was agreed and never confirmed
 
 
 def test_a_write_that_does_not_end(config: raystate.StateConfig) -> None:

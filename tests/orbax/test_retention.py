@@ -27,7 +27,7 @@ def live(losses: Sequence[float | None] = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)) -
 
 def kept(steps: Sequence[LiveStep], **fields: Any) -> list[int]:
     config = pickle.loads(pickle.dumps(StateConfig(storage="/x", run="lm", **fields)))  # as Ray brings it to the Coordinator
-    gone = {one[0] for one in choose_retired(steps, orbax_keep(config))}
+    gone = {one[0] for one in choose_retired(steps, orbax_keep(config)(steps))}
     return [one.step for one in steps if one.step not in gone]
 
 

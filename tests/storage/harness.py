@@ -52,6 +52,7 @@ from raystate.core.messages import (
     Retire,
     RetireDone,
     Settings,
+    SnapshotId,
     Staged,
     Superseded,
     Tick,
@@ -107,7 +108,8 @@ class Process:
         self.witness = witness
         self.is_dead = is_dead
         self.tasks: Tasks = tasks or OneByOne()
-        self.machine = Coordinator(settings, keep_newest(keep_last))
+        self.machine = Coordinator(settings)
+        self.keep = keep_newest(keep_last)
         self.log = RunLog(storage)
         self.inbox: deque[Event] = deque()
         self.answers: dict[Ask, Any] = {}
@@ -165,6 +167,7 @@ class Process:
         asks = [self._ask(RestoreAsked, lineage=self.lineage, rank=rank, **wanted) for rank in range(HOSTS)]
         while True:
             choice = self._answer(asks[0], RestoreChoice)
+            self.lineage = choice.begins
             self._word(choice.step)
             tried: dict[str, Any] = {"ok": True} if choice.step not in damaged else {"ok": False, "error": "checksum"}
             asks = [self._ask(RestoreTried, lineage=self.lineage, rank=rank, step=choice.step, **tried) for rank in range(HOSTS)]
@@ -174,10 +177,10 @@ class Process:
     def save(self, step: int) -> bool:
         """All ranks have staged the step and promised it. True once it is durable; False if it will not be."""
         for rank, host in enumerate(self.hosts):
-            piece = Staged(rank=rank, world=HOSTS, lineage=self.lineage, step=step, layout="l", durable=True)
+            piece = Staged(rank=rank, world=HOSTS, lineage=self.lineage, step=step, layout="l", promised=True)
             self.staged[host] = (*self.staged.get(host, ())[-1:], piece)
         self._word(step)
-        key = (self.lineage, step)
+        key = SnapshotId(self.lineage, step)
         self._until(f"the save of step {step}", lambda: step in self.machine.journal.published or key in self.machine.saves.failed)
         return step in self.machine.journal.published
 
@@ -372,8 +375,7 @@ class Process:
     def _word(self, newest: int) -> None:
         """What the trainers' words say, reported by all hosts."""
         for rank, host in enumerate(self.hosts):
-            due = tuple(one.step for one in self.staged.get(host, ()) if one.lineage == self.lineage)
-            self.seen[host] = TrainerSeen(rank=rank, world=HOSTS, lineage=self.lineage, newest_step=newest, durable_due=due)
+            self.seen[host] = TrainerSeen(rank=rank, world=HOSTS, lineage=self.lineage, newest_step=newest)
         for host in self.hosts:
             self._report(host)
 

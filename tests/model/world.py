@@ -1,0 +1,508 @@
+"""A cluster in one process, without Ray: real managers, hosts, Coordinator, shared memory and storage, in an order that a seed draws.
+
+Each rank's script runs on a thread of its own, but only one thread runs at a time, and only until it waits for something: then the
+world picks who goes on. So a sequence that failed fails again. Seconds are virtual: a turn takes two milliseconds.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from raystate.arena import HostArena, arena_path
+from raystate.config import StateConfig
+from raystate.core.errors import StorageError
+from raystate.core.messages import Advice, EndTrainers, HostId, Invalidate, PublishDone, Reply, TrainerExited, Write
+from raystate.manager import StateManager
+from raystate.runtime.coordinator_loop import CoordinatorLoop, Workers
+from raystate.runtime.doorbell import Hello
+from raystate.runtime.host_loop import HostLoop
+from raystate.runtime.link import Gone, Unreachable
+from raystate.runtime.retention import orbax_keep
+from raystate.storage import Storage, StorageWrapper, open_storage, run_hash
+
+TURN_S = 0.002
+MOST_TURNS = 150_000
+CAP_BYTES = 64 << 20
+
+
+class Violation(AssertionError):  # noqa: N818 - it is a finding
+    """Something that the contract promises did not hold."""
+
+
+class Killed(BaseException):
+    """This rank's process is gone: not an Exception, so that nothing goes on after its own death."""
+
+
+class Weather(StorageWrapper):
+    """Storage that can be out of service."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.out = False
+
+    def before(self, operation: str, name: str) -> None:
+        if self.out:
+            raise StorageError(f"{operation} {name} failed: out of service", operation=operation, path=name)
+
+    def kvstore(self, prefix: str) -> dict[str, Any]:
+        self.before("kvstore", prefix)
+        return self.inner.kvstore(prefix)
+
+
+class Queue(Executor):
+    """Runs what it is given when the world gets round to it."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self.dead = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        due_s = self.world.now_s + self.world.storage_delay()
+
+        def run() -> None:
+            if self.dead:
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.world.tasks.append((due_s, run))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        del wait, cancel_futures  # an ended loop is not asked for anything any more
+
+
+class Host:
+    """One node: its arena, and the HostLoop of the present incarnation."""
+
+    def __init__(self, world: World, number: int):
+        self.world = world
+        self.id = HostId(f"node{number:08d}")
+        self.incarnations = 0
+        self.loop: HostLoop | None = None
+        self.writers = Queue(world)
+        self.callers: dict[int, ModelBell] = {}
+        self.start()
+
+    def start(self) -> None:
+        world = self.world
+        self.incarnations += 1
+        config = world.config
+        arena = HostArena.open(
+            arena_path(world.arenas, run_hash(config.storage, config.run), self.id),
+            run=config.run,
+            storage=config.storage,
+            node_id=self.id,
+            cap_bytes=CAP_BYTES,
+            memory_threshold=None,
+        )
+        self.writers = Queue(world)
+        self.loop = HostLoop(
+            arena=arena,
+            storage=world.storage,
+            host=self.id,
+            incarnation=f"{self.id}i{self.incarnations}",
+            tell=world.tell,
+            writers=self.writers,
+            kill=lambda _pid, rank: world.ended_by_host.append(rank),
+            clock=world.clock,
+        )
+        for bell in list(self.callers.values()):
+            self.loop.meet(bell.connection, bell.connection, bell.hello)
+
+    def crash(self) -> None:
+        """SIGKILL: the kernel closes what it had, and its arena stays."""
+        loop, self.loop = self.loop, None
+        if loop is not None:
+            self.writers.dead = True
+            loop.close(remove_arena=False)
+
+    def turn(self) -> None:
+        if self.loop is not None:
+            self.loop.turn()
+
+
+class ModelBell:
+    """See `runtime.link.Ringer`: what is said is heard at once, by a host that is there."""
+
+    def __init__(self, host: Host, hello: Hello):
+        self.host = host
+        self.hello = hello
+        self.connection = host.world.number()
+        host.callers[self.connection] = self
+        self.introduce(hello)
+
+    def introduce(self, hello: Hello) -> None:
+        self.hello = hello
+        if self.host.loop is not None:
+            self.host.loop.meet(self.connection, self.connection, hello)
+
+    def ring(self) -> None:
+        """The host looks at every turn of its own."""
+
+    def close(self, *, said_bye: bool = True) -> None:
+        if self.host.callers.pop(self.connection, None) is None or self.host.loop is None:
+            return
+        if said_bye:
+            self.host.loop.hear_bye(self.connection)
+        self.host.loop.part(self.connection, self.hello)
+
+
+class ModelLink:
+    """See `runtime.link.Link`."""
+
+    def __init__(self, world: World, rank: Rank, host: Host):
+        self.world = world
+        self.rank = rank
+        self.host = host.id
+        self._host = host
+        self.bells: list[ModelBell] = []
+        self.dead = False
+
+    def _alive(self) -> None:
+        if self.dead:
+            raise Killed
+
+    def enter(self, *, takeover: bool) -> None:
+        del takeover
+        self._alive()
+        self.world.ensure_coordinator()
+
+    def ask(self, event: Any, timeout_s: float) -> Reply:
+        self._alive()
+        world = self.world
+        loop = world.coordinator
+        if loop is None:
+            if world.finished:
+                raise Gone("the run is over")
+            raise Unreachable("no Coordinator")
+        future = loop.ask(event)
+        deadline_s = world.now_s + timeout_s
+        while not future.done():
+            if world.coordinator is not loop:
+                raise Unreachable("the Coordinator was killed")
+            if world.now_s > deadline_s:
+                raise Unreachable("no answer in time")
+            self.rest()
+        return future.result()
+
+    def failed(self, event: TrainerExited, error: BaseException) -> None:
+        del error
+        self._alive()
+        self.world.tell(event)
+
+    def call_host(self, host: HostId, method: str, timeout_s: float, kwargs: dict[str, Any]) -> Any:
+        del timeout_s
+        self._alive()
+        self.rest()
+        loop = self.world.hosts[host].loop
+        if loop is None:
+            raise Unreachable("no HostActor")
+        if method == "hello":
+            return 0, str(loop.arena.path)
+        return getattr(loop, method)(**kwargs)
+
+    def bell(self, arena_path: Path, hello: Hello) -> ModelBell:
+        del arena_path
+        self._alive()
+        self.bells.append(ModelBell(self._host, hello))
+        return self.bells[-1]
+
+    def left(self, rank: int, world: int) -> None:
+        del rank, world
+
+    def recoveries(self) -> list[dict[str, Any]]:
+        return []
+
+    def clock(self) -> float:
+        return self.world.now_s
+
+    def rest(self, condition: threading.Condition | None = None, seconds: float = 0.002) -> None:
+        del condition
+        self._alive()
+        self.rank.rest(seconds)
+        self._alive()
+
+    def spawn(self, turn: Callable[[], bool], condition: threading.Condition, name: str) -> Callable[[], None]:
+        del condition, name
+        self.world.turns[self.rank.number, id(turn)] = turn
+        key = (self.rank.number, id(turn))
+        return lambda: self.world.turns.pop(key, None) and None
+
+
+class Rank:
+    """One rank's script, on a thread that runs when it is picked."""
+
+    def __init__(self, world: World, number: int, script: Callable[[Rank], None]):
+        self.world = world
+        self.number = number
+        self.host = list(world.hosts.values())[number % len(world.hosts)]
+        self.link: ModelLink | None = None
+        self.manager: StateManager | None = None
+        self.error: BaseException | None = None
+        self.finished = False
+        self.wake_s = 0.0
+        self._go = threading.Semaphore(0)
+        self._back = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, args=(script,), name=f"rank-{number}", daemon=True)
+        self._thread.start()
+
+    def _run(self, script: Callable[[Rank], None]) -> None:
+        self._go.acquire()
+        try:
+            script(self)
+        except Killed:
+            pass
+        except BaseException as error:
+            self.error = error
+        self.finished = True
+        self._back.release()
+
+    def step(self) -> None:
+        """Let it run until it rests."""
+        self._go.release()
+        self._back.acquire()
+
+    def rest(self, seconds: float) -> None:
+        """Called on its own thread."""
+        self.wake_s = self.world.now_s + seconds
+        self._back.release()
+        self._go.acquire()
+
+    def open(self, group: str) -> StateManager:
+        """A StateManager of this rank."""
+        self.link = ModelLink(self.world, self, self.host)
+        self.manager = StateManager._over(
+            self.link, self.world.config, rank=self.number, world=self.world.ranks, group=group
+        )
+        return self.manager
+
+    def kill(self) -> None:
+        """SIGKILL: nothing that it holds is given back by itself."""
+        link, manager = self.link, self.manager
+        if link is not None:
+            link.dead = True
+            for bell in link.bells:
+                bell.close(said_bye=False)
+        for key in [key for key in self.world.turns if key[0] == self.number]:
+            del self.world.turns[key]
+        if manager is not None:
+            session = manager._session
+            if session.arena is not None:
+                session.arena.close()
+                session.arena = None
+        if link is not None and link.bells:
+            for bell in link.bells:  # the lock is free only now
+                if bell.host.loop is not None:
+                    bell.host.loop.turn()
+        while not self.finished:
+            self.step()
+
+
+class World:
+    """Everything of one sequence.
+
+    Args:
+        seed: draws the order of all turns.
+        ranks: of the worker group.
+        nodes: ranks are dealt out to them.
+        config: fields of the StateConfig.
+    """
+
+    def __init__(self, seed: int, *, ranks: int, nodes: int, **config: Any):
+        self.rng = Random(seed)
+        self.ranks = ranks
+        self.now_s = 0.0
+        self.slow = False
+        self.finished = False
+        self.tasks: list[tuple[float, Callable[[], None]]] = []
+        self.turns: dict[tuple[int, int], Callable[[], bool]] = {}
+        self.events: list[tuple[float, Callable[[], None]]] = []  # of the world's own, such as a crash
+        self.ended_by_host: list[int] = []
+        self.published: Callable[[int], None] = lambda step: None
+        self.killed: list[Rank] = []
+        self._number = 0
+        self._folder = Path(tempfile.mkdtemp(prefix="raystate-model-", dir="/dev/shm"))
+        self.arenas = self._folder / "arenas"
+        self.arenas.mkdir()
+        self.config = StateConfig(
+            storage=str(self._folder / "run"),
+            run="model",
+            arena_dir=str(self.arenas),
+            start_timeout_s=30.0,
+            barrier_timeout_s=20.0,
+            save_timeout_s=20.0,
+            restore_timeout_s=30.0,
+            host_timeout_s=4.0,
+            idle_timeout_s=10_000.0,
+            **config,
+        )
+        self.storage = Weather(open_storage(self.config.storage))
+        self.coordinator: CoordinatorLoop | None = None
+        self._workers: tuple[Queue, ...] = ()
+        self._coordinators = 0
+        self.hosts: dict[HostId, Host] = {}
+        for number in range(nodes):
+            host = Host(self, number)
+            self.hosts[host.id] = host
+
+    def number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def storage_delay(self) -> float:
+        return self.rng.random() * (3.0 if self.slow else 0.02)
+
+    # ------------------------------------------------------------ the Coordinator, and how it reaches the hosts
+
+    def ensure_coordinator(self) -> None:
+        if self.coordinator is not None and not self.coordinator.ended:
+            return
+        self._coordinators += 1
+        queues = (Queue(self), Queue(self), Queue(self))
+        self._workers = queues
+        self.finished = False
+        loop = CoordinatorLoop(
+            settings=self.config.core_settings(),
+            keep=orbax_keep(self.config),
+            storage=self.storage,
+            hosts=self,
+            known_hosts=tuple(self.hosts),
+            writer=f"w{self._coordinators}",
+            is_dead=lambda _: True,
+            on_end=self._ended,
+            workers=Workers(build=queues[0], clean=queues[1], log=queues[2]),
+            clock=self.clock,
+        )
+        real = loop.post
+
+        def post(event: Any) -> None:
+            if isinstance(event, PublishDone) and not event.error:
+                self.published(event.step)
+            real(event)
+
+        loop.post = post  # type: ignore[method-assign]
+        self.coordinator = loop
+        loop.claim()
+
+    def _ended(self, _reason: str) -> None:
+        self.finished = True
+
+    def kill_coordinator(self) -> None:
+        for queue in self._workers:
+            queue.dead = True
+        if self.coordinator is not None and not self.coordinator.ended:
+            self.coordinator = None
+            self.at(0.2, self.ensure_coordinator)
+
+    def tell(self, event: Any) -> None:
+        loop = self.coordinator
+        if loop is not None and not loop.ended:
+            delay_s = 0.01 * self.rng.random()
+            self.at(delay_s, lambda: loop.post(event))
+
+    def _loop(self, host: HostId) -> HostLoop | None:
+        return self.hosts[host].loop
+
+    def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
+        del host, on_error
+
+    def _order(self, host: HostId, call: Callable[[HostLoop], None]) -> None:
+        def arrive() -> None:
+            loop = self._loop(host)
+            if loop is not None:
+                call(loop)
+
+        self.at(0.01 * self.rng.random(), arrive)
+
+    def advise(self, host: HostId, advice: Advice) -> None:
+        self._order(host, lambda loop: loop.advise(advice))
+
+    def invalidate(self, order: Invalidate) -> None:
+        self._order(order.host, lambda loop: loop.invalidate(order))
+
+    def end_trainers(self, order: EndTrainers) -> None:
+        self._order(order.host, lambda loop: loop.end_trainers(order))
+
+    def write(self, order: Write) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def copy(done: Future[Any]) -> None:
+            error = done.exception()
+            future.set_exception(error) if error is not None else future.set_result(done.result())
+
+        def arrive() -> None:
+            loop = self._loop(order.host)
+            if loop is None:
+                future.set_exception(RuntimeError("no HostActor"))
+            else:
+                loop.write(order).add_done_callback(copy)
+
+        self.at(0.01 * self.rng.random(), arrive)
+        return future
+
+    def close_all(self, *, remove_arena: bool) -> None:
+        for host in self.hosts.values():
+            if host.loop is not None:
+                host.loop.close(remove_arena=remove_arena)
+                host.loop = None
+                self.at(0.05, host.start)
+
+    # ------------------------------------------------------------ time
+
+    def at(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Later."""
+        self.events.append((self.now_s + delay_s, call))
+
+    def run(self, ranks: list[Rank]) -> None:
+        """Until all scripts have ended."""
+        for _ in range(MOST_TURNS):
+            if all(rank.finished for rank in ranks):
+                break
+            self._turn(ranks)
+        else:
+            raise Violation(f"no end after {MOST_TURNS} turns, {self.now_s:.0f} s")
+        for rank in ranks:
+            if rank.error is not None:
+                raise rank.error
+
+    def _turn(self, ranks: list[Rank]) -> None:
+        self.now_s += TURN_S
+        now_s = self.now_s
+        choices: list[Callable[[], Any]] = [rank.step for rank in ranks if not rank.finished and rank.wake_s <= now_s]
+        choices += self.turns.values()
+        choices += [host.turn for host in self.hosts.values() if host.loop is not None]
+        if self.coordinator is not None and not self.coordinator.ended:
+            choices.append(self.coordinator.turn)
+        for waiting in (self.tasks, self.events):
+            due = [one for one in waiting if one[0] <= now_s]
+            if due:
+                chosen = min(due, key=lambda one: one[0])
+                choices += [lambda one=chosen, waiting=waiting: self._take(waiting, one)] * 3
+        self.rng.choice(choices)()
+
+    @staticmethod
+    def _take(waiting: list[tuple[float, Callable[[], None]]], one: tuple[float, Callable[[], None]]) -> None:
+        waiting.remove(one)
+        one[1]()
+
+    def close(self) -> None:
+        for queue in self._workers:
+            queue.dead = True
+        for host in self.hosts.values():
+            if host.loop is not None:
+                host.loop.close(remove_arena=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
