@@ -41,6 +41,7 @@ from raystate.core.messages import (
     Joined,
     JoinReply,
     Log,
+    LiveStep,
     LogEntry,
     Packaged,
     Publish,
@@ -322,7 +323,8 @@ class Process:
             self.packages[save] = package
         except StorageError as caught:
             error = caught.message
-        self.post(Packaged(save=save, error=error))
+        kept = self.keep([*command.live, LiveStep(step=step, save=save)])
+        self.post(Packaged(save=save, kept=tuple(kept), error=error))
 
     def _append(self, entry: LogEntry) -> None:
         try:

@@ -1,0 +1,410 @@
+"""One sequence of calls, drawn by a seed, played by all ranks, and checked after each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from raystate.core.errors import (
+    BarrierTimeoutError,
+    CapacityError,
+    ConfigError,
+    RaystateError,
+    StepNotFoundError,
+    StepOrderError,
+    StorageError,
+)
+from raystate.manager import StateManager
+from raystate.reader import Reader
+from tests.model.truth import Line, Truth
+from tests.model.world import Rank, Violation, World
+
+CALLS = 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What every rank does next."""
+
+    name: str
+    number: int
+    amount: int = 0
+    flag: bool = False
+
+
+class Data:
+    """An iterator whose state is the token of the save at hand."""
+
+    def __init__(self) -> None:
+        self.state = b"0"
+
+    def get_state(self) -> bytes:
+        return self.state
+
+    def set_state(self, state: bytes) -> None:
+        self.state = state
+
+
+class Sequence:
+    """A seed's calls and circumstances.
+
+    Args:
+        seed: of everything.
+    """
+
+    def __init__(self, seed: int):
+        rng = Random(seed)
+        self.seed = seed
+        self.ranks = rng.choice((1, 1, 1, 2, 2, 3))
+        self.world = World(
+            seed,
+            ranks=self.ranks,
+            nodes=rng.randint(1, self.ranks),
+            save_every_steps=rng.choice((1, 2, 3, 100)),
+            snapshot_every_steps=rng.choice((0, 1, 1, 2)),
+            keep_last=rng.choice((1, 2, None)),
+        )
+        self.donates = self.ranks == 1 and rng.random() < 0.5
+        self.truth = Truth(self.world)
+        self.world.published = self.truth.publish
+        self.calls = [self._draw(rng, number) for number in range(CALLS)]
+        self.trouble = rng.random() < 0.5
+        self._rng = rng
+        self.group = 0
+        self.told: list[str] = []  # what has happened, for a person
+
+    def _draw(self, rng: Random, number: int) -> Call:
+        names = (
+            ["save"] * 10
+            + ["force"] * 4
+            + ["again"] * 3
+            + ["repeat"] * 2
+            + ["flush"] * 4
+            + ["restore"] * 2
+            + ["older"] * 2
+            + ["rollback"] * 3
+            + ["missing", "bad", "bad", "delete", "grow", "reopen", "crash", "crash", "order", "latest"]
+        )
+        return Call(name=rng.choice(names), number=number, amount=rng.randint(1, 3), flag=rng.random() < 0.5)
+
+    # ------------------------------------------------------------ playing
+
+    def play(self) -> None:
+        """Raises Violation."""
+        world = self.world
+        try:
+            at = 0
+            while at < len(self.calls):
+                # A crash ends all scripts; the launcher starts them again behind it.
+                crash = next((i for i in range(at, len(self.calls)) if self.calls[i].name == "crash"), len(self.calls))
+                self._start(self.calls[at:crash], last=crash == len(self.calls), first=at == 0)
+                at = crash + 1
+            if not any(call.name == "crash" for call in self.calls[-1:]):
+                return
+            self._start([], last=True, first=False)
+        except Violation as error:
+            raise Violation(f"seed {self.seed}: {error}\n  " + "\n  ".join(self.told[-40:])) from None
+        finally:
+            world.close()
+
+    def _start(self, calls: list[Call], *, last: bool, first: bool) -> None:
+        world = self.world
+        self.group += 1
+        group = f"g{self.group}"
+        ranks = [Rank(world, number, self._script(calls, group, last=last, first=first)) for number in range(self.ranks)]
+        if self.trouble:
+            for _ in range(self._rng.randint(0, 2)):
+                world.at(0.2 + 3.0 * self._rng.random(), self._trouble(self._rng))
+        world.run(ranks)
+        if not last:
+            world.storage.out = world.slow = False
+            for rank in ranks:
+                rank.kill()
+            self.told.append("all trainers are killed")
+            self.truth.lineage = ranks[0].manager._session.lineage if ranks[0].manager is not None else ""
+            self.truth.crashed(self.stored())
+
+    def _trouble(self, rng: Random) -> Callable[[], None]:
+        world = self.world
+        kind = rng.choice(("coordinator", "host", "outage", "slow"))
+        host = rng.choice(list(world.hosts.values()))
+
+        def strike() -> None:
+            self.told.append(f"{world.now_s:.2f} s: {kind}")
+            if kind == "coordinator" and not world.storage.out:
+                world.kill_coordinator()
+            elif kind == "host" and host.loop is not None:
+                host.crash()
+                world.at(0.3, lambda: host.start() if host.loop is None and not world.finished else None)
+            elif kind == "outage":
+                world.storage.out = True
+                world.at(2.0, self._mend)
+            else:
+                world.slow = True
+                world.at(3.0, self._mend)
+
+        return strike
+
+    def _mend(self) -> None:
+        self.world.storage.out = self.world.slow = False
+
+    def stored(self) -> list[int]:
+        return Reader(self.world.config.storage).all_steps()
+
+    def _script(self, calls: list[Call], group: str, *, last: bool, first: bool) -> Callable[[Rank], None]:
+        def script(rank: Rank) -> None:
+            player = Player(self, rank, group, restores=not first)
+            for call in calls:
+                player.do(call)
+            if last:
+                player.close()
+
+        return script
+
+
+class Player:
+    """One rank's script."""
+
+    def __init__(self, sequence: Sequence, rank: Rank, group: str, *, restores: bool):
+        self.sequence = sequence
+        self.truth = sequence.truth
+        self.rank = rank
+        self.me = rank.number
+        self.size = 8
+        self.line = Line()
+        self.data = Data()
+        self.ahead: set[int] = set()
+        self.promises: list[tuple[int, float]] = []
+        self.lines = 0
+        self.reopened = 0
+        self.group = group
+        self.manager: StateManager = rank.open(group)
+        self.restore(None)
+
+    def note(self, text: str) -> None:
+        if self.me == 0:
+            self.sequence.told.append(f"{self.rank.world.now_s:.2f} s: {text}")
+
+    # ------------------------------------------------------------ state
+
+    def state(self, token: float) -> dict[str, Any]:
+        make = jnp.full if self.sequence.ranks == 1 else np.full
+        return {"w": make((self.size,), token, np.float32), "none": None}
+
+    def token(self, number: int, turn: int) -> float:
+        return float(1000 * self.sequence.group + 20 * number + turn + 1)
+
+    # ------------------------------------------------------------ calls
+
+    def do(self, call: Call) -> None:
+        getattr(self, f"do_{call.name}")(call)
+
+    def do_save(self, call: Call) -> None:
+        for turn in range(call.amount):
+            self.save(self.line.newest + 1, self.token(call.number, turn))
+
+    def do_force(self, call: Call) -> None:
+        self.save(self.line.newest + call.amount, self.token(call.number, 0), force=True)
+
+    def do_again(self, call: Call) -> None:
+        """The same step once more, with other bytes, and force."""
+        if self.line.newest >= 0:
+            self.save(self.line.newest, self.token(call.number, 0), force=True)
+
+    def do_repeat(self, call: Call) -> None:
+        """The same step once more, without force: nothing."""
+        if self.line.newest >= 0 and self.line.saved:
+            self.save(self.line.newest, self.token(call.number, 0))
+
+    def save(self, step: int, token: float, *, force: bool = False) -> None:
+        line = self.line
+        if step in self.ahead:
+            try:
+                self._save(step, token, force)
+            except StepOrderError:
+                return
+            raise Violation(f"save({step}) on rank {self.me} was taken, although storage holds that step of another past")
+        repeated = step == line.newest
+        counts = not repeated or (force and not line.promised)
+        every = self.manager.config.save_every_steps or 1
+        due = step // every > max(line.newest, 0) // every
+        expected = counts and (force or (due and not repeated))
+        if counts:
+            self.truth.save(self.me, step, token)
+        got = self._save(step, token, force)
+        if got != expected:
+            raise Violation(f"save({step}, force={force}) on rank {self.me} says {got}, expected {expected}")
+        if counts:
+            self.line = Line(newest=step, token=token, promised=expected, saved=True)
+        if got:
+            self.promises.append((step, token))
+
+    def _save(self, step: int, token: float, force: bool) -> bool:
+        state = self.state(token)
+        self.data.state = str(token).encode()
+        got = self.manager.save(step, state, items={"data": self.data}, metrics={"loss": token}, custom={"token": token}, force=force)
+        self.note(f"save({step}, token {token}, force={force}) -> {got}")
+        if self.sequence.donates:
+            state["w"].delete()
+        self.rank.rest(0.01)
+        return got
+
+    def do_bad(self, call: Call) -> None:
+        """A mistake leaves no trace."""
+        step, state = self.line.newest + 1, self.state(0.0)
+        mistakes: list[tuple[Any, dict[str, Any]]] = [
+            (step, {"custom": {1, 2}}),
+            (step, {"metrics": {"loss": "low"}}),
+            (step + 0.5, {}),
+            (step, {"items": [1]}),
+        ]
+        number, arguments = mistakes[call.number % len(mistakes)]
+        try:
+            self.manager.save(number, state, force=True, **arguments)
+        except ConfigError:
+            return
+        raise Violation(f"save({number}, {arguments}) was taken")
+
+    def do_order(self, call: Call) -> None:
+        """An older step is refused, and changes nothing."""
+        if self.line.newest < 1:
+            return
+        try:
+            self.manager.save(self.line.newest - 1, self.state(0.0), force=True)
+        except StepOrderError:
+            return
+        raise Violation(f"save({self.line.newest - 1}) after save({self.line.newest}) was taken")
+
+    def do_grow(self, call: Call) -> None:
+        self.size *= 40 * call.amount
+
+    def do_flush(self, call: Call) -> None:
+        promises, self.promises = self.promises, []
+        try:
+            self.manager.wait_until_finished()
+        except StorageError as error:
+            self.note(f"wait_until_finished: {error}")
+            self.line.promised = self.line.promised and f"step {self.line.newest}" not in str(error)
+            self.line.saved = self.line.saved
+            return
+        self.note("wait_until_finished")
+        self.truth.durable(f"wait_until_finished on rank {self.me}", promises)
+
+    def do_latest(self, call: Call) -> None:
+        latest = self.manager.latest_step()
+        if latest is not None and latest not in self.truth.published:
+            raise Violation(f"latest_step() says {latest}, which never was in storage")
+
+    def do_delete(self, call: Call) -> None:
+        """Rank 0 deletes the oldest step, if there is another."""
+        steps = self.sequence.stored()
+        if self.me == 0 and len(steps) > 1:
+            try:
+                self.manager.delete(steps[0])
+                self.note(f"delete({steps[0]})")
+            except (StorageError, StepNotFoundError) as error:
+                self.note(f"delete({steps[0]}): {error}")
+
+    # ------------------------------------------------------------ restores
+
+    def do_restore(self, call: Call) -> None:
+        self.restore(None)
+
+    def do_older(self, call: Call) -> None:
+        self._older(call, rollback=False)
+
+    def do_rollback(self, call: Call) -> None:
+        self._older(call, rollback=True)
+
+    def _older(self, call: Call, *, rollback: bool) -> None:
+        """All ranks have to want the same step: one that no retention takes meanwhile."""
+        self.do_flush(call)
+        steps = self._agreed(("steps", self.sequence.group, call.number), self.sequence.stored)
+        if steps:
+            self.restore(steps[-1 - call.amount % len(steps)], rollback=rollback)
+
+    def _agreed(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What the first rank that comes here finds."""
+        shared = self.sequence.__dict__.setdefault("agreed", {})
+        if key not in shared:
+            shared[key] = make()
+        return shared[key]
+
+    def do_missing(self, call: Call) -> None:
+        try:
+            self.manager.restore(None, step=987_654)
+        except StepNotFoundError:
+            return
+        raise Violation("a step that nobody has saved was restored")
+
+    def restore(self, wanted: int | None, *, rollback: bool = False) -> None:
+        truth, sequence = self.truth, self.sequence
+        data = Data()
+        reference = None
+        try:
+            restored = self.manager.restore(reference, step=wanted, rollback=rollback)
+        except StepNotFoundError as error:
+            if wanted is None:
+                raise
+            self.note(f"restore(step={wanted}): {error}")
+            return
+        step = restored.step if restored is not None else -1
+        token = truth.token_of("restore", restored.state) if restored is not None else None
+        self.note(f"restore(step={wanted}, rollback={rollback}) -> step {step}, token {token}")
+        self.lines += 1
+        key = ("line", self.group, self.lines)
+        truth.restored(self.me, hash(key), wanted, step, token)
+
+        def begin() -> list[int]:
+            stored = sequence.stored()
+            truth.begin(step, token, rollback=rollback, stored=stored)
+            return stored
+
+        stored = self._agreed(key, begin)
+        self.ahead = {one for one in stored if one > step}
+        machine = self.manager._pipeline.machine
+        self.line = Line(newest=step, token=token, promised=machine.is_safe, saved=False)
+        self.data = data
+
+    # ------------------------------------------------------------ ends
+
+    def do_reopen(self, call: Call) -> None:
+        if self.close():
+            self.reopened += 1
+            self.group = f"{self.group}r{self.reopened}"
+            self.manager = self.rank.open(self.group)
+            self.restore(None)
+
+    def close(self) -> bool:
+        line, promises = self.line, self.promises
+        self.promises = []
+        try:
+            self.manager.close()
+        except (StorageError, BarrierTimeoutError) as error:
+            self.note(f"close: {type(error).__name__}: {error}")
+            return False
+        self.note("close")
+        self.truth.durable(f"close on rank {self.me}", promises)
+        if line.saved and line.token is not None and not self.ahead and not self.sequence.donates:
+            self.truth.durable(f"close on rank {self.me}", [(line.newest, line.token)])
+        return True
+
+
+def play(seed: int) -> str:
+    """"" if everything held, else what did not."""
+    try:
+        Sequence(seed).play()
+    except Violation as error:
+        return str(error)
+    except (RaystateError, AssertionError, CapacityError) as error:
+        return f"seed {seed}: {type(error).__name__}: {error}"
+    return ""
+
+
+jax.config.update("jax_platforms", "cpu")

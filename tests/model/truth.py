@@ -1,0 +1,136 @@
+"""What must hold, whatever the calls were: a short model of what a user has been promised.
+
+Every call of `save` gives a token: a number that fills the state, and that each rank's iterator says, too. So bytes tell from which
+call they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from raystate.core.messages import SnapshotId
+from raystate.restored import content_from_storage, open_step
+from raystate.storage import open_storage
+from tests.model.world import Violation, World
+
+
+@dataclass
+class Line:
+    """One rank's view of the present line of training."""
+
+    newest: int = -1
+    token: float | None = None  # of what counts for the newest step
+    promised: bool = False
+    saved: bool = False  # by a call of this line
+
+
+@dataclass
+class Truth:
+    """All ranks' together."""
+
+    world: World
+    given: dict[float, int] = field(default_factory=dict)  # token -> step
+    called: dict[float, set[int]] = field(default_factory=dict)  # token -> ranks whose save took it
+    published: dict[int, set[float]] = field(default_factory=dict)  # step -> tokens that were ever in storage under it
+    given_up: dict[float, str] = field(default_factory=dict)  # tokens that must never be seen again, and since when
+    line_of: dict[float, int] = field(default_factory=dict)
+    line: int = 0  # grows with each settled restore
+    floor: tuple[int, str] = (-1, "")  # no restore of the newest may fall below, and why
+    settled: dict[int, set[tuple[int, float | None]]] = field(default_factory=dict)
+
+    # ------------------------------------------------------------ what is seen
+
+    def publish(self, step: int) -> None:
+        """A step has become visible: it must be one call's bytes, whole, of a line that is believed."""
+        storage = open_storage(self.world.config.storage)
+        content = content_from_storage(open_step(storage, step), step)
+        restored = content.restore(None, None, _options(), world=self.world.ranks, process_index=0)
+        token = self.token_of(f"step {step} in storage", restored.state)
+        states, world = content.iterator_states("data") if "data" in content.iterators else ({}, self.world.ranks)
+        tokens = {float(state.decode()) for state in states.values()}
+        if states and (tokens != {token} or sorted(states) != list(range(world))):
+            raise Violation(f"step {step} in storage mixes calls: the state is of {token}, the iterators of {tokens}")
+        self._known(f"step {step} in storage", step, token)
+        self.published.setdefault(step, set()).add(token)
+
+    def token_of(self, where: str, state: Any) -> float:
+        values = np.unique(np.asarray(state["w"], np.float64))
+        if len(values) != 1:
+            raise Violation(f"{where} mixes the bytes of several calls: {values}")
+        return float(values[0])
+
+    def _known(self, where: str, step: int, token: float) -> None:
+        if self.given.get(token) != step:
+            raise Violation(f"{where} has token {token}, which was given to save({self.given.get(token)})")
+        if token in self.given_up:
+            raise Violation(f"{where} has token {token}, {self.given_up[token]}")
+
+    # ------------------------------------------------------------ save
+
+    def save(self, rank: int, step: int, token: float) -> None:
+        """save(step) was accepted with this token's bytes."""
+        self.given[token] = step
+        self.called.setdefault(token, set()).add(rank)
+        self.line_of.setdefault(token, self.line)
+
+    def durable(self, who: str, promises: Iterable[tuple[int, float]]) -> None:
+        """Nobody has said that these are lost."""
+        for step, token in promises:
+            if token not in self.published.get(step, ()):
+                raise Violation(f"{who} returned without an error, and save({step}) with token {token} never was in storage")
+
+    # ------------------------------------------------------------ restore
+
+    def restored(self, rank: int, line: int, wanted: int | None, step: int, token: float | None) -> None:
+        where = f"restore on rank {rank}"
+        if token is not None:
+            self._known(where, step, token)
+        if wanted is not None and step != wanted:
+            raise Violation(f"{where} gives step {step} instead of {wanted}")
+        if wanted is None and step < self.floor[0]:
+            raise Violation(f"{where} gives step {step}, but step {self.floor[0]} {self.floor[1]}")
+        outcomes = self.settled.setdefault(line, set())
+        outcomes.add((step, token))
+        if len(outcomes) > 1:
+            raise Violation(f"the ranks restored different things: {outcomes}")
+
+    def begin(self, step: int, token: float | None, *, rollback: bool, stored: Iterable[int]) -> None:
+        """A restore has settled: what was not durable and lies beyond it is gone for ever."""
+        self.line += 1
+        visible = set(stored)
+        for old, its_step in self.given.items():
+            kept = old == token or (its_step <= step and self.line_of.get(old) == self.line_of.get(token or -1.0))
+            in_storage = old in self.published.get(its_step, ()) and its_step in visible
+            if not kept and not in_storage:
+                self.given_up.setdefault(old, f"which a restore of step {step} had given up")
+        self.floor = (max((one for one in visible), default=-1), "was durable")
+        if rollback and any(one > step for one in visible):
+            raise Violation(f"rolled back to step {step}, and steps {sorted(visible)} are in storage")
+
+    def crashed(self, stored: Iterable[int]) -> None:
+        """All trainers are dead. What is complete in memory, of the newest line, must come back, or something newer."""
+        pieces: dict[SnapshotId, set[int]] = {}
+        worlds: dict[SnapshotId, int] = {}
+        for host in self.world.hosts.values():
+            if host.loop is None:
+                self.floor = (max(stored, default=-1), "was durable")
+                return
+            for _, _, staged in host.loop.contents():
+                pieces.setdefault(staged.id, set()).add(staged.rank)
+                worlds[staged.id] = staged.world
+        complete = [one for one, ranks in pieces.items() if len(ranks) == worlds[one]]
+        newest = max((one.step for one in complete if one.lineage == self.lineage), default=-1)
+        durable = max(stored, default=-1)
+        self.floor = (newest, "was complete in memory") if newest > durable else (durable, "was durable")
+
+    lineage: str = ""
+
+
+def _options() -> Any:
+    from raystate.restored import ReadOptions
+
+    return ReadOptions()
