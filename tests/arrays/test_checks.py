@@ -315,6 +315,7 @@ class Plain:
         (nested(5000, lambda x: [x]), "(the tree itself)", "flatten"),
         ({"a": np.ma.masked_array([1, 2], np.array([False, True]))}, "a", "mask"),
         ({"a": 10**5000}, "a", "64 bits"),
+        ({"a": "text", "b": None}, "(the tree itself)", "neither an array nor a number"),
     ],
     ids=lambda value: value[:14] if isinstance(value, str) else "",
 )

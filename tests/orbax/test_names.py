@@ -13,15 +13,11 @@ import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import v1
 
-from raystate.arrays import ReadRequest, check_custom, check_metrics, copy, describe, hold, names, pack_items, restore_tree
+from raystate.arrays import check_custom, check_metrics, describe, names, pack_items, restore_tree
 from raystate.core.errors import ConfigError
-from raystate.orbax.merge import build_files
-from raystate.orbax.step_reader import StepReader
-from raystate.orbax.writer import write_item
-from tests.orbax.published import kv_base
+from tests.orbax.from_state import STEP, Source, publish, reader_of
 from tests.orbax.state_example import flat
 
-STEP = 5
 SPECIAL = [
     *("a", ".", "..", "...", ".a", "a.", "a..b", "/a", "//a", "a/b", "a//b", "./a", "../a", "a/.", "a/..", "a/../b", "/.", "c", "c/0"),
     *("zarr.json", "a/zarr.json", "a/c", " ", " a", "a ", "\n", "\t", "\0", "a\0b", "\\", "%", "%2e", "%00", "*", "?", "#", "[0]", "{"),
@@ -30,43 +26,6 @@ SPECIAL = [
     *("x" * 300, "x" * 40_000, "mlp/~/linear_0", "~", "a~", "~0", "~2", "a~1b", "~0/~1"),
 ]  # fmt: skip
 ALPHABET = "/.~c0a é"
-
-
-class Source:
-    """A PieceSource over a StepReader."""
-
-    def __init__(self, reader: StepReader, item: str):
-        self._reader, self._item = reader, item
-
-    def read(self, requests: Any) -> list[np.ndarray]:
-        assert all(isinstance(request, ReadRequest) for request in requests)
-        return self._reader.read(self._item, [(r.leaf, r.start, r.shape) for r in requests])
-
-
-def publish(root: Path, trees: dict[str, Any], **rest: Any) -> None:
-    """From live arrays through a slot into a step's files, as one trainer's save goes."""
-    described = describe(trees, process_index=0)
-    layout = described.layout
-    slot = np.zeros(layout.data_bytes, np.uint8)
-    copy(hold(described), slot)
-    folder = root / str(STEP)
-    for number, spec in enumerate(layout.trees):
-        pieces = []
-        for piece in layout.pieces:
-            array = spec.leaves[piece.leaf].array if piece.tree == number else None
-            if array is not None:
-                data = slot[piece.offset : piece.offset + piece.nbytes].view(np.dtype(array.dtype)).reshape(piece.shape)
-                pieces.append((piece.leaf, piece.start, data))
-        write_item(kv_base(folder / spec.item), "a1k1h0", spec, pieces)
-    writers = {spec.item: ["a1k1h0"] for spec in layout.trees}
-    files = build_files(STEP, "a1k1", layout.trees, described.values, writers, lambda item: kv_base(folder / item), **rest)
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-
-
-def reader_of(root: Path) -> StepReader:
-    return StepReader(lambda prefix: kv_base(root / prefix), str(STEP))
 
 
 def stock_v0(root: Path, item: str = "state", target: Any = None) -> Any:

@@ -15,14 +15,12 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from raystate.arrays import ReadRequest, copy, describe, hold, restore_tree
+from raystate.arrays import restore_tree
 from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
 from raystate.core.tree import TreeSpec
-from raystate.orbax.merge import build_files
 from raystate.orbax.step_metadata import parse_key_impls
-from raystate.orbax.step_reader import StepReader
-from raystate.orbax.writer import write_item
-from tests.orbax.published import kv_base
+from tests.orbax import from_state
+from tests.orbax.from_state import Source, reader_of
 from tests.orbax.stock_keys import keyed, shown
 
 IMPLS = {"key": "threefry2x32", "many.rbg": "rbg", "dropout.rngs.key": "threefry2x32"}
@@ -35,41 +33,8 @@ def stock(asked: dict[str, Any]) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-class Source:
-    """A PieceSource over a StepReader."""
-
-    def __init__(self, reader: StepReader, item: str):
-        self._reader, self._item = reader, item
-
-    def read(self, requests: Any) -> list[np.ndarray]:
-        assert all(isinstance(request, ReadRequest) for request in requests)
-        return self._reader.read(self._item, [(r.leaf, r.start, r.shape) for r in requests])
-
-
 def publish(root: Path, tree: Any, step: int = 5) -> TreeSpec:
-    """From live arrays through a slot into a step's files, as one trainer's save goes."""
-    described = describe({"state": tree})
-    layout, spec = described.layout, described.layout.trees[0]
-    slot = np.zeros(layout.data_bytes, np.uint8)
-    copy(hold(described), slot)
-    pieces = []
-    for piece in layout.pieces:
-        array = spec.leaves[piece.leaf].array
-        assert array is not None
-        if piece.owned:
-            data = slot[piece.offset : piece.offset + piece.nbytes].view(np.dtype(array.dtype)).reshape(piece.shape)
-            pieces.append((piece.leaf, piece.start, data))
-    folder = root / str(step)
-    write_item(kv_base(folder / "state"), "a1k1h0", spec, pieces)
-    files = build_files(step, "a1k1", [spec], [described.values[0]], {"state": ["a1k1h0"]}, lambda item: kv_base(folder / item))
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    return spec
-
-
-def reader_of(root: Path, step: int) -> StepReader:
-    return StepReader(lambda prefix: kv_base(root / prefix), str(step))
+    return from_state.publish(root, {"state": tree}, step=step).trees[0]
 
 
 def spread() -> Any:
