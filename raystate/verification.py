@@ -16,7 +16,7 @@ from raystate.core.messages import LogEntry
 from raystate.core.tree import ArraySpec, DataObject, Package, TreeSpec
 from raystate.orbax.step_reader import ItemKind, StepReader
 from raystate.storage import ObjectInfo, ObjectMissingError, RunLog, Storage, find_package, marked_save, visible_steps
-from raystate.storage.names import GUARD, LOG, log_name, number_of, package_name
+from raystate.storage.names import GUARD, LOG, base_name, log_name, number_of, package_name
 from raystate.storage.steps import other_bytes
 
 READERS = 8  # objects that are read through at a time
@@ -96,14 +96,17 @@ def _check_entry(log: RunLog, seq: int, bad: list[BadObject]) -> bool:
 
 def _whole_entry(storage: Storage, log: RunLog, seq: int, bad: list[BadObject]) -> LogEntry | None:
     """An entry that is fine itself, with its base; a later one if the log has gone on so far that its base is no longer kept."""
-    while True:
-        try:
-            return log.read(seq)
-        except (ObjectMissingError, CorruptCheckpointError) as error:
-            if isinstance(error, CorruptCheckpointError) or not storage.exists(log_name(seq + 1)):
-                bad.append(BadObject(name=str(error.path).removeprefix(f"{storage.url}/"), problem=error.message))
-                return None
-        seq += 1
+    base = log.read_header(seq).base
+    try:
+        if base:
+            log.read_base(base)  # `read` would rebuild a damaged one
+        return log.read(seq)
+    except (ObjectMissingError, CorruptCheckpointError) as error:
+        if isinstance(error, ObjectMissingError) and storage.exists(log_name(seq + 1)):
+            return _whole_entry(storage, log, seq + 1, bad)
+        problem = "is missing" if isinstance(error, ObjectMissingError) else error.message
+        bad.append(BadObject(name=base_name(base) if base else log_name(seq), problem=problem))
+    return None
 
 
 def _ignore(_done: int, _total: int) -> None:

@@ -84,8 +84,8 @@ class Base:
             "": there is no such object, and the state is empty.
         live: live steps after some earlier entry.
         intents: open ones after it.
-        before: the base that was in use until then; "": none. It is kept as long as this one is in use, so that a reader has time, and
-            so that the log can still be read if its very last entries are lost.
+        before: the base that was in use until then; "": none. It is kept as long as this one is in use: a reader has time then, this one
+            can be rebuilt if it is damaged, and the log can still be read if its very last entries are lost.
     """
 
     name: str
@@ -181,13 +181,26 @@ def plan(entry: LogEntry, previous: LogEntry | None, base: Base, *, entry_bytes:
     return planned
 
 
+def rebuilt_base(name: str, state: LogEntry, first: WrittenEntry, before: str) -> Base | None:
+    """The base of this name, made anew after its object was damaged or lost; None if it is not what these entries say.
+
+    Args:
+        name: of the base; the checksum in it decides.
+        state: the entry before the first that names it.
+        first: that first entry, as it is written.
+        before: the base that `state` is written with.
+    """
+    base, _ = _new_base(state, first, before)
+    return base if base.name == name else None
+
+
 # ------------------------------------------------------------ inside
 
 _Key = tuple[str, int, str | None, int]  # as core.log.IntentKey
 _EMPTY_BY_DEFAULT = frozenset({"metrics", "time_s", "lineage", "aside", "reason", "carriers"})
 
 
-def _new_base(state: LogEntry, first: LogEntry, before: str) -> tuple[Base, bytes]:
+def _new_base(state: LogEntry, first: LogEntry | WrittenEntry, before: str) -> tuple[Base, bytes]:
     document = {
         "format": FORMAT, "seq": first.seq, "attempt": first.attempt, "writer": first.writer, "state_after": state.seq, "before": before,
         "live": [_plain(one) for one in state.live], "intents": [_plain(one) for one in state.intents],

@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import tenacity
 
-from raystate.core.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, Plan, WrittenEntry, plan
+from raystate.core.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, Plan, WrittenEntry, plan, rebuilt_base
 from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StorageError
 from raystate.core.messages import Appended
 from raystate.storage.base import ObjectMissingError, Storage
-from raystate.storage.names import GUARD, GUARD_TEXT, base_name, log_name
+from raystate.storage.names import GUARD, GUARD_TEXT, base_name, base_number, log_name
 
 logger = logging.getLogger("raystate")
 
@@ -111,6 +111,12 @@ class RunLog:
             path = f"{self._storage.url}/{name}"
             raise CorruptCheckpointError(f"{path} holds entry {written.seq}", path=path, expected=seq, got=written.seq)
         return written
+
+    def read_base(self, name: str) -> Base:
+        """The base of this name (`WrittenEntry.base`). Raises ObjectMissingError, StorageError, CorruptCheckpointError."""
+        return self._parsed(
+            base_name(name), self._storage.read(base_name(name)), lambda data: Base.parse(name, data), "a base of the log"
+        )
 
     def append(self, entry: LogEntry) -> Appended:
         """Create the entry: the one act that commits anything. Storage failures are an outcome, not an exception.
@@ -262,14 +268,33 @@ class RunLog:
         if known is not None and known.base.name == written.base:
             base = known.base
         elif written.base:
-            name = base_name(written.base)
             try:
-                data = self._storage.read(name)
-            except ObjectMissingError as error:
-                path = f"{self._storage.url}/{name}"
-                raise _BaseMissingError(f"{path}, the base of log entry {seq}, is missing", operation="read", path=path) from error
-            base = self._parsed(name, data, lambda data: Base.parse(written.base, data), "a base of the log")
+                base = self.read_base(written.base)
+            except (ObjectMissingError, CorruptCheckpointError) as error:
+                base = self._rebuilt(written.base)
+                if base is None and isinstance(error, ObjectMissingError):
+                    path = f"{self._storage.url}/{base_name(written.base)}"
+                    raise _BaseMissingError(
+                        f"{path}, the base of log entry {seq}, is missing", operation="read", path=path
+                    ) from error
+                if base is None:
+                    raise
         return Tail(entry=self._parsed(log_name(seq), base, written.entry, "a log entry"), base=base)
+
+    def _rebuilt(self, name: str) -> Base | None:
+        """A base that can't be read, from the entry before the first that names it; None if that can't be read either."""
+        first = base_number(base_name(name))
+        try:
+            previous = self.read_header(first - 1)
+            before = self.read_base(previous.base) if previous.base else NO_BASE
+            base = rebuilt_base(name, previous.entry(before), self.read_header(first), before.name)
+        except (ObjectMissingError, CorruptCheckpointError, ValueError, KeyError):
+            return None
+        if base is not None:
+            logger.warning(
+                "%s/%s is damaged or lost; it was rebuilt from log entry %d", self._storage.url, base_name(name), first - 1
+            )
+        return base
 
     def _parsed(self, name: str, data: Given, parse: Callable[[Given], Parsed], what: str) -> Parsed:
         path = f"{self._storage.url}/{name}"

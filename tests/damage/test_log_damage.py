@@ -103,7 +103,7 @@ def test_the_newest_entry_is_right_or_an_error_says_that_it_is_not(copy: Copy):
             assert found == tail, damage
         counts["said" if isinstance(found, CorruptCheckpointError) else "right"] += 1
     print(counts)  # noqa: T201
-    assert counts["said"] > SEEDS // 3
+    assert counts["said"] > SEEDS // (3 if len(essential) == 1 else 6)  # a damaged base is rebuilt
 
 
 def test_nothing_is_appended_to_a_log_whose_newest_entry_is_damaged(copy: Copy):

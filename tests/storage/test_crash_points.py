@@ -178,7 +178,7 @@ MISTAKES = {
         plant=_intents_forgotten, backend="memory", where="create", says="lost: .* is published in the log"
     ),
     "a base comes after the entry that names it": Mistake(
-        plant=_base_after_its_entry, backend="directory", where="create", says="the log can't be read: .* is missing"
+        plant=_base_after_its_entry, backend="directory", where="create", says="names the base .*, which nobody has written"
     ),
     "the base in use is garbage": Mistake(
         plant=_base_in_use_is_garbage, backend="memory", where="create", says="the log can't be read: .* is missing"

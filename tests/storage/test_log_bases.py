@@ -371,6 +371,7 @@ def test_a_second_try_when_the_log_has_gone_on(storage: Storage, small_entries: 
     assert late.append(entry).outcome == "failed"
     newest = claim(RunLog(storage), "next")
     newest = commit(RunLog(storage), newest, *range(100, 140))
+    collect_garbage(storage)
     with pytest.raises(ObjectMissingError, match="base of log entry"):
         RunLog(storage).read(tail.seq)
     late._storage.on = False  # pyright: ignore
@@ -397,7 +398,9 @@ def replace(storage: Storage, name: str, data: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "flip", "truncate", "empty", "append", "another base"])
-def test_a_damaged_base_is_named_and_nothing_is_appended(damaged: tuple[Storage, str, bytes], kind: str):
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "with the one before"])
+def test_a_damaged_base_is_rebuilt_or_named(damaged: tuple[Storage, str, bytes], kind: str, alone: bool):
+    """From the entry before it. If that one's base is damaged, too, nothing is appended."""
     storage, name, data = damaged
     flipped = bytearray(data)
     flipped[random.Random(SEED).randrange(len(data))] ^= 4
@@ -406,7 +409,18 @@ def test_a_damaged_base_is_named_and_nothing_is_appended(damaged: tuple[Storage,
         "missing": None, "flip": bytes(flipped), "truncate": data[:-7], "empty": b"", "append": data + b"\n",
         "another base": storage.read(other),
     }[kind]  # fmt: skip
+    tail = RunLog(storage).tail()
     replace(storage, name, instead)
+    assert name in {one.name.removeprefix(f"{storage.url}/") for one in verify_log(storage)}
+    if alone:
+        assert RunLog(storage).tail() == tail
+        goes_on = claim(RunLog(storage))
+        goes_on = commit(RunLog(storage), goes_on, *range(1000, 1030))
+        collect_garbage(storage)
+        assert RunLog(storage).tail() == goes_on
+        assert name not in bases(storage)
+        return
+    replace(storage, other, b"something else")
     before = [info.name for info in storage.list()]
     with pytest.raises(CorruptCheckpointError, match=name):
         RunLog(storage).tail()
@@ -415,7 +429,13 @@ def test_a_damaged_base_is_named_and_nothing_is_appended(damaged: tuple[Storage,
     with pytest.raises(CorruptCheckpointError, match=name):
         find_garbage(storage)
     assert [info.name for info in storage.list()] == before
-    assert name in {one.name.removeprefix(f"{storage.url}/") for one in verify_log(storage)}
+
+
+def test_the_first_base_is_rebuilt_from_an_entry_without_one(storage: Storage, small_entries: None):
+    tail = trained(storage, 9)
+    (only,) = bases(storage)
+    storage.delete(only)
+    assert RunLog(storage).tail() == tail
 
 
 def test_damage_to_the_base_before_hurts_nobody(damaged: tuple[Storage, str, bytes]):
