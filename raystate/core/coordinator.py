@@ -86,7 +86,6 @@ class Coordinator:
         self._claimed = False
         self._claimed_s = 0.0
         self._end: Superseded | None = None
-        self._open_asks: dict[Ask, None] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
             Claimed: self._claim,
             HostUp: self.snapshots.host_up,
@@ -180,7 +179,7 @@ class Coordinator:
             if self.leaving.phase == "finished":
                 self._desk.fail([ask], "StaleAttemptError", "the run has been released")
                 return
-            self._open_asks[ask] = None
+            self._desk.open_asks[ask] = None
         elif self.leaving.phase == "finished":
             return
         self._handlers[type(event)](event)
@@ -231,9 +230,8 @@ class Coordinator:
         self._end = end
         desk = self._desk
         desk.log("error", end.reason)
-        for ask in self._open_asks:
-            if ask not in desk.replies:
-                self._refuse_stale(ask)
+        for ask in desk.open_asks:
+            self._refuse_stale(ask)
         desk.out.append(end)
 
     def _refuse_stale(self, ask: Ask) -> None:
@@ -266,5 +264,3 @@ class Coordinator:
         self.recovery.tick()
         self.agreement.tick()
         self.leaving.tick(self.snapshots.last_trainer_s)
-        if self._desk.replies and len(self._open_asks) > 8192:
-            self._open_asks = {ask: None for ask in self._open_asks if ask not in self._desk.replies}

@@ -58,7 +58,7 @@ from raystate.core.messages import (
     lineage_order,
     save_order,
 )
-from raystate.core.slots import SlotView, reusable, why_free
+from raystate.core.slots import why_free, why_reusable
 
 REPORT_INTERVAL_S = 0.05  # reports are coalesced to at most one per interval
 HEARTBEAT_S = 1.0
@@ -81,6 +81,7 @@ class _Set:
     slots: list[_Slot]
     word: TrainerWord | None = None
     said: HostWord | None = None  # the host's word
+    told: Advice | None = None  # what it was made of
     exited: bool = False  # its trainer's end has been told, or was none
 
     def done(self, slot: int) -> int:
@@ -190,8 +191,10 @@ class Host:
             self._up_said = True
             out.append(Tell(event=HostUp(host=self.host, incarnation=self.incarnation)))
         self._handlers[type(event)](event)
-        self._grant()
-        self._drop_replaced()
+        if type(event) is not Look:  # time alone frees nothing
+            self._grant()
+            if len(self._sets) > 1:
+                self._drop_replaced()
         self._report()
         return out
 
@@ -483,36 +486,36 @@ class Host:
 
     # ---------------------------------------------------------------- grants and the host's words
 
-    def _views(self) -> Iterator[SlotView]:
-        for one in self._sets.values():
-            for number, slot in enumerate(one.slots):
-                yield SlotView(
-                    set_index=one.index,
-                    slot_index=number,
-                    granted=one.is_granted(number),
-                    content=slot.content,
-                    holds=slot.holds,
-                )
-
     def _grant(self) -> None:
         """Hand out what may be reused, and tell every connected trainer what it has to know."""
-        ready = [one for one in self._sets.values() if self._listens(one)]
         advice = self._advice
-        current = {one.index for one in ready if advice is not None and one.word is not None and one.word.lineage == advice.lineage}
-        for index, number, reason in reusable(list(self._views()), advice):
-            if index in current:
-                slot = self._sets[index].slots[number]
-                slot.granted += 1
-                slot.content = None
-                self._out.append(Empty(index=index, slot=number, reason=reason))
-                self._changed()
-        for one in ready:
+        for one in self._sets.values():
+            if not self._listens(one):
+                continue
+            assert one.word is not None
             # Advice about another lineage is not for this trainer, but it must learn that its run has failed.
-            told = advice if one.index in current or (advice is not None and advice.failure is not None) else None
-            word = host_word(tuple(slot.granted for slot in one.slots), told)
+            told = advice if advice is not None and (one.word.lineage == advice.lineage or advice.failure is not None) else None
+            if told is not None and one.word.lineage == told.lineage:
+                self._grant_slots(one, told)
+            grants = tuple([slot.granted for slot in one.slots])
+            if one.told is told and one.said is not None and one.said.grants == grants:
+                continue
+            one.told = told
+            word = host_word(grants, told)
             if word != one.said:
                 one.said = word
                 self._out.append(Speak(index=one.index, word=word))
+
+    def _grant_slots(self, one: _Set, advice: Advice) -> None:
+        for number, slot in enumerate(one.slots):
+            if slot.holds or one.is_granted(number):
+                continue
+            reason = why_reusable(slot.content, advice)
+            if reason is not None:
+                slot.granted += 1
+                slot.content = None
+                self._out.append(Empty(index=one.index, slot=number, reason=reason))
+                self._changed()
 
     def _listens(self, one: _Set) -> bool:
         """Its trainer is connected, and its word is of the worker group that is connected."""

@@ -162,7 +162,7 @@ class Recovery:
         if not group.alive or present is not group:
             self._fail("StaleAttemptError", f"lineage {group.lineage} has ended: {group.why_ended or 'replaced'}")
             return
-        if self.phase == "asking" and group.world is not None and not self._asks.missing(group.world):
+        if self.phase == "asking" and self._asks.is_full(group.world):
             self._all_asked()
         if self.phase == "looking" and not self._waiting_for():
             self._choose(group)
