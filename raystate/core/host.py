@@ -91,6 +91,14 @@ class _Set:
         """True while the slot is its trainer's: granted, and not used up or handed back. Without a word it is nobody's."""
         return self.word is not None and self.slots[slot].granted > self.done(slot)
 
+    def held(self) -> list[tuple[int, Staged]]:
+        """(slot, content) of what may be read."""
+        return [
+            (number, slot.content)
+            for number, slot in enumerate(self.slots)
+            if slot.content is not None and not self.is_granted(number)
+        ]
+
 
 @dataclass(slots=True)
 class _Trainer:
@@ -207,21 +215,21 @@ class Host:
     @property
     def suspects(self) -> tuple[int, ...]:
         """Sets whose trainer is not connected, and may still have slots of it: is their lock free?"""
+        connected = {trainer.hello.set_index for trainer in self._trainers.values()}
         return tuple(
             one.index
             for one in self._sets.values()
-            if one.word is not None
-            and not self._is_connected(one)
+            if one.index not in connected
+            and one.word is not None
             and (not one.exited or any(map(one.is_granted, range(len(one.slots)))))
         )
 
     def contents(self) -> list[tuple[Place, Staged]]:
         """What is held here and may be read."""
         return [
-            (Place(rank=slot.content.rank, index=one.index, slot=number), slot.content)
+            (Place(rank=content.rank, index=one.index, slot=number), content)
             for one in self._sets.values()
-            for number, slot in enumerate(one.slots)
-            if slot.content is not None and not one.is_granted(number)
+            for number, content in one.held()
         ]
 
     def is_needed(self, index: int) -> bool:
@@ -415,11 +423,9 @@ class Host:
         wanted = set(ranks)
         found: dict[int, Place] = {}
         for one in self._sets.values():
-            for number, slot in enumerate(one.slots):
-                content = slot.content
-                if content is None or content.id != snapshot or content.rank not in wanted or one.is_granted(number):
-                    continue
-                found.setdefault(content.rank, Place(rank=content.rank, index=one.index, slot=number))
+            for number, content in one.held():
+                if content.rank in wanted and content.id == snapshot:
+                    found.setdefault(content.rank, Place(rank=content.rank, index=one.index, slot=number))
         return tuple(found[rank] for rank in sorted(found))
 
     def _hold(self, places: Iterable[Place]) -> None:
@@ -489,10 +495,10 @@ class Host:
     def _grant(self) -> None:
         """Hand out what may be reused, and tell every connected trainer what it has to know."""
         advice = self._advice
-        for one in self._sets.values():
-            if not self._listens(one):
+        for trainer in self._trainers.values():
+            one = self._sets.get(trainer.hello.set_index)
+            if one is None or one.word is None or group_of(one.word.lineage) != group_of(trainer.hello.lineage):
                 continue
-            assert one.word is not None
             # Advice about another lineage is not for this trainer, but it must learn that its run has failed.
             told = advice if advice is not None and (one.word.lineage == advice.lineage or advice.failure is not None) else None
             if told is not None and one.word.lineage == told.lineage:
@@ -517,14 +523,6 @@ class Host:
                 self._out.append(Empty(index=one.index, slot=number, reason=reason))
                 self._changed()
 
-    def _listens(self, one: _Set) -> bool:
-        """Its trainer is connected, and its word is of the worker group that is connected."""
-        word = one.word
-        return word is not None and any(
-            trainer.hello.set_index == one.index and group_of(trainer.hello.lineage) == group_of(word.lineage)
-            for trainer in self._trainers.values()
-        )
-
     # ---------------------------------------------------------------- the report
 
     def _changed(self) -> None:
@@ -543,9 +541,10 @@ class Host:
 
     def summary(self, seq: int) -> HostSummary:
         """The report as of now. A granted slot is left out whatever it holds."""
-        held: dict[tuple[int, SnapshotId], Staged] = {}
-        for _, content in self.contents():
-            held[content.rank, content.id] = content
+        held: dict[tuple[int, str, int, int], Staged] = {}
+        for one in self._sets.values():
+            for _, content in one.held():
+                held[content.rank, content.lineage, content.step, content.again] = content
         advice = self._advice
         return HostSummary(
             host=self.host,

@@ -245,7 +245,7 @@ def works() -> dict[tuple[str, int], Work]:
         for name, phase in PHASES.items():
             began_s, sent = time.process_time(), fleet.sent
             phase(fleet, 1)
-            print(f"{name}, {count} hosts: {time.process_time() - began_s:.2f} s of CPU for {fleet.sent - sent} events")
+            print(f"{name}, {count} hosts: {time.process_time() - began_s:.2f} s of CPU for {fleet.sent - sent} events")  # noqa: T201 - for people
         for name, phase in PHASES.items():
             work = found[name, count] = Work()
             with work.counted():
@@ -261,6 +261,6 @@ def test_work_for_each_host_does_not_grow(name: str, works: dict[tuple[str, int]
         for where, lines in many.lines.items()
         if lines / MANY > 2 + GROWTH * few.lines.get(where, 0) / FEW
     }
-    print(f"{name}: {few.total / FEW:.0f} lines for each of {FEW} hosts, {many.total / MANY:.0f} for each of {MANY}")
+    print(f"{name}: {few.total / FEW:.0f} lines for each of {FEW} hosts, {many.total / MANY:.0f} for each of {MANY}")  # noqa: T201
     assert many.total / MANY <= GROWTH * few.total / FEW, grown
     assert not grown
