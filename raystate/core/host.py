@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from raystate.core.errors import InvalidTransitionError
 from raystate.core.host_messages import (
     AlreadyExecuted,
     Connected,
@@ -191,7 +192,26 @@ class Host:
 
         Returns:
             What is to be done, in order, at once.
+
+        Raises:
+            InvalidTransitionError: a bug in raystate; it tells the event and the state that did not fit.
         """
+        try:
+            return self._handle(event, now_s)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise InvalidTransitionError(f"the Host of node {self.host} cannot take {event!r} ({text}); {self.story()}") from error
+
+    def story(self) -> str:
+        """The state in one line, for people."""
+        held = ", ".join(f"set {place.index} slot {place.slot}: step {content.step}" for place, content in self.contents())
+        trainers = ", ".join(f"rank {one.hello.rank} with set {one.hello.set_index}" for one in self._trainers.values())
+        return (
+            f"incarnation {self.incarnation}; attempt {self._attempt}; sets {sorted(self._sets)}; trainers: {trainers or 'none'}; "
+            f"holds {held or 'nothing'}; saves {sorted(self._saves)}"
+        )
+
+    def _handle(self, event: HostEvent, now_s: float) -> list[HostCommand]:
         self._now_s = now_s
         out: list[HostCommand] = []
         self._out = out

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import pytest
+
+from raystate.core.errors import InvalidTransitionError
 from raystate.core.host import HEARTBEAT_S, Host, applies, is_discarded
 from raystate.core.host_messages import (
     AlreadyExecuted,
@@ -292,3 +295,11 @@ def test_the_end_of_a_trainer_is_told_once_with_its_cause():
     assert "rank 1 is dead" in exited.reason
     node.send(Unlocked(index=0, contents=(None, None, None)))
     assert [one for one in node.took(Tell) if isinstance(one.event, TrainerExited)] == []
+
+
+def test_an_event_that_does_not_fit_is_an_error_with_its_story():
+    node = adopted(piece(5))
+    with pytest.raises(
+        InvalidTransitionError, match=r"Host of node a cannot take 'nonsense'.*sets \[0\].*holds set 0 slot 0: step 5"
+    ):
+        node.host.handle("nonsense", 0.0)  # type: ignore[arg-type]
