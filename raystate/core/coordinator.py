@@ -15,6 +15,7 @@ from typing import Any
 
 from raystate.core.agreement import Agreement
 from raystate.core.desk import Desk
+from raystate.core.errors import InvalidTransitionError
 from raystate.core.group import Joins
 from raystate.core.journal import Journal
 from raystate.core.leaving import Leaving
@@ -54,6 +55,7 @@ from raystate.core.recovery import Recovery
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
+NO_REST = "the decisions have not come to rest"
 _MAX_ROUNDS = 50  # each round follows from a change of the one before; more would be a loop
 
 
@@ -86,7 +88,6 @@ class Coordinator:
         self._claimed = False
         self._claimed_s = 0.0
         self._end: Superseded | None = None
-        self._open_asks: dict[Ask, None] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
             Claimed: self._claim,
             HostUp: self.snapshots.host_up,
@@ -151,7 +152,28 @@ class Coordinator:
 
         Returns:
             What is to be done, in order. The outcome of each comes back as an event.
+
+        Raises:
+            InvalidTransitionError: a bug in raystate; it tells the event and the state that did not fit.
         """
+        try:
+            return self._handle(event, now_s)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise InvalidTransitionError(f"the Coordinator cannot take {event!r} ({text}); {self.story()}") from error
+
+    def story(self) -> str:
+        """The state in one line, for people."""
+        group, saves, journal = self.joins.group, self.saves, self.journal
+        jobs = ", ".join(f"step {key.step} {job.phase}" for key, job in saves.jobs.items()) or "none"
+        tail = "none" if journal.tail is None else f"{journal.tail.seq} ({journal.tail.kind})"
+        return (
+            f"attempt {self.attempt}; lineage {group.lineage if group is not None else 'none'}"
+            f"{'' if group is None or group.alive else ' (ended)'}; recovery {self.recovery.phase}; end {self.leaving.phase}; "
+            f"saves: {jobs}; stable {self.snapshots.stable[0]}; durable {journal.durable_step}; log entry {tail}"
+        )
+
+    def _handle(self, event: Event, now_s: float) -> list[Command]:
         desk = self._desk
         desk.now_s = now_s
         out: list[Command] = []
@@ -180,13 +202,19 @@ class Coordinator:
             if self.leaving.phase == "finished":
                 self._desk.fail([ask], "StaleAttemptError", "the run has been released")
                 return
-            self._open_asks[ask] = None
+            self._desk.open_asks[ask] = None
         elif self.leaving.phase == "finished":
             return
         self._handlers[type(event)](event)
 
     def _settle(self) -> None:
-        """Let every part look until nothing changes any more."""
+        """Let every part look until nothing changes any more.
+
+        The order, in each round: saves begin, recovery and agreement go on, then whoever waits for durability or for the end, then
+        the journal gives the entries that all of these want, and advice tells the hosts what has come of it. Each part reads what the
+        parts before it have left and asks only the journal (which comes last) for entries, so most events need one round; a part that
+        changes what an earlier one waits for sets `desk.stir`, and another round follows.
+        """
         desk = self._desk
         for _ in range(_MAX_ROUNDS):
             desk.stir = False
@@ -206,7 +234,7 @@ class Coordinator:
             self.snapshots.advise()
             if not desk.stir:
                 return
-        desk.log("error", f"the decisions have not come to rest after {_MAX_ROUNDS} rounds")
+        desk.log("error", f"{NO_REST} after {_MAX_ROUNDS} rounds; {self.story()}")
 
     # ---------------------------------------------------------------- beginning and end
 
@@ -231,9 +259,8 @@ class Coordinator:
         self._end = end
         desk = self._desk
         desk.log("error", end.reason)
-        for ask in self._open_asks:
-            if ask not in desk.replies:
-                self._refuse_stale(ask)
+        for ask in desk.open_asks:
+            self._refuse_stale(ask)
         desk.out.append(end)
 
     def _refuse_stale(self, ask: Ask) -> None:
@@ -266,5 +293,3 @@ class Coordinator:
         self.recovery.tick()
         self.agreement.tick()
         self.leaving.tick(self.snapshots.last_trainer_s)
-        if self._desk.replies and len(self._open_asks) > 8192:
-            self._open_asks = {ask: None for ask in self._open_asks if ask not in self._desk.replies}

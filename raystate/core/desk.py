@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from raystate.core.messages import Answer, Ask, Command, Failure, Log, Reply, Settings
 
-_REMEMBERED_REPLIES = 4096
+_REMEMBERED_REPLIES = 65536  # several for each rank of a large run
 NAMED = 8  # ranks or hosts in a message; more are counted
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ class Desk:
     `stir` is set by whoever changed something that another machine may be waiting for; the Coordinator then lets all of them look.
     """
 
-    __slots__ = ("attempt", "now_s", "out", "replies", "settings", "stir")
+    __slots__ = ("attempt", "now_s", "open_asks", "out", "replies", "settings", "stir")
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -28,6 +28,7 @@ class Desk:
         self.stir = False
         self.attempt = 0
         self.replies: dict[Ask, Reply] = {}
+        self.open_asks: dict[Ask, None] = {}  # that have no reply yet
 
     def log(self, level: Any, text: str) -> None:
         self.out.append(Log(level=level, text=text))
@@ -37,6 +38,7 @@ class Desk:
         if len(self.replies) >= _REMEMBERED_REPLIES:
             del self.replies[next(iter(self.replies))]
         self.replies[ask] = reply
+        self.open_asks.pop(ask, None)
         self.out.append(Answer(ask=ask, reply=reply))
 
     def fail(self, asks: Iterable[Ask], error: str, message: str, **details: Any) -> None:
@@ -58,6 +60,10 @@ class Barrier:
         mine = self.asks.setdefault(rank, [])
         if ask not in mine:
             mine.append(ask)
+
+    def is_full(self, world: int | None) -> bool:
+        """All ranks are there; costs nothing while they are too few."""
+        return world is not None and len(self.asks) >= world and not self.missing(world)
 
     def missing(self, world: int | None) -> list[int]:
         return [] if world is None else [rank for rank in range(world) if rank not in self.asks]

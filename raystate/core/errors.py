@@ -94,6 +94,10 @@ class RunFailedError(RaystateError):
     """`fit` gave up; the cause is the user's exception."""
 
 
+class InvalidTransitionError(RaystateError):
+    """A bug in raystate: a machine was given an event that its state does not allow. The message tells machine, state and event."""
+
+
 ALL_ERRORS: tuple[type[RaystateError], ...] = (
     ConfigError, StorageError, CorruptCheckpointError, StepNotFoundError, StepOrderError, ReferenceMismatchError,
     ItemTopologyError, CapacityError, BarrierTimeoutError, RunInUseError, StaleAttemptError, Interrupted, RunFailedError,

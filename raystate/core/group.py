@@ -129,7 +129,7 @@ class Joins:
         if self._barrier is None:
             self._barrier = Barrier(desk.now_s)
         self._barrier.add(event.rank, event.ask)
-        if len(self._members) == self._world and not self._barrier.missing(self._world):
+        if len(self._members) == self._world and self._barrier.is_full(self._world):
             self._complete(self._barrier)
 
     def _open(self, event: Joined) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from raystate.core.errors import InvalidTransitionError
 from raystate.core.host_messages import (
     AlreadyExecuted,
     Connected,
@@ -58,7 +59,7 @@ from raystate.core.messages import (
     lineage_order,
     save_order,
 )
-from raystate.core.slots import SlotView, reusable, why_free
+from raystate.core.slots import why_free, why_reusable
 
 REPORT_INTERVAL_S = 0.05  # reports are coalesced to at most one per interval
 HEARTBEAT_S = 1.0
@@ -81,6 +82,7 @@ class _Set:
     slots: list[_Slot]
     word: TrainerWord | None = None
     said: HostWord | None = None  # the host's word
+    told: Advice | None = None  # what it was made of
     exited: bool = False  # its trainer's end has been told, or was none
 
     def done(self, slot: int) -> int:
@@ -89,6 +91,14 @@ class _Set:
     def is_granted(self, slot: int) -> bool:
         """True while the slot is its trainer's: granted, and not used up or handed back. Without a word it is nobody's."""
         return self.word is not None and self.slots[slot].granted > self.done(slot)
+
+    def held(self) -> list[tuple[int, Staged]]:
+        """(slot, content) of what may be read."""
+        return [
+            (number, slot.content)
+            for number, slot in enumerate(self.slots)
+            if slot.content is not None and not self.is_granted(number)
+        ]
 
 
 @dataclass(slots=True)
@@ -182,7 +192,26 @@ class Host:
 
         Returns:
             What is to be done, in order, at once.
+
+        Raises:
+            InvalidTransitionError: a bug in raystate; it tells the event and the state that did not fit.
         """
+        try:
+            return self._handle(event, now_s)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise InvalidTransitionError(f"the Host of node {self.host} cannot take {event!r} ({text}); {self.story()}") from error
+
+    def story(self) -> str:
+        """The state in one line, for people."""
+        held = ", ".join(f"set {place.index} slot {place.slot}: step {content.step}" for place, content in self.contents())
+        trainers = ", ".join(f"rank {one.hello.rank} with set {one.hello.set_index}" for one in self._trainers.values())
+        return (
+            f"incarnation {self.incarnation}; attempt {self._attempt}; sets {sorted(self._sets)}; trainers: {trainers or 'none'}; "
+            f"holds {held or 'nothing'}; saves {sorted(self._saves)}"
+        )
+
+    def _handle(self, event: HostEvent, now_s: float) -> list[HostCommand]:
         self._now_s = now_s
         out: list[HostCommand] = []
         self._out = out
@@ -190,8 +219,10 @@ class Host:
             self._up_said = True
             out.append(Tell(event=HostUp(host=self.host, incarnation=self.incarnation)))
         self._handlers[type(event)](event)
-        self._grant()
-        self._drop_replaced()
+        if type(event) is not Look:  # time alone frees nothing
+            self._grant()
+            if len(self._sets) > 1:
+                self._drop_replaced()
         self._report()
         return out
 
@@ -204,21 +235,21 @@ class Host:
     @property
     def suspects(self) -> tuple[int, ...]:
         """Sets whose trainer is not connected, and may still have slots of it: is their lock free?"""
+        connected = {trainer.hello.set_index for trainer in self._trainers.values()}
         return tuple(
             one.index
             for one in self._sets.values()
-            if one.word is not None
-            and not self._is_connected(one)
+            if one.index not in connected
+            and one.word is not None
             and (not one.exited or any(map(one.is_granted, range(len(one.slots)))))
         )
 
     def contents(self) -> list[tuple[Place, Staged]]:
         """What is held here and may be read."""
         return [
-            (Place(rank=slot.content.rank, index=one.index, slot=number), slot.content)
+            (Place(rank=content.rank, index=one.index, slot=number), content)
             for one in self._sets.values()
-            for number, slot in enumerate(one.slots)
-            if slot.content is not None and not one.is_granted(number)
+            for number, content in one.held()
         ]
 
     def is_needed(self, index: int) -> bool:
@@ -414,11 +445,9 @@ class Host:
         wanted = set(ranks)
         found: dict[int, Place] = {}
         for one in self._sets.values():
-            for number, slot in enumerate(one.slots):
-                content = slot.content
-                if content is None or content.id != snapshot or content.rank not in wanted or one.is_granted(number):
-                    continue
-                found.setdefault(content.rank, Place(rank=content.rank, index=one.index, slot=number))
+            for number, content in one.held():
+                if content.rank in wanted and content.id == snapshot:
+                    found.setdefault(content.rank, Place(rank=content.rank, index=one.index, slot=number))
         return tuple(found[rank] for rank in sorted(found))
 
     def _hold(self, places: Iterable[Place]) -> None:
@@ -485,44 +514,36 @@ class Host:
 
     # ---------------------------------------------------------------- grants and the host's words
 
-    def _views(self) -> Iterator[SlotView]:
-        for one in self._sets.values():
-            for number, slot in enumerate(one.slots):
-                yield SlotView(
-                    set_index=one.index,
-                    slot_index=number,
-                    granted=one.is_granted(number),
-                    content=slot.content,
-                    holds=slot.holds,
-                )
-
     def _grant(self) -> None:
         """Hand out what may be reused, and tell every connected trainer what it has to know."""
-        ready = [one for one in self._sets.values() if self._listens(one)]
         advice = self._advice
-        current = {one.index for one in ready if advice is not None and one.word is not None and one.word.lineage == advice.lineage}
-        for index, number, reason in reusable(list(self._views()), advice):
-            if index in current:
-                slot = self._sets[index].slots[number]
-                slot.granted += 1
-                slot.content = None
-                self._out.append(Empty(index=index, slot=number, reason=reason))
-                self._changed()
-        for one in ready:
+        for trainer in self._trainers.values():
+            one = self._sets.get(trainer.hello.set_index)
+            if one is None or one.word is None or group_of(one.word.lineage) != group_of(trainer.hello.lineage):
+                continue
             # Advice about another lineage is not for this trainer, but it must learn that its run has failed.
-            told = advice if one.index in current or (advice is not None and advice.failure is not None) else None
-            word = host_word(tuple(slot.granted for slot in one.slots), told)
+            told = advice if advice is not None and (one.word.lineage == advice.lineage or advice.failure is not None) else None
+            if told is not None and one.word.lineage == told.lineage:
+                self._grant_slots(one, told)
+            grants = tuple([slot.granted for slot in one.slots])
+            if one.told is told and one.said is not None and one.said.grants == grants:
+                continue
+            one.told = told
+            word = host_word(grants, told)
             if word != one.said:
                 one.said = word
                 self._out.append(Speak(index=one.index, word=word))
 
-    def _listens(self, one: _Set) -> bool:
-        """Its trainer is connected, and its word is of the worker group that is connected."""
-        word = one.word
-        return word is not None and any(
-            trainer.hello.set_index == one.index and group_of(trainer.hello.lineage) == group_of(word.lineage)
-            for trainer in self._trainers.values()
-        )
+    def _grant_slots(self, one: _Set, advice: Advice) -> None:
+        for number, slot in enumerate(one.slots):
+            if slot.holds or one.is_granted(number):
+                continue
+            reason = why_reusable(slot.content, advice)
+            if reason is not None:
+                slot.granted += 1
+                slot.content = None
+                self._out.append(Empty(index=one.index, slot=number, reason=reason))
+                self._changed()
 
     # ---------------------------------------------------------------- the report
 
@@ -542,9 +563,10 @@ class Host:
 
     def summary(self, seq: int) -> HostSummary:
         """The report as of now. A granted slot is left out whatever it holds."""
-        held: dict[tuple[int, SnapshotId], Staged] = {}
-        for _, content in self.contents():
-            held[content.rank, content.id] = content
+        held: dict[tuple[int, str, int, int], Staged] = {}
+        for one in self._sets.values():
+            for _, content in one.held():
+                held[content.rank, content.lineage, content.step, content.again] = content
         advice = self._advice
         return HostSummary(
             host=self.host,

@@ -264,7 +264,7 @@ class Leaving:
         if group is not None and not group.alive and self.phase != "closing":
             self._refuse("StaleAttemptError", f"lineage {group.lineage} has ended: {group.why_ended}", replaced=True)
             return
-        if self.phase == "asking" and group is not None and group.world is not None and not self._asks.missing(group.world):
+        if self.phase == "asking" and group is not None and self._asks.is_full(group.world):
             self.phase = "hearing"
             self._since_s = self.desk.now_s
         if self.phase == "hearing" and not self._unheard_of(group):

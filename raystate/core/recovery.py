@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Literal
 
 from raystate.core.desk import NAMED, Barrier, Desk, Lookout, named
+from raystate.core.errors import InvalidTransitionError
 from raystate.core.group import Group, Joins
 from raystate.core.journal import Change, Journal, Request
 from raystate.core.memory import HostView, Memory, Snap
@@ -32,6 +33,17 @@ from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
 Phase = Literal["idle", "asking", "looking", "retiring", "discarding", "trying"]
+
+
+# What may follow on what. A new worker group, or a restore that fails, may begin anew at any time.
+_NEXT: dict[Phase, tuple[Phase, ...]] = {
+    "idle": ("asking",),
+    "asking": ("looking", "idle", "asking"),
+    "looking": ("retiring", "discarding", "idle", "asking"),
+    "retiring": ("looking", "idle", "asking"),
+    "discarding": ("trying", "looking", "idle", "asking"),
+    "trying": ("looking", "idle", "asking"),
+}
 
 
 class Recovery:
@@ -148,6 +160,11 @@ class Recovery:
         self._enter("asking")
 
     def _enter(self, phase: Phase) -> None:
+        if phase not in _NEXT[self.phase]:
+            group = self._group
+            raise InvalidTransitionError(
+                f"a restore of {group.lineage if group is not None else 'nobody'} goes from {self.phase} to {phase}: {self._choice}"
+            )
         self.phase = phase
         self._since_s = self.desk.now_s
         self.desk.stir = True
@@ -162,7 +179,7 @@ class Recovery:
         if not group.alive or present is not group:
             self._fail("StaleAttemptError", f"lineage {group.lineage} has ended: {group.why_ended or 'replaced'}")
             return
-        if self.phase == "asking" and group.world is not None and not self._asks.missing(group.world):
+        if self.phase == "asking" and self._asks.is_full(group.world):
             self._all_asked()
         if self.phase == "looking" and not self._waiting_for():
             self._choose(group)

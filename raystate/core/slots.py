@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from raystate.core.messages import Advice, SnapshotId, Staged, lineage_order
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotView:
-    """One slot as its host sees it. `holds` counts the writes, transfers and readers that use its bytes right now."""
-
-    set_index: int
-    slot_index: int
-    granted: bool = False
-    content: Staged | None = None
-    holds: int = 0
 
 
 def why_free(snapshot: SnapshotId, advice: Advice) -> str | None:
@@ -37,22 +23,8 @@ def why_free(snapshot: SnapshotId, advice: Advice) -> str | None:
     return None
 
 
-def reusable(slots: Sequence[SlotView], advice: Advice | None) -> list[tuple[int, int, str]]:
-    """The slots that may be granted now.
-
-    Returns:
-        (set index, slot index, reason) for each, in the order given. Never one that is granted, held or kept; nothing that has
-        content before any advice.
-    """
-    free: list[tuple[int, int, str]] = []
-    for slot in slots:
-        if slot.granted or slot.holds:
-            continue
-        content = slot.content
-        if content is None:
-            free.append((slot.set_index, slot.slot_index, "empty"))
-        elif advice is not None:
-            reason = why_free(content.id, advice)
-            if reason is not None:
-                free.append((slot.set_index, slot.slot_index, reason))
-    return free
+def why_reusable(content: Staged | None, advice: Advice | None) -> str | None:
+    """Why a slot that is neither granted nor held may be granted now, or None if it may not: nothing with content before any advice."""
+    if content is None:
+        return "empty"
+    return None if advice is None else why_free(content.id, advice)

@@ -52,6 +52,8 @@ class Snapshots:
         self._lineage = ""
         self._content: object = None
         self._forced = False
+        self._demanded = -1  # seq of the newest advice that was given for the sake of fresh reports
+        self._demanded_s = 0.0
         self._mark = -1  # skips up to this step were caused by the interval before
         self._calm = CALM_SNAPSHOTS
         self._base_seq = 0
@@ -70,6 +72,12 @@ class Snapshots:
         view = self.memory.view(event.host, self.desk.now_s)
         if self._speaks(view, event.incarnation, 0):
             self._rise(view)
+
+    def _is_fresh(self, view: HostView) -> bool:
+        """It has reported since fresh reports were last asked for, knowing the advice that asked for them."""
+        if view.reported_s is None or view.reported_s < self._demanded_s:
+            return False
+        return view.advised is None or view.advised >= (self.desk.attempt, self._demanded)
 
     def _speaks(self, view: HostView, incarnation: str, seq: int) -> bool:
         """False for an incarnation that has been replaced."""
@@ -119,14 +127,14 @@ class Snapshots:
             return
         self._rise(view)
         first = view.reported_s is None
-        said = (view.advised, view.trainers)
+        trainers, was_fresh = view.trainers, self._is_fresh(view)
         touched = memory.take(view, summary, self.desk.now_s)
         moved = self.joins.observe(view)
         if summary.trainers:
             self.last_trainer_s = self.desk.now_s
         if self.gathering:
             self.gathering.discard(summary.host)
-        if first or moved or touched or self.inheriting or said != (view.advised, view.trainers):
+        if first or moved or touched or self.inheriting or trainers != view.trainers or was_fresh != self._is_fresh(view):
             self.desk.stir = True
         group = self.joins.group
         if group is not None and group.lineage != self._lineage:
@@ -311,6 +319,7 @@ class Snapshots:
         """Give every host new advice, so that a report which knows it is from after now. Returns its seq."""
         self._forced = True
         self.advise()
+        self._demanded, self._demanded_s = self.seq, self.desk.now_s
         return self.seq
 
     def advise(self) -> None:

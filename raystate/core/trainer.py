@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raystate.core.errors import StepOrderError, error_from_name
+from raystate.core.errors import InvalidTransitionError, StepOrderError, error_from_name
 from raystate.core.messages import HostWord, Proposal, SnapshotId, TrainerWord
 
 Action = Literal["none", "skip", "stage", "hold"]
@@ -361,14 +361,14 @@ class Trainer:
     def new_slots(self, slots: int) -> None:
         """The trainer was allotted another set, and nothing is being staged into the one before."""
         if self._staging:
-            raise ValueError(f"slots {sorted(self._staging)} are being filled")
+            raise self._invalid("new slots", f"slots {sorted(self._staging)} are being filled")
         self._grants = [0] * slots
         self._done = [0] * slots
 
     def staged(self, slot: int, step: int) -> None:
         """The slot's header is written: it is the host's again."""
         if self._staging.get(slot) != step:
-            raise ValueError(f"slot {slot} is not being staged with step {step}")
+            raise self._invalid(f"step {step} staged in slot {slot}", "that slot is not being filled with it")
         del self._staging[slot]
         self._done[slot] = self._grants[slot]
 
@@ -391,6 +391,14 @@ class Trainer:
     def give_up_held(self) -> None:
         """The held copy has waited too long for a slot."""
         self.held = None
+
+    def _invalid(self, event: str, why: str) -> InvalidTransitionError:
+        staging = ", ".join(f"step {step} in slot {slot}" for slot, step in self._staging.items()) or "nothing"
+        return InvalidTransitionError(
+            f"the machine of rank {self.rank} cannot take {event}: {why}; lineage {self.lineage}, {self.phase}, newest step {self.newest}, "
+            f"staging {staging}, held {self.held}",
+            rank=self.rank,
+        )
 
     def failed(self, error: str) -> None:
         """The user's code has raised."""

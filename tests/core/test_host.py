@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import pytest
+
+from raystate.core.errors import InvalidTransitionError
 from raystate.core.host import HEARTBEAT_S, Host, applies, is_discarded
 from raystate.core.host_messages import (
     AlreadyExecuted,
@@ -47,20 +50,19 @@ from raystate.core.messages import (
     TrainerWord,
     Write,
 )
-from raystate.core.slots import SlotView, reusable
+from raystate.core.slots import why_reusable
 
 
-def slot(index: int, lineage: str = "", step: int = 0, **more: object) -> SlotView:
-    content = Staged(rank=0, world=1, lineage=lineage, step=step, layout="L", promised=False) if lineage else None
-    return SlotView(set_index=0, slot_index=index, content=content, **more)  # type: ignore[arg-type]
+def slot(lineage: str = "", step: int = 0) -> Staged | None:
+    return Staged(rank=0, world=1, lineage=lineage, step=step, layout="L", promised=False) if lineage else None
 
 
-def free(slots: list[SlotView], advice: Advice | None) -> list[int]:
-    return [index for _, index, _ in reusable(slots, advice)]
+def free(slots: list[Staged | None], advice: Advice | None) -> list[int]:
+    return [index for index, content in enumerate(slots) if why_reusable(content, advice) is not None]
 
 
 def test_slots_are_free_by_stable_dead_and_lineage():
-    slots = [slot(0, "1.2.x", 4), slot(1, "1.2.x", 5), slot(2, "1.2.x", 6), slot(3, "1.1.x", 9), slot(4), slot(5, "1.3.x", 1)]
+    slots = [slot("1.2.x", 4), slot("1.2.x", 5), slot("1.2.x", 6), slot("1.1.x", 9), slot(), slot("1.3.x", 1)]
     advice = Advice(attempt=1, seq=1, lineage="1.2.x", decided=True, stable=(5, 0))
     assert free(slots, None) == [4]
     assert free(slots, Advice(attempt=1, seq=1, lineage="")) == [4]
@@ -73,21 +75,14 @@ def test_slots_are_free_by_stable_dead_and_lineage():
 
 def test_older_lineages_stay_until_it_is_decided_what_the_new_one_restores():
     """Schedule 92980: a host gave up step 2, which it had not reported yet, because the new group's advice kept only step 1."""
-    slots = [slot(0, "1.1.x", 1), slot(1, "1.1.x", 2), slot(2)]
+    slots = [slot("1.1.x", 1), slot("1.1.x", 2), slot()]
     undecided = Advice(attempt=1, seq=1, lineage="1.2.x", keep=(SnapshotId("1.1.x", 1),))
     assert free(slots, undecided) == [2]
     assert free(slots, replace(undecided, decided=True)) == [1, 2]
 
 
-def test_granted_and_held_slots_are_never_free():
-    advice = Advice(attempt=1, seq=1, lineage="1.2.x", decided=True, stable=(50, 0))
-    assert free([slot(0, "1.2.x", 4, granted=True), slot(1, "1.2.x", 4, holds=1), slot(2, granted=True)], advice) == []
-
-
 def test_a_step_saved_again_frees_the_slot_of_its_first_save():
-    first = SlotView(set_index=0, slot_index=0, content=piece(5))
-    second = SlotView(set_index=0, slot_index=1, content=piece(5, again=1))
-    assert free([first, second], Advice(attempt=1, seq=1, lineage="1.2.x", decided=True, stable=(5, 1))) == [0]
+    assert free([piece(5), piece(5, again=1)], Advice(attempt=1, seq=1, lineage="1.2.x", decided=True, stable=(5, 1))) == [0]
 
 
 # ---------------------------------------------------------------- the machine
@@ -167,6 +162,17 @@ def test_grants_go_to_living_trainers_of_the_lineage_that_is_advised():
     node.advise(2)
     assert node.grants(1) == (1, 1, 1)
     assert not any(one.index == 0 for one in node.took(Speak))
+
+
+def test_granted_and_held_slots_are_never_granted_again():
+    node = Node()
+    node.connect()
+    node.read(word(), None, None, None)
+    node.advise()
+    node.read(word(5, done=(1, 1, 0)), piece(5), piece(4), None)
+    node.send(HoldAsked(reader="r", snapshot=piece(4).id, ranks=(0,)))
+    node.advise(2, stable=(50, 0))
+    assert node.grants() == (2, 1, 1)
 
 
 def test_discarding_spares_the_choice_and_what_comes_after():
@@ -289,3 +295,11 @@ def test_the_end_of_a_trainer_is_told_once_with_its_cause():
     assert "rank 1 is dead" in exited.reason
     node.send(Unlocked(index=0, contents=(None, None, None)))
     assert [one for one in node.took(Tell) if isinstance(one.event, TrainerExited)] == []
+
+
+def test_an_event_that_does_not_fit_is_an_error_with_its_story():
+    node = adopted(piece(5))
+    with pytest.raises(
+        InvalidTransitionError, match=r"Host of node a cannot take 'nonsense'.*sets \[0\].*holds set 0 slot 0: step 5"
+    ):
+        node.host.handle("nonsense", 0.0)  # type: ignore[arg-type]

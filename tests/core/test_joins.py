@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from raystate.core.errors import InvalidTransitionError
 from raystate.core.messages import (
     Ask,
     EndTrainers,
@@ -108,3 +109,14 @@ def test_in_use_while_trainers_of_the_group_are_alive_on_hosts_that_are_up():
     assert driver.core.in_use
     driver.tick(6.0)  # both nodes have vanished, and nobody is left to say that the trainers have
     assert not driver.core.in_use
+
+
+def test_an_event_that_does_not_fit_is_an_error_with_its_story():
+    driver = running()
+    with pytest.raises(
+        InvalidTransitionError, match=r"cannot take 'nonsense' \(KeyError.*attempt 1; lineage 1\.2\.g0; recovery idle"
+    ) as caught:
+        driver.send("nonsense")
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(InvalidTransitionError, match=r"a restore of 1\.2\.g0 goes from idle to trying"):
+        driver.core.recovery._enter("trying")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raystate.core.errors import BarrierTimeoutError, StepOrderError
+from raystate.core.errors import BarrierTimeoutError, InvalidTransitionError, StepOrderError
 from raystate.core.messages import (
     Failure,
     HostWord,
@@ -178,3 +178,14 @@ def test_words_are_numbered():
     assert numbers == sorted(set(numbers))
     made.begin("1.2.x", None)
     assert made.word().number > numbers[-1]
+
+
+def test_a_slot_that_is_not_being_filled_cannot_be_staged():
+    made = trainer()
+    with pytest.raises(
+        InvalidTransitionError, match=r"rank 0 cannot take step 3 staged in slot 1: .*lineage 1\.1\.x, running, newest step -1"
+    ):
+        made.staged(1, 3)
+    made.on_save(1, host_word=host())
+    with pytest.raises(InvalidTransitionError, match="new slots"):
+        made.new_slots(3)

@@ -248,7 +248,9 @@ class Player:
     def _save(self, step: int, token: float, force: bool) -> bool:
         state = self.state(token)
         self.data.state = str(token).encode()
-        got = self.manager.save(step, state, items={"data": self.data}, metrics={"loss": token}, custom={"token": token}, force=force)
+        got = self.manager.save(
+            step, state, items={"data": self.data}, metrics={"loss": token}, custom={"token": token}, force=force
+        )
         self.note(f"save({step}, token {token}, force={force}) -> {got}")
         if self.sequence.donates:
             state["w"].delete()
@@ -397,7 +399,7 @@ class Player:
 
 
 def play(seed: int) -> str:
-    """"" if everything held, else what did not."""
+    """ "" if everything held, else what did not."""
     try:
         Sequence(seed).play()
     except Violation as error:

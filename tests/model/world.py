@@ -282,9 +282,7 @@ class Rank:
     def open(self, group: str) -> StateManager:
         """A StateManager of this rank."""
         self.link = ModelLink(self.world, self, self.host)
-        self.manager = StateManager._over(
-            self.link, self.world.config, rank=self.number, world=self.world.ranks, group=group
-        )
+        self.manager = StateManager._over(self.link, self.world.config, rank=self.number, world=self.world.ranks, group=group)
         return self.manager
 
     def kill(self) -> None:

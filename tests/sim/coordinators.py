@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raystate.core.coordinator import Coordinator
+from raystate.core.coordinator import NO_REST, Coordinator
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Advise,
@@ -90,6 +90,8 @@ class CoordinatorProc(Proc):
         for command in self.core.handle(event, self.world.now_s - self.born_s):
             kind = type(command)
             if isinstance(command, Log):
+                if command.text.startswith(NO_REST):
+                    self.world.violated(f"the Coordinator settles: {command.text}")
                 if self.world.tracing:
                     self.world.trace.append((self.world.now_s, f"{self.writer} log", command.text))
                 continue

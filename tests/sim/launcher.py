@@ -13,7 +13,7 @@ from tests.sim.trainers import Group, TrainerProc
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-LEAVE_AFTER = 3  # steps, once all is healed
+LEAVE_AFTER = 2  # steps, once all is healed
 
 
 class Launcher(Network):

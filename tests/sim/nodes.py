@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 
 SLOTS = 3
 MAX_SETS = 5  # of a node
-REPORT_INTERVAL_S = 0.25
+REPORT_INTERVAL_S = 0.4
 HEARTBEAT_S = 3.5
+LOOK_S = 1.0  # it reads all words so often, although nobody rings
 
 
 class Proc:
@@ -174,7 +175,20 @@ class Node:
 class HostProc(Proc):
     """A HostActor."""
 
-    __slots__ = ("attempt", "due", "executed", "found_sets", "incarnation", "known", "look_s", "machine", "node", "world", "writes")
+    __slots__ = (
+        "attempt",
+        "due",
+        "executed",
+        "found_sets",
+        "incarnation",
+        "known",
+        "look_s",
+        "looked_s",
+        "machine",
+        "node",
+        "world",
+        "writes",
+    )
 
     def __init__(self, world: World, node: Node):
         super().__init__()
@@ -186,6 +200,7 @@ class HostProc(Proc):
         self.machine = Host(node.id, self.incarnation, memory, report_interval_s=REPORT_INTERVAL_S, heartbeat_s=HEARTBEAT_S)
         self.due = False
         self.look_s = float("inf")  # when it looks next
+        self.looked_s = -LOOK_S
         self.known: dict[int, tuple[TrainerProc, int]] = {}  # by connection; with the set that it has named
         self.writes: dict[str, Written | None] = {}
         self.executed: set[str] = set()  # saves
@@ -235,7 +250,10 @@ class HostProc(Proc):
     def _on_time(self, due_s: float) -> None:
         if due_s == self.look_s:
             self.look_s = float("inf")
-            self.look()
+            if self.world.now_s - self.looked_s >= LOOK_S:
+                self.look()
+            else:
+                self.feed(_LOOK)
 
     def poke(self) -> None:
         """A trainer rings: look at the words soon."""
@@ -245,7 +263,8 @@ class HostProc(Proc):
 
     def look(self) -> None:
         """Read the words, then the slots; meet who is there; find out who is not."""
-        self.due = False
+        self.due = fed = False
+        self.looked_s = self.world.now_s
         for one in list(self.node.sets.values()):
             if one.index not in self.found_sets:
                 continue  # it is told of it in a moment
@@ -253,12 +272,14 @@ class HostProc(Proc):
             if trainer is not None and trainer.set is one and self.known.get(trainer.connection) != (trainer, one.index):
                 if trainer.machine is not None:
                     self.meet(trainer)
-            self._read(one)
+            fed |= self._read(one)
         for index in self.machine.suspects:
             one = self.node.sets[index]
             if one.living is None:
+                fed = True
                 self.feed(Unlocked(index=index, contents=tuple(one.content)))
-        self.feed(Look())
+        if not fed:
+            self.feed(_LOOK)
 
     def meet(self, trainer: TrainerProc) -> None:
         """A trainer says who it is, and which slots it has."""
@@ -276,10 +297,12 @@ class HostProc(Proc):
             )
         )
 
-    def _read(self, one: SlotSet) -> None:
-        if one.word is not None and one.word is not one.read:
-            one.read = one.word
-            self.feed(SetRead(index=one.index, word=one.word, contents=tuple(one.content)))
+    def _read(self, one: SlotSet) -> bool:
+        if one.word is None or one.word is one.read:
+            return False
+        one.read = one.word
+        self.feed(SetRead(index=one.index, word=one.word, contents=tuple(one.content)))
+        return True
 
     def trainer_gone(self, trainer: TrainerProc) -> None:
         if trainer.connection not in self.known:
@@ -384,5 +407,6 @@ _DO: dict[type, Any] = {
     AlreadyExecuted: HostProc._repeat,
     RemoveSet: HostProc._remove_set,
 }
+_LOOK = Look()
 _ORDERS = frozenset({Advice, Invalidate, EndTrainers, Write})
 _DEEDS = frozenset({Kill, Execute, Empty})  # what an order of a superseded attempt may not lead to

@@ -137,11 +137,7 @@ class World(Launcher):
                 + ", ".join(f"r{t.rank} {t.stage} {t.step} {'up' if t.alive else 'dead'}" for t in group.members)
             )
         if self.current is not None:
-            core = self.current.core
-            parts.append(
-                f"attempt {core.attempt}: recovery {core.recovery.phase}, leaving {core.leaving.phase}, jobs "
-                f"{[(k, j.phase) for k, j in core.saves.jobs.items()]}, stable {core.snapshots.stable}, durable {core.journal.durable_step}"
-            )
+            parts.append(self.current.core.story())
         parts.append(f"failures {self.failures[-3:]}")
         return "; ".join(parts)
 
