@@ -35,6 +35,7 @@ class LiveStep:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     time_s: float = 0.0  # wall clock at the commit, for reports and time-based retention; never compared for safety
     lineage: str = ""  # of the snapshot that was saved; "" unknown: adopted, or written by an older raystate
+    again: int = 0  # which save() of that step in the lineage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ class Journal:
         self.superseded: Superseded | None = None
         self._work: dict[IntentKey, _Work] = {}
         self.editors: Mapping[Kind, Editor] = {}
-        self.lineages: dict[int, str] = {}  # live step -> whose snapshot it is, "" if that is unknown
+        self.snapshots: dict[int, SnapshotId] = {}  # live step -> the snapshot that was saved; without a lineage if that is unknown
         self._requests: deque[Request] = deque()
         self._flight: LogEntry | None = None
         self._flight_of: Request | None = None
@@ -295,8 +295,8 @@ class Journal:
     def _looked(self) -> None:
         tail = self.tail
         self.published = published_steps(tail, self.carried)
-        self.lineages = {one.step: one.lineage for one in tail.live} if tail is not None else {}
-        self.live = frozenset(self.lineages)
+        self.snapshots = {one.step: SnapshotId(one.lineage, one.step, one.again) for one in tail.live} if tail is not None else {}
+        self.live = frozenset(self.snapshots)
         self.newest = max(self.live, default=-1)
         self._changed_s = self.desk.now_s
         self.desk.stir = True

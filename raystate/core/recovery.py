@@ -85,7 +85,7 @@ class Recovery:
         assert group is not None
         if not self._is_for(group) or self.phase == "idle":
             self._begin(group)
-        elif self._resumed_in and self.phase == "asking" and _is_behind(self._resumed_in, event.lineage):
+        elif self._resumed_in and self.phase == "asking" and _has_passed(event.lineage, self._resumed_in):
             self._begin(group)  # what a late message said was tried belongs to the restore before this one
         elif self.phase == "trying" and event.ask not in self._asks.everybody():
             # The rank never got the choice, or has begun anew: it gets the same one.
@@ -105,7 +105,7 @@ class Recovery:
         choice, group = self._choice, self.joins.group
         assert group is not None
         asking = self._is_for(group) and self.phase == "asking"
-        over = asking and self._asked_in and _is_behind(event.lineage, self._asked_in)
+        over = asking and self._asked_in and _has_passed(self._asked_in, event.lineage)
         if group.adopted and not over and (asking or self.phase == "idle" or not self._is_for(group)):
             # An earlier attempt made the choice, and its ranks have tried it: choose once more, the same step if it is good.
             if not asking:
@@ -505,6 +505,6 @@ class Recovery:
             )
 
 
-def _is_behind(begun: str, lineage: str) -> bool:
+def _has_passed(lineage: str, begun: str) -> bool:
     """Whether whoever asks from `lineage` has finished the restore with which `begun` began."""
-    return lineage_order(begun) <= lineage_order(lineage)
+    return lineage_order(lineage) >= lineage_order(begun)

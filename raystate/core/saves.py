@@ -95,9 +95,8 @@ class Saves:
         self.desk.stir = True
 
     def _is_same(self, key: SnapshotId) -> bool:
-        """Whether the live step of that number is this snapshot. Of one that an earlier attempt committed only the lineage is known."""
-        mine = [saved.again for saved in self.saved if (saved.lineage, saved.step) == (key.lineage, key.step)]
-        return key.again in mine if mine else self.journal.lineages.get(key.step) == key.lineage
+        """Whether the live step of that number is this snapshot."""
+        return self.journal.snapshots.get(key.step) == key
 
     @staticmethod
     def _other_past(step: int) -> str:
@@ -261,7 +260,10 @@ class Saves:
         step, packaged = job.key.step, job.packaged
         if self.journal.refuse_save(step) is not None:
             return None
-        new = LiveStep(step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s, lineage=job.key.lineage)
+        key = job.key
+        new = LiveStep(
+            step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s, lineage=key.lineage, again=key.again
+        )
         # The newest steps of this past are not what a policy may take although a newer one of another past is there.
         self._kept = frozenset((*packaged.kept, step))
         live = sorted((*tail.live, new), key=lambda one: one.step)

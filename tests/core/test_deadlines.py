@@ -11,6 +11,7 @@ from raystate.core.messages import (
     FlushReply,
     HostId,
     Joined,
+    LeaveReply,
     Log,
     ReleaseAsked,
     RestoreChoice,
@@ -133,6 +134,27 @@ def test_close_whose_last_step_is_not_written():
     message = failure(driver, "close")
     assert message.startswith("step 3 is not durable after 21.0 s: ")
     assert message.endswith("host a (ranks [0]), host b (ranks [1]) did not write within 21.0 s")
+
+
+def test_close_with_an_older_promise_that_cannot_be_kept_any_more():
+    """Schedule 107 of November: step 6 was durable, and close failed because "step 6 is not durable: no host holds a piece of step 5"."""
+    driver = running(save_timeout_s=LIMIT_S)
+    driver.auto = False
+    driver.stage(4, promised=True)
+    driver.stage(5, promised=True)
+    for host in AB:
+        driver.staged[host] = [one for one in driver.staged[host] if one.step != 5]
+        driver.report(host)
+    driver.stage(6, promised=True)
+    driver.leave(driver.key(6), *(driver.key(step) for step in (4, 5, 6)))
+    driver.auto = True
+    driver.write()
+    assert driver.replies(LeaveReply) == []
+    driver.tick(21.0)
+    assert driver.replies(Failure) == []
+    for reply in driver.replies(LeaveReply):
+        assert reply.step == 6
+        assert [re.sub(r"after.*", "", text) for text in reply.errors] == ["step 5: no host holds a piece of step 5 "]
 
 
 def test_flush():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from raystate.core.messages import (
     Ask,
     DeleteAsked,
@@ -10,11 +12,12 @@ from raystate.core.messages import (
     FlushReply,
     HostId,
     LeaveReply,
+    LiveStep,
     ReleaseAsked,
     Retire,
     TrainerExited,
 )
-from tests.core.driver import running
+from tests.core.driver import Driver, history, running
 
 
 def test_flush_waits_for_what_was_promised():
@@ -35,6 +38,18 @@ def test_flush_names_a_step_that_was_skipped():
     driver.flush(0, driver.key(2))
     [reply] = driver.replies(FlushReply)
     assert "rank 1 (host b) skipped step 2" in reply.errors[0]
+
+
+def test_a_new_coordinator_knows_which_save_of_a_step_is_durable():
+    step = LiveStep(step=5, save="a1k5", lineage="1.1.x")
+    driver = Driver(tail=replace(history(), live=(step,)), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    for rank in range(2):
+        driver.word(rank, 5, again=1)
+    driver.flush(0, driver.key(5))
+    assert driver.replies(FlushReply) == [FlushReply(durable_step=5)]
+    driver.flush(0, driver.key(5, again=1))
+    assert driver.replies(FlushReply)[-1].lost == (driver.key(5, again=1),)
 
 
 def test_flush_has_a_deadline():
