@@ -94,7 +94,7 @@ class TrainerProc(Proc):
         self.machine: Trainer | None = None
         self.connection = world.new_connection()
         self.name = f"t{self.connection}"
-        self.set: SlotSet = node.new_set(self)
+        self.set: SlotSet  # once its HostActor has allotted one
         self.number = 0  # of the last word that was written
         self.want = group.want
         self.rollback = group.rollback
@@ -158,6 +158,11 @@ class TrainerProc(Proc):
             self.world.on(self, 5.0, self._send, event)
 
     def begin(self) -> None:
+        actor = self.node.actor
+        if actor is None or not actor.awake:  # it asks until somebody allots it slots
+            self.world.on(self, 0.3, self.begin)
+            return
+        self.set = self.node.new_set(self, actor)
         self.call(
             lambda ask: Joined(
                 ask=ask,
@@ -403,12 +408,12 @@ class TrainerProc(Proc):
         assert machine is not None
         if self.stage != "train" or machine.staging or self.set.large or node.actor is None or not node.actor.awake:
             return
-        larger = node.larger_set(self)
+        larger = node.larger_set(self, node.actor)
         if larger is not None:
             self.set = larger
             machine.new_slots(SLOTS)
             self._speak(machine.word())
-            self.world.on(node.actor, 0.0, node.actor.look)
+            node.actor.meet(self)
 
     def _begin_slot(self, slot: int, step: int, again: int, promised: bool, saved: Saved) -> None:
         self.world.check_reuse(self, slot)
