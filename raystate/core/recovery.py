@@ -251,6 +251,8 @@ class Recovery:
         snap = self._memory_choice(want)
         stored = self._stored()
         if want is not None:
+            if snap is not None and want in stored and not self._is_stored(snap):
+                snap = None
             if snap is None and want not in stored:
                 self._not_found(want, stored)
                 return
@@ -315,8 +317,14 @@ class Recovery:
         return [step for step in self.journal.published if ("storage", SnapshotId("", step)) not in self._excluded]
 
     def _is_behind(self, snap: Snap, stored: list[int]) -> bool:
-        """Never an older memory step over a newer durable one; of equals memory is faster."""
-        return bool(stored) and stored[-1] > snap.step
+        """Never an older memory step over a newer durable one; of equal bytes memory is faster.
+
+        Other bytes under the same number could never become durable: a run that has them as its last step could not end.
+        """
+        return bool(stored) and (stored[-1] > snap.step or (stored[-1] == snap.step and not self._is_stored(snap)))
+
+    def _is_stored(self, snap: Snap) -> bool:
+        return self.journal.snapshots.get(snap.step) == snap.id
 
     def _memory_choice(self, want: int | None) -> Snap | None:
         found = [snap for snap in self.memory.candidates() if ("memory", snap.id) not in self._excluded]
