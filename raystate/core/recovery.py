@@ -400,7 +400,7 @@ class Recovery:
         assert choice is not None
         base = SnapshotId(choice.lineage, choice.step, choice.again)
         if choice.tier == "memory" and self.memory.complete(base) is None:
-            self.desk.log("warning", f"{self.memory.missing_text(base, self.joins.where)} by now; choosing again")
+            self.desk.log("warning", f"{self.joins.missing_text(base)} by now; choosing again")
             self._enter("looking")
             return
         self._tried = {}

@@ -113,7 +113,7 @@ class Saves:
         if key in self.failed:
             return False, self.failed[key]
         if key in self.jobs:
-            return None, f"step {key.step} is not committed: {self.memory.missing_text(key, self.joins.where)}"
+            return None, f"step {key.step} is not committed: {self.joins.missing_text(key)}"
         if key.step in self.journal.live:
             if not self._is_same(key):
                 return False, self._other_bytes(key)
@@ -123,7 +123,7 @@ class Saves:
             return True, ""  # committed, and retired by now
         if not self.memory.believed(key.lineage, key.step):
             return False, f"step {key.step} was given up by a restore"
-        return None, f"step {key.step} is not committed: {self.memory.missing_text(key, self.joins.where)}"
+        return None, f"step {key.step} is not committed: {self.joins.missing_text(key)}"
 
     def lost(self, key: SnapshotId, why: str) -> None:
         """A promised snapshot can never be complete."""
@@ -332,7 +332,7 @@ class Saves:
             if queued.next_s <= now_s:
                 self.desk.stir = True
             if now_s - queued.due_s >= limit_s and self.memory.complete(key) is None:
-                self._give_up(key, f"{self.memory.missing_text(key, self.joins.where)} after {now_s - queued.due_s:.1f} s")
+                self._give_up(key, f"{self.joins.missing_text(key)} after {now_s - queued.due_s:.1f} s")
 
     def _fail(self, job: Job, why: str) -> None:
         """Before the commit entry: what the save has written is garbage."""

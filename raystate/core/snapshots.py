@@ -145,7 +145,7 @@ class Snapshots:
                 self._completed(snap)
         if group is not None and (touched or moved):
             self._find_dead(view, [key for key, new in touched.items() if new and key.lineage == group.lineage])
-        if view.advised is not None and view.sent is not None and view.advised < (self.desk.attempt, view.sent_seq):
+        if view.sent is not None and (view.advised is None or view.advised < (self.desk.attempt, view.sent_seq)):
             if self.desk.now_s - view.sent_s >= RESEND_S:
                 view.sent = None
                 self._untold.append(view)

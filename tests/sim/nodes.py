@@ -121,6 +121,7 @@ class Node:
         if len(self.sets) >= MAX_SETS - 1:
             return None
         one = self.add_set(large=True)
+        actor.read(trainer.set)
         self._allot(one, trainer, actor)
         return one
 
@@ -268,7 +269,7 @@ class HostProc(Proc):
             if trainer is not None and trainer.set is one and self.known.get(trainer.connection) != (trainer, one.index):
                 if trainer.machine is not None:
                     self.meet(trainer)
-            fed |= self._read(one)
+            fed |= self.read(one)
         for index in self.machine.suspects:
             one = self.node.sets[index]
             if one.living is None:
@@ -293,7 +294,7 @@ class HostProc(Proc):
             )
         )
 
-    def _read(self, one: SlotSet) -> bool:
+    def read(self, one: SlotSet) -> bool:
         if one.word is None or one.word is one.read:
             return False
         one.read = one.word
@@ -307,7 +308,7 @@ class HostProc(Proc):
         if trainer.clean:
             self.feed(SaidBye(connection=trainer.connection))
         if trainer.set.trainer is trainer and self.node.sets.get(trainer.set.index) is trainer.set:
-            self._read(trainer.set)
+            self.read(trainer.set)
         self.feed(Disconnected(connection=trainer.connection))
         self.poke()
 
