@@ -85,6 +85,9 @@ def test_restore_that_some_do_not_finish():
     driver.send(RestoreTried(ask=Ask("t"), lineage=begins, rank=0, step=2, ok=True, tier="memory"))
     driver.tick(21.0)
     assert failure(driver, "restore", [1]) == "rank 1 (host b) did not finish restoring within 21.0 s"
+    told = driver.advice().failure
+    assert told is not None, "a rank that has not heard of the restore learns it at its next save()"
+    assert told.details["missing_ranks"] == [1]
 
 
 def test_restore_that_waits_for_a_host():

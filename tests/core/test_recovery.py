@@ -239,3 +239,16 @@ def test_other_bytes_in_memory_give_way_to_a_durable_step_of_the_same_number():
     assert (choice.tier, choice.step) == ("storage", 2)
     driver.leave(choice.base)
     assert driver.replies(LeaveReply)[-1].step == 2
+
+
+def test_a_late_word_of_a_restore_that_is_over_begins_none():
+    """Schedule 15072: a doubled RestoreTried made a new Coordinator give up the lineage in which the rank was training."""
+    driver = Driver(dead=(1,), hosts=("a",))
+    driver.world, driver.lineage, driver.place = 1, "1.1.x", {0: "a"}
+    driver.word(0, 3)
+    tried = RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=0, step=3, ok=True, word=driver.numbers[0])
+    driver.hold(0, 4)
+    driver.send(tried)
+    assert driver.replies(Failure)[-1].error == "StaleAttemptError"
+    assert driver.take(Invalidate) == []
+    assert driver.advice().lineage == "1.1.x"

@@ -256,12 +256,16 @@ class TrainerProc(Proc):
                 raise Violation(f"restore from storage of step {choice.step}, which is not visible")
             saved = world.storage.shown_bytes(choice.step)
         self.group.restored[self.rank] = (choice.tier, choice.step, saved)
-        self.call(lambda ask: RestoreTried(ask=ask, lineage=choice.begins, rank=self.rank, step=choice.step, ok=ok, error=error))
+        step, number = choice.step, self.number
+        self.call(
+            lambda ask: RestoreTried(ask=ask, lineage=choice.begins, rank=self.rank, step=step, ok=ok, error=error, word=number)
+        )
 
     def _settled(self, reply: RestoreSettled) -> None:
         assert self.machine is not None
         self.world.check_settled(self, reply.step)
         self.machine.settled(ahead=reply.ahead, safe=reply.safe)
+        self._speak(self.machine.word())
         self.step = max(0, reply.step)
         self.stage = "train"
         self.group.called[self.rank] = self.step
@@ -340,6 +344,9 @@ class TrainerProc(Proc):
     def _unhold(self, again: int, saved: Saved) -> None:
         machine = self.machine
         assert machine is not None
+        word = self.set.word_out
+        if word is not None and word.failure is not None:
+            self.die(f"{word.failure.error}: {word.failure.message}")
         if machine.held is None or saved != self.held:
             return  # another one has taken its place, or a restore has given it up
         taken = machine.take_slot(self.set.word_out)
