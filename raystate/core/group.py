@@ -11,6 +11,7 @@ from raystate.core.messages import (
     Joined,
     JoinReply,
     Lineage,
+    SnapshotId,
     TrainerExited,
     TrainerSeen,
     group_of,
@@ -328,3 +329,14 @@ class Joins:
 
     def where(self, ranks: list[int]) -> str:
         return ranks_text(ranks, {} if self.group is None else dict(self.group.hosts))
+
+    def missing_text(self, key: SnapshotId) -> str:
+        """Why a snapshot is not complete, for messages: what can't be reached is not called missing."""
+        group, snap = self.group, self.memory.snaps.get(key)
+        hosts = {} if group is None else group.hosts
+        pieces = {} if snap is None else snap.pieces
+        views = {rank: self.memory.hosts.get(host) for rank, host in sorted(hosts.items()) if rank not in pieces}
+        down = [rank for rank, view in views.items() if view is not None and not view.up]
+        if down:
+            return f"step {key.step} is out of reach: the hosts of {self.where(down)} are down"
+        return self.memory.missing_text(key, self.where)

@@ -13,6 +13,9 @@ from raystate.core.messages import Advice, EndTrainers, Event, HostWord, Invalid
 class SetFound:
     """A slot set is there: adopted from an earlier HostActor, or allotted now. A set that is handed on is found again.
 
+    If its trainer has another set already (its state has grown), that one has been read (SetRead) just before: what was staged last
+    would be taken for nothing otherwise.
+
     Attributes:
         index: of the set, for ever.
         trainer: the incarnation that it belongs to; "" nobody's.

@@ -352,7 +352,7 @@ class Leaving:
         promised = any(last in one.promised for one in self._left.values())
         if promised or (not best and self.journal.durable_step < 0):
             _, known = self.saves.fate(last)
-            text = known if last in self.saves.failed else self.memory.missing_text(last, self.joins.where)
+            text = known if last in self.saves.failed else self.joins.missing_text(last)
             self._refuse(
                 "StorageError",
                 f"step {last.step} cannot be made durable: {text}; newest durable step: {self.journal.durable_step}",
@@ -420,7 +420,7 @@ class Leaving:
         step = late[0]
         text = "; ".join(journal.troubles[-1:])
         if last is not None and step == last.step and not text:
-            text = self.memory.missing_text(last, self.joins.where)
+            text = self.joins.missing_text(last)
         self._refuse(
             "StorageError",
             f"step {step} is not durable after {waited_s:.1f} s: {text}",

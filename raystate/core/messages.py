@@ -369,7 +369,10 @@ class RestoreAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreTried:
-    """Collective: the outcome of a RestoreChoice on one rank. Not ok: `error` says what was damaged or unreachable."""
+    """Collective: the outcome of a RestoreChoice on one rank. Not ok: `error` says what was damaged or unreachable.
+
+    `word`: number of the rank's last word; once the restore is settled it writes the next one.
+    """
 
     ask: Ask
     lineage: str
@@ -379,6 +382,7 @@ class RestoreTried:
     error: str = ""
     damaged: bool = True  # not ok: the bytes are bad (another copy or step is used); False: they could not be reached
     tier: str = ""  # where this rank got its pieces: "memory", "peer", "storage", "source" or "init"
+    word: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

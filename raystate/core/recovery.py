@@ -19,6 +19,7 @@ from raystate.core.journal import Change, Journal, Request
 from raystate.core.memory import HostView, Memory, Snap
 from raystate.core.messages import (
     TIERS,
+    Failure,
     LogEntry,
     RestoreAsked,
     RestoreChoice,
@@ -59,6 +60,7 @@ class Recovery:
         self._asks = Barrier(0.0)
         self._asked: dict[int, tuple[int | None, bool]] = {}
         self._words: dict[int, int] = {}  # rank -> number of its last word before it asked
+        self._waiting: dict[int, int] = {}  # rank that waits for the outcome of an earlier attempt's choice -> its last word
         self._want: int | None = None
         self._rollback = False
         self._resumed = -1  # the step that an earlier attempt had chosen for this group
@@ -113,6 +115,7 @@ class Recovery:
             self._resumed_in = max(self._resumed_in, event.lineage, key=lineage_order)
             self._resumed = event.step if event.ok and event.step >= 0 else self._resumed
             self._asks.add(event.rank, event.ask)
+            self._words[event.rank] = self._waiting[event.rank] = event.word
             self.desk.stir = True
             return
         if self.phase != "trying" or choice is None or not self._is_for(group):
@@ -148,6 +151,7 @@ class Recovery:
         self._asks = Barrier(self.desk.now_s)
         self._asked = {}
         self._words = {}
+        self._waiting = {}
         self._resumed = -1
         self._resumed_in = self._asked_in = ""
         self._renewed = False
@@ -247,10 +251,16 @@ class Recovery:
     # ---------------------------------------------------------------- the choice
 
     def _choose(self, group: Group) -> None:
+        gone_on = [rank for rank, word in self._waiting.items() if word and rank in group.seen and group.seen[rank].number > word]
+        if gone_on:
+            self._fail("StaleAttemptError", f"{self.joins.where(gone_on)} had its outcome from an earlier attempt and has gone on")
+            return
         want = self._want
         snap = self._memory_choice(want)
         stored = self._stored()
         if want is not None:
+            if snap is not None and want in stored and not self._is_stored(snap):
+                snap = None
             if snap is None and want not in stored:
                 self._not_found(want, stored)
                 return
@@ -315,8 +325,14 @@ class Recovery:
         return [step for step in self.journal.published if ("storage", SnapshotId("", step)) not in self._excluded]
 
     def _is_behind(self, snap: Snap, stored: list[int]) -> bool:
-        """Never an older memory step over a newer durable one; of equals memory is faster."""
-        return bool(stored) and stored[-1] > snap.step
+        """Never an older memory step over a newer durable one; of equal bytes memory is faster.
+
+        Other bytes under the same number could never become durable: a run that has them as its last step could not end.
+        """
+        return bool(stored) and (stored[-1] > snap.step or (stored[-1] == snap.step and not self._is_stored(snap)))
+
+    def _is_stored(self, snap: Snap) -> bool:
+        return self.journal.snapshots.get(snap.step) == snap.id
 
     def _memory_choice(self, want: int | None) -> Snap | None:
         found = [snap for snap in self.memory.candidates() if ("memory", snap.id) not in self._excluded]
@@ -392,7 +408,7 @@ class Recovery:
         assert choice is not None
         base = SnapshotId(choice.lineage, choice.step, choice.again)
         if choice.tier == "memory" and self.memory.complete(base) is None:
-            self.desk.log("warning", f"{self.memory.missing_text(base, self.joins.where)} by now; choosing again")
+            self.desk.log("warning", f"{self.joins.missing_text(base)} by now; choosing again")
             self._enter("looking")
             return
         self._tried = {}
@@ -479,13 +495,11 @@ class Recovery:
             self.desk.stir = True
         elif self.phase == "trying" and waited_s >= settings.restore_timeout_s:
             missing = [rank for rank in range(group.world or 0) if rank not in self._tried]
-            self._fail(
-                "BarrierTimeoutError",
-                f"{self.joins.where(missing)} did not finish restoring within {waited_s:.1f} s",
-                missing_ranks=missing,
-                phase="restore",
-                waited_s=waited_s,
-            )
+            message = f"{self.joins.where(missing)} did not finish restoring within {waited_s:.1f} s"
+            details = {"missing_ranks": missing[:NAMED], "phase": "restore", "waited_s": waited_s}
+            self._fail("BarrierTimeoutError", message, **details)
+            # A rank that has not heard of the restore goes on in a lineage that has been given up.
+            self.snapshots.fail(Failure(error="BarrierTimeoutError", message=message, details=details))
 
     def _tick_looking(self, waited_s: float) -> None:
         settings = self.desk.settings

@@ -89,7 +89,7 @@ class Saves:
             return
         if key.step in self.journal.live:
             if not self._is_same(key):
-                self._give_up(key, self._other_past(key.step))
+                self._give_up(key, self._other_bytes(key))
             return
         self.jobs[key] = Job(key, self.desk.now_s, why)
         self.desk.stir = True
@@ -98,9 +98,11 @@ class Saves:
         """Whether the live step of that number is this snapshot."""
         return self.journal.snapshots.get(key.step) == key
 
-    @staticmethod
-    def _other_past(step: int) -> str:
-        return f"step {step} lies in storage from another past; restore(step=…, rollback=True) retires it"
+    def _other_bytes(self, key: SnapshotId) -> str:
+        stored = self.journal.snapshots.get(key.step)
+        if stored is not None and stored.lineage == key.lineage:
+            return f"step {key.step} was durable already, as an earlier save() had given it"
+        return f"step {key.step} lies in storage from another past; restore(step=…, rollback=True) retires it"
 
     def protect(self, step: int) -> None:
         """This stored step is being read: retention spares it. -1: none is."""
@@ -111,17 +113,17 @@ class Saves:
         if key in self.failed:
             return False, self.failed[key]
         if key in self.jobs:
-            return None, f"step {key.step} is not committed: {self.memory.missing_text(key, self.joins.where)}"
+            return None, f"step {key.step} is not committed: {self.joins.missing_text(key)}"
         if key.step in self.journal.live:
             if not self._is_same(key):
-                return False, self._other_past(key.step)
+                return False, self._other_bytes(key)
             published = key.step not in self.journal.publishing
             return (True, "") if published else (None, f"step {key.step} is committed but not published")
         if key in self.saved:
             return True, ""  # committed, and retired by now
         if not self.memory.believed(key.lineage, key.step):
             return False, f"step {key.step} was given up by a restore"
-        return None, f"step {key.step} is not committed: {self.memory.missing_text(key, self.joins.where)}"
+        return None, f"step {key.step} is not committed: {self.joins.missing_text(key)}"
 
     def lost(self, key: SnapshotId, why: str) -> None:
         """A promised snapshot can never be complete."""
@@ -174,7 +176,7 @@ class Saves:
                     del self.jobs[key]
                     self.desk.stir = True
                 elif key.step in self.journal.live:
-                    self._give_up(key, self._other_past(key.step))
+                    self._give_up(key, self._other_bytes(key))
                 elif now_s - job.due_s >= self.desk.settings.save_timeout_s:
                     self._give_up(key, refused)
                 elif job.refused != refused:
@@ -289,7 +291,9 @@ class Saves:
         assert job is not None and job.key == request.snapshot
         if entry is None:
             step = job.key.step
-            self._fail(job, self._other_past(step) if step in self.journal.live else self.journal.refuse_save(step) or "refused")
+            self._fail(
+                job, self._other_bytes(job.key) if step in self.journal.live else self.journal.refuse_save(step) or "refused"
+            )
             return
         if len(self.saved) >= _REMEMBERED:
             del self.saved[next(iter(self.saved))]
@@ -328,7 +332,7 @@ class Saves:
             if queued.next_s <= now_s:
                 self.desk.stir = True
             if now_s - queued.due_s >= limit_s and self.memory.complete(key) is None:
-                self._give_up(key, f"{self.memory.missing_text(key, self.joins.where)} after {now_s - queued.due_s:.1f} s")
+                self._give_up(key, f"{self.joins.missing_text(key)} after {now_s - queued.due_s:.1f} s")
 
     def _fail(self, job: Job, why: str) -> None:
         """Before the commit entry: what the save has written is garbage."""

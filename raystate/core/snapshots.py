@@ -6,6 +6,8 @@ get a larger common interval.
 
 from __future__ import annotations
 
+from typing import Any
+
 from raystate.core.desk import NAMED, Desk, Lookout, named
 from raystate.core.group import RESEND_S, Joins
 from raystate.core.journal import Journal
@@ -145,7 +147,7 @@ class Snapshots:
                 self._completed(snap)
         if group is not None and (touched or moved):
             self._find_dead(view, [key for key, new in touched.items() if new and key.lineage == group.lineage])
-        if view.advised is not None and view.sent is not None and view.advised < (self.desk.attempt, view.sent_seq):
+        if view.sent is not None and (view.advised is None or view.advised < (self.desk.attempt, view.sent_seq)):
             if self.desk.now_s - view.sent_s >= RESEND_S:
                 view.sent = None
                 self._untold.append(view)
@@ -295,6 +297,11 @@ class Snapshots:
             self.proposal = proposal
             self.desk.stir = True
 
+    def fail(self, failure: Failure) -> None:
+        """The present lineage cannot go on: each trainer's next save() raises this."""
+        self.failure = failure
+        self.desk.stir = True
+
     def keep(self) -> tuple[SnapshotId, ...]:
         """What must not be overwritten although another lineage is the current one."""
         keys: list[SnapshotId] = self.saves.keys()
@@ -409,16 +416,12 @@ class Snapshots:
             "every process must call save() for the same steps"
         )
         self.desk.log("error", message)
-        self.failure = Failure(
-            error="BarrierTimeoutError",
-            message=message,
-            details={
-                "missing_ranks": lagging[:NAMED],
-                "hosts": [group.hosts.get(rank) for rank in lagging[:NAMED]],
-                "missing_count": len(lagging),
-                "step": newest,
-                "phase": "save",
-                "waited_s": waited_s,
-            },
-        )
-        self.desk.stir = True
+        details: dict[str, Any] = {
+            "missing_ranks": lagging[:NAMED],
+            "hosts": [group.hosts.get(rank) for rank in lagging[:NAMED]],
+            "missing_count": len(lagging),
+            "step": newest,
+            "phase": "save",
+            "waited_s": waited_s,
+        }
+        self.fail(Failure(error="BarrierTimeoutError", message=message, details=details))

@@ -131,7 +131,10 @@ class Trainer:
         self.phase = "running"
 
     def settled(self, *, ahead: Iterable[int], safe: bool) -> None:
-        """How the restore ended: the newer steps in storage, and whether the restored one needs no save to be durable."""
+        """How the restore ended: the newer steps in storage, and whether the restored one needs no save to be durable.
+
+        `word()` has to be written then: a new Coordinator knows by it that this rank does not wait any more.
+        """
         self._ahead = frozenset(ahead)
         self._safe = self.newest if safe else -1
 

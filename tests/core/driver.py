@@ -182,7 +182,11 @@ class Driver:
             self.word(rank, choice.step)
         for rank in range(self.world):
             ok: dict[str, Any] = {"ok": False, **bad} if bad and rank == 0 else {"ok": True}
-            self.send(RestoreTried(ask=self.ask(), lineage=self.lineage, rank=rank, step=choice.step, **ok))
+            self.send(
+                RestoreTried(
+                    ask=self.ask(), lineage=self.lineage, rank=rank, step=choice.step, word=self.numbers.get(rank, 0), **ok
+                )
+            )
 
     def word(self, rank: int, newest: int, *, report: bool = True, **more: Any) -> None:
         """The rank's word as its host will report it."""

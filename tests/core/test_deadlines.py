@@ -9,6 +9,7 @@ from raystate.core.messages import (
     DeleteAsked,
     Failure,
     FlushReply,
+    HostDown,
     HostId,
     Joined,
     LeaveReply,
@@ -84,6 +85,9 @@ def test_restore_that_some_do_not_finish():
     driver.send(RestoreTried(ask=Ask("t"), lineage=begins, rank=0, step=2, ok=True, tier="memory"))
     driver.tick(21.0)
     assert failure(driver, "restore", [1]) == "rank 1 (host b) did not finish restoring within 21.0 s"
+    told = driver.advice().failure
+    assert told is not None, "a rank that has not heard of the restore learns it at its next save()"
+    assert told.details["missing_ranks"] == [1]
 
 
 def test_restore_that_waits_for_a_host():
@@ -165,6 +169,17 @@ def test_flush():
     driver.tick(21.0)
     [reply] = driver.replies(FlushReply)
     assert re.search(r"step 2 .*21\.0 s", reply.errors[0]), reply.errors
+
+
+def test_flush_of_a_step_whose_host_is_down_does_not_call_it_unstaged():
+    driver = running(save_timeout_s=LIMIT_S)
+    driver.auto = False
+    driver.stage(2, promised=True)
+    driver.send(HostDown(host=HostId("b"), reason="cut off"))
+    driver.flush(0, driver.key(2))
+    driver.tick(21.0)
+    [reply] = driver.replies(FlushReply)
+    assert reply.errors[0].startswith("step 2 is out of reach: the hosts of rank 1 (host b) are down")
 
 
 def test_flush_of_a_step_that_one_rank_never_stages():

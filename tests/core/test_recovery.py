@@ -5,11 +5,13 @@ from __future__ import annotations
 from raystate.core.messages import (
     Ask,
     Failure,
+    FlushReply,
     HostDown,
     HostId,
     Invalidate,
     Joined,
     JoinReply,
+    LeaveReply,
     RestoreChoice,
     RestoreSettled,
     RestoreTried,
@@ -223,3 +225,30 @@ def test_a_late_word_of_the_restore_before_does_not_choose_for_the_next():
     driver.send(late)
     driver.stage(6)
     assert driver.restore().step == 6
+
+
+def test_other_bytes_in_memory_give_way_to_a_durable_step_of_the_same_number():
+    """Schedule 8947: a step that was saved once more, after it had become durable, was restored again and again and could never end."""
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.stage(2, promised=True, again=1)
+    driver.flush(0, driver.key(2, again=1))
+    assert "step 2 was durable already, as an earlier save() had given it" in driver.replies(FlushReply)[-1].errors[0]
+    driver.join(AB, "h")
+    choice = driver.restore()
+    assert (choice.tier, choice.step) == ("storage", 2)
+    driver.leave(choice.base)
+    assert driver.replies(LeaveReply)[-1].step == 2
+
+
+def test_a_late_word_of_a_restore_that_is_over_begins_none():
+    """Schedule 15072: a doubled RestoreTried made a new Coordinator give up the lineage in which the rank was training."""
+    driver = Driver(dead=(1,), hosts=("a",))
+    driver.world, driver.lineage, driver.place = 1, "1.1.x", {0: "a"}
+    driver.word(0, 3)
+    tried = RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=0, step=3, ok=True, word=driver.numbers[0])
+    driver.hold(0, 4)
+    driver.send(tried)
+    assert driver.replies(Failure)[-1].error == "StaleAttemptError"
+    assert driver.take(Invalidate) == []
+    assert driver.advice().lineage == "1.1.x"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from raystate.core.messages import (
     NOWHERE,
+    Advise,
     HostId,
     HostUp,
 )
@@ -93,3 +94,17 @@ def test_silent_host_is_down():
     driver.report("a")
     driver.report("b")
     assert [snap.step for snap in driver.core.memory.candidates()] == [1]
+
+
+def test_advice_that_was_lost_is_given_again():
+    """Schedule 3701: the first advice to a HostActor that had started anew was lost, and its trainers got no slots for ever."""
+    driver = running()
+    driver.auto = False
+    del driver.advised["a"]  # it has got none so far
+    driver.report("a")
+    driver.out.clear()
+    driver.tick(2.0)
+    driver.report("b")
+    assert driver.take(Advise) == []
+    driver.report("a")
+    assert [one.host for one in driver.take(Advise)] == ["a"]

@@ -106,28 +106,29 @@ class Node:
             raise Violation(f"bounded memory: node {self.id} has {len(self.sets)} slot sets")
         return one
 
-    def new_set(self, trainer: TrainerProc) -> SlotSet:
+    def new_set(self, trainer: TrainerProc, actor: HostProc) -> SlotSet:
         """A set whose trainer is gone, else a new one: allotted to this one, with empty words."""
         one = next((one for one in self.sets.values() if one.living is None and not one.large), None)
         if one is None:
             self.sweep()
             one = self.add_set()
-        self._allot(one, trainer)
+        self._allot(one, trainer, actor)
         return one
 
-    def larger_set(self, trainer: TrainerProc) -> SlotSet | None:
+    def larger_set(self, trainer: TrainerProc, actor: HostProc) -> SlotSet | None:
         """The trainer's state has grown: a second set beside the first; None: there is no room."""
         self.sweep()
         if len(self.sets) >= MAX_SETS - 1:
             return None
         one = self.add_set(large=True)
-        self._allot(one, trainer)
+        actor.read(trainer.set)
+        self._allot(one, trainer, actor)
         return one
 
-    def _allot(self, one: SlotSet, trainer: TrainerProc) -> None:
+    @staticmethod
+    def _allot(one: SlotSet, trainer: TrainerProc, actor: HostProc) -> None:
         one.trainer, one.word, one.word_out, one.read = trainer, None, None, None
-        if self.actor is not None and self.actor.alive:
-            self.world.on(self.actor, 0.0, self.actor.found, one)
+        actor.found(one)
 
     def sweep(self) -> None:
         """Remove the sets of dead trainers that nobody needs."""
@@ -135,7 +136,7 @@ class Node:
         if actor is None or not actor.awake:
             return
         for one in [one for one in self.sets.values() if one.living is None and len(self.sets) > 2]:
-            if one.index in actor.found_sets and not actor.machine.is_needed(one.index):
+            if not actor.machine.is_needed(one.index):
                 del self.sets[one.index]
                 actor.feed(SetRemoved(index=one.index))
 
@@ -177,9 +178,9 @@ class HostProc(Proc):
 
     __slots__ = (
         "attempt",
+        "begun",
         "due",
         "executed",
-        "found_sets",
         "incarnation",
         "known",
         "look_s",
@@ -198,20 +199,21 @@ class HostProc(Proc):
         self.incarnation = f"{node.id}i{node.incarnations}"
         memory = HostMemory() if "forgetful_host" in world.mutations else node.memory
         self.machine = Host(node.id, self.incarnation, memory, report_interval_s=REPORT_INTERVAL_S, heartbeat_s=HEARTBEAT_S)
+        self.begun = False
         self.due = False
         self.look_s = float("inf")  # when it looks next
         self.looked_s = -LOOK_S
         self.known: dict[int, tuple[TrainerProc, int]] = {}  # by connection; with the set that it has named
         self.writes: dict[str, Written | None] = {}
         self.executed: set[str] = set()  # saves
-        self.found_sets: set[int] = set()
         self.attempt = 0  # newest that it has heard of
 
     @property
     def awake(self) -> bool:
-        return self.alive and self.wake_s <= self.world.now_s
+        return self.alive and self.begun and self.wake_s <= self.world.now_s
 
     def begin(self) -> None:
+        self.begun = True
         for one in list(self.node.sets.values()):
             one.writing = [0] * SLOTS
             one.read = None
@@ -219,9 +221,6 @@ class HostProc(Proc):
         self.look()
 
     def found(self, one: SlotSet) -> None:
-        if self.node.sets.get(one.index) is not one:
-            return
-        self.found_sets.add(one.index)
         trainer = "" if one.trainer is None else one.trainer.name
         self.feed(SetFound(index=one.index, trainer=trainer, word=one.word, contents=tuple(one.content), host_word=one.word_out))
 
@@ -266,13 +265,11 @@ class HostProc(Proc):
         self.due = fed = False
         self.looked_s = self.world.now_s
         for one in list(self.node.sets.values()):
-            if one.index not in self.found_sets:
-                continue  # it is told of it in a moment
             trainer = one.living
             if trainer is not None and trainer.set is one and self.known.get(trainer.connection) != (trainer, one.index):
                 if trainer.machine is not None:
                     self.meet(trainer)
-            fed |= self._read(one)
+            fed |= self.read(one)
         for index in self.machine.suspects:
             one = self.node.sets[index]
             if one.living is None:
@@ -297,7 +294,7 @@ class HostProc(Proc):
             )
         )
 
-    def _read(self, one: SlotSet) -> bool:
+    def read(self, one: SlotSet) -> bool:
         if one.word is None or one.word is one.read:
             return False
         one.read = one.word
@@ -311,7 +308,7 @@ class HostProc(Proc):
         if trainer.clean:
             self.feed(SaidBye(connection=trainer.connection))
         if trainer.set.trainer is trainer and self.node.sets.get(trainer.set.index) is trainer.set:
-            self._read(trainer.set)
+            self.read(trainer.set)
         self.feed(Disconnected(connection=trainer.connection))
         self.poke()
 

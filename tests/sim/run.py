@@ -36,7 +36,7 @@ class Result:
 def simulate(
     seed: int,
     *,
-    hosts: int = 3,
+    hosts: int = 0,
     events: int = 120,
     faults: int = 3,
     mutations: Collection[str] = (),
@@ -46,7 +46,7 @@ def simulate(
 
     Args:
         seed: names the schedule; the same one gives the same events.
-        hosts: nodes, one trainer each.
+        hosts: nodes, one trainer each; 0: one to three, by the seed.
         events: about how many events pass before the faults stop; the run then has to finish.
         faults: at least so many.
         mutations: bugs planted into the simulated shells, by name (see `tests.sim.mutations`).

@@ -94,7 +94,7 @@ class TrainerProc(Proc):
         self.machine: Trainer | None = None
         self.connection = world.new_connection()
         self.name = f"t{self.connection}"
-        self.set: SlotSet = node.new_set(self)
+        self.set: SlotSet  # once its HostActor has allotted one
         self.number = 0  # of the last word that was written
         self.want = group.want
         self.rollback = group.rollback
@@ -158,6 +158,11 @@ class TrainerProc(Proc):
             self.world.on(self, 5.0, self._send, event)
 
     def begin(self) -> None:
+        actor = self.node.actor
+        if actor is None or not actor.awake:  # it asks until somebody allots it slots
+            self.world.on(self, 0.3, self.begin)
+            return
+        self.set = self.node.new_set(self, actor)
         self.call(
             lambda ask: Joined(
                 ask=ask,
@@ -251,12 +256,16 @@ class TrainerProc(Proc):
                 raise Violation(f"restore from storage of step {choice.step}, which is not visible")
             saved = world.storage.shown_bytes(choice.step)
         self.group.restored[self.rank] = (choice.tier, choice.step, saved)
-        self.call(lambda ask: RestoreTried(ask=ask, lineage=choice.begins, rank=self.rank, step=choice.step, ok=ok, error=error))
+        step, number = choice.step, self.number
+        self.call(
+            lambda ask: RestoreTried(ask=ask, lineage=choice.begins, rank=self.rank, step=step, ok=ok, error=error, word=number)
+        )
 
     def _settled(self, reply: RestoreSettled) -> None:
         assert self.machine is not None
         self.world.check_settled(self, reply.step)
         self.machine.settled(ahead=reply.ahead, safe=reply.safe)
+        self._speak(self.machine.word())
         self.step = max(0, reply.step)
         self.stage = "train"
         self.group.called[self.rank] = self.step
@@ -335,6 +344,9 @@ class TrainerProc(Proc):
     def _unhold(self, again: int, saved: Saved) -> None:
         machine = self.machine
         assert machine is not None
+        word = self.set.word_out
+        if word is not None and word.failure is not None:
+            self.die(f"{word.failure.error}: {word.failure.message}")
         if machine.held is None or saved != self.held:
             return  # another one has taken its place, or a restore has given it up
         taken = machine.take_slot(self.set.word_out)
@@ -403,12 +415,12 @@ class TrainerProc(Proc):
         assert machine is not None
         if self.stage != "train" or machine.staging or self.set.large or node.actor is None or not node.actor.awake:
             return
-        larger = node.larger_set(self)
+        larger = node.larger_set(self, node.actor)
         if larger is not None:
             self.set = larger
             machine.new_slots(SLOTS)
             self._speak(machine.word())
-            self.world.on(node.actor, 0.0, node.actor.look)
+            node.actor.meet(self)
 
     def _begin_slot(self, slot: int, step: int, again: int, promised: bool, saved: Saved) -> None:
         self.world.check_reuse(self, slot)

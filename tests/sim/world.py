@@ -43,6 +43,7 @@ class World(Launcher):
         self.seed = seed
         rng = Random(seed)
         self.rng = rng
+        hosts = hosts or rng.choice((1, 2, 2, 3, 3, 3))
         self.random = rng.random
         self.mutations = frozenset(mutations)
         self.tracing = tracing
