@@ -97,6 +97,7 @@ class Restoring:
     def _settled(self, reply: RestoreSettled) -> None:
         with self._pipeline.locked() as machine:
             machine.settled(ahead=reply.ahead, safe=reply.safe)
+        self._pipeline.speak()
 
     def _settle(
         self, choice: RestoreChoice, restored: Restored | None, problem: RaystateError | None
@@ -113,6 +114,7 @@ class Restoring:
                 error=str(problem or ""),
                 damaged=isinstance(problem, CorruptCheckpointError | StepNotFoundError),
                 tier=restored.tier if restored is not None else "init",
+                word=session.number,
             ),
             timeout_s=session.config.restore_timeout_s,
             phase="restore",

@@ -353,6 +353,7 @@ class CoordinatorLoop:
             kept = tuple(self._keep(sorted((*command.live, new), key=lambda one: one.step)))
         except Exception as caught:
             logger.debug("building step %d failed", command.step, exc_info=True)
+            hopeless = isinstance(caught, ConfigError)  # values that differ between ranks will differ the next time
             error = _one_line(caught)
         self._parts.pop(command.save, None)
         self.post(Packaged(save=command.save, metrics=metrics, time_s=now_s, kept=kept, error=error, hopeless=hopeless))

@@ -281,6 +281,8 @@ class HostLoop:
             except CapacityError:
                 self._drop_unneeded()
                 held = allot()
+            for event in self._store.changes():  # the trainer's set before this one: its last word
+                self._feed(event)
             self._feed(self._store.found(held))
             self._drop_unneeded()
             return str(held.path), held.index
