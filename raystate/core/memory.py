@@ -43,6 +43,7 @@ class HostView:
         "told_base_s",
         "trainers",
         "up",
+        "up_s",
         "why_down",
     )  # fmt: skip
 
@@ -51,6 +52,7 @@ class HostView:
         self.incarnation = ""
         self.past: dict[str, int] = {}  # replaced incarnations, each with the newest report number seen
         self.up = True
+        self.up_s = now_s  # since when
         self.why_down = ""
         self.back_until_s = -1e9  # down with its pieces, but expected back until then
         self.heard_s = now_s

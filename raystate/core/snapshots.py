@@ -95,6 +95,7 @@ class Snapshots:
         view.heard_s = self.desk.now_s
         if not view.up:
             view.up = True
+            view.up_s = self.desk.now_s
             self._untold.append(view)
             self.desk.log("info", f"host {view.host} is back")
             self.desk.stir = True

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raystate.core.errors import RaystateError
 from raystate.runtime import doorbell
 from raystate.runtime.doorbell import BYE, MAX_LINE_BYTES, RING, Bell, Caller, Door, Hello, socket_path
-from raystate.core.errors import RaystateError
 
 HELLO = Hello(rank=1, world=2, lineage="1.1.a", incarnation="i1")
 LIMIT_S = 30.0  # of waiting for what is bound to come

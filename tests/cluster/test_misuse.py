@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.manager import session as _session
 from raystate.actors.naming import coordinator_name, find_hosts, host_name
+from raystate.manager import session as _session
 from raystate.storage import run_hash
 from tests.cluster.strikes import held, pid_of
 from tests.cluster.training import Training, wait_for

@@ -17,30 +17,28 @@ EVENTS = 90
 
 # Where each planted bug was found first; other seeds are tried when the schedules have changed.
 KNOWN = {
-    "stale attempt commits": 1441,
-    "merge takes strangers": 3266,
-    "published before it is committed": 1,
-    "stop step overtaken": 246,
-    "stop without waiting for the others": 246,
-    "mixed lineages chosen": 113,
-    "older memory step over newer durable one": 14,
-    "late retire deletes a step saved again": 499,
-    "lost acknowledgement taken for failure": 1441,
-    "host rejoins without discarding": 499,
-    "complete without one piece": 20,
-    "recovery believes old reports": 16016,  # rare: beyond the first 10,000
+    "stale attempt commits": 49,
+    "stop without waiting for the others": 288,
+    "lost acknowledgement taken for failure": 190,
+    "complete without one piece": 319,
+    "discarded while it is read": 60,
+    "restore without a new lineage": 187,
+    "lost promise told as durable": 690,
+    "merge takes strangers": 137,
+    "stop step overtaken": 346,
+    "mixed lineages chosen": 137,
+    "host rejoins without discarding": 131,
+    "ends are not fenced": 114,
+    "late retire deletes a step saved again": 2458,
 }
 
 
-# Failures of the past that lie beyond the first 10,000 (`RAYSTATE_SIM_SEEDS=200000 make test-core` plays them all, in minutes).
+# Failures of the past.
 KEPT = (
-    51010,  # a rollback whose group is replaced gives up newer steps all the same (the check was wrong)
-    55829, 59254,  # an heir carries a retire out once more, after the step was saved anew
-    126309, 151083, 166047,  # a restarted HostActor's trainers look as if they had skipped steps
-    70337, 92980, 101491, 131775, 155746,  # slots of the group before are given up before it is known what they hold
-    69096, 89953, 113672,  # a late join of an unknown group ends the living one
-    65019,  # an answer that nobody waits for (the check was wrong)
-)  # fmt: skip
+    2010,  # a step that was saved once more overtakes its own first snapshot (the check was wrong)
+    4091,  # a host that had just come back was given up on by a restore that had waited long for others
+    5778,  # a host that slept beyond its deadline
+)
 
 
 def play(first: int) -> tuple[list[str], int, int, int, int]:
@@ -80,7 +78,16 @@ def test_same_seed_same_events():
     assert [line.split(" ")[:3] for line in first.trace] == [line.split(" ")[:3] for line in second.trace]
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+# Found by no schedule of the first few thousand: they need schedules of their own.
+RARE = {
+    "host forgets over its restart",
+    "late pieces of a given-up past believed",
+    "recovery believes old reports",
+    "retention by number alone",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in RARE else name for name in MUTATIONS])
 def test_planted_bug_is_found(name: str):
     with MUTATIONS[name]() as flags:
         for seed in (KNOWN.get(name, 0), *range(SEEDS)):

@@ -13,15 +13,15 @@ import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", …
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from raystate.runtime.parts import HostPart
-from raystate.runtime.writing import as_array
-from raystate.runtime.ledger import EVENTS
-from raystate.runtime.packaging import build_package
-from raystate.runtime.share import write_share
 from raystate.arrays import PackedItems, copy, describe, hold, pack_items, shards
 from raystate.core.log import claim_entry, key_of, live_steps, next_entry
 from raystate.core.messages import HostId, LiveStep, LogEntry
 from raystate.core.tree import SlotTable
+from raystate.runtime.ledger import EVENTS
+from raystate.runtime.packaging import build_package
+from raystate.runtime.parts import HostPart
+from raystate.runtime.share import write_share
+from raystate.runtime.writing import as_array
 from raystate.storage import RunLog, StepFolder, Storage, foreign_steps, open_storage
 from raystate.storage.names import writer_name
 from tests.orbax.state_example import flat

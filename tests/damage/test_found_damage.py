@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from raystate import verification
-from raystate.runtime.ledger import EVENTS, Recovery, read_recoveries
 from raystate.arrays import set_iterators
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, LeafSpec
 from raystate.orbax.array_reads import read_boxes
+from raystate.runtime.ledger import EVENTS, Recovery, read_recoveries
 from raystate.storage import open_storage
 from raystate.storage.names import GUARD, LOG, PACKAGES
 from tests.damage.a_run import STEPS, Counting

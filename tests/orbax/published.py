@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from raystate.runtime.share import write_share
 from raystate.core.tree import ArraySpec, DataObject, LeafSpec, TreeSpec
 from raystate.orbax.merge import build_files, own_folders
 from raystate.orbax.writer import write_item
+from raystate.runtime.share import write_share
 from raystate.storage import data_objects, open_storage
 from tests.orbax.state_example import ARRAYS, array, notes, state
 

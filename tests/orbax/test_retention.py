@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from orbax.checkpoint import checkpoint_managers as cm
 
-from raystate.runtime.retention import orbax_keep
 from raystate.config import StateConfig
 from raystate.core.messages import LiveStep
 from raystate.core.retention import choose_retired
+from raystate.runtime.retention import orbax_keep
 
 NAN = float("nan")
 

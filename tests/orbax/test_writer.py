@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from raystate.runtime.share import write_share
 from raystate.arrays.tree import STORABLE
 from raystate.core.errors import ConfigError, StorageError
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
 from raystate.orbax import writer as writer_module
 from raystate.orbax.writer import write_item
+from raystate.runtime.share import write_share
 from raystate.storage import directory, open_storage
 from tests.orbax.published import kv_base, pieces, state_tree
 from tests.orbax.state_example import ARRAYS, bits

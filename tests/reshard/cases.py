@@ -16,14 +16,14 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import raystate
-from raystate.runtime.parts import HostPart
-from raystate.runtime.writing import as_array
-from raystate.runtime.packaging import build_package
-from raystate.runtime.share import write_share
 from raystate.arrays import copy, describe, hold, shards
 from raystate.core.local_values import local_checksums
 from raystate.core.messages import HostId
 from raystate.core.tree import SlotTable
+from raystate.runtime.packaging import build_package
+from raystate.runtime.parts import HostPart
+from raystate.runtime.share import write_share
+from raystate.runtime.writing import as_array
 from raystate.storage import StepFolder, open_storage
 
 SAVE = "a1kreshard"

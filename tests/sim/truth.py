@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from raystate.core.messages import (
+    NOWHERE,
     Advise,
     Answer,
     Invalidate,
@@ -39,6 +40,7 @@ class Truth:
         self.parents: dict[str, tuple[Saved, int] | None] = {}  # line -> what it goes on from
         storage.is_given_up = self.is_given_up
         self.true_stable: dict[str, int] = {}
+        self.true_place: dict[str, tuple[int, int]] = {}  # the same with `again`
         self.skipped: set[tuple[str, int]] = set()
         self.worlds: dict[str, int] = {}
         self.choices: dict[str, RestoreChoice] = {}
@@ -58,8 +60,9 @@ class Truth:
         ranks = self.staged_count.setdefault(key, set())
         ranks.add(piece.rank)
         self.worlds[piece.lineage] = piece.world
-        if len(ranks) == piece.world and piece.step > self.true_stable.get(piece.lineage, -1):
-            self.true_stable[piece.lineage] = piece.step
+        if len(ranks) == piece.world:
+            self.true_stable[piece.lineage] = max(piece.step, self.true_stable.get(piece.lineage, -1))
+            self.true_place[piece.lineage] = max(piece.id.place, self.true_place.get(piece.lineage, NOWHERE))
 
     def is_given_up(self, saved: Saved, step: int) -> bool:
         """The present line of training does not go back to it."""
@@ -91,10 +94,8 @@ class Truth:
         mine = machine.lineage
         what = f"slot reuse: rank {trainer.rank} of {mine} {what} step {content.step} of {content.lineage}"
         if content.lineage == mine:
-            if self.true_stable.get(mine, -1) > content.step or (mine, content.step) in self.skipped:
+            if self.true_place.get(mine, NOWHERE) > content.id.place or (mine, content.step) in self.skipped:
                 return
-            if content.again < machine.again and self.true_stable.get(mine, -1) == content.step:
-                return  # the step was saved once more
             raise Violation(f"{what}: nothing newer is complete on all hosts")
         choice = self.choices.get(mine)
         if self.true_stable.get(mine, -1) >= 0:

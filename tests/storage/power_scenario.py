@@ -166,10 +166,10 @@ def real_package(folder: StepFolder) -> Package:
 
 
 def _write_part(folder: StepFolder, host: int):
-    from raystate.runtime.parts import HostPart
-    from raystate.runtime.share import write_share
     from raystate.core.messages import HostId
     from raystate.core.tree import SlotTable
+    from raystate.runtime.parts import HostPart
+    from raystate.runtime.share import write_share
     from tests.orbax.published import pieces, state_tree, values_of
     from tests.orbax.state_example import state
 

@@ -18,8 +18,8 @@ from raystate.core.log import claim_entry, key_of, next_entry
 from raystate.core.sealed import seal, unseal
 from raystate.storage import ObjectMissingError, RunLog, Storage, StorageWrapper, collect_garbage, find_garbage
 from raystate.storage.names import BASES, LOG, base_name, base_number, log_name
-from raystate.verification import verify_log
 from raystate.testing.storage import DiedError, DyingAt, Failing, LosingAnswers, Recording
+from raystate.verification import verify_log
 
 SEED = int(os.environ["RAYSTATE_SEED"])
 SMALL = 900  # bytes of an entry: half a dozen steps
