@@ -198,9 +198,13 @@ def test_a_coordinator_that_does_not_answer(config: raystate.StateConfig, monkey
             r"rank 0: no answer from the Coordinator in phase 'flush' for [3-9] s \(GetTimeoutError\)", str(caught.value)
         )
         assert caught.value.waited_s >= 3.0
-        with pytest.raises(raystate.BarrierTimeoutError, match=r"rank 0 \(host \w{8}\) waited 1 s at step 7 for the other ranks"):
+
+        def wait() -> None:
             while True:
                 manager._pipeline._agreed_or_raise(7)  # as at a step that was agreed and never confirmed
+
+        with pytest.raises(raystate.BarrierTimeoutError, match=r"rank 0 \(host \w{8}\) waited 1 s at step 7 for the other ranks"):
+            wait()
 
 
 def test_a_write_that_does_not_end(config: raystate.StateConfig) -> None:
