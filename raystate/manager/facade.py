@@ -367,10 +367,8 @@ def _close_earlier(config: StateConfig) -> None:
     earlier = _managers.get(run_hash(config.storage, config.run))
     if earlier is None:
         return
-    if earlier._world > 1:
-        raise RaystateError(
-            f"a StateManager of run {config.run!r} is open in this process: close() it first (on every process)", rank=earlier._rank
-        )
+    if jax.process_count() > 1:
+        raise RaystateError(f"a StateManager of run {config.run!r} is open in this process: close() it first (on every process)")
     logger.info("run %r: the StateManager that this process has open is closed first", config.run)
     try:
         earlier.close()

@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -359,7 +359,7 @@ class Pipeline:
             )  # fmt: skip
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Generator[None, None, None]:
         """A copy that is running comes to its end, and no other begins. Raises BarrierTimeoutError."""
         with self._lock:
             self._paused += 1
@@ -419,7 +419,7 @@ class Pipeline:
             self._session.write_word(self.machine.word())
 
     @contextmanager
-    def locked(self) -> Iterator[Trainer]:
+    def locked(self) -> Generator[Trainer, None, None]:
         """The machine, while nobody else uses it."""
         with self._lock:
             yield self.machine

@@ -212,7 +212,8 @@ def test_a_restarted_coordinator_knows_whose_the_run_is(ray_cluster: Any, make_r
         wait_for(lambda: pid_of(coordinator_name(name)) not in (None, pid), "a new Coordinator")
         coordinator = find_actor(coordinator_name(name))
         assert coordinator is not None
-        mine, other = manager._session.link._owner, this_owner("another")
+        link: Any = manager._session.link
+        mine, other = link._owner, this_owner("another")
         refused, accepted = ray.get([coordinator.hello.remote(one, False) for one in (other, mine)], timeout=60.0)
         assert isinstance(refused, Failure)
         assert refused.error == "RunInUseError"

@@ -121,17 +121,21 @@ def test_last_step_is_durable_although_no_snapshot_was_due(config: raystate.Stat
 
 
 def test_user_exception_leaves_the_snapshots_durable(config: raystate.StateConfig) -> None:
+    kept: list[int] = []
+
     def training() -> None:
         with raystate.StateManager(config.replace(save_every_steps=100)) as manager:
             manager.restore(_state())
             for step in range(1, 20):
                 manager.save(step, _state(step))
-                time.sleep(0.05)  # a computation
+            with manager._pipeline.locked() as machine:  # a busy machine may have skipped the newest ones
+                assert machine.kept is not None
+                kept.append(machine.kept.step)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         training()
-    assert (raystate.Reader(config.storage).latest_step() or 0) >= 15
+    assert raystate.Reader(config.storage).latest_step() == kept[0] > 0
 
 
 def train_where_only_rank_0_saves(config: dict[str, Any]) -> None:

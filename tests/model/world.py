@@ -392,7 +392,7 @@ class World:
                 self.published(event.step)
             real(event)
 
-        loop.post = post  # type: ignore[method-assign]
+        loop.post = post
         self.coordinator = loop
         loop.claim()
 
