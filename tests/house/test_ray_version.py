@@ -48,7 +48,7 @@ def test_an_untested_version_is_named_once(monkeypatch: pytest.MonkeyPatch, capl
     [
         ("ray.train.v2._internal.execution.controller.state", "raystate.fit"),
         ("ray._private.state", "raystate.RayTrainCallback"),
-        ("ray.experimental.internal_kv", "raystate.StateManager"),
+        ("ray.experimental.internal_kv", "raystate.StateManager(raystate.StateConfig(storage='/x', run='r'))"),
     ],
 )
 def test_a_ray_without_what_we_import_is_an_error_that_says_so(lacks: str, use: str):
