@@ -216,9 +216,10 @@ class Recovery:
         late = self._late_hosts.first(memory.views, self._is_late)
         if late is not None:
             return f"a report of host {late.host}"
-        unheard = self._late_ranks.first(range(group.world or 0), lambda rank: not group.heard(rank, self._words.get(rank, 0)))
-        if unheard is not None:
-            return f"a report of what {self.joins.where([unheard])} had saved when it asked"
+        if not self._renewed:  # else they were heard for the first choice, and their next lineage says nothing of the one before
+            unheard = self._late_ranks.first(range(group.world or 0), lambda rank: not group.heard(rank, self._words.get(rank, 0)))
+            if unheard is not None:
+                return f"a report of what {self.joins.where([unheard])} had saved when it asked"
         job = self.saves.running
         committing = job is not None and job.phase in ("packaging", "committing")
         best = self._memory_choice(None) if self._want is None else None

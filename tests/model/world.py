@@ -281,6 +281,7 @@ class Rank:
 
     def open(self, group: str) -> StateManager:
         """A StateManager of this rank."""
+        self.world.storage.out = False  # a run that begins in an outage is refused, which is no sequence of calls
         self.link = ModelLink(self.world, self, self.host)
         self.manager = StateManager._over(self.link, self.world.config, rank=self.number, world=self.world.ranks, group=group)
         return self.manager
