@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
+import select
 import socket
 import struct
 import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +22,9 @@ RING = b"\n"
 BYE = b"B"  # the trainer detaches on purpose
 CONNECT_TIMEOUT_S = 5.0
 RECONNECT_INTERVAL_S = 0.1
+
+# A forked child, such as a data loader's, shares its parent's sockets: it would keep the connection open after the parent's death.
+_bells: weakref.WeakSet[Bell] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,13 @@ def peer_pid(connection: socket.socket) -> int:
     return struct.unpack("3i", credentials)[0]
 
 
+def has_hung_up(connection: socket.socket) -> bool:
+    """Whether the other end is closed, even if something of what it sent is still unread."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 class Bell:
     """The trainer's side: rings, and reconnects by itself when the HostActor is restarted."""
 
@@ -70,6 +83,7 @@ class Bell:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._socket: socket.socket | None = None
+        _bells.add(self)
         self._connect()
         self._keeper = threading.Thread(target=self._keep, name="raystate-bell", daemon=True)
         self._keeper.start()
@@ -132,3 +146,18 @@ class Bell:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
         self._keeper.join(timeout=CONNECT_TIMEOUT_S)
+
+    def drop_in_child(self) -> None:
+        """After a fork: give up the child's copy of the connection. No lock, its holder may not exist in the child."""
+        connection, self._socket = self._socket, None
+        self._closed.set()
+        if connection is not None:
+            connection.close()  # the parent's copy stays open
+
+
+def _drop_in_child() -> None:
+    for bell in list(_bells):
+        bell.drop_in_child()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)

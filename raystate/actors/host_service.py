@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from raystate import fault_points
-from raystate.actors.doorbell import BYE, Hello, listen, peer_pid
+from raystate.actors.doorbell import BYE, Hello, has_hung_up, listen, peer_pid
 from raystate.actors.naming import give_way
 from raystate.actors.share import write_share
 from raystate.arena import HostArena, Slot, SlotHeader, SlotSet, crc32c
@@ -90,6 +90,7 @@ class _Trainer:
     pid: int
     connection: socket.socket
     said_bye: bool = False
+    ended: bool = False  # by this HostActor
     buffer: bytes = b""
 
 
@@ -268,8 +269,11 @@ class HostService:
                 self._return_grants(slot_set, state)
             state.exit_reported = True
         clean = trainer.said_bye or (state is not None and state.word is not None and state.word.phase == "closing")
-        reason = "left" if clean else f"trainer rank {hello.rank} (pid {trainer.pid}) died"
-        self._say_exit(TrainerExited(host=self._host, lineage=hello.lineage, rank=hello.rank, clean=clean, reason=reason))
+        how = "was ended" if trainer.ended else "died"
+        reason = "left" if clean else f"trainer rank {hello.rank} (pid {trainer.pid}) {how}"
+        self._say_exit(
+            TrainerExited(host=self._host, lineage=hello.lineage, rank=hello.rank, clean=clean, reason=reason, ended=trainer.ended)
+        )
 
     def _say_exit(self, event: TrainerExited) -> None:
         if not event.clean:
@@ -562,6 +566,7 @@ class HostService:
         with self._lock:
             doomed = [t for t in self._trainers.values() if t.hello.lineage == lineage and not t.said_bye]
             for trainer in doomed:
+                trainer.ended = trainer.ended or not has_hung_up(trainer.connection)  # else it was dead already, of itself
                 logger.warning("ending trainer rank %d (pid %d): %s", trainer.hello.rank, trainer.pid, reason)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(trainer.pid, signal.SIGKILL)

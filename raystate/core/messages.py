@@ -309,13 +309,17 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerExited:
-    """A trainer's process is gone, or it said that it failed. `clean`: it had left or detached on purpose."""
+    """A trainer's process is gone, or it said that it failed.
+
+    `clean`: it had left or detached on purpose. `ended`: its HostActor ended it, because its group could not go on.
+    """
 
     host: HostId
     lineage: str
     rank: int
     clean: bool
     reason: str
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
