@@ -14,15 +14,14 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from raystate.actors.coordinator import Hello as CoordinatorHello
 from raystate.actors.coordinator import ensure_coordinator, this_owner
 from raystate.actors.doorbell import Bell, Hello
+from raystate.actors.entering import enter
 from raystate.actors.host_service import host_word_from_json, trainer_word_to_json
-from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, host_name, wait_until_gone
-from raystate.actors.release import replace_older
+from raystate.actors.naming import coordinator_name, find_actor, host_name, wait_until_gone
 from raystate.arena import TrainerArena
 from raystate.config import StateConfig
-from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, RunInUseError, error_from_name
+from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, error_from_name
 from raystate.core.messages import (
     Ask,
     Failure,
@@ -79,33 +78,7 @@ class Session:
     # ------------------------------------------------------------ the Coordinator
 
     def _hello(self, takeover: bool) -> None:
-        owner = self._owner
-        deadline_s = time.monotonic() + self.config.start_timeout_s
-        while True:
-            try:
-                coordinator = ensure_coordinator(self.config, self.run_hash, owner)
-                reply = ray.get(coordinator.hello.remote(owner, takeover), timeout=max(0.1, deadline_s - time.monotonic()))
-            except (RayActorError, GetTimeoutError) as error:
-                if time.monotonic() > deadline_s:
-                    raise BarrierTimeoutError(
-                        f"the Coordinator of run {self.config.run!r} did not answer within {self.config.start_timeout_s:.0f} s "
-                        f"({error.__class__.__name__})",
-                        phase="start", rank=self.rank, waited_s=self.config.start_timeout_s,
-                    ) from None  # fmt: skip
-                time.sleep(RETRY_S)
-                continue
-            if isinstance(reply, Failure):
-                error = error_from_name(reply.error, reply.message, reply.details)
-                if isinstance(error, RunInUseError) and error.starting and time.monotonic() < deadline_s:
-                    time.sleep(RETRY_S)  # soon it trains, or it is known to have given up
-                    continue
-                raise error
-            assert isinstance(reply, CoordinatorHello)
-            if reply.protocol != PROTOCOL:
-                # Another version's actors: a new submission replaces them; storage and arenas carry everything they knew.
-                replace_older(self.run_hash)
-                continue
-            return
+        enter(self.config, self.run_hash, self._owner, takeover=takeover)
 
     def _join(self, group: str) -> JoinReply:
         nonce = secrets.token_hex(4)

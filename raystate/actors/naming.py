@@ -17,7 +17,7 @@ from raystate.core.messages import HostId
 
 NAMESPACE = "raystate"
 WORK_NICENESS = 10
-PROTOCOL = 1  # of the messages between trainers, HostActors and Coordinator
+PROTOCOL = 2  # of the messages between trainers, HostActors and Coordinator
 
 
 def coordinator_name(run_hash: str) -> str:
