@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from raystate.actors.blame import raised
 from raystate.actors.coordinator import ensure_coordinator, this_owner
 from raystate.actors.doorbell import Bell, Hello
 from raystate.actors.entering import enter
@@ -123,11 +124,15 @@ class Session:
                 raise error_from_name(reply.error, reply.message, reply.details)
             return reply
 
-    def say_failed(self, reason: str) -> None:
-        """This rank's training failed: the others are stuck without it. Best effort."""
+    def say_failed(self, reason: str, error: BaseException) -> None:
+        """This rank's training failed: the others are stuck without it. Best effort.
+
+        With the exception: the launcher may find this process ended before it has read it there.
+        """
         coordinator = find_actor(coordinator_name(self.run_hash))
         if coordinator is not None:
-            coordinator.tell.remote(TrainerExited(host=self.host, lineage=self.lineage, rank=self.rank, clean=False, reason=reason))
+            event = TrainerExited(host=self.host, lineage=self.lineage, rank=self.rank, clean=False, reason=reason)
+            coordinator.failed.remote(event, raised(self.rank, error))
 
     def recoveries(self) -> list[dict[str, Any]]:
         """The ledger so far. Empty if the Coordinator can't say."""

@@ -12,7 +12,6 @@ import operator
 import secrets
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +23,7 @@ from raystate import fault_points
 from raystate._memory import MemorySnapshot, content_from_memory
 from raystate._session import Session
 from raystate._stager import Job, Stager
+from raystate.actors.own_ray import start_ray
 from raystate.arrays import Described, Plan, Spare, describe, hold, pack_items
 from raystate.config import StateConfig
 from raystate.core.errors import (
@@ -83,10 +83,7 @@ class StateManager:
         self.config: StateConfig = given
         self._launched = context is not None
         if not ray.is_initialized():
-            with warnings.catch_warnings():
-                # Of a fork in a process that uses JAX. Ray only starts programs, which is safe.
-                warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
-                ray.init(include_dashboard=False, logging_level=logging.WARNING)
+            start_ray()
         rank, world, group = _membership(context)
         launch = context.launch if context is not None else None if world == 1 else group
         self._session = Session(given, rank=rank, world=world, group=group, launch=launch, takeover=takeover)
@@ -576,7 +573,7 @@ class StateManager:
         # First leave, then tell: whoever is still attached is ended with the group, and this process has an exception to report.
         self._detach(failed=reason)
         with contextlib.suppress(Exception):
-            self._session.say_failed(reason)
+            self._session.say_failed(reason, error)
             if not self._launched:  # nobody restarts this script: what is in memory becomes durable now
                 self._session.ask(
                     lambda ask: ReleaseAsked(ask=ask, reason=reason), timeout_s=self.config.save_timeout_s, phase="release"
