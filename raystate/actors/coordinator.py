@@ -5,58 +5,60 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import pickle
 import secrets
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayActorError, RayError
 
+from raystate import launch_context
 from raystate.actors.host import create_host
+from raystate.actors.kept import Kept, Tenant, cluster_token, take_storage
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name
 from raystate.config import StateConfig
-from raystate.core.messages import Advice, EndTrainers, Event, Failure, HostId, Invalidate, Reply, Write
-from raystate.ray_version import ray_internals
+from raystate.core.errors import RunInUseError
+from raystate.core.messages import (
+    Advice,
+    EndTrainers,
+    Event,
+    Failure,
+    HostId,
+    Invalidate,
+    ReleaseAsked,
+    Reply,
+    TrainerExited,
+    Write,
+)
+from raystate.runtime.ends import End
 from raystate.runtime.ledger import Recovery
+from raystate.runtime.tenancy import Occupancy, Owner, admit, in_use, occupancy
 
-with ray_internals():
-    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+if TYPE_CHECKING:
+    from raystate.runtime.coordinator_loop import CoordinatorLoop
 
 GOODBYE_S = 5.0  # how long the ended Coordinator waits for its last replies to be read
 CLOSE_HOST_TIMEOUT_S = 20.0
-STARTING_S = 10.0  # an owner's trainers start, or start again: nobody else gets in between
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """Who uses the run.
-
-    Attributes:
-        job_id: the Ray job.
-        node: where its process runs.
-        launch: stays the same over the restarts of one `fit`; tells apart two uses of a run within one job, such as trials of a sweep
-            that were given the same storage.
-    """
-
-    job_id: str
-    node: str
-    launch: str
-
-    @property
-    def identity(self) -> tuple[str, str]:
-        return self.job_id, self.launch
+USE_S = 10.0  # another run's Coordinator says within it who uses it
+TURN_S = 120.0  # a Coordinator whose storage another run has doesn't wait longer for its turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
+    """The asker may use the run.
+
+    `outdated`: but this Coordinator has another configuration: field -> (its value, the asker's). The asker ends it and makes its own.
+    """
+
     attempt: int
     pid: int
     protocol: int
     newest_step: int
+    outdated: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict[str, tuple[Any, Any]])
 
 
 class RayHosts:
@@ -134,36 +136,54 @@ class CoordinatorActor:
         for name in [name for name in os.environ if name.startswith("TPU_")]:
             del os.environ[name]
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        from raystate.runtime.coordinator_loop import CoordinatorLoop
-        from raystate.runtime.retention import orbax_keep
-        from raystate.storage import open_storage
 
         _log_to_stderr()
-        self._kept_owner = _Kept(f"raystate:owner:{run_hash}")
+        self._config = config
+        self._run_hash = run_hash
+        self._kept_owner = Kept(f"raystate:owner:{run_hash}")
         # A killed Coordinator comes back with the arguments of its first start: the run may have changed hands since.
         if ray.get_runtime_context().was_current_actor_reconstructed:
             owner = self._kept_owner.get() or owner
-        self._kept_owner.put(owner)
         self._owner = owner
         self._owner_s = time.monotonic()  # when it last said hello
         self._lefts: set[int] = set()
         self._left_all = threading.Event()
-        self._world = 1
         self._kill_me = ray.get_runtime_context().current_actor
-        cluster = cluster_token()
-        identity = f"{cluster}.{run_hash}"
+        self._service: CoordinatorLoop | None = None
+        self._start()
+        if self._service is None:
+            threading.Thread(target=self._end_unless_started, name="raystate-turn", daemon=True).start()
+
+    def _start(self) -> Tenant | None:
+        """Take the storage and begin; or, if another run of this cluster has it, that one."""
+        mine = Tenant(run=self._config.run, run_hash=self._run_hash)
+        other = take_storage(self._config.storage, mine, lambda one: find_actor(coordinator_name(one.run_hash)) is not None)
+        if other is not None:
+            return other
+        from raystate.runtime.coordinator_loop import CoordinatorLoop
+        from raystate.runtime.retention import orbax_keep
+        from raystate.storage import open_storage
+
+        self._kept_owner.put(self._owner)
+        identity = f"{cluster_token()}.{self._run_hash}"
         self._service = CoordinatorLoop(
-            settings=config.core_settings(),
-            keep=orbax_keep(config),
-            storage=open_storage(config.storage),
-            hosts=RayHosts(config, run_hash),
-            known_hosts=find_hosts(run_hash),
+            settings=self._config.core_settings(),
+            keep=orbax_keep(self._config),
+            storage=open_storage(self._config.storage),
+            hosts=RayHosts(self._config, self._run_hash),
+            known_hosts=find_hosts(self._run_hash),
             writer=f"{identity}.{secrets.token_hex(4)}",
             # This actor's name is unique in its cluster: whoever had it before is dead.
             is_dead=lambda writer: writer.startswith(f"{identity}."),
             on_end=self._on_end,
         )
         self._service.start()
+        return None
+
+    def _end_unless_started(self) -> None:
+        time.sleep(TURN_S)
+        if self._service is None:
+            ray.kill(self._kill_me, no_restart=True)
 
     def _on_end(self, _reason: str) -> None:
         threading.Thread(target=self._end, name="raystate-end", daemon=True).start()
@@ -174,29 +194,91 @@ class CoordinatorActor:
         ray.kill(self._kill_me, no_restart=True)
 
     async def hello(self, owner: Owner, takeover: bool) -> Hello | Failure:
-        """Who is asking. RunInUseError while somebody else's trainers are alive or about to join, unless `takeover`."""
-        service = self._service
+        """Who is asking, and with which configuration. See `tenancy.admit` for who gets in."""
+        now_s = time.monotonic()
+        if self._service is None and (other := self._start()) is not None:
+            return await self._other_uses(other, takeover)
+        service = self._started
         if service.failed is not None:
             return service.failed
-        now_s, old = time.monotonic(), self._owner
-        if owner.identity != old.identity and not takeover:
-            training = service.in_use
-            if training or now_s - max(self._owner_s, service.last_in_use_s) < STARTING_S:
-                return Failure(
-                    error="RunInUseError",
-                    message=f"the run is in use by Ray job {old.job_id} on node {old.node[:8]}; pass takeover=True to end it",
-                    details={**dataclasses.asdict(old), "starting": not training},
-                )
-        if owner != old:
+        admission = admit(
+            self._owner,
+            owner,
+            service.ledger.presence,
+            config=self._config,
+            owner_s=self._owner_s,
+            now_s=now_s,
+            takeover=takeover,
+        )
+        if admission.failure is not None:
+            return admission.failure
+        if owner.identity != self._owner.identity or owner.rank == 0:
+            self._owner = owner
             self._kept_owner.put(owner)
-        self._owner, self._owner_s = owner, now_s
-        return Hello(attempt=service.attempt, pid=os.getpid(), protocol=PROTOCOL, newest_step=service.ledger.newest_step)
+        self._owner_s = now_s
+        return Hello(
+            attempt=service.attempt,
+            pid=os.getpid(),
+            protocol=PROTOCOL,
+            newest_step=service.ledger.newest_step,
+            outdated=admission.replaces,
+        )
+
+    async def _other_uses(self, other: Tenant, takeover: bool) -> Failure:
+        """Why another run has the storage; with `release`, the asker may end it first."""
+        actor = find_actor(coordinator_name(other.run_hash))
+        try:
+            if actor is None:
+                raise RayActorError
+            state, owner, age_s = await asyncio.wait_for(actor.use.remote(), USE_S)
+        except (AttributeError, RayError, TimeoutError) as error:  # the first: of an older version
+            text = f"run {other.run!r} uses {self._config.storage}, and its Coordinator does not answer ({type(error).__name__})"
+            return Failure(error="RunInUseError", message=text, details={"run": other.run, "starting": True})
+        refusal = in_use(owner, state, age_s=age_s, storage=self._config.storage, run=other.run, asked_run=self._config.run)
+        if state == "free" or takeover:
+            return dataclasses.replace(refusal, details={**refusal.details, "release": other.run_hash})
+        return refusal
+
+    async def use(self) -> tuple[Occupancy, Owner, float]:
+        """(whether the run's trainers are alive, whose they are, seconds since something was heard of them)."""
+        now_s, presence = time.monotonic(), self._started.ledger.presence
+        state = occupancy(self._owner, presence, owner_s=self._owner_s, now_s=now_s)
+        return state, dataclasses.replace(self._owner, config=None), now_s - max(self._owner_s, presence.heard_s)
+
+    @property
+    def _started(self) -> CoordinatorLoop:
+        if self._service is None:
+            raise RunInUseError(f"run {self._config.run!r} has not got {self._config.storage}: another run of this cluster uses it")
+        return self._service
 
     async def ask(self, event: Any) -> Reply:
-        return await asyncio.wrap_future(self._service.ask(event))
+        return await asyncio.wrap_future(self._started.ask(event))
 
     async def tell(self, event: Event) -> None:
-        self._service.post(event)
+        if self._service is not None:
+            self._service.post(event)
+
+    async def failed(self, event: TrainerExited, end: End) -> None:
+        """A trainer has raised an exception, and leaves."""
+        if self._service is not None:
+            self._service.ledger.raised(event.lineage, end)
+            self._service.post(event)
+
+    async def ends(self, group: str) -> tuple[End, ...] | None:
+        """How the trainers of a worker group ended, in order. None: no such group has joined."""
+        return None if self._service is None else self._service.ledger.ends(group)
+
+    async def blame(self, group: str, cause: str) -> None:
+        """The launcher's word on why a worker group ended."""
+        if self._service is not None:
+            self._service.ledger.blame(group, cause)
+
+    async def release(self, launch: str | None, event: ReleaseAsked) -> Reply:
+        """End the run, for the launch that has it. None: whoever has it."""
+        if launch is not None and launch != self._owner.launch:
+            text = f"run {self._config.run!r} belongs to another launch, by Ray job {self._owner.job_id}: it is not released"
+            return Failure(error="RunInUseError", message=text, details={"job_id": self._owner.job_id})
+        return await self.ask(event)
 
     async def left(self, rank: int, world: int) -> None:
         """A trainer, or the driver that asked for a release (as 0 of 1), has read its last reply."""
@@ -211,10 +293,10 @@ class CoordinatorActor:
         return os.getpid()
 
     async def recoveries(self) -> list[Recovery]:
-        return self._service.ledger.recoveries
+        return self._started.ledger.recoveries
 
     async def newest_step(self) -> int:
-        return self._service.ledger.newest_step
+        return self._started.ledger.newest_step
 
 
 def _log_to_stderr() -> None:
@@ -227,33 +309,6 @@ def _log_to_stderr() -> None:
     root.handlers = [handler]
     root.setLevel(logging.INFO)
     root.propagate = False
-
-
-class _Kept:
-    """A value in Ray's key-value store: it outlives the actor's process, and goes with the cluster."""
-
-    def __init__(self, key: str):
-        self._key = key.encode()
-
-    def get(self) -> Any | None:
-        raw = _internal_kv_get(self._key)
-        return None if raw is None else pickle.loads(raw)
-
-    def put(self, value: Any, *, overwrite: bool = True) -> None:
-        _internal_kv_put(self._key, pickle.dumps(value), overwrite=overwrite)
-
-    def delete(self) -> None:
-        _internal_kv_del(self._key)
-
-
-def cluster_token() -> str:
-    """A random name of this Ray cluster incarnation, the same in all its processes.
-
-    Ray has no public id of a cluster, so one is kept in its key-value store (tests/cluster notices if that changes).
-    """
-    kept = _Kept("raystate:cluster")
-    kept.put(secrets.token_hex(6), overwrite=False)
-    return str(kept.get())
 
 
 def ensure_coordinator(config: StateConfig, run_hash: str, owner: Owner) -> Any:
@@ -273,5 +328,13 @@ def ensure_coordinator(config: StateConfig, run_hash: str, owner: Owner) -> Any:
 
 
 def this_owner(launch: str) -> Owner:
-    context = ray.get_runtime_context()
-    return Owner(job_id=context.get_job_id(), node=context.get_node_id(), launch=launch)
+    """This process as a user of the run."""
+    ray_context, launched = ray.get_runtime_context(), launch_context.current()
+    return Owner(
+        job_id=ray_context.get_job_id(),
+        node=ray_context.get_node_id(),
+        launch=launch,
+        pid=os.getpid(),
+        rank=0 if launched is None else launched.rank,
+        launched=launched is not None,
+    )

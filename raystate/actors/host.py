@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+from concurrent.futures import Future
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
@@ -27,6 +29,7 @@ class HostActor:
         from raystate.storage import open_storage
 
         self._run_hash = run_hash
+        self._parameters = (host_memory, arena_dir)
         self._coordinator: Any = None
         root = default_root(arena_dir)
         sweep(root)  # what dead clusters left on this machine
@@ -55,9 +58,13 @@ class HostActor:
         if self._coordinator is None:
             return
         try:
-            self._coordinator.tell.remote(event)
+            self._coordinator.tell.remote(event).future().add_done_callback(self._told)
         except Exception:
             self._coordinator = None
+
+    def _told(self, future: Future[Any]) -> None:
+        if isinstance(future.exception(), RayActorError):
+            self._coordinator = None  # dead; whoever has its name now is told next
 
     def hello(self) -> tuple[int, str]:
         """(pid, path of the arena)."""
@@ -65,6 +72,10 @@ class HostActor:
 
     def protocol(self) -> int:
         return PROTOCOL
+
+    def parameters(self) -> tuple[str | int, str | None]:
+        """What it was made with: (host_memory, arena_dir)."""
+        return self._parameters
 
     def allot(self, **request: Any) -> tuple[str, int]:
         return self._loop.allot(**request)

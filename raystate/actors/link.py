@@ -13,17 +13,17 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from raystate.actors.coordinator import Hello, ensure_coordinator, this_owner
-from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, host_name, wait_until_gone
-from raystate.actors.release import replace_older
+from raystate.actors.blame import raised
+from raystate.actors.coordinator import ensure_coordinator, this_owner
+from raystate.actors.entering import enter
+from raystate.actors.naming import coordinator_name, find_actor, host_name, wait_until_gone
 from raystate.config import StateConfig
-from raystate.core.errors import BarrierTimeoutError, RaystateError, RunInUseError, error_from_name
-from raystate.core.messages import Failure, HostId, Joined, Reply, TrainerExited
+from raystate.core.errors import RaystateError
+from raystate.core.messages import HostId, Joined, Reply, TrainerExited
 from raystate.runtime.doorbell import Bell
 from raystate.runtime.doorbell import Hello as BellHello
 from raystate.runtime.link import Gone, Unreachable
 
-RETRY_S = 0.1
 RECOVERIES_TIMEOUT_S = 5.0
 END_TIMEOUT_S = 20.0  # for the actors to go; fit and the next start look after what is left
 SPAWN_POLL_S = 0.005
@@ -48,32 +48,7 @@ class RayLink:
         self._owner = this_owner(launch or f"{self.host}-{os.getpid()}")
 
     def enter(self, *, takeover: bool) -> None:
-        deadline_s = time.monotonic() + self._config.start_timeout_s
-        while True:
-            try:
-                coordinator = ensure_coordinator(self._config, self._run_hash, self._owner)
-                reply = ray.get(coordinator.hello.remote(self._owner, takeover), timeout=max(0.1, deadline_s - time.monotonic()))
-            except (RayActorError, GetTimeoutError) as error:
-                if time.monotonic() > deadline_s:
-                    raise BarrierTimeoutError(
-                        f"the Coordinator of run {self._config.run!r} did not answer within {self._config.start_timeout_s:.0f} s "
-                        f"({error.__class__.__name__})",
-                        phase="start", rank=self._rank, waited_s=self._config.start_timeout_s,
-                    ) from None  # fmt: skip
-                time.sleep(RETRY_S)
-                continue
-            if isinstance(reply, Failure):
-                error = error_from_name(reply.error, reply.message, reply.details)
-                if isinstance(error, RunInUseError) and error.starting and time.monotonic() < deadline_s:
-                    time.sleep(RETRY_S)  # soon it trains, or it is known to have given up
-                    continue
-                raise error
-            assert isinstance(reply, Hello)
-            if reply.protocol != PROTOCOL:
-                # Another version's actors: a new submission replaces them; storage and arenas carry everything they knew.
-                replace_older(self._run_hash)
-                continue
-            return
+        enter(self._config, self._run_hash, self._owner, takeover=takeover)
 
     def ask(self, event: Any, timeout_s: float) -> Reply:
         coordinator = find_actor(coordinator_name(self._run_hash))
@@ -91,10 +66,10 @@ class RayLink:
         return Bell(arena_path, hello)
 
     def failed(self, event: TrainerExited, error: BaseException) -> None:
-        del error
+        # With the exception: the launcher may find this process ended before it has read it there.
         coordinator = find_actor(coordinator_name(self._run_hash))
         if coordinator is not None:
-            coordinator.tell.remote(event)
+            coordinator.failed.remote(event, raised(event.rank, error))
 
     def call_host(self, host: HostId, method: str, timeout_s: float, kwargs: dict[str, Any]) -> Any:
         actor = find_actor(host_name(self._run_hash, host))

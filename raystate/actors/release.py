@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError
 
-from raystate.actors.naming import GONE_POLL_S, PROTOCOL, coordinator_name, find_actor, run_actors, wait_until_gone
+from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError, error_from_name
+from raystate.core.errors import RaystateError, RunInUseError, error_from_name
 from raystate.core.messages import Ask, Failure, LeaveReply, ReleaseAsked
 from raystate.storage import open_storage, run_hash, visible_steps
 
@@ -30,12 +30,13 @@ def newest_step(config: StateConfig) -> int | None:
     return max([in_memory, *visible_steps(open_storage(config.storage))])
 
 
-def release(config: StateConfig, reason: str, deadline_s: float) -> int | None:
+def release(config: StateConfig, reason: str, deadline_s: float, *, launch: str | None = None) -> int | None:
     """Make the newest complete snapshot durable and end the run's actors, if any are left.
 
     Args:
         reason: for the log.
         deadline_s: seconds; afterwards what is left is killed.
+        launch: only if the run belongs to this launch; None: whoever has it.
 
     Returns:
         The durable last step if the Coordinator said it, else None.
@@ -43,19 +44,23 @@ def release(config: StateConfig, reason: str, deadline_s: float) -> int | None:
     Raises:
         RaystateError: the newest snapshot could not be made durable (everything is ended nevertheless).
     """
-    name = run_hash(config.storage, config.run)
+    return release_by_hash(run_hash(config.storage, config.run), reason, deadline_s, launch=launch)
+
+
+def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | None = None) -> int | None:
+    """`release`, for a run that is known by the hash in its actors' names only."""
     end_s = time.monotonic() + deadline_s
     step: int | None = None
     failure: RaystateError | None = None
-    ask = Ask(secrets.token_hex(8))
+    event = ReleaseAsked(ask=Ask(secrets.token_hex(8)), reason=reason)
     while (coordinator := find_actor(coordinator_name(name))) is not None and time.monotonic() < end_s:
         try:
-            reply: Any = ray.get(
-                coordinator.ask.remote(ReleaseAsked(ask=ask, reason=reason)), timeout=max(0.1, end_s - time.monotonic())
-            )
+            reply: Any = ray.get(coordinator.release.remote(launch, event), timeout=max(0.1, end_s - time.monotonic()))
         except (RayActorError, GetTimeoutError):
             time.sleep(GONE_POLL_S)
             continue
+        if isinstance(reply, Failure) and reply.error == RunInUseError.__name__:
+            return None  # nothing of this launch's is left
         if isinstance(reply, LeaveReply):
             step = reply.step
         elif isinstance(reply, Failure):
@@ -66,20 +71,6 @@ def release(config: StateConfig, reason: str, deadline_s: float) -> int | None:
     if failure is not None:
         raise failure
     return step
-
-
-def replace_older(run_hash: str) -> None:
-    """End the run's actors that speak another protocol. What they held stays: in storage, and in the arenas for their successors."""
-    for name in run_actors(run_hash):
-        actor = find_actor(name)
-        if actor is None:
-            continue
-        try:
-            protocol = ray.get(actor.protocol.remote(), timeout=QUICK_S)
-        except (AttributeError, RayError):  # so old, or so ill, that it can't say
-            protocol = None
-        if protocol != PROTOCOL:
-            ray.kill(actor, no_restart=True)
 
 
 def _wait_or_kill(name: str, timeout_s: float) -> None:

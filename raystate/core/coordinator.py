@@ -130,15 +130,6 @@ class Coordinator:
     # ---------------------------------------------------------------- the one entrance
 
     @property
-    def in_use(self) -> bool:
-        """Whether trainers of the run are alive, as far as this is known."""
-        group = self.joins.group
-        if group is None or not group.alive:
-            return False
-        views = [self.memory.hosts.get(host) for host in group.hosts.values()]
-        return any(view is not None and view.up for view in views)
-
-    @property
     def held_by(self) -> frozenset[int]:
         """Older attempts, not known to be dead, that may still carry out an open intent: nobody does the opposite meanwhile."""
         return self.journal.held_by

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -380,12 +379,10 @@ def _ray_link(config: StateConfig, launch: str | None, rank: int) -> Link:
     import ray
 
     from raystate.actors.link import RayLink
+    from raystate.actors.own_ray import start_ray
 
     if not ray.is_initialized():
-        with warnings.catch_warnings():
-            # Of a fork in a process that uses JAX. Ray only starts programs, which is safe.
-            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
-            ray.init(include_dashboard=False, logging_level=logging.WARNING)
+        start_ray()
     return RayLink(config, run_hash(config.storage, config.run), launch, rank)
 
 

@@ -161,8 +161,6 @@ class CoordinatorLoop:
         self.ledger = Ledger(storage)
         self.attempt = -1
         self.failed: Failure | None = None
-        self.in_use = False
-        self.last_in_use_s = float("-inf")  # monotonic
 
     def start(self) -> None:
         """Claim the run and go on, on a thread."""
@@ -285,9 +283,6 @@ class CoordinatorLoop:
         for command in self._machine.handle(event, now_s):
             self.ledger.observe(command, now_s)
             self._execute(command)
-        self.in_use = self._machine.in_use
-        if self.in_use:
-            self.last_in_use_s = now_s
 
     def _execute(self, command: Command) -> None:
         match command:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import logging
 import os
+import select
 import socket
 import struct
 import threading
@@ -115,6 +116,12 @@ class Caller:
             return False
         self.hello = hello
         return True
+
+    def has_hung_up(self) -> bool:
+        """Whether the other end is closed, even if something of what it sent is still unread."""
+        poll = select.poll()
+        poll.register(self.connection, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         self.connection.close()

@@ -166,6 +166,8 @@ class HostLoop:
     def _on_caller(self, caller: Caller) -> None:
         before = caller.hello
         number = caller.fileno()
+        if number not in self._callers:
+            return  # it has ended since it was ready
         goes_on = caller.read()
         if caller.hello is not None and caller.hello is not before:
             self.meet(number, caller.pid, caller.hello)
@@ -327,6 +329,9 @@ class HostLoop:
 
     def end_trainers(self, order: EndTrainers) -> None:
         with self._lock:
+            for caller in list(self._callers.values()):
+                while caller.fileno() in self._callers and caller.has_hung_up():  # it was dead already, of itself
+                    self._on_caller(caller)
             for event in self._store.changes():  # one that has said that it leaves is left alone
                 self._feed(event)
         self._order(order)

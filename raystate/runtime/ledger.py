@@ -12,11 +12,14 @@ from typing import Any
 
 from raystate.core.errors import RaystateError
 from raystate.core.messages import Answer, EndTrainers, HostReported, Joined, JoinReply, RestoreSettled, TrainerExited
+from raystate.runtime.ends import End, Ends, first_to_fail
+from raystate.runtime.tenancy import Presence
 from raystate.storage import Storage
 
 logger = logging.getLogger("raystate.coordinator")
 
 EVENTS = ".raystate/events"
+REMEMBERED_LINEAGES = 8  # their ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,7 @@ class Recovery:
 
 
 class Ledger:
-    """Watches the events and commands that pass through the Coordinator. Called from its thread only."""
+    """Watches the events and commands that pass through the Coordinator. Called from its thread, but for `raised` and `blame`."""
 
     def __init__(self, storage: Storage):
         self._storage = storage
@@ -42,19 +45,49 @@ class Ledger:
         self._ended: set[str] = set()  # lineages that died
         self._joining: dict[str, str] = {}  # ask -> group
         self._group: dict[str, str] = {}  # lineage -> group
+        self._ends: dict[str, Ends] = {}  # lineage -> how its trainers ended
+        self._blamed: dict[str, str] = {}  # group -> why it ended, as its launcher says
         self._open: dict[str, Any] | None = None
+        self.presence = Presence()
         self.recoveries: list[Recovery] = []
         self.newest_step = -1
 
     def begin(self, attempt: int) -> None:
         self._attempt = attempt
 
+    def raised(self, lineage: str, end: End) -> None:
+        """A trainer tells its exception, before it tells that it has failed."""
+        self._ends.setdefault(lineage, Ends()).add(end)
+        for old in list(self._ends)[:-REMEMBERED_LINEAGES]:
+            del self._ends[old]
+
+    def blame(self, group: str, cause: str) -> None:
+        """The launcher says why a group ended: it has heard of more than the Coordinator."""
+        self._blamed[group] = cause
+
+    def ends(self, group: str) -> tuple[End, ...] | None:
+        """How the trainers of a worker group ended, as far as this is known, in order. None: no such group has joined."""
+        lineage = next((one for one, its_group in self._group.items() if its_group == group), None)
+        if lineage is None:
+            return None
+        ends = self._ends.get(lineage)
+        return () if ends is None else ends.in_order
+
+    def _cause(self, lineage: str) -> str:
+        ends = self._ends.get(lineage)
+        first = None if ends is None else first_to_fail(ends.in_order)
+        return self._blamed.get(self._group.get(lineage, ""), "" if first is None else first.reason)
+
     def observe(self, message: Any, now_s: float) -> None:
+        self.presence.observe(message, now_s)
+        if isinstance(message, TrainerExited) and not message.clean:
+            kind = "ended" if message.ended else "died"
+            self.raised(message.lineage, End(rank=message.rank, kind=kind, reason=message.reason))
         match message:
-            case TrainerExited(lineage=lineage, clean=False, reason=reason) if lineage not in self._ended:
+            case TrainerExited(lineage=lineage, clean=False) if lineage not in self._ended:
                 self._ended.add(lineage)
                 if self._open is None:
-                    self._open = {"cause": reason, "since_s": now_s, "newest": self._newest.get(lineage, -1)}
+                    self._open = {"lineage": lineage, "since_s": now_s, "newest": self._newest.get(lineage, -1)}
             case EndTrainers(lineage=lineage):
                 self._ended.add(lineage)
             case Joined(ask=ask, group=group):
@@ -78,7 +111,7 @@ class Ledger:
         recovery = Recovery(
             attempt=self._attempt,
             group=self._group.get(lineage, ""),
-            cause=self._open["cause"],
+            cause=self._cause(self._open["lineage"]),
             step=self._open["step"],
             tier=self._open["tier"],
             seconds=round(now_s - self._open["since_s"], 3),

@@ -28,17 +28,21 @@ from ray.train.v2._internal.execution.controller.state import (
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
 from raystate import launch_context
-from raystate.actors.release import newest_step
+from raystate.actors.naming import coordinator_name, find_actor
+from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError, RunFailedError
+from raystate.core.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
 from raystate.launch_context import LaunchContext, Restart
 from raystate.ray_version import is_tested, warn_if_untested
+from raystate.runtime.ends import End
+from raystate.storage import run_hash
 from raystate.train import endings, nodes
 from raystate.train.policy import Ending, Probe, RetryPolicy
 from raystate.train.standby import SWITCH, Standby
 
 logger = logging.getLogger(__name__)
 
+MAX_FAILURES = 3
 POLL_INTERVAL_S = 0.2  # Ray's own is 2 s: on average a second until a death is noticed
 PINNED_START_S = 10.0  # then the workers may go anywhere
 ROOM_S = 1.0  # for the group before to have given its resources back
@@ -73,11 +77,19 @@ class RayTrainCallback(_Callback):
 
     Args:
         config: the run's `StateConfig`.
-        max_failures: give up after so many failed attempts in a row without a new step; None leaves giving up to Ray's
-            `FailureConfig` (then set its `max_failures=-1`: Ray counts every failure, even one after a week of progress).
+        max_failures: give up after so many failed attempts in a row without a new step, or with the same exception at nearly the same
+            step; 0: at the first failure; -1: never. Interruptions don't count, and a mistake of the caller (a bad config, reference or
+            item) is final at once. Ray's own `FailureConfig` counts every failure, even one after a week of progress: set its
+            `max_failures=-1`.
+
+    Raises:
+        ConfigError: `max_failures` is below -1 or no int.
     """
 
-    def __init__(self, config: StateConfig, *, max_failures: int | None = None):
+    def __init__(self, config: StateConfig, *, max_failures: int = MAX_FAILURES):
+        if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < -1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            allowed = "-1 (never give up), 0 or more"
+            raise ConfigError(f"max_failures = {max_failures!r}: must be {allowed}", field="max_failures", expected=allowed)
         self._config = config
         self._max_failures = max_failures
         self._returns_outcome = False  # set by fit: its training function returns an Outcome
@@ -93,6 +105,7 @@ class RayTrainCallback(_Callback):
         """What only the controller's copy uses."""
         self._workers: list[Any] = []
         self._failures: dict[int, endings.Failure] = {}
+        self._told: tuple[End, ...] = ()  # what the Coordinator knew of their order
         self._groups = 0
         self._policy = RetryPolicy(self._max_failures, getattr(self._config, "idle_timeout_s", _DEFAULT_START_LIMIT_S))
         self._threads: ThreadPoolExecutor | None = None
@@ -155,7 +168,7 @@ class RayTrainCallback(_Callback):
         self._group = secrets.token_hex(8)
         self._groups += 1
         self._workers = list(workers)
-        self._failures = {}
+        self._failures, self._told = {}, ()
         self._rank_nodes = [worker.metadata.node_id for worker in workers]
         self._placement = workers[0].execute_async(get_current_placement_group)
         if self._pending is not None:
@@ -181,8 +194,10 @@ class RayTrainCallback(_Callback):
         statuses = worker_group_status.worker_statuses
         self._failures |= endings.failures(statuses)
         if self._failures:
-            if not any(failure.died or endings.is_collateral(failure.error) for failure in self._failures.values()):
+            if not any(failure.died for failure in self._failures.values()):
                 self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=OTHERS_GRACE_S)
+            dead = {rank for rank, failure in self._failures.items() if failure.died}
+            self._told = endings.told_ends(self._run_hash, self._group, dead)
             self._end_workers()
             return
         if self._standby is not None and not worker_group_status.finished:
@@ -201,10 +216,12 @@ class RayTrainCallback(_Callback):
                 self._release_half_started()
             error = current_state.training_failed_error
             self._leaving |= endings.leaving_nodes(error)
-            self._decide(endings.classify(error, self._failures))
+            self._decide(endings.classify(error, self._failures, self._told))
         elif isinstance(current_state, (ShuttingDownState, ErroredState)):
             if self._standby is not None:
                 self._standby.drop()
+            if isinstance(current_state, ErroredState) and not self._returns_outcome:
+                self._release(current_state.training_failed_error)
             if self._threads is not None:
                 self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -217,20 +234,35 @@ class RayTrainCallback(_Callback):
             self._again(ending)
             return
         if ending.kind == "final" and isinstance(ending.error, RaystateError):
-            raise ending.error
+            error = ending.error
+            if not isinstance(error, (RunInUseError, StaleAttemptError)):  # those are nothing in the caller's lines
+                error.details |= {"rank": ending.rank, "traceback": ending.traceback}
+            raise error
         raise RunFailedError(
             f"gave up, {reason}: {ending.cause}",
             rank=ending.rank,
             error=ending.error,
             traceback=ending.traceback,
             restarts=self._restarts,
-        )
+        ) from ending.error
 
     def _again(self, ending: Ending) -> None:
         if self._pending is None or ending.kind != "waiting":  # a wait for room doesn't hide what led to it
             self._pending = (ending, time.monotonic())
         log = logger.info if ending.kind == "interrupted" else logger.warning
         log("raystate: %s; starting again", ending.cause)
+        coordinator = find_actor(coordinator_name(self._run_hash)) if self._failures else None
+        if coordinator is not None:
+            coordinator.blame.remote(self._group, ending.cause)  # its reports say the same
+
+    def _release(self, error: BaseException | None) -> None:
+        """The newest snapshot durable, no actor left: what `fit` does, for a JaxTrainer of the user's own."""
+        assert self._threads is not None
+        reason = f"failed: {error}".splitlines()[0]
+        try:
+            self._threads.submit(release, self._config, reason, self._config.save_timeout_s, launch=self._launch).result()
+        except Exception as failure:  # the training's own error is what the user has to see
+            logger.warning("raystate: the run could not be released: %s: %s", type(failure).__name__, failure)
 
     def _end_workers(self) -> None:
         """Kill them all: they wait for the dead rank in a collective, and Ray would wait for them (5 s, or 30 s)."""
@@ -263,8 +295,12 @@ class RayTrainCallback(_Callback):
         else:
             os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = self._start_timeout
 
+    @property
+    def _run_hash(self) -> str:
+        return run_hash(self._config.storage, self._config.run)
+
     def _probe(self) -> Probe:
-        if self._threads is None or self._max_failures in (None, -1):
+        if self._threads is None or self._max_failures == -1:
             return lambda: None
         future = self._threads.submit(newest_step, self._config)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,30 @@ from ray.train.v2._internal.exceptions import (
 )
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, TrainingFailedError
 
-from raystate.core.errors import ConfigError, Interrupted, RaystateError, RunInUseError, StaleAttemptError
-from raystate.train.policy import Ending, root_cause
+from raystate.actors.blame import exception_of
+from raystate.actors.naming import coordinator_name, find_actor
+from raystate.core.errors import (
+    ConfigError,
+    Interrupted,
+    ItemTopologyError,
+    RaystateError,
+    ReferenceMismatchError,
+    RunInUseError,
+    StaleAttemptError,
+    StepOrderError,
+)
+from raystate.runtime.ends import End, is_collateral, one_line
+from raystate.train.policy import Ending, Seen, culprit, signature_of
 
-# No restart can help: the run belongs to somebody else, or the settings are wrong.
-FINAL = (StaleAttemptError, RunInUseError, ConfigError)
+logger = logging.getLogger(__name__)
 
-_JAX_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
-_COLLATERAL = ("Gloo ", "oordination service", "Connection reset by peer", "Connection closed by peer", "Socket closed", "NCCL")
+# No restart can help: the run belongs to somebody else, or the caller has made a mistake.
+FINAL = (
+    StaleAttemptError, RunInUseError, ConfigError, ReferenceMismatchError, ItemTopologyError, StepOrderError,
+)  # fmt: skip
+
+_ENDS_S = 1.0  # for the news of every death to reach the Coordinator
+_ENDS_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +52,11 @@ class Failure:
     traceback: str = ""
     died: bool = False
     preempted: bool = False
+
+    @property
+    def collateral(self) -> bool:
+        """Whether it failed only because another process was gone."""
+        return not self.died and is_collateral(self.error, self.traceback)
 
 
 def failures(statuses: Mapping[int, Any]) -> dict[int, Failure]:
@@ -53,11 +74,14 @@ def _failure(error: BaseException) -> Failure:
 
 
 def late_failures(workers: list[Any], failed: set[int], *, grace_s: float) -> dict[int, Failure]:
-    """Give the other ranks a moment to fail or finish by themselves: the first error that is seen needn't be the cause."""
+    """Give the other ranks a moment to fail or finish by themselves: the first error that is seen needn't be the cause.
+
+    A rank that has died ends the wait: the others won't say anything of their own any more.
+    """
     found: dict[int, Failure] = {}
     open_ranks = set(range(len(workers))) - failed
     end_s = time.monotonic() + grace_s
-    while open_ranks and (left_s := end_s - time.monotonic()) > 0:
+    while open_ranks and not any(one.died for one in found.values()) and (left_s := end_s - time.monotonic()) > 0:
         polls = {workers[rank].actor.poll_status.remote(): rank for rank in open_ranks}
         done, _ = ray.wait(list(polls), num_returns=len(polls), timeout=left_s)
         for poll in done:
@@ -77,11 +101,34 @@ def late_failures(workers: list[Any], failed: set[int], *, grace_s: float) -> di
     return found
 
 
-def classify(error: TrainingFailedError, found: dict[int, Failure]) -> Ending:
-    """What Ray Train's error and the ranks' failures amount to."""
+def told_ends(run_hash: str, group: str, dead: set[int]) -> tuple[End, ...]:
+    """What the run's Coordinator knows of the group's ends, in order. Waits a moment for the news of these deaths.
+
+    Ask before the workers are ended: later on everybody is dead. Nothing if there is no Coordinator, or it doesn't answer.
+    """
+    end_s = time.monotonic() + _ENDS_S
+    while True:
+        coordinator = find_actor(coordinator_name(run_hash))
+        if coordinator is None:
+            return ()
+        try:
+            ends: tuple[End, ...] | None = ray.get(coordinator.ends.remote(group), timeout=max(0.1, end_s - time.monotonic()))
+        except Exception as error:
+            logger.debug("the Coordinator doesn't say who failed first: %s", error)
+            return ()
+        if ends is None:
+            return ()  # the group has not got as far as to join
+        if dead <= {end.rank for end in ends} or time.monotonic() > end_s:
+            return ends
+        time.sleep(_ENDS_POLL_S)
+
+
+def classify(error: TrainingFailedError, found: Mapping[int, Failure], told: Sequence[End] = ()) -> Ending:
+    """What Ray Train's error, the ranks' failures and what the Coordinator was told of them amount to."""
+    found = _with_unread(found, told)
     errors: dict[int, BaseException] = {rank: failure.error for rank, failure in found.items()}
-    for kinds, kind in ((FINAL, "final"), (Interrupted, "interrupted")):
-        ranks = [rank for rank, each in sorted(errors.items()) if isinstance(each, kinds) and not _was_replaced(each)]
+    for is_kind, kind in ((is_final, "final"), (_is_interruption, "interrupted")):
+        ranks = [rank for rank, each in sorted(errors.items()) if is_kind(each)]
         if ranks:
             return _of_rank(kind, ranks[0], found[ranks[0]])
     if isinstance(error, PreemptionError):
@@ -89,12 +136,38 @@ def classify(error: TrainingFailedError, found: dict[int, Failure]) -> Ending:
     if isinstance(error, ControllerError):
         return _of_controller(error.controller_failure)
     if not found:
-        return Ending(kind="failed", cause=_line(error), error=error)
+        return Ending(kind="failed", cause=one_line(error), error=error, signature=signature_of(error))
     if any(failure.preempted for failure in found.values()):
         ranks = [rank for rank, failure in sorted(found.items()) if failure.preempted]
         return Ending(kind="interrupted", cause=f"ranks {ranks} lost their node, as announced")
-    rank = root_cause(errors, collateral=is_collateral)
+    seen = {rank: Seen(died=failure.died, collateral=failure.collateral) for rank, failure in found.items()}
+    rank = culprit(seen, told)
+    assert rank is not None
     return _of_rank("failed", rank, found[rank])
+
+
+def _with_unread(found: Mapping[int, Failure], told: Sequence[End]) -> dict[int, Failure]:
+    """With the exceptions of ranks that were gone before Ray Train had read them."""
+    result = dict(found)
+    for end in told:
+        if end.rank in result and not result[end.rank].died:
+            continue
+        if end.kind == "raised":
+            result[end.rank] = Failure(error=exception_of(end), traceback=end.traceback)
+        elif end.rank not in result:
+            result[end.rank] = Failure(error=RuntimeError(end.reason), died=True)
+    return result
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether trying again cannot help."""
+    if isinstance(error, FINAL):
+        return not _was_replaced(error)
+    return type(error) is RaystateError and error.item is not None  # an item or a leaf that can't be saved
+
+
+def _is_interruption(error: BaseException) -> bool:
+    return isinstance(error, Interrupted)
 
 
 def _was_replaced(error: BaseException) -> bool:
@@ -105,33 +178,24 @@ def _was_replaced(error: BaseException) -> bool:
 def _of_rank(kind: Any, rank: int, failure: Failure) -> Ending:
     if failure.died:
         return Ending(kind=kind, cause=f"the process of rank {rank} died", rank=rank)
-    if is_collateral(failure.error):
-        cause = f"a collective of rank {rank} failed, as it does when another process dies ({_line(failure.error)})"
+    if failure.collateral:
+        cause = f"a collective of rank {rank} failed, as it does when another process dies ({one_line(failure.error)})"
         return Ending(kind=kind, cause=cause, rank=rank, error=failure.error, traceback=failure.traceback)
     return Ending(
         kind=kind,
-        cause=f"rank {rank} raised {_line(failure.error)}",
+        cause=f"rank {rank} raised {one_line(failure.error)}",
         rank=rank,
         error=failure.error,
         traceback=failure.traceback,
+        signature=signature_of(failure.error),
     )
 
 
 def _of_controller(failure: BaseException) -> Ending:
     if isinstance(failure, WorkerGroupStartupTimeoutError):
         return Ending(kind="waiting", cause=f"no room yet for {failure.num_workers} workers")
-    return Ending(kind="failed", cause=f"the workers could not be started: {_line(failure)}", error=failure)
-
-
-def is_collateral(error: BaseException) -> bool:
-    """A collective that failed because another rank ended. By text: jax raises ValueError for gloo's errors."""
-    text = str(error)
-    return type(error).__name__ in ("ValueError", "RuntimeError", *_JAX_ERRORS) and any(mark in text for mark in _COLLATERAL)
-
-
-def _line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
+    cause = f"the workers could not be started: {one_line(failure)}"
+    return Ending(kind="failed", cause=cause, error=failure)
 
 
 def leaving_nodes(error: TrainingFailedError) -> frozenset[str]:

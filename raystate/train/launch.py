@@ -19,12 +19,14 @@ from ray.train.v2.api.exceptions import TrainingFailedError
 from ray.train.v2.jax import JaxConfig, JaxTrainer
 
 from raystate import launch_context
+from raystate.actors.own_ray import start_ray
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig
-from raystate.core.errors import ConfigError, RunFailedError
+from raystate.core.errors import ConfigError, RaystateError, RunFailedError, StepNotFoundError
 from raystate.launch_context import Restart
+from raystate.reader import Reader
 from raystate.train import endings
-from raystate.train.callback import Outcome, RayTrainCallback
+from raystate.train.callback import MAX_FAILURES, Outcome, RayTrainCallback
 from raystate.train.jax_backend import QuickJaxConfig
 
 logger = logging.getLogger(__name__)
@@ -62,7 +64,8 @@ class RunResult:
     Attributes:
         step: the newest durable step, -1 if there is none.
         path: the run's storage.
-        metrics: the metrics of the last `save` that had some, else the last that Ray Train has from `ray.train.report`.
+        metrics: the metrics of the last `save`, else the last that Ray Train has from `ray.train.report`, else those of the newest
+            durable step (of a run that had finished before).
         return_value: what the training function returned on rank 0.
         recoveries: every restart, oldest first.
         ray: Ray Train's own result.
@@ -85,7 +88,7 @@ def fit(
     scaling_config: ScalingConfig | None = None,
     run_config: RunConfig | None = None,
     jax_config: JaxConfig | None = None,
-    max_failures: int = 3,
+    max_failures: int = MAX_FAILURES,
 ) -> RunResult:
     """Train until `train_fn` has returned on every worker, starting again after every failure and interruption.
 
@@ -98,26 +101,25 @@ def fit(
         train_loop_config: passed to `train_fn`.
         scaling_config, run_config, jax_config: passed on to JaxTrainer. `run_config`'s callbacks are kept. Its failure limits are
             replaced: `max_failures` decides.
-        max_failures: give up after so many failed attempts in a row without a new step; 0: at the first failure; -1: never.
-            Interruptions don't count.
+        max_failures: give up after so many failed attempts in a row without a new step, or with the same exception at nearly the same
+            step; 0: at the first failure; -1: never. Interruptions don't count.
 
     Returns:
         The result, once the last step is durable and no actor of the run is left.
 
     Raises:
         ConfigError: the arguments contradict each other, or the workers don't form one JAX job.
+        ReferenceMismatchError, ItemTopologyError, StepOrderError and other mistakes in `train_fn`'s calls: at once, as they are.
         RunFailedError: gave up. Its cause is the user's exception; `rank` says whose. The newest complete snapshot is durable.
         StaleAttemptError, RunInUseError: the run belongs to another attempt.
     """
     scaling = _scaling(scaling_config, num_workers)
-    if max_failures < -1:
-        raise ConfigError(f"max_failures is {max_failures}; -1 (never give up), 0 or more is allowed", field="max_failures")
     callback = RayTrainCallback(config, max_failures=max_failures)
     callback._returns_outcome = True
     on_cpu = not scaling.use_tpu and not scaling.use_gpu
     started_ray = not ray.is_initialized()
     if started_ray:
-        ray.init(include_dashboard=False, logging_level=logging.WARNING)
+        start_ray()
     try:
         trainer = JaxTrainer(
             _entry(train_fn),
@@ -126,24 +128,24 @@ def fit(
             scaling_config=scaling,
             run_config=_run_config(run_config, callback, on_cpu=on_cpu),
         )
-        result = _run(trainer, config)
+        result = _run(trainer, config, callback._launch)
         return _result(result, config)
     finally:
         if started_ray:
             ray.shutdown()
 
 
-def _run(trainer: JaxTrainer, config: Any) -> Any:
+def _run(trainer: JaxTrainer, config: Any, launch: str) -> Any:
     try:
         result = trainer.fit()
     except TrainingFailedError as wrapped:
         error, cause = _unwrap(wrapped)
-        _release(config, f"failed: {error}", after=error)
+        _release(config, launch, f"failed: {error}", after=error)
         raise error from cause
     except BaseException as error:  # the driver is being stopped: the run can go on later
-        _release(config, f"the driver ended: {type(error).__name__}", after=error)
+        _release(config, launch, f"the driver ended: {type(error).__name__}", after=error)
         raise
-    _release(config, "finished")
+    _release(config, launch, "finished")
     return result
 
 
@@ -154,15 +156,18 @@ def _unwrap(wrapped: TrainingFailedError) -> tuple[BaseException, BaseException 
         return RunFailedError(f"Ray Train gave up: {wrapped}"), wrapped
     cause = error.details.pop("error", None)
     text = error.details.pop("traceback", "")
-    if cause is not None and text:
-        cause.add_note(f"on rank {error.rank}:\n{text}")  # a pickled exception has lost its own traceback
+    if text:
+        (cause or error).add_note(f"on rank {error.rank}:\n{text}")  # a pickled exception has lost its own traceback
     return error, cause
 
 
-def _release(config: Any, reason: str, *, after: BaseException | None = None) -> None:
-    """The newest snapshot durable, no actor left. After an error, a failure to do so is noted on it and doesn't replace it."""
+def _release(config: Any, launch: str, reason: str, *, after: BaseException | None = None) -> None:
+    """The newest snapshot durable, no actor left: if the run is this launch's, and not somebody else's that it was refused for.
+
+    After an error, a failure to do so is noted on it and doesn't replace it.
+    """
     try:
-        release(config, reason, getattr(config, "save_timeout_s", _RELEASE_S))
+        release(config, reason, getattr(config, "save_timeout_s", _RELEASE_S), launch=launch)
     except Exception as error:
         if after is None:
             raise
@@ -242,11 +247,21 @@ def _result(result: Any, config: Any) -> RunResult:
     return RunResult(
         step=step,
         path=os.fspath(config.storage),
-        metrics=dict(outcome.facts.get("metrics") or result.metrics or {}),
+        metrics=dict(outcome.facts.get("metrics") or result.metrics or _stored_metrics(config)),
         return_value=outcome.value,
         recoveries=recoveries(outcome.restarts, outcome.facts.get("recoveries") or []),
         ray=result,
     )
+
+
+def _stored_metrics(config: Any) -> dict[str, Any]:
+    try:
+        return dict(Reader(config.storage).metadata().metrics)
+    except StepNotFoundError:
+        return {}
+    except RaystateError as error:  # the training is fine: no reason to fail now
+        logger.warning("raystate: the metrics of the newest step can't be read: %s", error)
+        return {}
 
 
 def recoveries(restarts: tuple[Restart, ...], known: list[dict[str, Any]]) -> tuple[Recovery, ...]:

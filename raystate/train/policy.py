@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from raystate.runtime.ends import End, first_to_fail
+
+NEAR_STEPS = 3  # two failures this close to each other are at the same place
+_SIGNATURE_CHARS = 300
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 Probe = Callable[[], int | None]  # the newest step (snapshots included) when it was made; None: nobody could say
 
@@ -20,6 +28,7 @@ class Ending:
         rank: whose error it is, None if there isn't one rank.
         error: that rank's exception, None for a death.
         traceback: the exception's traceback, as text; "" if there is none.
+        signature: equal for failures that are one and the same; "" if they can't be told apart, as deaths can't.
     """
 
     kind: Literal["failed", "interrupted", "waiting", "final"]
@@ -27,32 +36,38 @@ class Ending:
     rank: int | None = None
     error: BaseException | None = None
     traceback: str = ""
+    signature: str = ""
 
 
 class RetryPolicy:
-    """Gives up after `max_failures` failed attempts in a row that brought no new step.
+    """Gives up after `max_failures` failed attempts in a row that brought no new step, or that all failed in the same way.
+
+    A step or two between two failures is no progress if the same exception comes back: a mistake in the second step of every attempt
+    would otherwise be tried for ever.
 
     Asking for the newest step takes time that a restart doesn't have, so probes run on their own and are only waited for when they
     could matter.
 
     Args:
-        max_failures: None or -1: never give up.
+        max_failures: -1: never give up.
         start_limit_s: give up when the cluster has had no room for the workers for so long.
     """
 
-    def __init__(self, max_failures: int | None, start_limit_s: float):
-        self._max_failures = None if max_failures == -1 else max_failures
+    def __init__(self, max_failures: int, start_limit_s: float):
+        self._max_failures = max_failures
         self._start_limit_s = start_limit_s
         self._streak = 0  # failures in a row without a new step, as of _newest
         self._newest: int | None = None
-        self._probes: list[Probe] = []  # not looked at yet: the first is the base of the second, and so on
+        self._repeated = 0  # failures in a row with _signature, each within NEAR_STEPS of the one before
+        self._signature = ""
+        self._base: Probe | None = None  # the newest step before the first failure
+        self._unseen: list[tuple[Probe, str]] = []  # failures, with their signatures, whose probes were not looked at yet
         self._waiting_since_s: float | None = None
 
     def started(self, probe: Probe, now_s: float) -> None:  # noqa: ARG002 - the same shape as `ended`
         """A worker group is running. The first one's probe is the base for the first failure's."""
         self._waiting_since_s = None
-        if self._newest is None and not self._probes:
-            self._probes.append(probe)
+        self._base = self._base or probe
 
     def ended(self, ending: Ending, probe: Probe, now_s: float) -> str | None:
         """Decide after a worker group's end.
@@ -73,37 +88,86 @@ class RetryPolicy:
             waited_s = now_s - self._waiting_since_s
             return f"the workers could not be placed for {waited_s:.0f} s" if waited_s >= self._start_limit_s else None
         self._waiting_since_s = None
-        if ending.kind == "interrupted" or self._max_failures is None:
+        if ending.kind == "interrupted" or self._max_failures == -1:
             return None
-        self._probes.append(probe)
-        failures = len(self._probes) - (self._newest is None)  # one of them may be the base
-        if self._streak + failures < self._max_failures:
-            return None
-        self._look()
-        if self._streak < self._max_failures:
-            return None
-        if self._max_failures == 0:
-            return "max_failures is 0"
-        newest = "no step yet" if not self._newest or self._newest < 0 else f"newest step {self._newest}"
-        attempts = "attempt" if self._max_failures == 1 else "attempts in a row"
-        return f"{self._streak} failed {attempts} without a new step ({newest})"
+        self._base = self._base or probe
+        self._unseen.append((probe, ending.signature))
+        if self._could_give_up():
+            self._look()
+        if self._streak >= self._max_failures:
+            return self._told_streak()
+        if self._repeated >= self._repeats_allowed:
+            return f"{self._repeated} attempts in a row failed in the same way within {NEAR_STEPS} steps ({self._told_newest()})"
+        return None
+
+    @property
+    def _repeats_allowed(self) -> int:
+        return max(2, self._max_failures)  # one failure repeats nothing
+
+    def _could_give_up(self) -> bool:
+        if self._streak + len(self._unseen) >= self._max_failures:
+            return True
+        signature = self._unseen[-1][1]
+        alike = len(list(itertools.takewhile(lambda one: one[1] == signature, reversed(self._unseen))))
+        before = self._repeated if alike == len(self._unseen) and self._signature == signature else 0
+        return bool(signature) and before + alike >= self._repeats_allowed
 
     def _look(self) -> None:
-        for probe in self._probes:
+        if self._newest is None:
+            found = self._base() if self._base is not None else None
+            self._newest = -1 if found is None else found
+        for probe, signature in self._unseen:
             step = probe()
-            if self._newest is None:
-                self._newest = -1 if step is None else step  # the base
-            elif step is not None and step > self._newest:
+            near = step is None or step - self._newest <= NEAR_STEPS
+            alike = bool(signature) and signature == self._signature and near
+            self._repeated = self._repeated + 1 if alike else int(bool(signature))
+            self._signature = signature
+            if step is not None and step > self._newest:
                 self._newest, self._streak = step, 0
             else:
                 self._streak += 1
-        self._probes.clear()
+        self._unseen.clear()
+
+    def _told_streak(self) -> str:
+        if self._max_failures == 0:
+            return "max_failures is 0"
+        attempts = "attempt" if self._max_failures == 1 else "attempts in a row"
+        return f"{self._streak} failed {attempts} without a new step ({self._told_newest()})"
+
+    def _told_newest(self) -> str:
+        return "no step yet" if not self._newest or self._newest < 0 else f"newest step {self._newest}"
 
 
-def root_cause(errors: dict[int, BaseException], *, collateral: Callable[[BaseException], bool]) -> int:
-    """The rank whose error to show: the lowest one whose error is not `collateral` of another rank's death, else the lowest."""
-    own = [rank for rank in sorted(errors) if not collateral(errors[rank])]
-    return own[0] if own else min(errors)
+def signature_of(error: BaseException) -> str:
+    """What two exceptions have in common if they are the same failure: type and message, whatever numbers and addresses are in it."""
+    return f"{type(error).__name__}: {_NUMBER.sub('#', str(error))[:_SIGNATURE_CHARS]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What Ray Train says of one rank's end. `collateral`: it raised only because another process was gone."""
+
+    died: bool = False
+    collateral: bool = False
+
+
+def culprit(seen: Mapping[int, Seen], told: Sequence[End]) -> int | None:
+    """The rank whose end led to the others'. None if neither knows of any.
+
+    Ray Train sees ends all at once, when it polls. HostActors and trainers tell them one by one, with those that raystate made itself.
+
+    Args:
+        seen: by Ray Train, by rank.
+        told: to the run's Coordinator, in order.
+    """
+    first = first_to_fail(told)
+    if first is not None and not first.collateral:
+        return first.rank
+    ended = {end.rank for end in told if end.kind == "ended"}
+    raised = [rank for rank, one in sorted(seen.items()) if not one.died and not one.collateral]
+    died = [rank for rank, one in sorted(seen.items()) if one.died and rank not in ended]
+    told_of = [] if first is None else [first.rank]
+    return next(iter([*raised, *died, *told_of, *sorted(seen)]), None)
 
 
 def pinned_nodes(previous: Sequence[str], usable: frozenset[str], workers: int) -> list[str | None]:

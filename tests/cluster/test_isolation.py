@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,11 +20,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import raystate
 from raystate.actors.coordinator import CoordinatorActor, Hello, this_owner
 from raystate.actors.host import HostActor
-from raystate.actors.naming import NAMESPACE, coordinator_name, find_actor, find_hosts, host_name, run_actors
+from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
 from raystate.core.messages import Failure
 from raystate.storage import run_hash
+from tests.cluster.scripts import Script
 from tests.cluster.strikes import pid_of
-from tests.cluster.training import REPO, STEPS, Training, wait_for
+from tests.cluster.training import STEPS, Training, wait_for
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,44 +83,6 @@ def test_two_runs_of_one_name_beside_each_other(ray_cluster: Any, make_run: Any,
 
 # ---------------------------------------------------------------- the same storage
 
-TRAINS = """
-import os, sys, time
-import jax.numpy as jnp, ray, raystate
-address, namespace, storage, run, stop = sys.argv[1:]
-ray.init(address=address, namespace=namespace or None, log_to_driver=False, logging_level="ERROR")
-try:
-    with raystate.StateManager(raystate.StateConfig(storage=storage, run=run, save_every_steps=1000)) as manager:
-        x = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state["x"]
-        step = int(x[0])
-        print("from", step, flush=True)
-        while not os.path.exists(stop):
-            step, x = step + 1, x + 1
-            manager.save(step, {"x": x})
-            print("step", step, flush=True)
-            time.sleep(0.05)
-except raystate.RunInUseError as error:
-    print("in use:", error, error.job_id, error.node, flush=True)
-    sys.exit(3)
-"""
-
-
-class Script:
-    """A plain script of its own Ray job."""
-
-    def __init__(self, address: str, namespace: str, run: Any, out: Path):
-        self.out = out
-        command = [sys.executable, "-c", TRAINS, address, namespace, run.storage, run.run, str(out.parent / "stop")]
-        with open(out, "wb") as stream:
-            environment = {**os.environ, "PYTHONPATH": str(REPO)}
-            self.process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
-
-    def said(self, word: str) -> list[str]:
-        return [line for line in self.out.read_text().splitlines() if line.startswith(word)]
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
 
 def test_two_submissions_that_race_for_one_storage(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     run = make_run()
@@ -129,7 +92,9 @@ def test_two_submissions_that_race_for_one_storage(ray_cluster: Any, make_run: A
         (winner,) = set(scripts) - {loser}
         assert loser.process.returncode == 3, loser.out.read_text()
         (message,) = loser.said("in use:")
-        assert "the run is in use by Ray job" in message
+        assert re.search(
+            rf"run '{run.run}' on file://\S+ is in use by Ray job \w+ \(pid {winner.process.pid} on node \w{{8}}, last", message
+        )
         assert "takeover=True" in message
         wait_for(lambda: len(winner.said("step")) > 3, "the winner's training")
         (tmp_path / "stop").touch()
@@ -189,7 +154,7 @@ def test_a_newer_version_replaces_the_actors_and_adopts_what_they_held(ray_clust
         assert newest - restored.step <= 2
         assert np.asarray(restored.state["x"]).tolist() == [restored.step] * 4
         living = [find_actor(actor) for actor in run_actors(name)]
-        assert ray.get([actor.protocol.remote() for actor in living if actor is not None], timeout=60.0) == [1, 1]
+        assert ray.get([actor.protocol.remote() for actor in living if actor is not None], timeout=60.0) == [PROTOCOL, PROTOCOL]
 
 
 @pytest.mark.long
@@ -202,7 +167,7 @@ def test_a_restarted_coordinator_knows_whose_the_run_is(ray_cluster: Any, make_r
         wait_for(lambda: len(script.said("step")) > 3, "some steps")
     finally:
         script.end()
-    # On a busy machine the killed job's trainers may still count as alive.
+    # On a busy machine the news of the killed job's death may still be on its way.
     with raystate.StateManager(raystate.StateConfig(storage=run.storage, run=run.run), takeover=True) as manager:
         state = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state
         manager.save(1000, state)

@@ -25,6 +25,8 @@ from ray.train.v2.api.exceptions import ControllerError, PreemptionError, Worker
 from ray.train.v2.api.preemption import PreemptionInfo
 
 import raystate
+from raystate.actors.blame import raised
+from raystate.runtime.ends import End
 from raystate.train import callback as callback_module
 from raystate.train import endings, jax_backend, launch, nodes
 from raystate.train.callback import RayTrainCallback
@@ -65,6 +67,12 @@ def test_the_callback_pickles_without_the_controllers_state() -> None:
         os.environ.pop(constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR, None)
         if before is not None:
             os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] = before
+
+
+@pytest.mark.parametrize("limit", [-2, 1.5, None, True])
+def test_the_callbacks_limit_is_checked(limit: Any) -> None:
+    with pytest.raises(raystate.ConfigError, match="max_failures"):
+        RayTrainCallback(None, max_failures=limit)
 
 
 def test_states_carry_the_error() -> None:
@@ -115,6 +123,28 @@ def test_what_an_ending_amounts_to() -> None:
         WorkerGroupError("x", {}), {0: endings.Failure(error=gloo), 3: endings.Failure(error=OSError(), died=True)}
     )
     assert died.cause == "the process of rank 3 died"
+    for mistake in (raystate.ReferenceMismatchError("r"), raystate.ItemTopologyError("i"), raystate.StepOrderError("s")):
+        assert of(r0=gloo, r1=mistake).kind == "final"
+    assert of(r1=raystate.RaystateError("state can't be saved", item="state", path="a/b")).kind == "final"
+    assert of(r1=raystate.RaystateError("the Coordinator is gone", rank=1)).kind == "failed"
+    assert of(r1=raystate.StaleAttemptError("s", replaced=True)).kind == "failed"
+
+
+def test_an_exception_that_ray_train_has_not_read_is_told_by_the_coordinator() -> None:
+    dead = {rank: endings.Failure(error=OSError(), died=True) for rank in (0, 1)}
+    ended = End(rank=0, kind="ended", reason="trainer rank 0 was ended")
+    ending = endings.classify(WorkerGroupError("x", {}), dead, (raised(1, ValueError("bad batch 7")), ended))
+    assert (ending.rank, ending.cause) == (1, "rank 1 raised ValueError: bad batch 7")
+    assert isinstance(ending.error, ValueError)
+    assert "ValueError: bad batch 7" in ending.traceback
+    assert ending.signature == "ValueError: bad batch #"
+    final = endings.classify(WorkerGroupError("x", {}), dead, (raised(1, raystate.ConfigError("bad field")), ended))
+    assert final.kind == "final"
+    still_running = endings.classify(WorkerGroupError("x", {}), {0: dead[0]}, (End(rank=1, kind="died", reason=""), ended))
+    assert still_running.cause == "the process of rank 1 died"
+
+
+def test_the_error_inside_ray_trains() -> None:
     ours = endings.ours(ControllerError(raystate.RunFailedError("gave up", rank=1)))
     assert ours is not None
     assert ours.rank == 1

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from raystate import launch_context
 from raystate.core.errors import ConfigError
 from raystate.launch_context import LaunchContext, Restart
+from raystate.runtime.ends import End
 from raystate.train.launch import recoveries
-from raystate.train.policy import Ending, RetryPolicy, pinned_nodes, root_cause
+from raystate.train.policy import Ending, RetryPolicy, Seen, culprit, pinned_nodes, signature_of
 
 FAILED = Ending(kind="failed", cause="the process of rank 1 died", rank=1)
 INTERRUPTED = Ending(kind="interrupted", cause="rank 0 raised Interrupted")
@@ -16,7 +20,11 @@ WAITING = Ending(kind="waiting", cause="no room yet for 2 workers")
 FINAL = Ending(kind="final", cause="rank 0 raised StaleAttemptError")
 
 
-def _run(max_failures: int | None, base: int | None, endings: list[tuple[Ending, int | None]]) -> list[str | None]:
+def _raised(message: str) -> Ending:
+    return Ending(kind="failed", cause="rank 0 raised", rank=0, signature=signature_of(ValueError(message)))
+
+
+def _run(max_failures: int, base: int | None, endings: Sequence[tuple[Ending, int | None]]) -> list[str | None]:
     """The policy's answers to endings, each with the newest step at that time."""
     policy = RetryPolicy(max_failures, start_limit_s=100.0)
     policy.started(lambda: base, 0.0)
@@ -52,9 +60,36 @@ def test_no_failure_is_allowed_with_zero_even_with_progress() -> None:
     assert _run(1, 5, [(FAILED, 9)]) == [None]
 
 
-@pytest.mark.parametrize("limit", [-1, None])
-def test_never_gives_up(limit: int | None) -> None:
-    assert _run(limit, 5, [(FAILED, 5)] * 20) == [None] * 20
+def test_never_gives_up() -> None:
+    assert _run(-1, 5, [(FAILED, 5)] * 20) == [None] * 20
+    assert _run(-1, 5, [(_raised("x"), 5)] * 20) == [None] * 20
+
+
+def test_a_failure_that_repeats_ends_the_run_although_each_attempt_gains_a_step() -> None:
+    answers = _run(3, 10, [(_raised("bad step 11"), 11), (_raised("bad step 12"), 12), (_raised("bad step 13"), 13)])
+    assert answers == [None, None, "3 attempts in a row failed in the same way within 3 steps (newest step 13)"]
+    assert _run(1, 10, [(_raised("x"), 11), (_raised("x"), 12)])[0] is None, "one failure repeats nothing"
+    assert _run(1, 10, [(_raised("x"), 11), (_raised("x"), 12)])[1] is not None
+
+
+def test_what_differs_or_is_far_apart_does_not_repeat() -> None:
+    different = [(_raised("x"), 11), (_raised("y"), 12), (_raised("x"), 13), (_raised("y"), 14), (_raised("x"), 15)]
+    assert _run(2, 10, different) == [None] * 5
+    assert _run(2, 10, [(_raised("x"), 10 * number) for number in range(2, 12)]) == [None] * 10
+    assert _run(2, 10, [(FAILED, 10 + number) for number in range(1, 20)]) == [None] * 19, "deaths can't be told apart"
+    between = [(_raised("x"), 11), (FAILED, 12), (_raised("x"), 13), (FAILED, 14), (_raised("x"), 15)]
+    assert _run(2, 10, between) == [None] * 5
+
+
+def test_an_interruption_between_does_not_hide_a_repetition() -> None:
+    answers = _run(2, 10, [(_raised("x"), 11), (INTERRUPTED, 11), (_raised("x"), 12)])
+    assert [answer is None for answer in answers] == [True, True, False]
+
+
+def test_numbers_and_addresses_make_no_difference() -> None:
+    first, second = (ValueError(f"loss 1.{n}e-5 is nan at step {n}: <object at 0x7f{n}>") for n in (1, 23))
+    assert signature_of(first) == signature_of(second)
+    assert signature_of(first) != signature_of(KeyError(str(first)))
 
 
 def test_interruptions_do_not_count() -> None:
@@ -90,10 +125,28 @@ def test_probes_are_waited_for_only_when_they_matter() -> None:
     assert looked == [0, 1, 2, 3]
 
 
-def test_root_cause_is_not_a_collateral_error() -> None:
-    errors: dict[int, BaseException] = {0: RuntimeError("Gloo"), 3: ValueError("mine"), 2: KeyError("other")}
-    assert root_cause(errors, collateral=lambda error: "Gloo" in str(error)) == 2
-    assert root_cause({1: RuntimeError("Gloo")}, collateral=lambda error: True) == 1
+def test_the_culprit_by_what_ray_train_sees() -> None:
+    gloo, raised, died = Seen(collateral=True), Seen(), Seen(died=True)
+    assert culprit({}, ()) is None
+    assert culprit({0: gloo, 3: raised, 2: raised}, ()) == 2
+    assert culprit({0: gloo, 1: died}, ()) == 1
+    assert culprit({0: died, 1: raised}, ()) == 1, "an exception kills nobody, but what it led to may have"
+    assert culprit({1: gloo, 2: gloo}, ()) == 1
+
+
+def test_the_culprit_by_what_the_coordinator_was_told() -> None:
+    both_dead = {0: Seen(died=True), 1: Seen(died=True)}
+
+    def end(rank: int, kind: Any, **more: Any) -> End:
+        return End(rank=rank, kind=kind, reason="", **more)
+
+    assert culprit(both_dead, ()) == 0, "nothing better is known"
+    assert culprit(both_dead, (end(1, "died"), end(0, "ended"))) == 1
+    assert culprit(both_dead, (end(1, "raised"), end(0, "ended"))) == 1
+    assert culprit(both_dead, (end(0, "raised", collateral=True), end(1, "died"))) == 1
+    assert culprit(both_dead, (end(0, "raised", collateral=True),)) == 0
+    assert culprit(both_dead, (end(0, "ended"),)) == 1, "the other one's news has not come"
+    assert culprit({1: Seen()}, (end(0, "ended"),)) == 1, "raised outside of its StateManager"
 
 
 def test_ranks_stay_where_they_were() -> None:

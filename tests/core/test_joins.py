@@ -81,7 +81,6 @@ def test_new_group_ends_the_old_one_when_all_its_ranks_have_joined():
     driver.send(Joined(ask=Ask("n"), group="h", rank=0, world=2, host=HostId("a"), nonce="n"))
     # Schedule 89953: one late message of a group that an earlier Coordinator knew ended the living one while it closed.
     assert driver.take(EndTrainers) == []
-    assert driver.core.in_use
     driver.send(Joined(ask=Ask("m"), group="h", rank=1, world=2, host=HostId("b"), nonce="m"))
     ended = driver.take(EndTrainers)
     assert {(one.host, one.lineage) for one in ended} == {("a", old), ("b", old)}
@@ -98,17 +97,6 @@ def test_unclean_exit_ends_the_group_everywhere():
     assert driver.take(EndTrainers) == []
     driver.send(TrainerExited(host=HostId("a"), lineage=driver.lineage, rank=0, clean=False, reason="killed"))
     assert [one.host for one in driver.take(EndTrainers)] == ["b"]
-
-
-def test_in_use_while_trainers_of_the_group_are_alive_on_hosts_that_are_up():
-    driver = running(host_timeout_s=5.0)
-    assert driver.core.in_use
-    driver.send(TrainerExited(host=HostId("a"), lineage=driver.lineage, rank=0, clean=False, reason="killed"))
-    assert not driver.core.in_use
-    driver.join(AB, "h")
-    assert driver.core.in_use
-    driver.tick(6.0)  # both nodes have vanished, and nobody is left to say that the trainers have
-    assert not driver.core.in_use
 
 
 def test_an_event_that_does_not_fit_is_an_error_with_its_story():

@@ -1,0 +1,114 @@
+"""A process's way into a run: past others who use it, and past actors that another version or another configuration has left."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from raystate.actors.coordinator import Hello, ensure_coordinator
+from raystate.actors.naming import PROTOCOL, find_actor, find_hosts, host_name, run_actors
+from raystate.actors.release import QUICK_S, release_by_hash
+from raystate.config import StateConfig
+from raystate.core.errors import BarrierTimeoutError, RunInUseError, error_from_name
+from raystate.core.messages import Failure
+from raystate.runtime.tenancy import Owner, told_differences
+
+logger = logging.getLogger("raystate")
+
+RETRY_S = 0.1
+
+
+def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -> None:
+    """Return when `owner` has the run, with a Coordinator of this version and this configuration.
+
+    Args:
+        takeover: end whoever uses the run, or the storage under another name.
+
+    Raises:
+        RunInUseError: somebody else's trainers are alive, or were a moment ago and start again; names job, pid, node and age.
+        ConfigError: processes of one launch have different configurations, or one can't be changed now.
+        BarrierTimeoutError: the Coordinator does not answer.
+        StorageError, CorruptCheckpointError: the storage or its log is unusable.
+    """
+    owner = dataclasses.replace(owner, config=config)
+    deadline_s = time.monotonic() + config.start_timeout_s
+    while True:
+        coordinator = ensure_coordinator(config, run_hash, owner)
+        try:
+            reply: Any = ray.get(coordinator.hello.remote(owner, takeover), timeout=max(0.1, deadline_s - time.monotonic()))
+        except (RayActorError, GetTimeoutError) as error:
+            if time.monotonic() > deadline_s:
+                raise BarrierTimeoutError(
+                    f"the Coordinator of run {config.run!r} did not answer within {config.start_timeout_s:.0f} s "
+                    f"({error.__class__.__name__})",
+                    phase="start", rank=owner.rank, waited_s=config.start_timeout_s,
+                ) from None  # fmt: skip
+            time.sleep(RETRY_S)
+            continue
+        if isinstance(reply, Failure):
+            _make_way(reply, coordinator, config, out_of_time=time.monotonic() > deadline_s)
+        elif reply.protocol != PROTOCOL:
+            # Another version's actors: a new submission replaces them; storage and arenas carry everything they knew.
+            _replace_older(run_hash)
+        elif reply.outdated:
+            _replace_outdated(reply, coordinator, config, run_hash)
+        else:
+            return
+
+
+def _make_way(refusal: Failure, coordinator: Any, config: StateConfig, *, out_of_time: bool) -> None:
+    """Return if it is worth asking again; else raise what the refusal says."""
+    error = error_from_name(refusal.error, refusal.message, refusal.details)
+    if isinstance(error, RunInUseError) and error.release and not out_of_time:
+        # Nobody uses that run any more, or it is taken over: what it holds in memory becomes durable, then its storage is free.
+        logger.info("run %r is released: run %r takes %s", error.run, config.run, config.storage)
+        release_by_hash(error.release, f"run {config.run!r} takes its storage", config.save_timeout_s)
+        return
+    if isinstance(error, RunInUseError) and error.starting and not out_of_time:
+        time.sleep(RETRY_S)  # soon it trains, or it is known to have given up
+        return
+    if isinstance(error, RunInUseError) and error.run != config.run:
+        ray.kill(coordinator, no_restart=True)  # made for this, and waits for a turn that nobody takes
+    raise error
+
+
+def _replace_older(run_hash: str) -> None:
+    """End the run's actors that speak another protocol. What they held stays: in storage, and in the arenas for their successors."""
+    for name in run_actors(run_hash):
+        actor = find_actor(name)
+        if actor is None:
+            continue
+        try:
+            protocol = ray.get(actor.protocol.remote(), timeout=QUICK_S)
+        except (AttributeError, RayError):  # so old, or so ill, that it can't say
+            protocol = None
+        if protocol != PROTOCOL:
+            ray.kill(actor, no_restart=True)
+
+
+def _replace_outdated(hello: Hello, coordinator: Any, config: StateConfig, run_hash: str) -> None:
+    """End a Coordinator of another configuration, and the HostActors that this concerns.
+
+    By handle and by what they say they were made with: another process of this launch may have made new ones already.
+    """
+    logger.info("run %r goes on with a new configuration: %s", config.run, told_differences(hello.outdated))
+    ray.kill(coordinator, no_restart=True)
+    wanted = (config.host_memory, config.arena_dir)
+    for host in find_hosts(run_hash):
+        actor = find_actor(host_name(run_hash, host))
+        if actor is None:
+            continue
+        try:
+            made_with = ray.get(actor.parameters.remote(), timeout=QUICK_S)
+            if made_with == wanted:
+                continue
+            if made_with[1] != wanted[1]:
+                ray.get(actor.close.remote(True), timeout=QUICK_S)  # nobody will look for that arena again
+        except (AttributeError, RayError):
+            pass
+        ray.kill(actor, no_restart=True)

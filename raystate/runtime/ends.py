@@ -1,0 +1,86 @@
+"""Which rank of a worker group failed first: what its trainers and HostActors have said, in that order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+_JAX_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
+_ANOTHERS_END = ("Gloo ", "oordination service", "Connection reset by peer", "Connection closed by peer", "Socket closed", "NCCL")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How one rank's trainer ended.
+
+    Attributes:
+        rank: of the worker group.
+        kind: "raised" an exception; "died" by itself; "ended" by raystate, because another one had.
+        reason: one line for a person.
+        collateral: "raised", and only because another process was gone.
+        error: "raised": the exception, pickled; None if it can't be.
+        traceback: "raised": as text.
+    """
+
+    rank: int
+    kind: Literal["raised", "died", "ended"]
+    reason: str
+    collateral: bool = False
+    error: bytes | None = None
+    traceback: str = ""
+
+
+def is_collateral(error: BaseException, traceback_text: str = "") -> bool:
+    """Whether a collective failed because another rank ended. By text: jax raises ValueError for gloo's errors.
+
+    Args:
+        error: what was raised.
+        traceback_text: its traceback; an exception that was raised from such an error is one, too.
+    """
+    if type(error).__name__ in ("ValueError", "RuntimeError", *_JAX_ERRORS) and _tells_of_another(str(error)):
+        return True
+    lines = traceback_text.splitlines()
+    return any(name in line and _tells_of_another(line) for line in lines for name in ("ValueError: ", *_JAX_ERRORS))
+
+
+def _tells_of_another(text: str) -> bool:
+    return any(mark in text for mark in _ANOTHERS_END)
+
+
+def first_to_fail(ends: Sequence[End]) -> End | None:
+    """The end that led to the others; None if nothing is known of any.
+
+    A trainer that raystate ended, or that another's death has made fail, is no cause. When rank 0 dies, jax ends all others within
+    milliseconds, and the news may arrive in any order: so of several that died by themselves rank 0 was first.
+
+    Args:
+        ends: in the order in which they became known.
+    """
+    own = [end for end in ends if end.kind != "ended" and not end.collateral]
+    if not own:
+        return next((end for end in ends if end.kind != "ended"), None)
+    if own[0].kind == "died":
+        return next((end for end in own if end.rank == 0 and end.kind == "died"), own[0])
+    return own[0]
+
+
+class Ends:
+    """The ends of one lineage's trainers, one for each rank, in the order in which they became known."""
+
+    def __init__(self) -> None:
+        self._by_rank: dict[int, End] = {}
+
+    def add(self, end: End) -> None:
+        """The first word of a rank counts: what becomes of its process afterwards follows from that."""
+        self._by_rank.setdefault(end.rank, end)
+
+    @property
+    def in_order(self) -> tuple[End, ...]:
+        return tuple(self._by_rank.values())
+
+
+def one_line(error: Any) -> str:
+    """Type and first line of an exception."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__

@@ -1,0 +1,233 @@
+"""Who may use a run: decided from what its Coordinator has heard, without Ray and without a clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from raystate.core.messages import Advise, Answer, Failure, HostDown, HostId, HostReported, Joined, JoinReply, TrainerExited
+
+STARTING_S = 10.0  # an owner's trainers start, or start again: nobody else gets in between
+CONNECT_S = 5.0  # a trainer that its HostActor doesn't know so long after it has joined is gone
+JOINED_S = 60.0  # the same where the HostActor itself says nothing
+SILENT_S = 10.0  # a report that is older says nothing about who is alive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who uses the run.
+
+    Attributes:
+        job_id: the Ray job.
+        node: where its process runs.
+        launch: stays the same over the restarts of one `fit`; tells apart two uses of a run within one job, such as trials of a sweep
+            that were given the same storage.
+        pid: the process there; under `fit` the one of rank 0.
+        rank: of that process.
+        launched: a launcher starts its trainers again, in other processes. False: the process is the launch, and ends with it.
+        config: its `StateConfig`; None: it doesn't say.
+    """
+
+    job_id: str
+    node: str
+    launch: str
+    pid: int = 0
+    rank: int = 0
+    launched: bool = False
+    config: Any = None
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        return self.job_id, self.launch
+
+
+class Presence:
+    """Which trainers of the run are alive, by the events and commands that pass through its Coordinator."""
+
+    def __init__(self) -> None:
+        self._listed: dict[
+            HostId, tuple[float, frozenset[tuple[str, int]]]
+        ] = {}  # host -> when, (lineage, rank) it is connected to
+        self._asked: dict[str, tuple[HostId, float]] = {}  # ask of a trainer that is joining
+        self._joined: dict[tuple[str, int], tuple[HostId, float]] = {}  # (lineage, rank) that no host has listed yet
+        self._held: dict[HostId, int] = {}  # newest step in memory
+        self._durable_step = -1
+        self.heard_s = float("-inf")  # when something was last heard of a trainer, the news of its end included
+        self.joined_s = float("-inf")  # when one last joined
+
+    def observe(self, message: Any, now_s: float) -> None:
+        match message:
+            case Joined(ask=ask, host=host):
+                self._asked[ask] = (host, now_s)
+                self.heard_s = self.joined_s = now_s
+            case Answer(ask=ask, reply=JoinReply(lineage=lineage, hosts=hosts)) if ask in self._asked:
+                # The ranks of older lineages are alive as long as a host lists them.
+                self._joined = {key: value for key, value in self._joined.items() if key[0] == lineage}
+                self._joined |= {(lineage, rank): (host, now_s) for rank, host in hosts if (lineage, rank) not in self._joined}
+                del self._asked[ask]
+            case Answer(ask=ask) if ask in self._asked:
+                del self._asked[ask]  # refused
+            case HostReported(summary=summary):
+                listed = frozenset((one.lineage, one.rank) for one in summary.trainers)
+                self._listed[summary.host] = (now_s, listed)
+                self._joined = {key: value for key, value in self._joined.items() if key not in listed}
+                self._held[summary.host] = max((one.step for one in summary.staged), default=-1)
+                if listed:
+                    self.heard_s = now_s
+            case TrainerExited(host=host, lineage=lineage, rank=rank):
+                self._joined.pop((lineage, rank), None)
+                when_s, listed = self._listed.get(host, (now_s, frozenset[tuple[str, int]]()))
+                self._listed[host] = (when_s, listed - {(lineage, rank)})
+                self.heard_s = now_s
+            case HostDown(host=host):
+                self._listed.pop(host, None)
+                self._joined = {key: value for key, value in self._joined.items() if value[0] != host}
+                self._asked = {ask: value for ask, value in self._asked.items() if value[0] != host}
+            case Advise(advice=advice):
+                self._durable_step = max(self._durable_step, advice.durable_step)
+            case _:
+                pass
+
+    def alive(self, now_s: float) -> bool:
+        """Whether a trainer is there, as far as this is known."""
+        if any(listed and now_s - when_s < SILENT_S for when_s, listed in self._listed.values()):
+            return True
+        if any(now_s - since_s < JOINED_S for _, since_s in self._asked.values()):
+            return True  # it waits for the other ranks; only afterwards it connects to its HostActor
+        return any(self._may_connect(host, since_s, now_s) for host, since_s in self._joined.values())
+
+    def _may_connect(self, host: HostId, since_s: float, now_s: float) -> bool:
+        reported_s, _ = self._listed.get(host, (float("-inf"), None))
+        return now_s - since_s < JOINED_S and reported_s - since_s < CONNECT_S
+
+    @property
+    def only_in_memory(self) -> tuple[int, int] | None:
+        """(newest step held, newest durable step) if hosts hold a step that storage doesn't have yet, else None."""
+        held = max(self._held.values(), default=-1)
+        return (held, self._durable_step) if held > self._durable_step else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What a process that wants to use the run is told.
+
+    Attributes:
+        kind: "in": it may. "replace": it may, and has another configuration: it ends this Coordinator and makes one of its own.
+            "refused": see `failure`.
+        replaces: fields that differ, with both values: field -> (here, asked for).
+    """
+
+    kind: Literal["in", "replace", "refused"]
+    replaces: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict[str, tuple[Any, Any]])
+    failure: Failure | None = None
+
+
+def admit(
+    owner: Owner, asking: Owner, presence: Presence, *, config: Any, owner_s: float, now_s: float, takeover: bool
+) -> Admission:
+    """Whether `asking` may use the run that `owner` has used so far.
+
+    Args:
+        config: the Coordinator's `StateConfig`.
+        owner_s: when the owner last said hello, on the clock of `now_s` (monotonic).
+        takeover: end the owner's use, whatever it does.
+    """
+    run = config.run
+    same = asking.identity == owner.identity
+    state = occupancy(owner, presence, owner_s=owner_s, now_s=now_s)
+    if not same and not takeover and state != "free":
+        failure = in_use(owner, state, age_s=now_s - max(owner_s, presence.heard_s), storage=config.storage, run=run)
+        return Admission(kind="refused", failure=failure)
+    unlike = differences(owner.config, asking.config)
+    if same and unlike and (state == "in use" or presence.joined_s < owner_s):
+        message = f"the processes of one launch of run {run!r} have different configurations: {told_differences(unlike)}"
+        return Admission(kind="refused", failure=Failure(error="ConfigError", message=message, details=_details(unlike)))
+    changed = differences(config, asking.config)
+    if not changed:
+        return Admission(kind="in")
+    if "arena_dir" in changed and not takeover and (only := presence.only_in_memory) is not None:
+        held, durable = only
+        here, there = changed["arena_dir"]
+        message = (
+            f"arena_dir can't change now: step {held} of run {run!r} lies only in memory, in {_shown_dir(here)}, and the newest "
+            f"durable step is {'none' if durable < 0 else durable}. Start with {_shown_dir(here)} instead of {_shown_dir(there)}, or "
+            f"pass takeover=True to give up what is in memory"
+        )
+        return Admission(kind="refused", failure=Failure(error="ConfigError", message=message, details=_details(changed)))
+    return Admission(kind="replace", replaces=changed)
+
+
+Occupancy = Literal["in use", "starting", "free"]
+
+
+def occupancy(owner: Owner, presence: Presence, *, owner_s: float, now_s: float) -> Occupancy:
+    """Whether the owner's trainers are alive, are about to come (again), or are gone for good."""
+    if presence.alive(now_s):
+        return "in use"
+    # A script that has joined and is gone won't come back; a launcher starts its trainers again.
+    comes = owner.launched or presence.joined_s < owner_s
+    recent = now_s - max(owner_s, presence.heard_s) < STARTING_S
+    return "starting" if comes and recent else "free"
+
+
+def in_use(owner: Owner, state: Occupancy, *, age_s: float, storage: str, run: str, asked_run: str | None = None) -> Failure:
+    """The refusal of a run, or of a storage that a run of another name uses."""
+    what = f"run {run!r} on {storage} is in use by"
+    if asked_run is not None:
+        what = f"run {asked_run!r} can't use {storage}: run {run!r} uses it, in"
+    process = f" (pid {owner.pid} on node {owner.node[:8]}, last heard from {age_s:.0f} s ago)"
+    ways_out = "end it, use another storage, or pass takeover=True to end it from here"
+    return Failure(
+        error="RunInUseError",
+        message=f"{what} Ray job {owner.job_id}{process}; {ways_out}",
+        details={
+            "run": run,
+            "storage": storage,
+            "job_id": owner.job_id,
+            "node": owner.node,
+            "pid": owner.pid,
+            "launch": owner.launch,
+            "age_s": round(age_s, 3),
+            "starting": state == "starting",
+        },
+    )
+
+
+# ---------------------------------------------------------------- configurations
+
+
+def differences(here: Any, asked: Any) -> dict[str, tuple[Any, Any]]:
+    """The fields of two StateConfigs that differ: name -> both values. Empty if one of them is None."""
+    if here is None or asked is None:
+        return {}
+    fields = type(asked).model_fields
+    return {name: (old, new) for name in fields if not _same(old := getattr(here, name, None), new := getattr(asked, name, None))}
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Policies are objects of anybody's: two that have no equality of their own are the same if they pickle or print the same."""
+    if type(old) is not type(new) or type(old).__eq__ is not object.__eq__:
+        return bool(old == new)
+    try:
+        return pickle.dumps(old) == pickle.dumps(new)
+    except Exception:
+        return repr(old) == repr(new)
+
+
+def told_differences(changed: dict[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{name} is {_shown(here)} there and {_shown(asked)} here" for name, (here, asked) in changed.items())
+
+
+def _details(changed: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
+    return {"field": next(iter(changed)), "different": {name: tuple(map(_shown, values)) for name, values in changed.items()}}
+
+
+def _shown(value: Any) -> str:
+    return text if len(text := repr(value)) <= 200 else f"{text[:200]}…"
+
+
+def _shown_dir(value: str | os.PathLike[str] | None) -> str:
+    return "the system's shared memory" if value is None else repr(os.fspath(value))

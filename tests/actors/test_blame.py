@@ -1,0 +1,161 @@
+"""Who failed first, from what was told; and that an exception survives the way to the launcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raystate.actors.blame import exception_of, raised
+from raystate.core.messages import (
+    Answer,
+    Ask,
+    EndTrainers,
+    HostId,
+    HostReported,
+    HostSummary,
+    Joined,
+    JoinReply,
+    RestoreSettled,
+    TrainerExited,
+    TrainerSeen,
+)
+from raystate.runtime.ends import End, Ends, first_to_fail, is_collateral
+from raystate.runtime.ledger import Ledger
+from raystate.storage.objects import ObjectStorage
+
+
+def died(rank: int) -> End:
+    return End(rank=rank, kind="died", reason=f"trainer rank {rank} died")
+
+
+def ended(rank: int) -> End:
+    return End(rank=rank, kind="ended", reason=f"trainer rank {rank} was ended")
+
+
+def gloo(rank: int) -> End:
+    return raised(rank, ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer"))
+
+
+def rank_of(*ends: End) -> int | None:
+    first = first_to_fail(ends)
+    return None if first is None else first.rank
+
+
+def test_the_first_counts_unless_raystate_ended_it():
+    assert rank_of() is None
+    assert rank_of(died(1), ended(0)) == 1
+    assert rank_of(ended(0), died(1)) == 1, "the news of the end that followed was faster"
+    assert rank_of(raised(1, KeyError("k")), ended(0)) == 1
+    assert rank_of(raised(1, KeyError("k")), raised(0, KeyError("k"))) == 1
+
+
+def test_rank_0_takes_the_others_with_it():
+    assert rank_of(died(2), died(0), died(1)) == 0
+    assert rank_of(died(2), ended(0), died(1)) == 2
+
+
+def test_a_collective_that_fails_is_no_cause_while_there_is_another():
+    assert rank_of(gloo(0), died(1)) == 1
+    assert rank_of(gloo(0), raised(1, KeyError("k"))) == 1
+    assert rank_of(gloo(0), ended(1)) == 0
+
+
+def test_what_a_user_raises_from_such_an_error_is_one_too():
+    def training() -> None:
+        try:
+            raise ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
+        except ValueError as error:
+            raise RuntimeError("training has failed") from error
+
+    with pytest.raises(RuntimeError) as caught:
+        training()
+    assert raised(0, caught.value).collateral
+    assert not is_collateral(ValueError("bad learning rate"))
+
+
+class Odd(Exception):  # noqa: N818 - as users name them
+    """Pickles, and can't be made again."""
+
+    def __init__(self, *, needed: int):
+        super().__init__(f"needs {needed}")
+
+
+def test_exceptions_travel():
+    try:
+        raise KeyError("the user's")
+    except KeyError as error:
+        end = raised(3, error)
+    found = exception_of(end)
+    assert (type(found), found.args) == (KeyError, ("the user's",))
+    assert "test_exceptions_travel" in end.traceback
+    told = exception_of(raised(1, Odd(needed=2)))
+    assert str(told) == "rank 1 raised Odd: needs 2"
+
+
+def test_the_first_word_of_a_rank_counts():
+    ends = Ends()
+    for one in (raised(1, KeyError("k")), ended(0), died(1)):
+        ends.add(one)
+    assert [(end.rank, end.kind) for end in ends.in_order] == [(1, "raised"), (0, "ended")]
+
+
+# ---------------------------------------------------------------- the ledger
+
+HOSTS = {0: HostId("h0"), 1: HostId("h1")}
+
+
+def recovered(ledger: Ledger, *between: Any) -> str:
+    """The cause that the ledger gives after a group has trained, ended by `between`, and another has made a step."""
+    for number in (1, 2):
+        lineage = f"1.{number}.x"
+        for rank, host in HOSTS.items():
+            ledger.observe(Joined(ask=Ask(f"{number}{rank}"), group=f"g{number}", rank=rank, world=2, host=host, nonce="x"), 0.0)
+        reply = JoinReply(lineage=lineage, attempt=1, hosts=tuple(HOSTS.items()), newest_step=-1)
+        for rank in HOSTS:
+            ledger.observe(Answer(ask=Ask(f"{number}{rank}"), reply=reply), 0.0)
+        if number == 2:
+            ledger.observe(Answer(ask=Ask("r"), reply=RestoreSettled(step=5, tier="memory")), 1.0)
+        seen = TrainerSeen(rank=0, world=2, lineage=lineage, newest_step=5 if number == 1 else 6)
+        ledger.observe(HostReported(summary=HostSummary(host=HOSTS[0], incarnation="i", seq=number, trainers=(seen,))), 2.0)
+        if number == 1:
+            for one in between:
+                ledger.observe(one, 0.5)
+    (recovery,) = ledger.recoveries
+    assert (recovery.group, recovery.step, recovery.tier) == ("g2", 5, "memory")
+    return recovery.cause
+
+
+def exit_of(rank: int, *, was_ended: bool = False) -> TrainerExited:
+    how = "was ended" if was_ended else "died"
+    return TrainerExited(
+        host=HOSTS[rank], lineage="1.1.x", rank=rank, clean=False, reason=f"trainer rank {rank} {how}", ended=was_ended
+    )
+
+
+def ledger_of(name: str) -> Ledger:
+    ledger = Ledger(ObjectStorage(f"memory://{name}"))
+    ledger.begin(1)
+    return ledger
+
+
+def test_the_ledger_names_the_rank_that_died():
+    stop = EndTrainers(host=HOSTS[0], lineage="1.1.x", reason="rank 1 died")
+    assert recovered(ledger_of("l1"), exit_of(1), stop, exit_of(0, was_ended=True)) == "trainer rank 1 died"
+    ledger = ledger_of("l2")
+    assert recovered(ledger, exit_of(1), exit_of(0)) == "trainer rank 0 died", "jax has ended rank 1"
+    assert [end.rank for end in ledger.ends("g1") or ()] == [1, 0]
+    assert ledger.ends("g2") == ()
+    assert ledger.ends("unknown") is None
+
+
+def test_the_launchers_word_wins():
+    ledger = ledger_of("l3")
+    ledger.blame("g1", "the process of rank 1 died")
+    assert recovered(ledger, exit_of(0)) == "the process of rank 1 died"
+
+
+def test_an_exception_is_told_before_the_exit():
+    ledger = ledger_of("l4")
+    ledger.raised("1.1.x", raised(1, KeyError("k")))
+    assert recovered(ledger, exit_of(1), exit_of(0, was_ended=True)) == "rank 1 raised KeyError: 'k'"

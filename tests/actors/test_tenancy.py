@@ -1,0 +1,209 @@
+"""Who gets a run: decided from what its Coordinator has heard. Pure: neither Ray nor a clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import raystate
+from raystate.core.messages import (
+    Advice,
+    Advise,
+    Answer,
+    Ask,
+    HostDown,
+    HostId,
+    HostReported,
+    HostSummary,
+    Joined,
+    JoinReply,
+    Staged,
+    TrainerExited,
+    TrainerSeen,
+)
+from raystate.runtime.tenancy import Owner, Presence, admit, differences, in_use, occupancy
+
+HOST = HostId("a" * 56)
+SCRIPT = Owner(job_id="01", node=HOST, launch="script", pid=7)
+FIT = Owner(job_id="02", node=HOST, launch="fit", pid=8, launched=True)
+OTHER = Owner(job_id="03", node=HOST, launch="other", pid=9)
+CONFIG = raystate.StateConfig(storage="/runs/a", run="a", keep_last=1)
+
+
+def joins(presence: Presence, now_s: float, lineage: str = "1.1.x", world: int = 1) -> None:
+    for rank in range(world):
+        ask = Ask(f"{lineage}-{rank}")
+        presence.observe(Joined(ask=ask, group="g", rank=rank, world=world, host=HOST, nonce="x"), now_s)
+    hosts = tuple((rank, HOST) for rank in range(world))
+    for rank in range(world):
+        reply = JoinReply(lineage=lineage, attempt=1, hosts=hosts, newest_step=-1)
+        presence.observe(Answer(ask=Ask(f"{lineage}-{rank}"), reply=reply), now_s)
+
+
+def reports(presence: Presence, now_s: float, *ranks: int, lineage: str = "1.1.x", held: int = -1) -> None:
+    trainers = tuple(TrainerSeen(rank=rank, world=2, lineage=lineage, newest_step=held) for rank in ranks)
+    staged = () if held < 0 else (Staged(rank=0, world=1, lineage=lineage, step=held, layout="l", promised=False),)
+    summary = HostSummary(host=HOST, incarnation="i", seq=int(now_s * 10), trainers=trainers, staged=staged)
+    presence.observe(HostReported(summary=summary), now_s)
+
+
+def exits(presence: Presence, now_s: float, rank: int = 0, *, clean: bool = False, lineage: str = "1.1.x") -> None:
+    presence.observe(TrainerExited(host=HOST, lineage=lineage, rank=rank, clean=clean, reason="died"), now_s)
+
+
+def admitted(owner: Owner, asking: Owner, presence: Presence, now_s: float, *, takeover: bool = False, owner_s: float = 0.0) -> Any:
+    return admit(owner, asking, presence, config=CONFIG, owner_s=owner_s, now_s=now_s, takeover=takeover)
+
+
+def test_a_trainer_is_alive_from_its_join_to_its_exit():
+    presence = Presence()
+    assert not presence.alive(0.0)
+    joins(presence, 1.0)
+    assert presence.alive(2.0), "it is about to connect to its HostActor"
+    reports(presence, 3.0, 0)
+    assert presence.alive(4.0)
+    exits(presence, 5.0)
+    assert not presence.alive(5.0)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_every_exit_counts_also_a_clean_one(clean: bool):
+    """After `Interrupted` a plain script has detached on purpose: it was taken for alive until the run was idle for 15 minutes."""
+    presence = Presence()
+    joins(presence, 1.0)
+    reports(presence, 2.0, 0)
+    exits(presence, 3.0, clean=clean)
+    assert occupancy(SCRIPT, presence, owner_s=0.0, now_s=3.0) == "free"
+
+
+def test_a_trainer_that_never_connects_is_gone_once_its_host_does_not_list_it():
+    presence = Presence()
+    joins(presence, 1.0)
+    reports(presence, 3.0)
+    assert presence.alive(3.0), "the report may be from before it has connected"
+    reports(presence, 7.0)
+    assert not presence.alive(7.0)
+
+
+def test_one_that_waits_for_the_other_ranks_is_alive_although_no_host_lists_it():
+    presence = Presence()
+    presence.observe(Joined(ask=Ask("1"), group="g", rank=0, world=2, host=HOST, nonce="x"), 0.0)
+    reports(presence, 30.0)
+    assert presence.alive(30.0)
+    assert not presence.alive(61.0)
+
+
+def test_one_of_two_is_enough_and_silence_is_no_life():
+    presence = Presence()
+    joins(presence, 0.0, world=2)
+    reports(presence, 1.0, 0, 1)
+    exits(presence, 2.0, rank=1)
+    assert presence.alive(2.0)
+    assert not presence.alive(12.0), "its host has said nothing for more than 10 s"
+    reports(presence, 13.0, 0)
+    presence.observe(HostDown(host=HOST, reason="gone", gone=True), 14.0)
+    assert not presence.alive(14.0)
+
+
+def test_a_killed_script_frees_the_run_at_once_and_a_launcher_is_waited_for():
+    presence = Presence()
+    joins(presence, 1.0)
+    reports(presence, 2.0, 0)
+    for owner in (SCRIPT, FIT):
+        refused = admitted(owner, OTHER, presence, 3.0)
+        assert (refused.kind, refused.failure.details["starting"]) == ("refused", False)
+        assert admitted(owner, OTHER, presence, 3.0, takeover=True).kind == "in"
+        assert admitted(owner, owner, presence, 3.0).kind == "in"
+    exits(presence, 100.0)
+    assert admitted(SCRIPT, OTHER, presence, 100.0).kind == "in"
+    refused = admitted(FIT, OTHER, presence, 105.0)
+    assert refused.failure.details["starting"] is True, "its launcher starts the next worker group"
+    assert admitted(FIT, OTHER, presence, 111.0).kind == "in"
+
+
+def test_a_script_that_has_just_said_hello_and_not_joined_yet_is_starting():
+    refused = admitted(SCRIPT, OTHER, Presence(), 5.0)
+    assert refused.failure.details["starting"] is True
+    assert admitted(SCRIPT, OTHER, Presence(), 11.0).kind == "in"
+
+
+def test_the_refusal_names_everything():
+    failure = in_use(SCRIPT, "in use", age_s=12.3, storage="file:///runs/a", run="a")
+    assert failure.message == (
+        "run 'a' on file:///runs/a is in use by Ray job 01 (pid 7 on node aaaaaaaa, last heard from 12 s ago); "
+        "end it, use another storage, or pass takeover=True to end it from here"
+    )
+    assert {failure.details[name] for name in ("run", "job_id", "node", "pid", "age_s")} == {"a", "01", HOST, 7, 12.3}
+    other = in_use(SCRIPT, "in use", age_s=0.0, storage="file:///runs/a", run="a", asked_run="b")
+    assert "run 'b' can't use file:///runs/a: run 'a' uses it, in Ray job 01 (pid 7" in other.message
+
+
+# ---------------------------------------------------------------- configurations
+
+
+def test_another_launch_gets_its_own_configuration():
+    presence = Presence()
+    joins(presence, 1.0)
+    exits(presence, 2.0)
+    asking = dataclasses.replace(OTHER, config=CONFIG.replace(keep_last=None, host_memory="10%"))
+    admission = admitted(SCRIPT, asking, presence, 100.0)
+    assert admission.kind == "replace"
+    assert admission.replaces == {"keep_last": (1, None), "host_memory": ("40%", "10%")}
+    assert admitted(SCRIPT, dataclasses.replace(OTHER, config=CONFIG.replace()), presence, 100.0).kind == "in"
+    # The second rank of that launch asks the same Coordinator: it is told the same.
+    assert admitted(asking, dataclasses.replace(asking, rank=1), presence, 100.0, owner_s=100.0).kind == "replace"
+
+
+def test_the_processes_of_one_launch_have_one_configuration():
+    presence = Presence()
+    first = dataclasses.replace(FIT, config=CONFIG)
+    second = dataclasses.replace(FIT, rank=1, config=CONFIG.replace(keep_last=3, save_every_steps=10))
+    refused = admitted(first, second, presence, 1.0)
+    assert refused.failure.error == "ConfigError"
+    assert "keep_last is 1 there and 3 here" in refused.failure.message
+    assert "save_every_steps is None there and 10 here" in refused.failure.message
+    assert refused.failure.details["field"] == "save_every_steps"
+
+
+def test_a_notebook_may_change_its_mind_between_two_managers():
+    presence = Presence()
+    joins(presence, 1.0)
+    reports(presence, 2.0, 0)
+    cell, edited = (dataclasses.replace(SCRIPT, config=config) for config in (CONFIG, CONFIG.replace(keep_last=7)))
+    assert admitted(cell, edited, presence, 3.0).failure.error == "ConfigError", "the first is still open"
+    exits(presence, 4.0, clean=True)
+    assert admitted(cell, edited, presence, 5.0).kind == "replace"
+
+
+def test_an_arena_that_holds_what_storage_does_not_have_is_not_left_behind():
+    presence = Presence()
+    reports(presence, 1.0, held=20)
+    asking = dataclasses.replace(OTHER, config=CONFIG.replace(arena_dir="/mnt/hugepages"))
+    refused = admitted(SCRIPT, asking, presence, 100.0)
+    assert refused.failure.error == "ConfigError"
+    assert "step 20 of run 'a' lies only in memory, in the system's shared memory" in refused.failure.message
+    assert "the newest durable step is none" in refused.failure.message
+    assert admitted(SCRIPT, asking, presence, 100.0, takeover=True).kind == "replace"
+    presence.observe(Advise(host=HOST, advice=Advice(attempt=1, seq=1, lineage="", durable_step=20)), 101.0)
+    assert admitted(SCRIPT, asking, presence, 102.0).kind == "replace"
+
+
+class Plain:
+    """A policy of the user's, without an equality of its own."""
+
+    def __init__(self, keep: int):
+        self.keep = keep
+
+    def should_preserve(self, *_: Any) -> list[bool]:
+        return []
+
+
+def test_policies_are_compared_by_what_they_are():
+    def config(policy: Any) -> raystate.StateConfig:
+        return raystate.StateConfig(storage="/runs/a", run="a", keep_policy=policy, keep_last=None)
+
+    assert differences(config(Plain(1)), config(Plain(1))) == {}
+    assert set(differences(config(Plain(1)), config(Plain(2)))) == {"keep_policy"}
+    assert differences(None, CONFIG) == {}

@@ -1,0 +1,230 @@
+"""One storage and several who want it: after a death, with another configuration, under another name; all on one standing cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import raystate
+from raystate.actors.entering import enter
+from raystate.actors.naming import find_hosts, run_actors
+from raystate.storage import run_hash
+from tests.cluster.scripts import Script
+from tests.cluster.training import Training, wait_for
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _by_value() -> Iterator[None]:
+    from ray import cloudpickle
+
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+def opened(config: raystate.StateConfig, **more: Any) -> raystate.StateManager:
+    """A manager as soon as the run is free: on a busy machine the news of a death takes a moment."""
+
+    def attempt() -> raystate.StateManager | None:
+        try:
+            return raystate.StateManager(config, **more)
+        except raystate.RunInUseError:
+            return None
+
+    return wait_for(attempt, "a free run")
+
+
+def init() -> dict[str, Any]:
+    return {"x": jnp.zeros(4)}
+
+
+def config_of(run: Any, **settings: Any) -> raystate.StateConfig:
+    return raystate.StateConfig(storage=run.storage, run=run.run, **{"save_every_steps": 1000, **settings})
+
+
+@contextlib.contextmanager
+def killed_script(cluster: Any, run: Any, out: Path, *, steps: int = 5, **more: Any) -> Iterator[Script]:
+    """A script that was killed after some steps; at the end what it forked is ended, too."""
+    script = Script(cluster.address, "", run, out, **more)
+    try:
+        wait_for(lambda: script.newest() >= steps, f"step {steps}", failed=lambda: script.error)
+        script.end()
+        yield script
+    finally:
+        script.end()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(script.process.pid, signal.SIGKILL)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_killed_script_frees_its_run(forks: bool, ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    """Long before it counts as idle; also when a child that it forked lives on with a copy of all its sockets."""
+    run = make_run()
+    with killed_script(ray_cluster, run, tmp_path / "log", forks=forks) as script, opened(config_of(run)) as manager:
+        restored = manager.restore_or_init(init)
+        assert restored.tier == "memory"
+        assert script.newest() - restored.step <= 2
+
+
+def test_an_interrupted_script_frees_its_run(ray_cluster: Any, make_run: Any) -> None:
+    """It has left on purpose, and is not released: the next one goes on with its snapshots."""
+    run = make_run()
+    manager = raystate.StateManager(config_of(run))
+    manager.save(1, manager.restore_or_init(init).state)
+    with pytest.raises(raystate.Interrupted), manager:
+        raise raystate.Interrupted("the node goes away", step=1)
+    owner = manager._session.link._owner
+    elsewhere = dataclasses.replace(owner, launch="another process")
+    enter(config_of(run), run_hash(run.storage, run.run), elsewhere, takeover=False)
+    with opened(config_of(run)) as manager:
+        assert manager.restore_or_init(init).step <= 1
+
+
+@pytest.mark.timeout(240)
+def test_a_live_script_is_named(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    run = make_run()
+    first = Script(ray_cluster.address, "", run, tmp_path / "1.log")
+    try:
+        wait_for(lambda: first.newest() > 3, "some steps", failed=lambda: first.error)
+        with pytest.raises(
+            raystate.RunInUseError, match=rf"pid {first.process.pid} on node \w{{8}}, last heard from \d+ s"
+        ) as caught:
+            raystate.StateManager(config_of(run))
+        assert (caught.value.pid, caught.value.run, caught.value.storage) == (first.process.pid, run.run, config_of(run).storage)
+        assert caught.value.age_s >= 0.0
+        # A fit that is refused leaves the run alone.
+        training = Training(config_of(run), tmp_path / "out")
+        with pytest.raises(raystate.RunInUseError):
+            training.finish(120.0)
+        steps = first.newest()
+        wait_for(lambda: first.newest() > steps + 5, "more steps", failed=lambda: first.error)
+        (tmp_path / "stop").touch()
+        assert first.process.wait(60.0) == 0
+    finally:
+        first.end()
+
+
+# ---------------------------------------------------------------- another configuration
+
+
+@pytest.mark.timeout(240)
+def test_the_next_job_gets_its_own_configuration(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    """A job that kept one step has died; the next one asks for all, on the Coordinator that has survived."""
+    run = make_run()
+    with killed_script(ray_cluster, run, tmp_path / "log", keep_last=1, host_memory="10%"):
+        config = config_of(run, keep_last=None, save_every_steps=1, host_memory="20%")
+        with opened(config) as manager:
+            restored = manager.restore_or_init(init)
+            assert restored.tier == "memory", "the arena stays"
+            first = restored.step + 1
+            for step in range(first, first + 4):
+                assert manager.save(step, {"x": jnp.full(4, float(step))})
+                manager.wait_until_finished()
+            assert manager.all_steps() == list(range(first, first + 4))
+    assert run_actors(run_hash(run.storage, run.run)) == []
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.long
+def test_an_arena_is_not_left_behind_with_what_only_it_holds(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    run, other_dir = make_run(), tmp_path / "arenas"
+    other_dir.mkdir()
+    with killed_script(ray_cluster, run, tmp_path / "log"):
+        moved = config_of(run, arena_dir=str(other_dir))
+        with pytest.raises(raystate.ConfigError, match=r"step \d+ of run .* lies only in memory, in the system's shared memory"):
+            opened(moved)
+        with opened(moved, takeover=True) as manager:
+            assert manager.restore_or_init(init).step == 0
+            assert list(other_dir.iterdir())
+            assert run.arenas() == [], "nobody would look for it any more"
+            manager.save(1, init())
+
+
+def disagrees(config: dict[str, Any]) -> None:
+    import jax
+
+    from raystate import launch_context
+
+    context = launch_context.current()
+    assert context is not None
+    (Path(config["out"]) / f"start-{os.getpid()}").touch()
+    with raystate.StateManager(context.config.replace(keep_last=jax.process_index() + 1)):
+        pass
+
+
+@pytest.mark.timeout(240)
+def test_the_ranks_of_one_launch_agree(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    config = config_of(make_run(), barrier_timeout_s=20.0)
+    with pytest.raises(
+        raystate.ConfigError, match=r"one launch .* different configurations: keep_last is [12] there and [12] here"
+    ):
+        Training(config, tmp_path / "out", train_fn=disagrees).finish(200.0)
+    assert len(list((tmp_path / "out").glob("start-*"))) == 2, "final at once"
+
+
+# ---------------------------------------------------------------- another name
+
+
+@pytest.mark.timeout(300)
+def test_a_second_name_on_one_storage(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    """Refused while the first is alive; when it is dead, what it held becomes durable and the second goes on from there."""
+    run = make_run()
+    renamed = config_of(dataclasses.replace(run, run=f"{run.run}-renamed"))
+    script = Script(ray_cluster.address, "", run, tmp_path / "log")
+    try:
+        wait_for(lambda: script.newest() > 3, "some steps", failed=lambda: script.error)
+        with pytest.raises(raystate.RunInUseError) as caught:
+            raystate.StateManager(renamed)
+        assert f"run '{renamed.run}' can't use {renamed.storage}: run '{run.run}' uses it" in str(caught.value)
+        assert (caught.value.run, caught.value.pid) == (run.run, script.process.pid)
+        wait_for(lambda: run_actors(run_hash(run.storage, renamed.run)) == [], "the end of the refused one's Coordinator")
+        script.end()
+        with opened(renamed) as manager:
+            restored = manager.restore_or_init(init)
+            assert restored.tier == "storage"
+            assert script.newest() - restored.step <= 2
+            np.testing.assert_array_equal(restored.state["x"], np.full(4, float(restored.step)))
+            assert find_hosts(run_hash(run.storage, run.run)) == ()
+            manager.save(restored.step + 1, restored.state)
+    finally:
+        script.end()
+    with raystate.StateManager(config_of(run)) as manager:  # and back again
+        assert manager.restore_or_init(init).step == restored.step + 1
+
+
+# ---------------------------------------------------------------- a Ray of its own
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_script_with_a_ray_of_its_own_is_told_what_that_means(
+    own: bool, ray_cluster: Any, make_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if own:
+        monkeypatch.setenv("RAY_ADDRESS", "local")  # not the test's cluster, which runs on this machine
+    else:
+        monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
+    script = Script("", "", make_run(), tmp_path / "log")
+    try:
+        wait_for(lambda: script.newest() > 0, "a step", failed=lambda: script.error)
+        told = [line for line in script.out.read_text().splitlines() if "ends with it" in line]
+        assert len(told) == own
+        if own:
+            assert "newest durable step" in told[0]
+            assert "ray start --head" in told[0]
+        (tmp_path / "stop").touch()
+        assert script.process.wait(90.0) == 0, script.error
+    finally:
+        script.end()

@@ -1,0 +1,184 @@
+"""Who is to blame, and when to give up: real trainers that die and raise, under fit and under the callback."""
+
+# Ray's lazily loaded submodules are unknown to type checkers.
+# pyright: reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import raystate
+from raystate.actors.naming import run_actors
+from raystate.runtime.ledger import read_recoveries
+from raystate.storage import open_storage, run_hash
+from tests.cluster.training import Training, quiet_run_config, scaling, wait_for
+
+FINISH_S = 360.0  # on a machine that does much else
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _by_value() -> Iterator[None]:
+    from ray import cloudpickle
+
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def config(ray_cluster: Any, make_run: Any) -> raystate.StateConfig:
+    run = make_run()
+    return raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1000, barrier_timeout_s=60.0)
+
+
+@pytest.mark.timeout(420)
+def test_each_death_is_told_as_the_rank_that_died(config: raystate.StateConfig, tmp_path: Path) -> None:
+    training = Training(config, tmp_path / "out", steps=40, step_s=0.1)
+    killed = [1, 0, 1]
+    for rank in killed:
+        starts = training.events.starts()
+        training.wait_step(training.events.newest_step() + 2)
+        training.kill_trainer(rank)
+        wait_for(lambda before=starts: training.events.starts() > before, "the next start", failed=lambda: training.error)
+        wait_for(lambda: len(training.events.pids()) == 2, "both ranks")
+    result = training.finish(FINISH_S)
+    assert [recovery.cause for recovery in result.recoveries] == [f"the process of rank {rank} died" for rank in killed]
+    written = [recovery.cause for recovery in read_recoveries(open_storage(config.storage))]
+    assert set(written) <= {f"the process of rank {rank} died" for rank in killed}
+    assert written, "those that made a step before the next death"
+
+
+def _start(config: dict[str, Any]) -> None:
+    (Path(config["out"]) / f"start-{os.getpid()}-{jax.process_index()}").touch()
+
+
+def starts(out: Path) -> int:
+    """Of rank 0."""
+    return len(list(out.glob("start-*-0")))
+
+
+def raises_on_both_ranks(config: dict[str, Any]) -> None:
+    _start(config)
+    with raystate.StateManager() as manager:
+        restored = manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
+        manager.save(restored.step + 1, restored.state, force=True)
+        manager.wait_until_finished()
+        raise ValueError(f"bad batch on rank {jax.process_index()}")
+
+
+@pytest.mark.timeout(420)
+def test_an_exception_on_both_ranks_that_comes_back_each_step(config: raystate.StateConfig, tmp_path: Path) -> None:
+    """Each attempt gains a step, and still it is the same failure: it ends the run, with the exception."""
+    out = tmp_path / "out"
+    training = Training(config, out, train_fn=raises_on_both_ranks, max_failures=3)
+    with pytest.raises(raystate.RunFailedError, match=r"rank [01] raised ValueError: bad batch on rank [01]") as caught:
+        training.finish(FINISH_S)
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValueError)
+    assert str(cause) == f"bad batch on rank {caught.value.rank}"
+    assert any("raises_on_both_ranks" in note and "bad batch on rank" in note for note in cause.__notes__)
+    assert starts(out) == 3
+    assert raystate.Reader(config.storage).latest_step() == 3
+    assert run_actors(run_hash(config.storage, config.run)) == []
+
+
+class Opaque:
+    """Can't be saved."""
+
+
+def saves_a_wrong_item(config: dict[str, Any]) -> None:
+    _start(config)
+    with raystate.StateManager() as manager:
+        state = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state
+        for step in range(1, 10):
+            manager.save(step, state, items={"data": Opaque()} if step > 3 else None)
+
+
+def restores_something_else(config: dict[str, Any]) -> None:
+    _start(config)
+    with raystate.StateManager() as manager:
+        manager.restore({"y": jax.ShapeDtypeStruct((7,), jnp.float32)})
+
+
+@pytest.mark.timeout(420)
+def test_a_mistake_of_the_caller_is_final_at_once(config: raystate.StateConfig, tmp_path: Path) -> None:
+    out = tmp_path / "item"
+    with pytest.raises(raystate.RaystateError, match="data") as caught:
+        Training(config, out, train_fn=saves_a_wrong_item).finish(FINISH_S)
+    assert not isinstance(caught.value, raystate.RunFailedError)
+    assert any("saves_a_wrong_item" in note for note in caught.value.__notes__), "where"
+    assert starts(out) == 1
+    with pytest.raises(raystate.ReferenceMismatchError, match="y"):
+        Training(config, tmp_path / "reference", train_fn=restores_something_else).finish(FINISH_S)
+    assert starts(tmp_path / "reference") == 1
+
+
+def raises_at_the_second_step(config: dict[str, Any]) -> None:
+    _start(config)
+    with raystate.StateManager() as manager:
+        restored = manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
+        manager.save(restored.step + 1, restored.state, force=True)
+        manager.wait_until_finished()
+        raise KeyError("the user's mistake")
+
+
+def fit_with_callback(train_fn: Any, config: raystate.StateConfig, out: Path) -> None:
+    """As README shows it."""
+    from ray.train import FailureConfig
+    from ray.train.v2.jax import JaxConfig, JaxTrainer
+
+    out.mkdir()
+    run_config = quiet_run_config(out, 2)
+    run_config.callbacks = [raystate.RayTrainCallback(config)]
+    run_config.failure_config = FailureConfig(max_failures=-1)
+    trainer = JaxTrainer(
+        train_fn,
+        train_loop_config={"out": str(out)},
+        scaling_config=scaling(2),
+        run_config=run_config,
+        jax_config=JaxConfig(use_gpu=True),
+    )
+    trainer.fit()
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize(
+    ("train_fn", "told", "attempts"),
+    [
+        (saves_a_wrong_item, "data", 1),
+        pytest.param(raises_at_the_second_step, '3 .*raised KeyError: "the user\'s mistake"', 3, marks=pytest.mark.long),
+    ],
+)
+def test_the_callback_gives_up_too(train_fn: Any, told: str, attempts: int, config: raystate.StateConfig, tmp_path: Path) -> None:
+    from ray.train import TrainingFailedError
+
+    out = tmp_path / "out"
+    with pytest.raises(TrainingFailedError, match=told):
+        fit_with_callback(train_fn, config, out)
+    assert starts(out) == attempts
+    assert run_actors(run_hash(config.storage, config.run)) == []
+
+
+def does_nothing_more(config: dict[str, Any]) -> int:
+    with raystate.StateManager() as manager:
+        restored = manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
+        for step in range(restored.step, 3):
+            manager.save(step + 1, restored.state, metrics={"loss": 1.5 + step})
+    return restored.step
+
+
+@pytest.mark.timeout(420)
+def test_a_finished_run_started_again_has_its_metrics(config: raystate.StateConfig, tmp_path: Path) -> None:
+    first, second = (Training(config, tmp_path / str(i), train_fn=does_nothing_more).finish(FINISH_S) for i in range(2))
+    assert (first.step, first.metrics, first.return_value) == (3, {"loss": 3.5}, 0)
+    assert (second.step, second.metrics, second.return_value) == (3, {"loss": 3.5}, 3)
+    assert dataclasses.replace(second, return_value=0, ray=None) == dataclasses.replace(first, ray=None)
