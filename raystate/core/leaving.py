@@ -436,7 +436,7 @@ class Leaving:
         if group is None:
             self._speaker = None
             for view in list(self.memory.views):
-                if self._is_late(view):
+                if self._is_late(view) and self.snapshots.had_its_time(view):
                     self.snapshots.give_up_on(view.host, f"no report after {waited_s:.1f} s of the release")
         elif waited_s >= self.desk.settings.barrier_timeout_s:
             self._refuse("BarrierTimeoutError", f"{why} after {waited_s:.1f} s", phase="close", waited_s=waited_s)

@@ -508,7 +508,7 @@ class Recovery:
         if waited_s >= settings.host_timeout_s:
             for view in list(self.memory.views):
                 # One that has just come back is given the time to answer.
-                if view.up and not self._is_fresh(view) and self.desk.now_s - view.up_s >= settings.host_timeout_s:
+                if view.up and not self._is_fresh(view) and self.snapshots.had_its_time(view):
                     why = "trainers of an older lineage are still there" if view.reported_s is not None else "no report"
                     self.snapshots.give_up_on(view.host, f"{why} after {waited_s:.1f} s of restoring")
         if self.desk.now_s - self._began_s >= settings.restore_timeout_s:

@@ -111,6 +111,10 @@ class Snapshots:
             view.back_until_s = -1e9
             self.desk.stir = True
 
+    def had_its_time(self, view: HostView) -> bool:
+        """Whether it could have reported by now: one that has only just come back gets as long as the others had."""
+        return self.desk.now_s - view.up_s >= self.desk.settings.host_timeout_s
+
     def give_up_on(self, host: HostId, why: str) -> None:
         """Count a host as down that answers too late; its next report brings it back."""
         self._fall(self.memory.hosts[host], why)

@@ -182,6 +182,29 @@ def test_recovery_waits_for_a_host_that_restarts():
     assert [(one.tier, one.step) for one in driver.replies(RestoreChoice)][-1] == ("memory", 3)
 
 
+def test_a_host_that_has_just_come_back_gets_time_to_report():
+    """Schedule 4091: it was given up because the restore had waited long for it, and with it the newest snapshot."""
+    driver = running(host_timeout_s=5.0)
+    driver.stage(3)
+    old = driver.seen["b"]
+    driver.join(AB, "h")
+    driver.auto = False
+    driver.send(HostDown(host=HostId("b"), reason="it sleeps"))
+    driver.numbers[1] += 1  # rank 1 has written a word that nobody has read
+    for rank in (0, 1):
+        driver.ask_restore(rank)
+    driver.tick(4.0)
+    driver.report("a")
+    driver.tick(2.0)
+    driver.report("a")
+    driver.seen["b"] = old  # it has not noticed yet that the group before is dead
+    driver.report("b")
+    driver.tick(0.1)
+    assert driver.core.memory.hosts[HostId("b")].up
+    driver.word(1, -1)
+    assert driver.core.recovery.phase == "discarding", "it has said what it holds, and the choice is made"
+
+
 def test_dead_ranks_are_not_needed_for_a_save():
     driver = running()
     driver.auto = False
