@@ -12,7 +12,7 @@ from typing import Any
 from raystate.ray_version import ray_internals
 
 with ray_internals():
-    from ray.experimental import internal_kv
+    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 
 
 class Kept:
@@ -22,16 +22,16 @@ class Kept:
         self._key = key.encode()
 
     def get(self) -> Any | None:
-        raw = internal_kv._internal_kv_get(self._key)
+        raw = _internal_kv_get(self._key)
         return None if raw is None else pickle.loads(raw)
 
     def put(self, value: Any, *, overwrite: bool = True) -> bool:
         """Whether the value is there now; False: another one was, and `overwrite` is not set."""
-        existed = internal_kv._internal_kv_put(self._key, pickle.dumps(value), overwrite=overwrite)
+        existed = _internal_kv_put(self._key, pickle.dumps(value), overwrite=overwrite)
         return overwrite or not existed
 
     def delete(self) -> None:
-        internal_kv._internal_kv_del(self._key)
+        _internal_kv_del(self._key)
 
 
 def cluster_token() -> str:
@@ -66,7 +66,7 @@ def take_storage(storage_url: str, mine: Tenant, is_alive: Callable[[Tenant], bo
     """
     prefix = f"raystate:tenant:{hashlib.sha256(storage_url.encode()).hexdigest()[:32]}:"
     while True:
-        numbers = sorted(int(key.decode().removeprefix(prefix)) for key in internal_kv._internal_kv_list(prefix.encode()))
+        numbers = sorted(int(key.decode().removeprefix(prefix)) for key in _internal_kv_list(prefix.encode()))
         newest = numbers[-1] if numbers else 0
         tenant: Tenant | None = Kept(f"{prefix}{newest}").get() if newest else None
         if tenant == mine:
