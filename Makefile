@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 # Named by what was installed: a change of either file sets up again, anything else does not.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # What shows most mistakes in the first minute: no cluster, no program that trains, no server.
-FIRST := $(addprefix tests/,house config arena arrays orbax testing cli package)
+FIRST := $(addprefix tests/,house config arena arrays orbax testing cli package actors)
 # They compare seconds, so nothing else runs beside them.
 TIMED := tests/cluster/test_cost.py tests/cluster/test_recovery_time.py
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1

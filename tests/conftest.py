@@ -54,6 +54,8 @@ _LAYERS = (
     "testing",
     "cli",
     "package",
+    "actors",
+    "model",
     "storage",
     "gcs",
     "damage",
@@ -122,7 +124,11 @@ def _layer(item: pytest.Item) -> str:
     return relative.parts[0] if len(relative.parts) > 1 else ""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not os.environ.get("RAYSTATE_ALL"):
+        left = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=left)
     for item in items:
         if _layer(item) == "cluster":
             item.add_marker(pytest.mark.cluster)

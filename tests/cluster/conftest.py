@@ -76,14 +76,6 @@ def undisturbed(calm: Calm) -> list[str]:
     return calm.digests
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("RAYSTATE_ALL"):
-        return
-    left = [item for item in items if item.get_closest_marker("long")]
-    items[:] = [item for item in items if item not in left]
-    config.hook.pytest_deselected(items=left)
-
-
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:  # a process of xdist: what was killed here goes to the one that prints
