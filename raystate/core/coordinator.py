@@ -93,7 +93,7 @@ class Coordinator:
             HostUp: self.snapshots.host_up,
             HostDown: self.snapshots.host_down,
             HostReported: self.snapshots.reported,
-            Joined: self.joins.joined,
+            Joined: self._joined,
             TrainerExited: self.joins.exited,
             RestoreAsked: self.recovery.asked,
             RestoreTried: self.recovery.tried,
@@ -191,7 +191,7 @@ class Coordinator:
                 self._desk.out.append(Answer(ask=ask, reply=known))
                 return
             if self.leaving.phase == "finished":
-                self._desk.fail([ask], "StaleAttemptError", "the run has been released")
+                self._desk.fail([ask], "StaleAttemptError", "the run has been released", released=True)
                 return
             self._desk.open_asks[ask] = None
         elif self.leaving.phase == "finished":
@@ -262,6 +262,13 @@ class Coordinator:
         )
 
     # ---------------------------------------------------------------- small ones
+
+    def _joined(self, event: Joined) -> None:
+        if self.leaving.is_settled and event.group != self.joins.name:
+            # Its Coordinator is the next one: this one would end under its feet.
+            self._desk.fail([event.ask], "StaleAttemptError", "the run is being released", released=True)
+            return
+        self.joins.joined(event)
 
     def _attempt_dead(self, event: AttemptDead) -> None:
         if event.attempt < self._desk.attempt and event.attempt not in self.journal.dead:

@@ -76,7 +76,7 @@ class Joins:
         self.ended: dict[str, str] = {}  # worker group (its lineages' nonce) -> why
         self._newest_committed = -1
         self._counter = 0
-        self._name = ""  # of the group that is joining or has joined
+        self.name = ""  # of the group that is joining or has joined
         self._past: set[str] = set()
         self._barrier: Barrier | None = None
         self._world = 0
@@ -92,12 +92,12 @@ class Joins:
 
     def joined(self, event: Joined) -> None:
         desk = self.desk
-        if event.group != self._name:
+        if event.group != self.name:
             if event.group in self._past:
                 desk.fail(
                     [event.ask],
                     "StaleAttemptError",
-                    f"group {event.group} has been replaced by {self._name}",
+                    f"group {event.group} has been replaced by {self.name}",
                     rank=event.rank,
                     replaced=True,
                 )
@@ -139,12 +139,12 @@ class Joins:
             desk.fail(
                 self._barrier.everybody(),
                 "StaleAttemptError",
-                f"group {self._name} was replaced by {event.group} while it joined",
+                f"group {self.name} was replaced by {event.group} while it joined",
                 replaced=True,
             )
-        if self._name:
-            self._past.add(self._name)
-        self._name = event.group
+        if self.name:
+            self._past.add(self.name)
+        self.name = event.group
         self._world = event.world
         self._members = {}
         self._reply = None
@@ -166,7 +166,7 @@ class Joins:
         desk = self.desk
         if self.group is not None and self.group.alive:
             # Not at the first rank: that may be a late message of a group which this Coordinator has never known.
-            self.end(f"a new worker group ({self._name}) has joined")
+            self.end(f"a new worker group ({self.name}) has joined")
         self._counter += 1
         lineage = str(Lineage(desk.attempt, self._counter, self._members[0].nonce))
         hosts = {rank: self._members[rank].host for rank in sorted(self._members)}

@@ -76,6 +76,11 @@ class Leaving:
     def is_finished(self) -> bool:
         return self.phase == "finished"
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether this Coordinator will end, whoever comes now."""
+        return self.phase in ("closing", "finished") or (self.phase != "open" and self._group is None)
+
     # ---------------------------------------------------------------- flush
 
     def flush_asked(self, event: FlushAsked) -> None:

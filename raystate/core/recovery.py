@@ -241,13 +241,19 @@ class Recovery:
 
     def _is_fresh(self, view: HostView) -> bool:
         """The host's last report was made after all ranks had asked, and no trainer of an older worker group is left there."""
-        if view.reported_s is None or view.reported_s < self._began_s:
-            return False
-        if view.advised is not None and view.advised < (self.desk.attempt, self._fresh_seq):
+        if view.reported_s is None or view.reported_s < self._began_s or self._has_not_heard(view):
             return False
         group = self._group
         assert group is not None
         return all(group_of(one.lineage) == group.nonce for one in view.trainers)
+
+    def _has_not_heard(self, view: HostView) -> bool:
+        """The question has not reached it, as its last report says."""
+        return view.advised is not None and view.advised < (self.desk.attempt, self._fresh_seq)
+
+    def _is_on_its_way(self, view: HostView) -> bool:
+        heard_lately = self.desk.now_s - view.heard_s < self.desk.settings.host_timeout_s
+        return heard_lately and view.reported_s is not None and self._has_not_heard(view)
 
     # ---------------------------------------------------------------- the choice
 
@@ -507,8 +513,9 @@ class Recovery:
         self.desk.stir = True
         if waited_s >= settings.host_timeout_s:
             for view in list(self.memory.views):
-                # One that has just come back is given the time to answer.
-                if view.up and not self._is_fresh(view) and self.snapshots.had_its_time(view):
+                # One that has just come back is given the time to answer; one that speaks and has not heard the question yet, too.
+                patient = self._is_on_its_way(view) and waited_s < 2 * settings.host_timeout_s
+                if view.up and not self._is_fresh(view) and self.snapshots.had_its_time(view) and not patient:
                     why = "trainers of an older lineage are still there" if view.reported_s is not None else "no report"
                     self.snapshots.give_up_on(view.host, f"{why} after {waited_s:.1f} s of restoring")
         if self.desk.now_s - self._began_s >= settings.restore_timeout_s:

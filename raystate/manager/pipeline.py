@@ -360,21 +360,27 @@ class Pipeline:
 
     @contextmanager
     def paused(self) -> Generator[None, None, None]:
-        """A copy that is running comes to its end, and no other begins. Raises BarrierTimeoutError."""
-        with self._lock:
-            self._paused += 1
+        """What has a slot is copied into it, and nothing else begins. Raises BarrierTimeoutError."""
+        timeout_s = self._config.save_timeout_s
+        if not self._wait(self._pause_if_idle, timeout_s):
+            raise BarrierTimeoutError(
+                f"rank {self._session.rank}: a copy of the state did not end within {timeout_s:.0f} s",
+                rank=self._session.rank, phase="staging", waited_s=timeout_s,
+            )  # fmt: skip
         try:
-            timeout_s = self._config.save_timeout_s
-            if not self._wait(lambda: self._running is None, timeout_s):
-                raise BarrierTimeoutError(
-                    f"rank {self._session.rank}: a copy of the state did not end within {timeout_s:.0f} s",
-                    rank=self._session.rank, phase="staging", waited_s=timeout_s,
-                )  # fmt: skip
             yield
         finally:
             with self._changed:
                 self._paused -= 1
                 self._changed.notify_all()
+
+    def _is_idle(self) -> bool:
+        return self._running is None and all(job.slot is None for job in self._jobs)
+
+    def _pause_if_idle(self) -> bool:
+        idle = self._is_idle()
+        self._paused += idle
+        return idle
 
     # ------------------------------------------------------------ promises
 
@@ -426,7 +432,7 @@ class Pipeline:
 
     def close(self) -> None:
         """End the background turn: copies that have a slot are finished, what still waits for one is given up."""
-        self._wait(lambda: self._running is None and all(job.slot is None for job in self._jobs), self._config.save_timeout_s)
+        self._wait(self._is_idle, self._config.save_timeout_s)
         with self._lock:
             self._paused += 1
         if self._end is not None:

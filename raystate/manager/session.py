@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from raystate.arena import TrainerArena
 from raystate.config import StateConfig
-from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, error_from_name
+from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, StaleAttemptError, error_from_name
 from raystate.core.messages import Ask, Failure, HostId, HostWord, Joined, JoinReply, Reply, TrainerExited, TrainerWord
 from raystate.core.words import host_word_from_json, trainer_word_to_json
 from raystate.runtime.doorbell import Hello
@@ -58,12 +58,20 @@ class Session:
 
     def _join(self, group: str) -> JoinReply:
         nonce = secrets.token_hex(4)
-        return self.ask(
-            JoinReply,
-            lambda ask: Joined(ask=ask, group=group, rank=self.rank, world=self.world, host=self.host, nonce=nonce),
-            timeout_s=self.config.start_timeout_s,
-            phase="start",
-        )
+        give_up_s = self.link.clock() + self.config.start_timeout_s
+        while True:
+            try:
+                return self.ask(
+                    JoinReply,
+                    lambda ask: Joined(ask=ask, group=group, rank=self.rank, world=self.world, host=self.host, nonce=nonce),
+                    timeout_s=self.config.start_timeout_s,
+                    phase="start",
+                )
+            except StaleAttemptError as error:
+                # The Coordinator of the start before is about to end: soon there is another one.
+                if not error.released or self.link.clock() > give_up_s:
+                    raise
+            self.link.rest(seconds=RETRY_S)
 
     def begin(self, lineage: str) -> None:
         """Go on in another lineage."""

@@ -11,6 +11,7 @@ from raystate.core.messages import (
     Finish,
     FlushReply,
     HostId,
+    Joined,
     LeaveReply,
     LiveStep,
     ReleaseAsked,
@@ -135,3 +136,21 @@ def test_idle_run_is_released():
         driver.report("b")
     assert driver.take(Finish)
     assert driver.core.journal.published == (3,)
+
+
+def test_who_joins_while_the_run_ends_waits_for_the_next_coordinator():
+    """Found by the model of the public API, seed 57: the run was released under a new worker group's feet."""
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.write()
+    driver.auto = False
+    driver.leave(driver.key(2), driver.key(2))
+    assert driver.core.leaving.phase == "closing"
+    driver.send(Joined(ask=Ask("new"), group="h", rank=0, world=2, host=HostId("a"), nonce="n"))
+    [refused] = driver.replies(Failure)
+    assert (refused.error, refused.details) == ("StaleAttemptError", {"released": True})
+    driver.auto = True
+    driver.tick(1000.0)
+    assert driver.core.finished
+    driver.send(Joined(ask=Ask("again"), group="h", rank=0, world=2, host=HostId("a"), nonce="n"))
+    assert driver.replies(Failure)[-1].details == {"released": True}

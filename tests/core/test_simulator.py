@@ -37,6 +37,7 @@ KNOWN = {
 KEPT = (
     2010,  # a step that was saved once more overtakes its own first snapshot (the check was wrong)
     4091,  # a host that had just come back was given up on by a restore that had waited long for others
+    10957,  # a host that spoke, and that the question had not reached yet, was given up by a restore, and a stable step with it
     5778,  # a host that slept beyond its deadline
 )
 

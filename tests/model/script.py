@@ -26,6 +26,7 @@ from tests.model.truth import Line, Truth
 from tests.model.world import Rank, Violation, World
 
 CALLS = 14
+TROUBLED_STARTS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +63,16 @@ class Sequence:
         rng = Random(seed)
         self.seed = seed
         self.ranks = rng.choice((1, 1, 1, 2, 2, 3))
+        impatient = {"save_timeout_s": 3.0, "barrier_timeout_s": 5.0} if rng.random() < 0.1 else {}
         self.world = World(
             seed,
             ranks=self.ranks,
             nodes=rng.randint(1, self.ranks),
+            paces=[rng.choice((1.0, 1.0, 1.0, 20.0)) for _ in range(self.ranks)],
             save_every_steps=rng.choice((1, 2, 3, 100)),
             snapshot_every_steps=rng.choice((0, 1, 1, 2)),
             keep_last=rng.choice((1, 2, None)),
+            **impatient,
         )
         self.donates = self.ranks == 1 and rng.random() < 0.5
         self.truth = Truth(self.world)
@@ -89,7 +93,7 @@ class Sequence:
             + ["restore"] * 2
             + ["older"] * 2
             + ["rollback"] * 3
-            + ["missing", "bad", "bad", "delete", "grow", "reopen", "crash", "crash", "order", "latest"]
+            + ["missing", "bad", "bad", "delete", "grow", "change", "reopen", "crash", "crash", "order", "latest", "large"]
         )
         return Call(name=rng.choice(names), number=number, amount=rng.randint(1, 3), flag=rng.random() < 0.5)
 
@@ -99,41 +103,45 @@ class Sequence:
         """Raises Violation."""
         world = self.world
         try:
-            at = 0
-            while at < len(self.calls):
+            at, done = 0, False
+            while not done:
                 # A crash ends all scripts; the launcher starts them again behind it.
                 crash = next((i for i in range(at, len(self.calls)) if self.calls[i].name == "crash"), len(self.calls))
-                self._start(self.calls[at:crash], last=crash == len(self.calls), first=at == 0)
-                at = crash + 1
-            if not any(call.name == "crash" for call in self.calls[-1:]):
-                return
-            self._start([], last=True, first=False)
+                made = self._start(self.calls[at:crash], last=crash == len(self.calls))
+                done = not world.crashed
+                at = min(at + made + 1, len(self.calls))
         except Violation as error:
             raise Violation(f"seed {self.seed}: {error}\n  " + "\n  ".join(self.told[-40:])) from None
         finally:
             world.close()
 
-    def _start(self, calls: list[Call], *, last: bool, first: bool) -> None:
+    def _start(self, calls: list[Call], *, last: bool) -> int:
+        """Let all ranks make these calls, and at the `last` start leave. How many they have made, of which the last may be in part."""
         world = self.world
         self.group += 1
         group = f"g{self.group}"
-        ranks = [Rank(world, number, self._script(calls, group, last=last, first=first)) for number in range(self.ranks)]
-        if self.trouble:
+        self.made = 0
+        ranks = [Rank(world, number, self._script(calls, group, last=last)) for number in range(self.ranks)]
+        if self.trouble and self.group <= TROUBLED_STARTS:
             for _ in range(self._rng.randint(0, 2)):
                 world.at(0.2 + 3.0 * self._rng.random(), self._trouble(self._rng))
         world.run(ranks)
-        if not last:
-            world.storage.out = world.slow = False
+        world.crashed = world.crashed or not last
+        if world.crashed:
             for rank in ranks:
                 rank.kill()
-            self.told.append("all trainers are killed")
-            self.truth.lineage = ranks[0].manager._session.lineage if ranks[0].manager is not None else ""
+            world.storage.out = world.slow = False
+            self.told.append(f"{world.now_s:.2f} s: all trainers are dead")
+            lineages = {rank.manager._session.lineage if rank.manager is not None else "" for rank in ranks}
+            self.truth.lineage = lineages.pop() if len(lineages) == 1 else ""
             self.truth.crashed(self.stored())
+        return self.made
 
     def _trouble(self, rng: Random) -> Callable[[], None]:
         world = self.world
-        kind = rng.choice(("coordinator", "host", "outage", "slow"))
+        kind = rng.choice(("coordinator", "host", "outage", "slow", "trainer"))
         host = rng.choice(list(world.hosts.values()))
+        rank = rng.randrange(self.ranks)
 
         def strike() -> None:
             self.told.append(f"{world.now_s:.2f} s: {kind}")
@@ -142,6 +150,8 @@ class Sequence:
             elif kind == "host" and host.loop is not None:
                 host.crash()
                 world.at(0.3, lambda: host.start() if host.loop is None and not world.finished else None)
+            elif kind == "trainer":
+                world.kill_rank(rank)
             elif kind == "outage":
                 world.storage.out = True
                 world.at(2.0, self._mend)
@@ -157,13 +167,20 @@ class Sequence:
     def stored(self) -> list[int]:
         return Reader(self.world.config.storage).all_steps()
 
-    def _script(self, calls: list[Call], group: str, *, last: bool, first: bool) -> Callable[[Rank], None]:
+    def _script(self, calls: list[Call], group: str, *, last: bool) -> Callable[[Rank], None]:
         def script(rank: Rank) -> None:
-            player = Player(self, rank, group, restores=not first)
-            for call in calls:
-                player.do(call)
-            if last:
-                player.close()
+            try:
+                player = Player(self, rank, group)
+                for number, call in enumerate(calls):
+                    self.made = max(self.made, number)
+                    player.do(call)
+                self.made = len(calls)
+                if last:
+                    player.close()
+            except RaystateError as error:
+                if rank.manager is not None:
+                    rank.manager.__exit__(type(error), error, None)
+                raise
 
         return script
 
@@ -171,12 +188,14 @@ class Sequence:
 class Player:
     """One rank's script."""
 
-    def __init__(self, sequence: Sequence, rank: Rank, group: str, *, restores: bool):
+    def __init__(self, sequence: Sequence, rank: Rank, group: str):
         self.sequence = sequence
         self.truth = sequence.truth
         self.rank = rank
         self.me = rank.number
         self.size = 8
+        self.parts: tuple[str, ...] = ("w",)
+        self.large = False
         self.line = Line()
         self.data = Data()
         self.ahead: set[int] = set()
@@ -195,7 +214,7 @@ class Player:
 
     def state(self, token: float) -> dict[str, Any]:
         make = jnp.full if self.sequence.ranks == 1 else np.full
-        return {"w": make((self.size,), token, np.float32), "none": None}
+        return {**{part: make((self.size,), token, np.float32) for part in self.parts}, "none": None}
 
     def token(self, number: int, turn: int) -> float:
         return float(1000 * self.sequence.group + 20 * number + turn + 1)
@@ -248,12 +267,12 @@ class Player:
     def _save(self, step: int, token: float, force: bool) -> bool:
         state = self.state(token)
         self.data.state = str(token).encode()
-        got = self.manager.save(
-            step, state, items={"data": self.data}, metrics={"loss": token}, custom={"token": token}, force=force
-        )
+        custom = {"token": token, "log": "x" * (600_000 if self.large else 0)}
+        got = self.manager.save(step, state, items={"data": self.data}, metrics={"loss": token}, custom=custom, force=force)
         self.note(f"save({step}, token {token}, force={force}) -> {got}")
         if self.sequence.donates:
-            state["w"].delete()
+            for part in self.parts:
+                state[part].delete()
         self.rank.rest(0.01)
         return got
 
@@ -285,6 +304,14 @@ class Player:
 
     def do_grow(self, call: Call) -> None:
         self.size *= 40 * call.amount
+
+    def do_change(self, call: Call) -> None:
+        """The state gets another array, or loses one."""
+        self.parts = ("w",) if len(self.parts) > 1 else ("w", "extra")
+
+    def do_large(self, call: Call) -> None:
+        """More is written down beside the arrays from now on; or no more."""
+        self.large = not self.large
 
     def do_flush(self, call: Call) -> None:
         promises, self.promises = self.promises, []

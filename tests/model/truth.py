@@ -58,7 +58,8 @@ class Truth:
         self.published.setdefault(step, set()).add(token)
 
     def token_of(self, where: str, state: Any) -> float:
-        values = np.unique(np.asarray(state["w"], np.float64))
+        arrays = [np.asarray(array, np.float64).ravel() for array in state.values() if array is not None]
+        values = np.unique(np.concatenate(arrays))
         if len(values) != 1:
             raise Violation(f"{where} mixes the bytes of several calls: {values}")
         return float(values[0])

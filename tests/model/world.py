@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from random import Random
@@ -17,8 +17,8 @@ from typing import Any
 
 from raystate.arena import HostArena, arena_path
 from raystate.config import StateConfig
-from raystate.core.errors import StorageError
-from raystate.core.messages import Advice, EndTrainers, HostId, Invalidate, PublishDone, Reply, TrainerExited, Write
+from raystate.core.errors import RaystateError, StorageError
+from raystate.core.messages import Advice, EndTrainers, HostId, Invalidate, Joined, PublishDone, Reply, TrainerExited, Write
 from raystate.manager import StateManager
 from raystate.runtime.coordinator_loop import CoordinatorLoop, Workers
 from raystate.runtime.doorbell import Hello
@@ -114,11 +114,17 @@ class Host:
             incarnation=f"{self.id}i{self.incarnations}",
             tell=world.tell,
             writers=self.writers,
-            kill=lambda _pid, rank: world.ended_by_host.append(rank),
+            kill=self.end_trainer,
             clock=world.clock,
         )
         for bell in list(self.callers.values()):
             self.loop.meet(bell.connection, bell.connection, bell.hello)
+
+    def end_trainer(self, connection: int, _rank: int) -> None:
+        """What the HostLoop asks for."""
+        bell = self.callers.get(connection)
+        if bell is not None:
+            self.world.at(0.0, lambda: self.world.end(bell.rank))
 
     def crash(self) -> None:
         """SIGKILL: the kernel closes what it had, and its arena stays."""
@@ -135,16 +141,21 @@ class Host:
 class ModelBell:
     """See `runtime.link.Ringer`: what is said is heard at once, by a host that is there."""
 
-    def __init__(self, host: Host, hello: Hello):
+    def __init__(self, rank: Rank, host: Host, hello: Hello):
+        self.rank = rank
         self.host = host
         self.hello = hello
         self.connection = host.world.number()
         host.callers[self.connection] = self
         self.introduce(hello)
 
+    @property
+    def is_open(self) -> bool:
+        return self.connection in self.host.callers
+
     def introduce(self, hello: Hello) -> None:
         self.hello = hello
-        if self.host.loop is not None:
+        if self.is_open and self.host.loop is not None:
             self.host.loop.meet(self.connection, self.connection, hello)
 
     def ring(self) -> None:
@@ -167,30 +178,31 @@ class ModelLink:
         self.host = host.id
         self._host = host
         self.bells: list[ModelBell] = []
-        self.dead = False
 
     def _alive(self) -> None:
-        if self.dead:
+        if self.rank.dead:
             raise Killed
 
     def enter(self, *, takeover: bool) -> None:
         del takeover
         self._alive()
-        self.world.ensure_coordinator()
+        self.world.ensure_coordinator(join=True)
 
     def ask(self, event: Any, timeout_s: float) -> Reply:
         self._alive()
         world = self.world
+        if isinstance(event, Joined):
+            world.ensure_coordinator(join=True)
         loop = world.coordinator
         if loop is None:
-            if world.finished:
-                raise Gone("the run is over")
             raise Unreachable("no Coordinator")
+        if loop.ended:
+            raise Gone("the run is over")
         future = loop.ask(event)
         deadline_s = world.now_s + timeout_s
         while not future.done():
-            if world.coordinator is not loop:
-                raise Unreachable("the Coordinator was killed")
+            if world.coordinator is not loop or loop.ended:
+                raise Unreachable("the Coordinator is gone")
             if world.now_s > deadline_s:
                 raise Unreachable("no answer in time")
             self.rest()
@@ -215,7 +227,7 @@ class ModelLink:
     def bell(self, arena_path: Path, hello: Hello) -> ModelBell:
         del arena_path
         self._alive()
-        self.bells.append(ModelBell(self._host, hello))
+        self.bells.append(ModelBell(self.rank, self._host, hello))
         return self.bells[-1]
 
     def left(self, rank: int, world: int) -> None:
@@ -230,7 +242,7 @@ class ModelLink:
     def rest(self, condition: threading.Condition | None = None, seconds: float = 0.002) -> None:
         del condition
         self._alive()
-        self.rank.rest(seconds)
+        self.rank.rest(seconds * self.world.paces[self.rank.number])
         self._alive()
 
     def spawn(self, turn: Callable[[], bool], condition: threading.Condition, name: str) -> Callable[[], None]:
@@ -251,6 +263,7 @@ class Rank:
         self.manager: StateManager | None = None
         self.error: BaseException | None = None
         self.finished = False
+        self.dead = False
         self.wake_s = 0.0
         self._go = threading.Semaphore(0)
         self._back = threading.Semaphore(0)
@@ -278,10 +291,14 @@ class Rank:
         self.wake_s = self.world.now_s + seconds
         self._back.release()
         self._go.acquire()
+        if self.dead:
+            raise Killed
 
     def open(self, group: str) -> StateManager:
         """A StateManager of this rank."""
-        self.world.storage.out = False  # a run that begins in an outage is refused, which is no sequence of calls
+        if self.dead:
+            raise Killed
+        self.world.ensure_coordinator(join=True)
         self.link = ModelLink(self.world, self, self.host)
         self.manager = StateManager._over(self.link, self.world.config, rank=self.number, world=self.world.ranks, group=group)
         return self.manager
@@ -289,8 +306,8 @@ class Rank:
     def kill(self) -> None:
         """SIGKILL: nothing that it holds is given back by itself."""
         link, manager = self.link, self.manager
+        self.dead = True
         if link is not None:
-            link.dead = True
             for bell in link.bells:
                 bell.close(said_bye=False)
         for key in [key for key in self.world.turns if key[0] == self.number]:
@@ -315,21 +332,23 @@ class World:
         seed: draws the order of all turns.
         ranks: of the worker group.
         nodes: ranks are dealt out to them.
+        paces: how much longer each rank takes for everything.
         config: fields of the StateConfig.
     """
 
-    def __init__(self, seed: int, *, ranks: int, nodes: int, **config: Any):
+    def __init__(self, seed: int, *, ranks: int, nodes: int, paces: Sequence[float] = (), **config: Any):
         self.rng = Random(seed)
         self.ranks = ranks
+        self.paces = tuple(paces) or (1.0,) * ranks
         self.now_s = 0.0
         self.slow = False
         self.finished = False
         self.tasks: list[tuple[float, Callable[[], None]]] = []
         self.turns: dict[tuple[int, int], Callable[[], bool]] = {}
         self.events: list[tuple[float, Callable[[], None]]] = []  # of the world's own, such as a crash
-        self.ended_by_host: list[int] = []
+        self.playing: list[Rank] = []
+        self.crashed = False  # a rank was killed: its launcher starts the group again
         self.published: Callable[[int], None] = lambda step: None
-        self.killed: list[Rank] = []
         self._number = 0
         self._folder = Path(tempfile.mkdtemp(prefix="raystate-model-", dir="/dev/shm"))
         self.arenas = self._folder / "arenas"
@@ -338,13 +357,15 @@ class World:
             storage=str(self._folder / "run"),
             run="model",
             arena_dir=str(self.arenas),
-            start_timeout_s=30.0,
-            barrier_timeout_s=20.0,
-            save_timeout_s=20.0,
-            restore_timeout_s=30.0,
-            host_timeout_s=4.0,
-            idle_timeout_s=10_000.0,
-            **config,
+            **{
+                "start_timeout_s": 30.0,
+                "barrier_timeout_s": 20.0,
+                "save_timeout_s": 20.0,
+                "restore_timeout_s": 30.0,
+                "host_timeout_s": 4.0,
+                "idle_timeout_s": 10_000.0,
+                **config,
+            },
         )
         self.storage = Weather(open_storage(self.config.storage))
         self.coordinator: CoordinatorLoop | None = None
@@ -367,9 +388,11 @@ class World:
 
     # ------------------------------------------------------------ the Coordinator, and how it reaches the hosts
 
-    def ensure_coordinator(self) -> None:
+    def ensure_coordinator(self, *, join: bool = False) -> None:
         if self.coordinator is not None and not self.coordinator.ended:
             return
+        if join:
+            self.storage.out = False  # a run that begins in an outage is refused, which is no sequence of calls
         self._coordinators += 1
         queues = (Queue(self), Queue(self), Queue(self))
         self._workers = queues
@@ -466,8 +489,23 @@ class World:
         """Later."""
         self.events.append((self.now_s + delay_s, call))
 
+    def kill_rank(self, number: int) -> None:
+        """SIGKILL of one rank. Its launcher notices, and ends the others if raystate has not done it before."""
+        if not self.playing[number].finished:
+            self.crashed = True
+            self.playing[number].kill()
+            for rank in self.playing:
+                self.at(2.0 + self.rng.random(), lambda rank=rank: self.end(rank))
+
+    def end(self, rank: Rank) -> None:
+        """SIGKILL, from outside."""
+        if not rank.finished:
+            self.crashed = True
+            rank.kill()
+
     def run(self, ranks: list[Rank]) -> None:
         """Until all scripts have ended."""
+        self.playing, self.crashed = ranks, False
         for _ in range(MOST_TURNS):
             if all(rank.finished for rank in ranks):
                 break
@@ -475,7 +513,7 @@ class World:
         else:
             raise Violation(f"no end after {MOST_TURNS} turns, {self.now_s:.0f} s")
         for rank in ranks:
-            if rank.error is not None:
+            if rank.error is not None and not (self.crashed and isinstance(rank.error, RaystateError)):
                 raise rank.error
 
     def _turn(self, ranks: list[Rank]) -> None:
@@ -491,7 +529,8 @@ class World:
             if due:
                 chosen = min(due, key=lambda one: one[0])
                 choices += [lambda one=chosen, waiting=waiting: self._take(waiting, one)] * 3
-        self.rng.choice(choices)()
+        if choices:
+            self.rng.choice(choices)()
 
     @staticmethod
     def _take(waiting: list[tuple[float, Callable[[], None]]], one: tuple[float, Callable[[], None]]) -> None:
