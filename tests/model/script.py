@@ -27,6 +27,7 @@ from tests.model.world import Rank, Violation, World
 
 CALLS = 14
 TROUBLED_STARTS = 6
+MOST_WAIT_S = 8.0  # of one due save: an outage is noticed meanwhile, and a staging copy ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,7 @@ class Sequence:
             + ["older"] * 2
             + ["rollback"] * 3
             + ["missing", "bad", "bad", "delete", "grow", "change", "reopen", "crash", "crash", "order", "latest", "large"]
+            + ["exhausted", "deleted"]
         )
         return Call(name=rng.choice(names), number=number, amount=rng.randint(1, 3), flag=rng.random() < 0.5)
 
@@ -268,7 +270,11 @@ class Player:
         state = self.state(token)
         self.data.state = str(token).encode()
         custom = {"token": token, "log": "x" * (600_000 if self.large else 0)}
+        began_s = self.rank.world.now_s
         got = self.manager.save(step, state, items={"data": self.data}, metrics={"loss": token}, custom=custom, force=force)
+        took_s = self.rank.world.now_s - began_s
+        if not force and self.sequence.ranks == 1 and took_s > MOST_WAIT_S * self.rank.world.paces[0]:
+            raise Violation(f"save({step}) without force took {took_s:.1f} s")
         self.note(f"save({step}, token {token}, force={force}) -> {got}")
         if self.sequence.donates:
             for part in self.parts:
@@ -291,6 +297,39 @@ class Player:
         except ConfigError:
             return
         raise Violation(f"save({number}, {arguments}) was taken")
+
+    def do_exhausted(self, call: Call) -> None:
+        """The devices have no room for a copy: the save is refused, and the next one does what it would have done."""
+        step, line = self.line.newest + 1, self.manager._pipeline
+
+        def refuse(*_: Any) -> Any:
+            raise CapacityError("no room on the devices")
+
+        line._job = refuse
+        try:
+            self.manager.save(step, self.state(0.0), force=True)
+        except CapacityError:
+            pass
+        except StepOrderError:
+            return
+        else:
+            raise Violation(f"save({step}) was taken although its bytes could not be kept")
+        finally:
+            del line._job
+        if call.flag:
+            self.save(step, self.token(call.number, 0), force=call.amount == 1)
+
+    def do_deleted(self, call: Call) -> None:
+        """A state whose arrays are gone, donated by mistake."""
+        if self.sequence.ranks > 1:
+            return
+        state = self.state(0.0)
+        state["w"].delete()
+        try:
+            self.manager.save(self.line.newest + 1, state, force=True)
+        except (RaystateError, RuntimeError):
+            return
+        raise Violation("a state without its bytes was taken")
 
     def do_order(self, call: Call) -> None:
         """An older step is refused, and changes nothing."""

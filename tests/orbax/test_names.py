@@ -91,12 +91,12 @@ def test_names_of_arrays_and_numbers_come_back(keys: list[str], tmp_path: Path):
 
 @pytest.mark.parametrize("keys", [SPECIAL, random_names(2, 60)], ids=["special", "random"])
 def test_names_of_strings_come_back(keys: list[str], tmp_path: Path):
-    kept = [key for key in keys if taken({"a": {key: "text"}})]
+    kept = [key for key in keys if taken({"w": jnp.ones(1), "a": {key: "text"}})]
     assert all("~" in key for key in keys if key not in kept)
     tree = {"w": jnp.ones(1)} | {f"{number}": {key: f"text of {key}", "in": {key: {"x": ""}}} for number, key in enumerate(kept)}
     tree["many"] = {}
     for key in kept:
-        if taken({"many": tree["many"] | {key: ""}}):
+        if taken({"w": tree["w"], "many": tree["many"] | {key: ""}}):
             tree["many"][key] = f"one of many: {key}"
     publish(tmp_path, {"state": tree})
     target = target_of(tree)

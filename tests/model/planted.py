@@ -1,0 +1,209 @@
+"""Bugs that raystate had, put back one by one: the model has to find each of them.
+
+Named by their rows in the list of what was seen when raystate was used as strangers would (the numbers in brackets).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import raystate.core.group as group
+import raystate.core.host as host
+import raystate.core.leaving as leaving
+import raystate.core.retention as retention
+import raystate.core.saves as saves
+import raystate.core.trainer as trainer
+import raystate.manager.facade as facade
+import raystate.manager.pipeline as pipeline
+import raystate.manager.restoring as restoring
+import raystate.runtime.slot_store as slot_store
+from raystate.core.host_messages import Connected, Kill
+from raystate.core.messages import SnapshotId
+from raystate.core.words import host_word_to_json
+
+
+@contextlib.contextmanager
+def _patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
+    before = [(target, name, target.__dict__[name]) for target, name, _ in patches]
+    for target, name, value in patches:
+        setattr(target, name, value)
+    try:
+        yield
+    finally:
+        for target, name, value in before:
+            setattr(target, name, value)
+
+
+def _old_slots_are_a_dead_trainers() -> Any:
+    """(1) New slots of a living trainer: its old set counts as that of a dead one, and the process is ended."""
+    real = host.Host._connected
+
+    def connected(self: host.Host, event: Connected) -> None:
+        old = self._trainers.get(event.connection)
+        real(self, event)
+        if old is not None and old.hello.set_index not in (-1, event.set_index):
+            self._out.append(Kill(pid=event.pid, rank=event.rank, reason="it holds the slots of a dead trainer"))
+
+    return _patched((host.Host, "_connected", connected))
+
+
+def _abandoned_copies_go_on() -> Any:
+    """(2, 9) A restore gives up nothing of what waits to be copied, and doesn't wait for what is being copied."""
+
+    def begin(self: pipeline.Pipeline, lineage: str, base: SnapshotId | None) -> None:
+        with self._lock:
+            kept, safe = self.machine.kept, self.machine._safe
+            self.machine.begin(lineage, base)
+            self.machine.kept, self.machine._safe = kept, safe
+            self._session.begin(lineage)
+            self._session.write_word(self.machine.word())
+
+    @contextlib.contextmanager
+    def paused(self: pipeline.Pipeline) -> Iterator[None]:
+        del self
+        yield
+
+    return _patched((pipeline.Pipeline, "begin", begin), (pipeline.Pipeline, "paused", paused))
+
+
+def _retention_by_number() -> Any:
+    """(3, 8) Retention keeps the highest numbers, whatever past they are of."""
+
+    def choose(live: Any, kept: Any, in_use: Any = ()) -> list[tuple[int, str]]:
+        del in_use
+        most = max((one.step for one in live), default=-1)
+        return [(one.step, "retention") for one in live if one.step not in kept and one.step != most]
+
+    return _patched((retention, "choose_retired", choose), (saves, "choose_retired", choose))
+
+
+def _judged_on_older_reports() -> Any:
+    """(3, 21) Questions are answered on reports that are older than what the asker has said."""
+    return _patched((group.Group, "heard", lambda *_: True))
+
+
+def _the_last_step_is_not_kept() -> Any:
+    """(4) close() trusts that the last step was made durable."""
+    return _patched((facade.StateManager, "_keep_last", lambda _: None))
+
+
+def _a_repeat_is_the_same_save() -> Any:
+    """(5) A forced repeat has no identity of its own."""
+    real = trainer.Trainer.on_save
+
+    def on_save(self: trainer.Trainer, step: int, **more: Any) -> Any:
+        decision = real(self, step, **more)
+        if not self.again:
+            return decision
+        self.again = 0
+        self._promises = tuple(SnapshotId(one.lineage, one.step, 0) for one in self._promises)
+        if self.kept is not None:
+            self.kept = SnapshotId(self.kept.lineage, self.kept.step, 0)
+        return dataclasses.replace(decision, again=0, word=self.word())
+
+    return _patched((trainer.Trainer, "on_save", on_save))
+
+
+def _tables_do_not_grow() -> Any:
+    """(6) The table has a fixed room, and a step that doesn't fit is dropped in silence."""
+    return _patched(
+        (pipeline, "_table_bytes", lambda *_: 4096),
+        (pipeline.Pipeline, "_break_promise", lambda _self, job, _why: job.held.release()),
+    )
+
+
+def _long_words_are_not_sent() -> Any:
+    """(7) A word of the host beyond a few hundred bytes is never written."""
+    real = slot_store.SlotStore.speak
+
+    def speak(self: slot_store.SlotStore, command: Any) -> None:
+        if len(host_word_to_json(command.word)) < 420:
+            real(self, command)
+
+    return _patched((slot_store.SlotStore, "speak", speak))
+
+
+def _steps_of_another_past_are_taken() -> Any:
+    """(8) save() takes a step that storage holds of another past."""
+    return _patched((trainer.Trainer, "_refuse_other_pasts", lambda *_: None))
+
+
+def _a_failed_save_leaves_traces() -> Any:
+    """(11, 12) What was decided stays decided although the bytes could not be kept."""
+    return _patched((trainer.Trainer, "put_back", lambda *_: None))
+
+
+def _checked_after_the_decision() -> Any:
+    """(11) A mistake is found when the step has been decided."""
+    real = pipeline.Pipeline._decide
+
+    def decide(self: pipeline.Pipeline, given: Any, described: Any, force: bool) -> Any:
+        decision = real(self, given, described, force)
+        if isinstance(given.custom, dict) and any(not isinstance(one, str | float) for one in given.custom.values()):
+            facade.check_metrics({"custom": "is not a number"})
+        return decision
+
+    return _patched(
+        (facade, "check_custom", lambda custom: {"bad": 1} if isinstance(custom, set) else custom),
+        (pipeline.Pipeline, "_decide", decide),
+    )
+
+
+def _due_saves_wait() -> Any:
+    """(13) A due save waits for storage, however long that is out."""
+    return _patched((pipeline, "NO_PROGRESS_S", 1e6))
+
+
+def _text_is_a_metric() -> Any:
+    """(17) A metric that is no number: True, never snapshotted, and nobody says so."""
+    real = facade.check_metrics
+
+    def check(metrics: Any) -> Any:
+        return real({name: 0.0 if isinstance(value, str) else value for name, value in (metrics or {}).items()})
+
+    return _patched((facade, "check_metrics", check))
+
+
+def _a_run_is_released_under_a_new_group() -> Any:
+    """Found by the model: who joins while the run ends is let in."""
+    return _patched((leaving.Leaving, "is_settled", False))
+
+
+def _slots_are_replaced_while_one_is_to_be_filled() -> Any:
+    """Found by the model: new slots although a copy into one of the old is decided and has not begun."""
+    return _patched((pipeline.Pipeline, "_is_idle", lambda self: self._running is None))
+
+
+def _a_restored_step_counts_as_durable() -> Any:
+    """(4) What was restored from memory needs no save, as if it were in storage."""
+    real = restoring.Restoring._settled
+
+    def settled(self: Any, reply: Any) -> None:
+        real(self, reply)
+        with self._pipeline.locked() as machine:
+            machine._safe = machine.newest
+
+    return _patched((restoring.Restoring, "_settled", settled))
+
+
+PLANTED: dict[str, Callable[[], Any]] = {
+    "old slots are a dead trainer's": _old_slots_are_a_dead_trainers,
+    "abandoned copies go on": _abandoned_copies_go_on,
+    "retention by number": _retention_by_number,
+    "judged on older reports": _judged_on_older_reports,
+    "the last step is not kept": _the_last_step_is_not_kept,
+    "a repeat is the same save": _a_repeat_is_the_same_save,
+    "tables do not grow": _tables_do_not_grow,
+    "long words are not sent": _long_words_are_not_sent,
+    "steps of another past are taken": _steps_of_another_past_are_taken,
+    "a failed save leaves traces": _a_failed_save_leaves_traces,
+    "checked after the decision": _checked_after_the_decision,
+    "due saves wait": _due_saves_wait,
+    "text is a metric": _text_is_a_metric,
+    "released under a new group": _a_run_is_released_under_a_new_group,
+    "slots replaced while one is to be filled": _slots_are_replaced_while_one_is_to_be_filled,
+    "a restored step counts as durable": _a_restored_step_counts_as_durable,
+}
