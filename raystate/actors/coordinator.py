@@ -176,6 +176,7 @@ class CoordinatorActor:
             # This actor's name is unique in its cluster: whoever had it before is dead.
             is_dead=lambda writer: writer.startswith(f"{identity}."),
             on_end=self._on_end,
+            restarted=ray.get_runtime_context().was_current_actor_reconstructed,
         )
         self._service.start()
         return None

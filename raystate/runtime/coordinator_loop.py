@@ -65,6 +65,7 @@ from raystate.storage import RunLog, StepFolder, Storage, assumed_dead, collect_
 logger = logging.getLogger("raystate.coordinator")
 
 TICK_S = 0.1
+CLAIM_AGAIN_S = 1.0
 LOOK_FOR_DEAD_S = 15.0
 REMEMBERED_ASKS = 4096
 
@@ -120,6 +121,7 @@ class CoordinatorLoop:
         writer: random id of this process, for the log.
         is_dead: tells whether the process behind a log writer id is known to be dead.
         on_end: called once from the loop's thread when the run is released or superseded.
+        restarted: it follows a Coordinator that was killed: while storage is out, whoever trains goes on, and is kept waiting.
         workers: None: threads of its own.
         clock: monotonic seconds.
     """
@@ -135,6 +137,7 @@ class CoordinatorLoop:
         writer: str,
         is_dead: Callable[[str], bool],
         on_end: Callable[[str], None],
+        restarted: bool = False,
         workers: Workers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -149,6 +152,8 @@ class CoordinatorLoop:
         self._writer = writer
         self._is_dead = is_dead
         self._on_end = on_end
+        self._restarted = restarted
+        self._claim_s = float("-inf")  # when to try (again)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._asks: dict[str, Future[Reply]] = {}
         self._asks_lock = threading.Lock()
@@ -205,7 +210,6 @@ class CoordinatorLoop:
 
     def _run(self) -> None:
         try:
-            self.claim()
             while not self._ended.is_set():
                 self.turn(TICK_S)
         except Exception as error:
@@ -218,9 +222,13 @@ class CoordinatorLoop:
     def turn(self, timeout_s: float = 0.0) -> bool:
         """Handle the next event, if one comes within `timeout_s`; and a Tick when it is time, however many events there are.
 
+        The first thing to do is to claim the run: until then events wait.
+
         Returns:
             False: there was nothing to do.
         """
+        if self.attempt < 0:
+            return self._claim_or_rest(timeout_s)
         busy = False
         if self._clock() >= self._next_tick_s:
             self._next_tick_s = self._clock() + TICK_S
@@ -234,8 +242,15 @@ class CoordinatorLoop:
             self._handle(event)
         return True
 
+    def _claim_or_rest(self, timeout_s: float) -> bool:
+        if self._clock() >= self._claim_s:
+            self.claim()
+            return True
+        time.sleep(timeout_s)
+        return False
+
     def claim(self) -> None:
-        """Become the newest attempt. Storage that is unusable now is a StorageError for whoever joins."""
+        """Become the newest attempt. Storage that is unusable now is a StorageError for whoever joins, or is tried again."""
         try:
             self._storage.self_test()
             dead: list[int] = []
@@ -248,6 +263,10 @@ class CoordinatorLoop:
 
             entry = self._log.claim(entry_after)
         except (StorageError, CorruptCheckpointError, ConfigError) as error:  # the last two: a log that can't be read
+            if self._restarted and isinstance(error, StorageError):
+                self._claim_s = self._clock() + CLAIM_AGAIN_S
+                logger.warning("the run can't be claimed again yet: %s", error)
+                return
             self._fail_all(Failure(error=type(error).__name__, message=error.message, details=error.details))
             self._on_end(error.message)
             self._ended.set()

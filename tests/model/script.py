@@ -23,7 +23,7 @@ from raystate.core.errors import (
 from raystate.manager import StateManager
 from raystate.reader import Reader
 from tests.model.truth import Line, Truth
-from tests.model.world import Rank, Violation, World
+from tests.model.world import Ended, Rank, Violation, World
 
 CALLS = 14
 TROUBLED_STARTS = 6
@@ -147,7 +147,7 @@ class Sequence:
 
         def strike() -> None:
             self.told.append(f"{world.now_s:.2f} s: {kind}")
-            if kind == "coordinator" and not world.storage.out:
+            if kind == "coordinator":
                 world.kill_coordinator()
             elif kind == "host" and host.loop is not None:
                 host.crash()
@@ -443,11 +443,12 @@ class Player:
     # ------------------------------------------------------------ ends
 
     def do_reopen(self, call: Call) -> None:
-        if self.close():
-            self.reopened += 1
-            self.group = f"{self.group}r{self.reopened}"
-            self.manager = self.rank.open(self.group)
-            self.restore(None)
+        if not self.close():
+            raise Ended("close has failed, and said so: the launcher starts this script again")
+        self.reopened += 1
+        self.group = f"{self.group}r{self.reopened}"
+        self.manager = self.rank.open(self.group)
+        self.restore(None)
 
     def close(self) -> bool:
         line, promises = self.line, self.promises

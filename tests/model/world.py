@@ -40,6 +40,10 @@ class Killed(BaseException):
     """This rank's process is gone: not an Exception, so that nothing goes on after its own death."""
 
 
+class Ended(RaystateError):
+    """A script that has ended with an error that was its right to raise."""
+
+
 class Weather(StorageWrapper):
     """Storage that can be out of service."""
 
@@ -276,6 +280,8 @@ class Rank:
             script(self)
         except Killed:
             pass
+        except Ended:
+            self.world.end_all()
         except BaseException as error:
             self.error = error
         self.finished = True
@@ -388,7 +394,7 @@ class World:
 
     # ------------------------------------------------------------ the Coordinator, and how it reaches the hosts
 
-    def ensure_coordinator(self, *, join: bool = False) -> None:
+    def ensure_coordinator(self, *, join: bool = False, restarted: bool = False) -> None:
         if self.coordinator is not None and not self.coordinator.ended:
             return
         if join:
@@ -406,6 +412,7 @@ class World:
             writer=f"w{self._coordinators}",
             is_dead=lambda _: True,
             on_end=self._ended,
+            restarted=restarted,
             workers=Workers(build=queues[0], clean=queues[1], log=queues[2]),
             clock=self.clock,
         )
@@ -418,7 +425,6 @@ class World:
 
         loop.post = post
         self.coordinator = loop
-        loop.claim()
 
     def _ended(self, _reason: str) -> None:
         self.finished = True
@@ -428,7 +434,7 @@ class World:
             queue.dead = True
         if self.coordinator is not None and not self.coordinator.ended:
             self.coordinator = None
-            self.at(0.2, self.ensure_coordinator)
+            self.at(0.2, lambda: self.ensure_coordinator(restarted=True))
 
     def tell(self, event: Any) -> None:
         loop = self.coordinator
@@ -492,10 +498,14 @@ class World:
     def kill_rank(self, number: int) -> None:
         """SIGKILL of one rank. Its launcher notices, and ends the others if raystate has not done it before."""
         if not self.playing[number].finished:
-            self.crashed = True
             self.playing[number].kill()
-            for rank in self.playing:
-                self.at(2.0 + self.rng.random(), lambda rank=rank: self.end(rank))
+            self.end_all()
+
+    def end_all(self) -> None:
+        """The launcher has noticed that a rank is gone."""
+        self.crashed = True
+        for rank in self.playing:
+            self.at(2.0 + self.rng.random(), lambda rank=rank: self.end(rank))
 
     def end(self, rank: Rank) -> None:
         """SIGKILL, from outside."""
