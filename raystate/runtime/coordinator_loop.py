@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, assert_never
 
@@ -45,6 +45,7 @@ from raystate.core.messages import (
 from raystate.core.retention import Keep
 from raystate.runtime.ledger import Ledger
 from raystate.runtime.packaging import OrbaxPackager, Packager
+from raystate.runtime.record import Recorder
 from raystate.runtime.storing import Storing, Workers
 from raystate.storage import Storage
 
@@ -80,6 +81,7 @@ class CoordinatorLoop:
         on_end: called once from the loop's thread when the run is released or superseded.
         workers: who carries out the slow commands; None: threads of its own.
         packager: makes a step's package of what the hosts have written.
+        recorder: writes down each event and what it led to; None: nobody does.
         clock: monotonic seconds.
         wall_clock: seconds since 1970: when a step was saved.
 
@@ -100,6 +102,7 @@ class CoordinatorLoop:
         on_end: Callable[[str], None],
         workers: Workers | None = None,
         packager: Packager | None = None,
+        recorder: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ):
@@ -109,6 +112,7 @@ class CoordinatorLoop:
         self._storage = storage
         self._hosts = hosts
         self.machine = Coordinator(settings)
+        self._recorder = recorder
         self._is_dead = is_dead
         self._on_end = on_end
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
@@ -183,7 +187,7 @@ class CoordinatorLoop:
             self._fail_all(
                 Failure(error="RaystateError", message=f"the coordinator of run {self._settings.run!r} stopped: {error}")
             )
-            self._on_end(f"stopped: {error}")
+            self._end(f"stopped: {error}")
 
     def turn(self, timeout_s: float = 0.0) -> bool:
         """Handle the next event, if one comes within `timeout_s`; and a Tick when it is time, however many events there are.
@@ -216,6 +220,8 @@ class CoordinatorLoop:
         self.attempt = entry.attempt
         logger.info("attempt %d of run %r on %s", entry.attempt, self._settings.run, self._storage.url)
         self.ledger.begin(entry.attempt)
+        if self._recorder is not None:
+            self._recorder.begin(entry.attempt, self._settings)
         self._handle(Claimed(entry=entry, hosts=self._known_hosts, dead=dead))
         self._storing.prepare(entry)
 
@@ -225,9 +231,18 @@ class CoordinatorLoop:
             self._look_s = now_s + LOOK_FOR_DEAD_S
             self._storing.look_for_dead()
         self.ledger.observe(event, now_s)
-        for command in self.machine.handle(event, now_s):
+        for command in self._decide(event, now_s):
             self.ledger.observe(command, now_s)
             self._execute(command)
+
+    def _decide(self, event: Event, now_s: float) -> Sequence[Command]:
+        commands: Sequence[Command] = ()
+        try:
+            commands = self.machine.handle(event, now_s)
+        finally:  # an event that the machine could not take is the one that is looked for
+            if self._recorder is not None:
+                self._recorder.record(event, commands, now_s)
+        return commands
 
     def _execute(self, command: Command) -> None:
         match command:
@@ -262,6 +277,11 @@ class CoordinatorLoop:
         self._ended.set()
         self._workers.shutdown()
         self._hosts.close_all(remove_arena=True)
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
         self._on_end(reason)
 
     def _superseded(self, by_attempt: int, reason: str) -> None:

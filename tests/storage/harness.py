@@ -29,6 +29,7 @@ from raystate.core.messages import (
 )
 from raystate.core.retention import keep_newest
 from raystate.runtime.coordinator_loop import LOOK_FOR_DEAD_S, CoordinatorLoop
+from raystate.runtime.record import Recorder
 from raystate.runtime.storing import Workers
 from raystate.storage import Storage
 from tests.storage.contents import HOSTS
@@ -68,6 +69,7 @@ class Process:
         is_dead: whether the process behind a log writer id is known to be dead.
         tasks: who carries out slow commands.
         keep_last: steps that retention keeps.
+        recorder: hears of every event.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Process:
         is_dead: Callable[[str], bool] = lambda writer: False,
         tasks: Tasks | None = None,
         keep_last: int = 2,
+        recorder: Recorder | None = None,
     ):
         self.name = name
         self.witness = witness
@@ -96,6 +99,7 @@ class Process:
             on_end=lambda reason: None,
             workers=Workers(build=workers, clean=workers, log=workers),
             packager=MadeUpPackager(),
+            recorder=recorder,
             clock=lambda: self.now_s,
             wall_clock=lambda: 0.0,  # a log entry has the same length each time
         )
