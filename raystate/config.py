@@ -79,6 +79,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             is refused.
         host_memory: cap per node over all runs: percent of the node's memory (`"40%"`), bytes (an int) or a size (`"8GiB"`).
         arena_dir: absolute directory for the snapshots; None: the system's shared memory.
+        record_dir: absolute directory on the Coordinator's node for the record of its decisions, which `raystate story` tells, at most
+            6 MiB for a run; None: `raystate` among Ray's logs.
         keep_last: how many of the newest durable steps to keep; None: only the newest, for being recent. With no keep rule
             at all (this one None too) every step is kept.
         keep_every_steps: keep steps that are a multiple of it, in addition.
@@ -113,6 +115,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     replicas: NaturalInt = 1
     host_memory: str | int = "40%"
     arena_dir: _TextOrNone = cast("Any", None)
+    record_dir: _TextOrNone = cast("Any", None)
 
     keep_last: PositiveInt | None = 3
     keep_every_steps: PositiveInt | None = None
@@ -216,6 +219,16 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         if not os.path.isabs(text):
             raise ValueError("must be an absolute directory (every node opens it) or None")
         check_arena_dir(os.path.normpath(text))  # its ConfigError names the field already
+        return os.path.normpath(text)
+
+    @pydantic.field_validator("record_dir", mode="before")
+    @classmethod
+    def _record_dir_is_absolute(cls, value: object) -> object:
+        if value is None:
+            return None
+        text = str(value) if isinstance(value, str | PurePath) else ""
+        if not os.path.isabs(text):
+            raise ValueError("must be an absolute directory (on the Coordinator's node) or None")
         return os.path.normpath(text)
 
     @pydantic.field_validator("best_metric")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -161,6 +162,7 @@ class CoordinatorActor:
         if other is not None:
             return other
         from raystate.runtime.coordinator_loop import CoordinatorLoop
+        from raystate.runtime.record import Recorder
         from raystate.runtime.retention import orbax_keep
         from raystate.storage import open_storage
 
@@ -176,7 +178,11 @@ class CoordinatorActor:
             # This actor's name is unique in its cluster: whoever had it before is dead.
             is_dead=lambda writer: writer.startswith(f"{identity}."),
             on_end=self._on_end,
+<<<<<<< HEAD
             restarted=ray.get_runtime_context().was_current_actor_reconstructed,
+=======
+            recorder=Recorder(_record_folder(self._config, self._run_hash)),
+>>>>>>> s2-story
         )
         self._service.start()
         return None
@@ -298,6 +304,16 @@ class CoordinatorActor:
 
     async def newest_step(self) -> int:
         return self._started.ledger.newest_step
+
+
+def _record_folder(config: StateConfig, run_hash: str) -> Path:
+    """Where the Coordinator's record lies on this node: like Ray's own libraries, in a folder of ours among Ray's logs."""
+    if config.record_dir is not None:
+        root = Path(config.record_dir)
+    else:
+        context = ray.get_runtime_context()
+        root = Path(context.get_temp_dir()) / context.get_session_name() / "logs" / "raystate"
+    return root / f"{config.run}-{run_hash}"
 
 
 def _log_to_stderr() -> None:

@@ -51,6 +51,7 @@ from raystate.core.messages import (
     TrainerExited,
     Written,
 )
+from raystate.core.printed import printed_parts
 from raystate.core.recovery import Recovery
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
@@ -163,6 +164,13 @@ class Coordinator:
             f"{'' if group is None or group.alive else ' (ended)'}; recovery {self.recovery.phase}; end {self.leaving.phase}; "
             f"saves: {jobs}; stable {self.snapshots.stable[0]}; durable {journal.durable_step}; log entry {tail}"
         )
+
+    def state(self) -> dict[str, Any]:
+        """All that it knows, by part, in values that print, compare and go into JSON."""
+        return printed_parts(self)
+
+    def __repr__(self) -> str:
+        return f"<Coordinator: {self.story()}>"
 
     def _handle(self, event: Event, now_s: float) -> list[Command]:
         desk = self._desk

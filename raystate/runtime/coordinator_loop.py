@@ -5,28 +5,22 @@ One thread owns the machine. Slow commands run on worker threads and come back a
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol, assert_never
 
-from raystate import fault_points
 from raystate.core.coordinator import Coordinator
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StaleAttemptError, StorageError
-from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Advice,
     Advise,
     Answer,
     Append,
-    Appended,
-    AttemptDead,
     BuildPackage,
     Claimed,
     Command,
@@ -39,28 +33,21 @@ from raystate.core.messages import (
     HostId,
     Invalidate,
     Joined,
-    LiveStep,
     Log,
-    LogEntry,
-    Packaged,
     Publish,
-    PublishDone,
     Reply,
     Retire,
-    RetireDone,
     Settings,
     Superseded,
     Tick,
     Write,
-    Written,
 )
 from raystate.core.retention import Keep
-from raystate.core.tree import Package
-from raystate.orbax.scratch import load_orbax
 from raystate.runtime.ledger import Ledger
-from raystate.runtime.packaging import build_package
-from raystate.runtime.priority import give_way
-from raystate.storage import RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps, pinned_steps
+from raystate.runtime.packaging import OrbaxPackager, Packager
+from raystate.runtime.record import Recorder
+from raystate.runtime.storing import Storing, Workers
+from raystate.storage import Storage
 
 logger = logging.getLogger("raystate.coordinator")
 
@@ -81,40 +68,12 @@ class Hosts(Protocol):
     def close_all(self, *, remove_arena: bool) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workers:
-    """What runs the slow commands.
-
-    Attributes:
-        build: packages and publications.
-        clean: removals, apart, so that a save never waits for a deletion.
-        log: entries of the log, one at a time.
-    """
-
-    build: Executor
-    clean: Executor
-    log: Executor
-
-    @classmethod
-    def threads(cls) -> Workers:
-        return cls(
-            build=ThreadPoolExecutor(max_workers=8, thread_name_prefix="raystate-work", initializer=give_way),
-            clean=ThreadPoolExecutor(max_workers=2, thread_name_prefix="raystate-clean", initializer=give_way),
-            log=ThreadPoolExecutor(max_workers=1, thread_name_prefix="raystate-log"),
-        )
-
-    def shutdown(self) -> None:
-        """Wait for what is under way."""
-        for executor in (self.log, self.build, self.clean):
-            executor.shutdown(wait=True)
-
-
 class CoordinatorLoop:
     """See the module.
 
     Args:
         settings: what the decisions depend on.
-        keep: the retention policy; called on a worker thread, since it may be slow or a user's.
+        keep: the retention policy; called by a worker, since it may be slow or a user's.
         storage: where the run's log and steps are.
         hosts: the HostActors.
         known_hosts: those that exist already.
@@ -122,8 +81,14 @@ class CoordinatorLoop:
         is_dead: tells whether the process behind a log writer id is known to be dead.
         on_end: called once from the loop's thread when the run is released or superseded.
         restarted: it follows a Coordinator that was killed: while storage is out, whoever trains goes on, and is kept waiting.
-        workers: None: threads of its own.
+        workers: who carries out the slow commands; None: threads of its own.
+        packager: makes a step's package of what the hosts have written.
+        recorder: writes down each event and what it led to; None: nobody does.
         clock: monotonic seconds.
+        wall_clock: seconds since 1970: when a step was saved.
+
+    Attributes:
+        machine: decides; to look at.
     """
 
     def __init__(
@@ -139,17 +104,18 @@ class CoordinatorLoop:
         on_end: Callable[[str], None],
         restarted: bool = False,
         workers: Workers | None = None,
+        packager: Packager | None = None,
+        recorder: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ):
         self._settings = settings
-        self._keep = keep
         self._clock = clock
         self._known_hosts = known_hosts
         self._storage = storage
         self._hosts = hosts
-        self._log = RunLog(storage)
-        self._machine = Coordinator(settings)
-        self._writer = writer
+        self.machine = Coordinator(settings)
+        self._recorder = recorder
         self._is_dead = is_dead
         self._on_end = on_end
         self._restarted = restarted
@@ -157,9 +123,17 @@ class CoordinatorLoop:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._asks: dict[str, Future[Reply]] = {}
         self._asks_lock = threading.Lock()
-        self._parts: dict[str, dict[HostId, Any]] = {}
-        self._packages: dict[str, Package] = {}
         self._workers = workers or Workers.threads()
+        self._storing = Storing(
+            run=settings.run,
+            storage=storage,
+            writer=writer,
+            keep=keep,
+            packager=packager or OrbaxPackager(),
+            workers=self._workers,
+            post=lambda event: self.post(event),
+            wall_clock=wall_clock,
+        )
         self._ended = threading.Event()
         self._next_tick_s = float("-inf")
         self._look_s = 0.0  # monotonic: when to look next for attempts that are assumed dead
@@ -217,7 +191,7 @@ class CoordinatorLoop:
             self._fail_all(
                 Failure(error="RaystateError", message=f"the coordinator of run {self._settings.run!r} stopped: {error}")
             )
-            self._on_end(f"stopped: {error}")
+            self._end(f"stopped: {error}")
 
     def turn(self, timeout_s: float = 0.0) -> bool:
         """Handle the next event, if one comes within `timeout_s`; and a Tick when it is time, however many events there are.
@@ -252,16 +226,7 @@ class CoordinatorLoop:
     def claim(self) -> None:
         """Become the newest attempt. Storage that is unusable now is a StorageError for whoever joins, or is tried again."""
         try:
-            self._storage.self_test()
-            dead: list[int] = []
-
-            def entry_after(tail: LogEntry | None) -> LogEntry:
-                gone = {tail.attempt} if tail is not None and self._is_dead(tail.writer) else set[int]()
-                dead[:] = sorted(gone | set(assumed_dead(self._storage)))
-                live = () if tail is None else tuple(step.step for step in tail.live)
-                return claim_entry(tail, self._writer, self._settings.run, foreign_steps(self._storage, live), dead=dead)
-
-            entry = self._log.claim(entry_after)
+            entry, dead = self._storing.claim(self._is_dead)
         except (StorageError, CorruptCheckpointError, ConfigError) as error:  # the last two: a log that can't be read
             if self._restarted and isinstance(error, StorageError):
                 self._claim_s = self._clock() + CLAIM_AGAIN_S
@@ -274,34 +239,29 @@ class CoordinatorLoop:
         self.attempt = entry.attempt
         logger.info("attempt %d of run %r on %s", entry.attempt, self._settings.run, self._storage.url)
         self.ledger.begin(entry.attempt)
-        self._handle(Claimed(entry=entry, hosts=self._known_hosts, dead=tuple(dead)))
-        self._workers.clean.submit(self._collect_garbage, entry)
-        # Now, while the trainers start, and not at the first save: the import of Orbax and JAX stalls all other threads for moments.
-        self._workers.build.submit(load_orbax)
-
-    def _collect_garbage(self, entry: LogEntry) -> None:
-        try:
-            collect_garbage(self._storage, {s.save for s in entry.live if s.save} | {i.save for i in entry.intents if i.save})
-        except StorageError as error:
-            logger.warning("left-overs of earlier attempts stay for now: %s", error)
-
-    def _look_for_dead(self) -> None:
-        """Somebody may have said meanwhile that the process of an older attempt is gone."""
-        try:
-            for attempt in assumed_dead(self._storage):
-                self.post(AttemptDead(attempt=attempt))
-        except StorageError as error:
-            logger.debug("attempts assumed dead could not be listed: %s", error)
+        if self._recorder is not None:
+            self._recorder.begin(entry.attempt, self._settings)
+        self._handle(Claimed(entry=entry, hosts=self._known_hosts, dead=dead))
+        self._storing.prepare(entry)
 
     def _handle(self, event: Event) -> None:
         now_s = self._clock()
-        if self._machine.held_by and now_s >= self._look_s:
+        if self.machine.held_by and now_s >= self._look_s:
             self._look_s = now_s + LOOK_FOR_DEAD_S
-            self._workers.build.submit(self._look_for_dead)
+            self._storing.look_for_dead()
         self.ledger.observe(event, now_s)
-        for command in self._machine.handle(event, now_s):
+        for command in self._decide(event, now_s):
             self.ledger.observe(command, now_s)
             self._execute(command)
+
+    def _decide(self, event: Event, now_s: float) -> Sequence[Command]:
+        commands: Sequence[Command] = ()
+        try:
+            commands = self.machine.handle(event, now_s)
+        finally:  # an event that the machine could not take is the one that is looked for
+            if self._recorder is not None:
+                self._recorder.record(event, commands, now_s)
+        return commands
 
     def _execute(self, command: Command) -> None:
         match command:
@@ -316,21 +276,10 @@ class CoordinatorLoop:
                 self._hosts.invalidate(command)
             case EndTrainers():
                 self._hosts.end_trainers(command)
-            case Write(save=save):
-                self._parts.setdefault(save, {})
-                self._hosts.write(command).add_done_callback(functools.partial(self._on_written, command))
-            case BuildPackage():
-                self._workers.build.submit(self._build, command)
-            case Append(entry=entry):
-                self._workers.log.submit(self._append, entry)
-            case Publish(step=step, save=save):
-                self._workers.build.submit(self._publish, step, save)
-            case Retire():
-                self._workers.clean.submit(self._retire, command)
-            case Discard(step=step, save=save):
-                self._parts.pop(save, None)
-                self._packages.pop(save, None)
-                self._workers.clean.submit(self._discard, step, save)
+            case Write():
+                self._storing.await_part(command, self._hosts.write(command))
+            case BuildPackage() | Append() | Publish() | Retire() | Discard():
+                self._storing.carry_out(command)
             case Log(level=level, text=text):
                 logger.log(getattr(logging, level.upper()), "%s", text)
             case Finish(reason=reason):
@@ -340,76 +289,6 @@ class CoordinatorLoop:
             case _:
                 assert_never(command)
 
-    # ------------------------------------------------------------ slow commands, on worker threads
-
-    def _on_written(self, command: Write, future: Future[Any]) -> None:
-        error = future.exception()
-        parts = self._parts.get(command.save)
-        if error is None and parts is not None:  # else the save was given up meanwhile
-            parts[command.host] = future.result()
-        self.post(Written(host=command.host, save=command.save, error=_one_line(error)))
-
-    def _build(self, command: BuildPackage) -> None:
-        error = ""
-        hopeless = False
-        metrics: dict[str, float] = {}
-        kept: tuple[int, ...] = ()
-        now_s = time.time()
-        try:
-            parts = [self._parts[command.save][host] for host in command.hosts]
-            package = build_package(self._storage, self._settings.run, command.step, command.save, parts)
-            folder = StepFolder(self._storage, command.step, command.save)
-            folder.assemble(package)
-            folder.put_package(package)
-            self._packages[command.save] = package
-            metrics = min(((rank, t) for p in parts for rank, t in p.tables.items()), key=lambda pair: pair[0])[1].metrics
-            new = LiveStep(step=command.step, save=command.save, metrics=dict(metrics), time_s=now_s)
-            kept = tuple(self._keep(sorted((*command.live, new), key=lambda one: one.step)))
-        except Exception as caught:
-            logger.debug("building step %d failed", command.step, exc_info=True)
-            hopeless = isinstance(caught, ConfigError)  # values that differ between ranks will differ the next time
-            error = _one_line(caught)
-        self._parts.pop(command.save, None)
-        self.post(Packaged(save=command.save, metrics=metrics, time_s=now_s, kept=kept, error=error, hopeless=hopeless))
-
-    def _append(self, entry: LogEntry) -> None:
-        entry = dataclasses.replace(entry, writer=self._writer)
-        try:
-            outcome = self._log.append(entry)
-        except Exception as error:
-            outcome = Appended(seq=entry.seq, outcome="failed", error=_one_line(error))
-        self.post(outcome)
-
-    def _publish(self, step: int, save: str) -> None:
-        error = ""
-        try:
-            folder = StepFolder(self._storage, step, save)
-            package = self._packages.get(save) or folder.read_package()
-            fault_points.reached("publishing")
-            folder.publish(package)
-            self._packages.pop(save, None)
-        except Exception as caught:
-            logger.debug("publishing step %d failed", step, exc_info=True)
-            error = _one_line(caught)
-        self.post(PublishDone(step=step, save=save, error=error))
-
-    def _retire(self, command: Retire) -> None:
-        error = pinned = ""
-        try:
-            # After the retirement is in the log: whoever pins the step from now on finds it there. A damaged step is only moved.
-            pinned = "" if command.aside else pinned_steps(self._storage).get(command.step, "")
-            if not pinned:
-                StepFolder(self._storage, command.step, command.save).retire(aside=command.aside)
-        except Exception as caught:
-            error = _one_line(caught)
-        self.post(RetireDone(step=command.step, error=error, pinned=pinned))
-
-    def _discard(self, step: int, save: str) -> None:
-        try:
-            StepFolder(self._storage, step, save).discard()
-        except Exception as error:
-            logger.warning("left-overs of save %s stay for the next start or gc: %s", save, error)
-
     # ------------------------------------------------------------ ends
 
     def _finish(self, reason: str) -> None:
@@ -417,6 +296,11 @@ class CoordinatorLoop:
         self._ended.set()
         self._workers.shutdown()
         self._hosts.close_all(remove_arena=True)
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
         self._on_end(reason)
 
     def _superseded(self, by_attempt: int, reason: str) -> None:
@@ -434,11 +318,3 @@ class CoordinatorLoop:
             waiting = [future for future in self._asks.values() if not future.done()]
         for future in waiting:
             future.set_result(failure)
-
-
-def _one_line(error: BaseException | None) -> str:
-    if error is None:
-        return ""
-    cause = getattr(error, "cause", None) or error  # Ray wraps the HostActor's exception
-    text = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {text[-1] if text else ''}"

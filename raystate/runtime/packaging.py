@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError
 from raystate.core.local_values import disagreement
 from raystate.core.tree import DataObject, Layout, Package, SlotTable, TreeSpec
 from raystate.orbax.coverage import coverage_gaps
 from raystate.orbax.merge import build_files, own_folders
+from raystate.orbax.scratch import load_orbax
 from raystate.runtime.parts import HostPart
 from raystate.storage import StepFolder, Storage, data_objects
+
+
+class Packager(Protocol):
+    """Makes the package of a step, on a worker's thread."""
+
+    def prepare(self) -> None:
+        """Called once, while the trainers start."""
+        ...
+
+    def build(self, storage: Storage, run: str, step: int, save: str, parts: Sequence[HostPart]) -> Package:
+        """See `build_package`."""
+        ...
+
+
+class OrbaxPackager:
+    """The `Packager` of every run."""
+
+    def prepare(self) -> None:
+        """Import Orbax and JAX, which stalls all other threads for moments: not at the first save."""
+        load_orbax()
+
+    def build(self, storage: Storage, run: str, step: int, save: str, parts: Sequence[HostPart]) -> Package:
+        """See `build_package`."""
+        return build_package(storage, run, step, save, parts)
 
 
 def build_package(storage: Storage, run: str, step: int, save: str, parts: Sequence[HostPart]) -> Package:

@@ -67,6 +67,7 @@ BAD: list[tuple[Mapping[str, Any], str, str]] = [
     ({"host_memory": None}, "host_memory", "None"),
     ({"arena_dir": "relative/dir"}, "arena_dir", "absolute"),
     ({"arena_dir": 7}, "arena_dir", "absolute"),
+    ({"record_dir": "logs"}, "record_dir", "absolute"),
     ({"keep_last": 0}, "keep_last", "greater than 0"),
     ({"keep_every_steps": 0}, "keep_every_steps", "greater than 0"),
     ({"keep_every_s": -1.0}, "keep_every_s", "greater than 0"),

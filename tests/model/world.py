@@ -40,7 +40,7 @@ class Killed(BaseException):
     """This rank's process is gone: not an Exception, so that nothing goes on after its own death."""
 
 
-class Ended(RaystateError):
+class Ended(RaystateError):  # noqa: N818 - it is an end, not an error
     """A script that has ended with an error that was its right to raise."""
 
 

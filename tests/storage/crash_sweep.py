@@ -188,7 +188,8 @@ def strike(history: History, storage: Storage, fault: Fault, *, tell_dead: bool 
     try:
         history.act(world, mortal)
     except DiedError:
-        pass
+        if mortal.found is not None:
+            raise mortal.found from None
     if len(mortal.operations) <= fault.nth:
         raise LookupError(f"{fault} was never reached")
     world.truth.check()
@@ -223,6 +224,9 @@ def overtake(history: History, storage: Storage, nth: int, *, order: int = 0) ->
         process.save(1000)
     except StaleAttemptError:
         pass
+    except DiedError:
+        assert mortal.found is not None
+        raise mortal.found from None
     else:
         raise Violation(f"one writer: {process.name}, attempt {process.machine.attempt}, goes on: {_live(world)}")
     world.truth.check()

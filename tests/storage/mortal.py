@@ -64,6 +64,7 @@ class Mortal(StorageWrapper):
         self.meanwhile = meanwhile
         self.operations: list[Operation] = []
         self.dead = False
+        self.found: Exception | None = None  # what was wrong `meanwhile`
 
     def _run(self, operation: str, name: str, call: Callable[[], Result], halves: Sequence[Callable[[], object]] = ()) -> Result:
         if self.dead:
@@ -77,7 +78,7 @@ class Mortal(StorageWrapper):
             return result
         how = self.fault.how
         if how == "beside":
-            self.meanwhile()
+            self._let_others_go_on()
             return call()
         if how == "lost":
             call()
@@ -88,6 +89,14 @@ class Mortal(StorageWrapper):
             halves[int(how.split()[1])]()
         self.dead = True
         raise DiedError(f"{how} {operation} {name}")
+
+    def _let_others_go_on(self) -> None:
+        """What they find is no error of this operation: to its caller the process has died, and the test asks for it."""
+        try:
+            self.meanwhile()
+        except Exception as error:
+            self.found, self.dead = error, True
+            raise DiedError("something is wrong beside it") from error
 
     # ---------------------------------------------------------------- what can be done in part
 

@@ -175,7 +175,11 @@ class Scheduled(Mortal):
         self._fail(operation, name, "503 try again")
 
     def after(self, operation: str, name: str) -> None:
-        self.changed(operation, name)
+        try:
+            self.changed(operation, name)
+        except Exception as error:  # a finding, and no error of this operation, which its caller could try again
+            self.actor.scheduler.failure = self.actor.scheduler.failure or error
+            raise DiedError("the round is over: something is wrong") from error
         self._fail(operation, name, "connection reset")
 
     def _fail(self, operation: str, name: str, why: str) -> None:

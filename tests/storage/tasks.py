@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Executor, Future
+from typing import Any, Protocol
 
 
 class Tasks(Protocol):
@@ -39,3 +40,24 @@ class OneByOne:
             self.waiting.rotate(self.chance.randrange(len(self.waiting)))
         self.waiting.popleft()()
         return True
+
+
+class TaskExecutor(Executor):
+    """Hands its work to `tasks`. What is no `Exception`, such as a process's death, is nobody's result: it ends whoever does the work."""
+
+    def __init__(self, tasks: Tasks):
+        self.tasks = tasks
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                result = fn(*args, **kwargs)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.tasks.spawn(run)
+        return future

@@ -19,6 +19,7 @@ from raystate.core.entries import Plan
 from raystate.core.log import key_of
 from raystate.core.messages import Appended, LogEntry
 from raystate.core.tree import Package
+from raystate.runtime import storing
 from raystate.storage import ObjectInfo, RunLog, StepFolder, Storage, garbage, steps
 from raystate.storage.names import MARKER, STATE, attempt_of
 from tests.storage.crash_sweep import HISTORIES, faults, record, representatives, strike
@@ -149,6 +150,10 @@ def _base_in_use_is_garbage(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(garbage, "base_name", lambda base: "none is kept")
 
 
+def _errors_kept_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(storing, "one_line", lambda error: "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
     """`where`: the kind of operation at which it is looked for. `says`: what the sweep makes of it."""
@@ -188,6 +193,9 @@ MISTAKES = {
     ),
     "a lost answer is taken for somebody else's file": Mistake(
         plant=_bytes_not_compared, backend="memory", where="create", says="waits for the save of step 10 for ever"
+    ),
+    "the machine hears of no error": Mistake(
+        plant=_errors_kept_back, backend="memory", where="create", says="is committed and has no package"
     ),
 }
 

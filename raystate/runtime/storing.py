@@ -1,0 +1,264 @@
+"""The Coordinator's slow work on storage: each command is carried out by a worker, and its outcome comes back as an event.
+
+Nothing here decides. An error is an outcome like any other; only what is no `Exception` ends a worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from raystate import fault_points
+from raystate.core.errors import ConfigError, StorageError
+from raystate.core.log import claim_entry
+from raystate.core.messages import (
+    Append,
+    Appended,
+    AttemptDead,
+    BuildPackage,
+    Discard,
+    Event,
+    HostId,
+    LiveStep,
+    LogEntry,
+    Packaged,
+    Publish,
+    PublishDone,
+    Retire,
+    RetireDone,
+    Write,
+    Written,
+)
+from raystate.core.retention import Keep
+from raystate.core.tree import Package
+from raystate.runtime.packaging import Packager
+from raystate.runtime.priority import give_way
+from raystate.storage import RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps, pinned_steps
+
+logger = logging.getLogger("raystate.coordinator")
+
+Slow = BuildPackage | Append | Publish | Retire | Discard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """What runs the slow commands.
+
+    Attributes:
+        build: packages and publications.
+        clean: removals, apart, so that a save never waits for a deletion.
+        log: entries of the log, one at a time.
+    """
+
+    build: Executor
+    clean: Executor
+    log: Executor
+
+    @classmethod
+    def threads(cls) -> Workers:
+        return cls(
+            build=ThreadPoolExecutor(max_workers=8, thread_name_prefix="raystate-work", initializer=give_way),
+            clean=ThreadPoolExecutor(max_workers=2, thread_name_prefix="raystate-clean", initializer=give_way),
+            log=ThreadPoolExecutor(max_workers=1, thread_name_prefix="raystate-log"),
+        )
+
+    def shutdown(self) -> None:
+        """Wait for what is under way."""
+        for executor in (self.log, self.build, self.clean):
+            executor.shutdown(wait=True)
+
+
+class Storing:
+    """Carries slow commands out.
+
+    Args:
+        run: its name, for log entries and packages.
+        storage: where the run's log and steps are.
+        writer: random id of this process, for the log.
+        keep: the retention policy; called by a worker, since it may be slow or a user's.
+        packager: makes the packages.
+        workers: who does the work.
+        post: takes the events that come of it, from any thread.
+        wall_clock: seconds since 1970: when a step was saved.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        storage: Storage,
+        writer: str,
+        keep: Keep,
+        packager: Packager,
+        workers: Workers,
+        post: Callable[[Event], None],
+        wall_clock: Callable[[], float],
+    ):
+        self._run = run
+        self._storage = storage
+        self._writer = writer
+        self._keep = keep
+        self._packager = packager
+        self._workers = workers
+        self._post = post
+        self._wall_clock = wall_clock
+        self._log = RunLog(storage)
+        self._parts: dict[str, dict[HostId, Any]] = {}
+        self._packages: dict[str, Package] = {}
+
+    # ------------------------------------------------------------ the claim
+
+    def claim(self, is_dead: Callable[[str], bool]) -> tuple[LogEntry, tuple[int, ...]]:
+        """Become the newest attempt, at once.
+
+        Args:
+            is_dead: tells whether the process behind a log writer id is known to be dead.
+
+        Returns:
+            The claim's entry, and the attempts whose processes are known to be dead.
+
+        Raises:
+            StorageError: the storage can't be used now.
+            CorruptCheckpointError, ConfigError: the log can't be read.
+        """
+        self._storage.self_test()
+        dead: list[int] = []
+
+        def entry_after(tail: LogEntry | None) -> LogEntry:
+            gone = {tail.attempt} if tail is not None and is_dead(tail.writer) else set[int]()
+            dead[:] = sorted(gone | set(assumed_dead(self._storage)))
+            live = () if tail is None else tuple(step.step for step in tail.live)
+            return claim_entry(tail, self._writer, self._run, foreign_steps(self._storage, live), dead=dead)
+
+        return self._log.claim(entry_after), tuple(dead)
+
+    def prepare(self, entry: LogEntry) -> None:
+        """What can be done while the trainers start: remove what earlier attempts left, load what packages are made with."""
+        self._workers.clean.submit(self._collect_garbage, entry)
+        self._workers.build.submit(self._packager.prepare)
+
+    def look_for_dead(self) -> None:
+        """Somebody may have said meanwhile that the process of an older attempt is gone."""
+        self._workers.build.submit(self._look_for_dead)
+
+    # ------------------------------------------------------------ commands; called by the machine's thread
+
+    def carry_out(self, command: Slow) -> None:
+        """Hand a command to its worker."""
+        match command:
+            case BuildPackage():
+                self._workers.build.submit(self._build, command)
+            case Append(entry=entry):
+                self._workers.log.submit(self._append, entry)
+            case Publish():
+                self._workers.build.submit(self._publish, command)
+            case Retire():
+                self._workers.clean.submit(self._retire, command)
+            case Discard(save=save):
+                self._parts.pop(save, None)
+                self._packages.pop(save, None)
+                self._workers.clean.submit(self._discard, command)
+            case _:
+                assert_never(command)
+
+    def await_part(self, command: Write, part: Future[Any]) -> None:
+        """A host has been told to write its part of a save: keep what it hands back for the package."""
+        self._parts.setdefault(command.save, {})
+        part.add_done_callback(functools.partial(self._written, command))
+
+    # ------------------------------------------------------------ on worker threads
+
+    def _written(self, command: Write, future: Future[Any]) -> None:
+        error = future.exception()
+        parts = self._parts.get(command.save)
+        if error is None and parts is not None:  # else the save was given up meanwhile
+            parts[command.host] = future.result()
+        self._post(Written(host=command.host, save=command.save, error=one_line(error)))
+
+    def _build(self, command: BuildPackage) -> None:
+        error = ""
+        hopeless = False
+        metrics: dict[str, float] = {}
+        kept: tuple[int, ...] = ()
+        now_s = self._wall_clock()
+        try:
+            parts = [self._parts[command.save][host] for host in command.hosts]
+            package = self._packager.build(self._storage, self._run, command.step, command.save, parts)
+            folder = StepFolder(self._storage, command.step, command.save)
+            folder.assemble(package)
+            folder.put_package(package)
+            self._packages[command.save] = package
+            metrics = min(((rank, t) for p in parts for rank, t in p.tables.items()), key=lambda pair: pair[0])[1].metrics
+            new = LiveStep(step=command.step, save=command.save, metrics=dict(metrics), time_s=now_s)
+            kept = tuple(self._keep(sorted((*command.live, new), key=lambda one: one.step)))
+        except Exception as caught:
+            logger.debug("building step %d failed", command.step, exc_info=True)
+            hopeless = isinstance(caught, ConfigError)  # values that differ between ranks will differ the next time
+            error = one_line(caught)
+        self._parts.pop(command.save, None)
+        self._post(Packaged(save=command.save, metrics=metrics, time_s=now_s, kept=kept, error=error, hopeless=hopeless))
+
+    def _append(self, entry: LogEntry) -> None:
+        entry = dataclasses.replace(entry, writer=self._writer)
+        try:
+            outcome = self._log.append(entry)
+        except Exception as error:
+            outcome = Appended(seq=entry.seq, outcome="failed", error=one_line(error))
+        self._post(outcome)
+
+    def _publish(self, command: Publish) -> None:
+        error = ""
+        try:
+            folder = StepFolder(self._storage, command.step, command.save)
+            package = self._packages.get(command.save) or folder.read_package()
+            fault_points.reached("publishing")
+            folder.publish(package)
+            self._packages.pop(command.save, None)
+        except Exception as caught:
+            logger.debug("publishing step %d failed", command.step, exc_info=True)
+            error = one_line(caught)
+        self._post(PublishDone(step=command.step, save=command.save, error=error))
+
+    def _retire(self, command: Retire) -> None:
+        error = pinned = ""
+        try:
+            # After the retirement is in the log: whoever pins the step from now on finds it there. A damaged step is only moved.
+            pinned = "" if command.aside else pinned_steps(self._storage).get(command.step, "")
+            if not pinned:
+                StepFolder(self._storage, command.step, command.save).retire(aside=command.aside)
+        except Exception as caught:
+            error = one_line(caught)
+        self._post(RetireDone(step=command.step, error=error, pinned=pinned))
+
+    def _discard(self, command: Discard) -> None:
+        try:
+            StepFolder(self._storage, command.step, command.save).discard()
+        except Exception as error:
+            logger.warning("left-overs of save %s stay for the next start or gc: %s", command.save, error)
+
+    def _collect_garbage(self, entry: LogEntry) -> None:
+        try:
+            collect_garbage(self._storage, {s.save for s in entry.live if s.save} | {i.save for i in entry.intents if i.save})
+        except StorageError as error:
+            logger.warning("left-overs of earlier attempts stay for now: %s", error)
+
+    def _look_for_dead(self) -> None:
+        try:
+            for attempt in assumed_dead(self._storage):
+                self._post(AttemptDead(attempt=attempt))
+        except StorageError as error:
+            logger.debug("attempts assumed dead could not be listed: %s", error)
+
+
+def one_line(error: BaseException | None) -> str:
+    """An error's kind and text, for an event; "" for none."""
+    if error is None:
+        return ""
+    cause = getattr(error, "cause", None) or error  # Ray wraps the HostActor's exception
+    text = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {text[-1] if text else ''}"
