@@ -178,11 +178,8 @@ class CoordinatorActor:
             # This actor's name is unique in its cluster: whoever had it before is dead.
             is_dead=lambda writer: writer.startswith(f"{identity}."),
             on_end=self._on_end,
-<<<<<<< HEAD
             restarted=ray.get_runtime_context().was_current_actor_reconstructed,
-=======
             recorder=Recorder(_record_folder(self._config, self._run_hash)),
->>>>>>> s2-story
         )
         self._service.start()
         return None
