@@ -349,7 +349,7 @@ class CoordinatorLoop:
         except Exception as caught:
             logger.debug("building step %d failed", command.step, exc_info=True)
             hopeless = isinstance(caught, ConfigError)  # values that differ between ranks will differ the next time
-            error = _one_line(caught)
+            error = str(caught) if hopeless else _one_line(caught)
         self._parts.pop(command.save, None)
         self.post(Packaged(save=command.save, metrics=metrics, time_s=now_s, kept=kept, error=error, hopeless=hopeless))
 

@@ -36,11 +36,13 @@ def attempt(given: dict[str, Any]) -> None:
     out, rank, kill = Path(given["out"]), jax.process_index(), given["kill"]
     begun: list[int] = []
 
-    def after_save(manager: raystate.StateManager, step: int) -> None:
+    def after_save(manager: raystate.StateManager, step: int, state: Any) -> None:
         if not begun:
             begun.append(step - 1)
             with open(out / f"begun-{rank}", "a") as file:
                 file.write(f"{step - 1}\n")
+        if step == given["config"]["steps"]:
+            (out / f"end-{rank}.json").write_text(json.dumps(digests(state)))
         if kill is None or rank != kill["rank"]:
             return
         if step == kill["step"] - 1:
@@ -48,8 +50,7 @@ def attempt(given: dict[str, Any]) -> None:
         if step == kill["step"] and _first(out / "killed"):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    state = program.train(given["config"], after_save)
-    (out / f"end-{rank}.json").write_text(json.dumps(digests(state)))
+    program.train(given["config"], after_save)
 
 
 def _first(mark: Path) -> bool:
@@ -62,9 +63,11 @@ def _first(mark: Path) -> bool:
 
 def _wait_for_a_snapshot(manager: raystate.StateManager) -> None:
     """Steps of a millisecond end before anything could be taken: there must be a step to come back to."""
+    from raystate.actors.release import newest_step
+
     deadline_s = time.monotonic() + WAIT_S
-    while manager.latest_step() is None:
-        assert time.monotonic() < deadline_s, f"no durable step within {WAIT_S:.0f} s"
+    while (newest_step(manager.config) or 0) <= 0:
+        assert time.monotonic() < deadline_s, f"no snapshot within {WAIT_S:.0f} s"
         time.sleep(0.01)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 import raystate
+from tests.programs.after_save import AfterSave
 from tests.programs.data import Batches
 
 optimizer = optax.adam(1e-2)
@@ -43,7 +43,7 @@ def init() -> Any:
     return {"model": arrays, "running": running, "opt": optimizer.init(arrays)}
 
 
-def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, int], None]) -> Any:
+def train(config: dict[str, Any], after_save: AfterSave) -> None:
     """One process's attempt. config: "steps", "state"."""
     rest = eqx.filter(make()[0], eqx.is_array, inverse=True)
 
@@ -65,5 +65,4 @@ def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, i
         for step in range(restored.step, config["steps"]):
             state, loss = train_step(state, next(batches))
             manager.save(step + 1, state, {"data": batches}, metrics={"loss": loss})
-            after_save(manager, step + 1)
-    return {"state": state, "data": batches.get_state()}
+            after_save(manager, step + 1, state)

@@ -6,17 +6,16 @@ Every matrix is split over both axes, the batch over the first. The state is wha
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import PartitionSpec
 
 import raystate
+from tests.programs.after_save import AfterSave
 from tests.programs.data import tokens
 
 VOCABULARY, LENGTH, WIDTH, HEADS, HEAD_WIDTH, LAYERS, BATCH = 32, 16, 16, 2, 8, 1, 8
@@ -105,7 +104,7 @@ def make() -> Any:
     return model, nnx.Optimizer(model, optax.adamw(1e-2), wrt=nnx.Param)
 
 
-def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, int], None]) -> Any:
+def train(config: dict[str, Any], after_save: AfterSave) -> None:
     """One process's attempt. config: "steps"."""
     mesh = jax.make_mesh((jax.device_count() // 2, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     texts = Texts()
@@ -129,5 +128,4 @@ def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, i
             batch = jax.make_array_from_process_local_data(jax.NamedSharding(mesh, PartitionSpec("fsdp", None)), next(texts))
             state, loss = train_step(state, batch)
             manager.save(step + 1, state, {"data": texts}, metrics={"loss": loss})
-            after_save(manager, step + 1)
-    return {"state": state, "data": texts.get_state(), "loss": np.asarray(loss)}
+            after_save(manager, step + 1, state)

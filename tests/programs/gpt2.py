@@ -5,7 +5,7 @@ It keeps its JaxTrainer, for `raystate.fit` takes no datasets; so it is launched
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import raystate
+from tests.programs.after_save import AfterSave
 from tests.programs.data import tokens
 
 VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, BATCH = 32, 16, 16, 2, 1, 8
@@ -119,7 +120,7 @@ def train_step(model: GPT2, optimizer: nnx.Optimizer, x: jax.Array, y: jax.Array
     return loss
 
 
-def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, int], None]) -> Any:
+def train(config: dict[str, Any], after_save: AfterSave) -> None:
     """One process's attempt. config: "steps"."""
     mesh = Mesh(np.array(jax.devices()).reshape(-1, 1), ("data", "model"))
     jax.set_mesh(mesh)
@@ -132,7 +133,7 @@ def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, i
         for step in range(restored.step, config["steps"]):
             x, y = (jax.make_array_from_process_local_data(rows, part) for part in next(windows))
             loss = train_step(model, optimizer, x, y)
-            manager.save(step + 1, nnx.state((model, optimizer)), {"data": windows}, metrics={"loss": loss})
-            after_save(manager, step + 1)
+            state = nnx.state((model, optimizer))
+            manager.save(step + 1, state, {"data": windows}, metrics={"loss": loss})
+            after_save(manager, step + 1, state)
             ray.train.report({"loss": float(loss)})
-    return {"state": nnx.state((model, optimizer)), "data": windows.get_state()}

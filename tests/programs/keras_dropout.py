@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "jax"  # before keras is imported
@@ -13,10 +12,11 @@ import jax
 import keras
 
 import raystate
+from tests.programs.after_save import AfterSave
 from tests.programs.data import Batches
 
 
-def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, int], None]) -> Any:
+def train(config: dict[str, Any], after_save: AfterSave) -> None:
     """One process's attempt. config: "steps", "state"."""
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(16, activation="relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
@@ -46,5 +46,4 @@ def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, i
         for step in range(restored.step, config["steps"]):
             state, loss = train_step(state, next(batches))
             manager.save(step + 1, state, {"data": batches}, metrics={"loss": loss})
-            after_save(manager, step + 1)
-    return {"state": state, "data": batches.get_state()}
+            after_save(manager, step + 1, state)

@@ -12,6 +12,7 @@ import optax
 from optax import contrib
 
 import raystate
+from tests.programs.after_save import AfterSave
 from tests.programs.data import Batches
 
 
@@ -41,7 +42,7 @@ def loss_of(params: Any, batch: Any) -> Any:
     return jnp.mean((jnp.tanh(x @ params["w1"] + params["b1"]) @ params["w2"] - y) ** 2)
 
 
-def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, int], None]) -> Any:
+def train(config: dict[str, Any], after_save: AfterSave) -> None:
     """One process's attempt. config: "steps", "state"."""
     optimizers = {name: make() for name, make in OPTIMIZERS.items()}
 
@@ -66,5 +67,4 @@ def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, i
         for step in range(restored.step, config["steps"]):
             state, losses = train_step(state, next(batches))
             manager.save(step + 1, state, {"data": batches}, metrics=losses)
-            after_save(manager, step + 1)
-    return state
+            after_save(manager, step + 1, state)

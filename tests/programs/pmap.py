@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ from flax import linen as nn
 from flax.training import train_state
 
 import raystate
+from tests.programs.after_save import AfterSave
 from tests.programs.data import Batches
 
 
@@ -61,7 +61,7 @@ def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
     return state.apply_gradients(grads=grads), loss
 
 
-def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, int], None]) -> Any:
+def train(config: dict[str, Any], after_save: AfterSave) -> None:
     """One process's attempt. config: "steps", "state"."""
     model = Regressor()
     devices = jax.local_device_count()
@@ -77,6 +77,6 @@ def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, i
         state = jax_utils.replicate(restored.state)
         for step in range(restored.step, config["steps"]):
             state, loss = parallel_step(state, next(batches))
-            manager.save(step + 1, jax_utils.unreplicate(state), {"data": batches}, metrics={"loss": jax_utils.unreplicate(loss)})
-            after_save(manager, step + 1)
-    return {"state": state, "data": batches.get_state()}
+            one = jax_utils.unreplicate(state)
+            manager.save(step + 1, one, {"data": batches}, metrics={"loss": jax_utils.unreplicate(loss)})
+            after_save(manager, step + 1, one)

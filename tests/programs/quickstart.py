@@ -1,42 +1,25 @@
 """A line fitted by gradient descent, as Ray's JaxTrainer quickstart does it: each process has data, parameters and optimizer of its own.
 
-Nothing is averaged over the processes, so each fits its own line, and a step has no one value of a parameter. The key decides which way
-out is taken: with `"seed": "rank"` it is the quickstart as it stands; with `"seed": "same"` all processes hold equal values.
-`"where": "item"` keeps what each rank has of its own in an item with one state per process.
+Nothing is averaged over the processes, so each fits a line of its own, and a step has no one value of a parameter. That is how it stands,
+with the seed "rank"; with the seed "same" all processes hold equal values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import raystate
+from tests.programs.after_save import AfterSave
 
 optimizer = optax.adam(0.05)
 
 
-class Own:
-    """A tree of arrays as an item with one state per process."""
-
-    def __init__(self, tree: Any):
-        self.tree = tree
-
-    def get_state(self) -> list[Any]:
-        """The leaves as hexadecimal floats: JSON keeps them to the bit."""
-        return [np.asarray(leaf, np.float64).tolist() for leaf in jax.tree.leaves(self.tree)]
-
-    def set_state(self, state: list[Any]) -> None:
-        leaves, structure = jax.tree.flatten(self.tree)
-        self.tree = jax.tree.unflatten(structure, [jnp.asarray(new, old.dtype) for old, new in zip(leaves, state, strict=True)])
-
-
-def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, int], None]) -> Any:
-    """One process's attempt. config: "steps", "seed" ("rank" or "same"), "where" ("state" or "item")."""
+def train(config: dict[str, Any], after_save: AfterSave) -> None:
+    """One process's attempt. config: "steps", "seed" ("rank" or "same")."""
     seed = jax.process_index() if config["seed"] == "rank" else 0
     x_key, noise_key, w_key, b_key = jax.random.split(jax.random.key(seed), 4)
     x = jax.random.normal(x_key, (100, 1))
@@ -61,5 +44,4 @@ def train(config: dict[str, Any], after_save: Callable[[raystate.StateManager, i
         for step in range(restored.step, config["steps"]):
             state, loss = train_step(state)
             manager.save(step + 1, state, metrics={"loss": loss})
-            after_save(manager, step + 1)
-    return state
+            after_save(manager, step + 1, state)

@@ -46,8 +46,11 @@ class Place:
 
     def end(self, ranks: int) -> End:
         digests = [json.loads((self.out / f"end-{rank}.json").read_text()) for rank in range(ranks)]
-        begun = [[int(line) for line in (self.out / f"begun-{rank}").read_text().split()] for rank in range(ranks)]
-        return End(digests, begun)
+        return End(digests, self.begun(ranks))
+
+    def begun(self, ranks: int) -> list[list[int]]:
+        """By rank, the step that each attempt began at."""
+        return [[int(line) for line in (self.out / f"begun-{rank}").read_text().split()] for rank in range(ranks)]
 
 
 def check(calm: End, killed: End) -> None:
@@ -79,9 +82,10 @@ def run_script(place: Place, address: str, given: dict[str, Any], devices: int) 
     return done.returncode
 
 
-def fit(place: Place, given: dict[str, Any], *, ranks: int, devices: int) -> Any:
+def fit(place: Place, given: dict[str, Any], *, ranks: int, devices: int, save_every_steps: int = SAVE_EVERY) -> Any:
     """`raystate.fit`. devices: CPU devices of each process."""
-    return raystate.fit(attempt, _config(place), num_workers=ranks, train_loop_config=given, run_config=_run_config(place, devices))
+    config = _config(place).replace(save_every_steps=save_every_steps)
+    return raystate.fit(attempt, config, num_workers=ranks, train_loop_config=given, run_config=_run_config(place, devices))
 
 
 def fit_with_callback(place: Place, given: dict[str, Any], *, ranks: int, devices: int, **more: Any) -> Any:
