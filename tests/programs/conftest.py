@@ -12,6 +12,8 @@ import pytest
 
 from tests.programs.running import End, Place, run_script
 
+Digests = list[dict[str, str]]  # by rank
+
 
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
@@ -38,29 +40,29 @@ def place(make_run: Any, tmp_path: Path) -> Callable[[str], Place]:
 
 
 @pytest.fixture
-def scripts(ray_address: str, place: Callable[[str], Place]) -> Callable[..., tuple[End, End]]:
+def scripts(ray_address: str, place: Callable[[str], Place]) -> Callable[..., tuple[Digests, End]]:
     """(program, devices) -> how it ended undisturbed, and how after a kill and another start by the same command."""
 
-    def train(program: str, devices: int) -> tuple[End, End]:
+    def train(program: str, devices: int) -> tuple[Digests, End]:
         calm, killed = place("undisturbed"), place("killed")
-        given = killed.given(program, {}, 0)
-        assert run_script(calm, ray_address, calm.given(program, {}, None), devices) == 0, _tail(calm)
+        given = killed.given(program, 0)
+        assert run_script(calm, ray_address, calm.given(program, None), devices) == 0, _tail(calm)
         for expected in (-signal.SIGKILL, 0):
             assert run_script(killed, ray_address, given, devices) == expected, _tail(killed)
-        return calm.end(1), killed.end(1)
+        return calm.end(1).digests, killed.end(1)
 
     return train
 
 
 @pytest.fixture
-def groups(ray_address: str, place: Callable[[str], Place]) -> Callable[..., tuple[End, End]]:
+def groups(ray_address: str, place: Callable[[str], Place]) -> Callable[..., tuple[Digests, End]]:
     """(launch, program, ranks, …) -> how two groups of workers ended, of which one loses its last rank on the way."""
 
-    def train(launch: Callable[..., Any], program: str, *, ranks: int, config: Any = None, **more: Any) -> tuple[End, End]:
+    def train(launch: Callable[..., Any], program: str, *, ranks: int, **more: Any) -> tuple[Digests, End]:
         calm, killed = place("undisturbed"), place("killed")
-        launch(calm, calm.given(program, config or {}, None), ranks=ranks, **more)
-        launch(killed, killed.given(program, config or {}, ranks - 1), ranks=ranks, **more)
-        return calm.end(ranks), killed.end(ranks)
+        launch(calm, calm.given(program, None), ranks=ranks, **more)
+        launch(killed, killed.given(program, ranks - 1), ranks=ranks, **more)
+        return calm.end(ranks).digests, killed.end(ranks)
 
     return train
 

@@ -6,6 +6,7 @@ with the seed "rank"; with the seed "same" all processes hold equal values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,9 +19,8 @@ from tests.programs.after_save import AfterSave
 optimizer = optax.adam(0.05)
 
 
-def train(config: dict[str, Any], after_save: AfterSave) -> None:
-    """One process's attempt. config: "steps", "seed" ("rank" or "same")."""
-    seed = jax.process_index() if config["seed"] == "rank" else 0
+def problem(seed: int) -> tuple[Callable[[], Any], Callable[[Any], tuple[Any, jax.Array]]]:
+    """(init, train step) of one process."""
     x_key, noise_key, w_key, b_key = jax.random.split(jax.random.key(seed), 4)
     x = jax.random.normal(x_key, (100, 1))
     y = 2.0 * x + 1.0 + 0.1 * jax.random.normal(noise_key, (100, 1))
@@ -38,6 +38,12 @@ def train(config: dict[str, Any], after_save: AfterSave) -> None:
         updates, opt = optimizer.update(grads, state["opt"])
         return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, loss
 
+    return init, train_step
+
+
+def train(config: dict[str, Any], after_save: AfterSave) -> None:
+    """One process's attempt. config: "steps", "seed" ("rank" or "same")."""
+    init, train_step = problem(jax.process_index() if config["seed"] == "rank" else 0)
     with raystate.StateManager() as manager:
         restored = manager.restore_or_init(init)
         state = restored.state

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 
 import raystate
-from tests.programs.running import Place, check, fit, fit_with_callback
+from tests.programs.digest import digests
+from tests.programs.running import STEPS, Place, check, fit, fit_with_callback
 
-
-def test_quickstart_of_ray_with_equal_values(groups: Any) -> None:
-    check(*groups(fit, "quickstart", ranks=2, devices=1, config={"seed": "same"}))
-
+pytestmark = pytest.mark.timeout(240)
 
 OWN_VALUES = (
     r"6 leaves that each process holds for itself differ between ranks: .*state/params/b \(rank 0 \| rank 1\).*"
@@ -21,25 +20,32 @@ OWN_VALUES = (
 )
 
 
-def test_quickstart_of_ray_as_it_stands_is_refused(ray_address: str, place: Callable[[str], Place]) -> None:
-    """At the first step that is to be durable, and at once: another attempt would end there, too."""
-    there = place("refused")
+def fitted(seed: int, steps: int) -> dict[str, str]:
+    """What one process of the quickstart comes to, without Ray and without saving."""
+    from tests.programs.quickstart import problem
+
+    init, train_step = problem(seed)
+    state = jax.jit(init)()
+    for _ in range(steps):
+        state, _ = train_step(state)
+    return digests(state)
+
+
+def test_quickstart_of_ray_with_equal_values(ray_address: str, place: Callable[[str], Place]) -> None:
+    there = place("killed")
+    fit(there, there.given("quickstart", 1, seed="same"), ranks=2, devices=1)
+    check([fitted(0, STEPS)] * 2, there.end(2))
+
+
+def test_quickstart_of_ray_as_it_stands(ray_address: str, place: Callable[[str], Place]) -> None:
+    """After a kill each rank goes on with what was its own. The first step that is to be durable is refused, and that ends it at once."""
+    there, due = place("killed"), STEPS - 2
+    given = there.given("quickstart", 1, tell=due - 1, steps=10**6, seed="rank")
     with pytest.raises(raystate.ConfigError, match=OWN_VALUES) as caught:
-        fit(there, there.given("quickstart", {"steps": 10**6, "seed": "rank"}, None), ranks=2, devices=1)
-    assert caught.value.step is not None
-    assert there.begun(2) == [[0], [0]]
-
-
-def test_a_rank_gets_no_other_ranks_value(ray_address: str, place: Callable[[str], Place]) -> None:
-    """Nothing is due before the end, so a kill comes first: from memory each rank goes on with what was its own."""
-    ends = []
-    for name, dies in (("undisturbed", None), ("killed", 1)):
-        there = place(name)
-        with pytest.raises(raystate.ConfigError, match=OWN_VALUES):
-            fit(there, there.given("quickstart", {"seed": "rank"}, dies), ranks=2, devices=1, save_every_steps=1000)
-        ends.append(there.end(2))
-    check(*ends)
-    assert ends[0].digests[0] != ends[0].digests[1]
+        fit(there, given, ranks=2, devices=1, save_every_steps=due)
+    assert caught.value.step == due
+    check([fitted(rank, due - 1) for rank in (0, 1)], there.end(2))
+    assert raystate.Reader(there.storage).all_steps() == []
 
 
 def test_gpt2_of_ray_with_a_dataset(groups: Any) -> None:
