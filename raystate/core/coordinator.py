@@ -105,7 +105,7 @@ class Coordinator:
             StopAsked: self.agreement.stop_asked,
             Invalidated: self.snapshots.invalidated,
             Written: self.saves.written,
-            Packaged: self.saves.packaged,
+            Packaged: self._packaged,
             Appended: self.journal.appended,
             PublishDone: self.journal.publish_done,
             RetireDone: self.journal.retire_done,
@@ -277,6 +277,13 @@ class Coordinator:
             self._desk.fail([event.ask], "StaleAttemptError", "the run is being released", released=True)
             return
         self.joins.joined(event)
+
+    def _packaged(self, event: Packaged) -> None:
+        self.saves.packaged(event)
+        mistake, group = self.saves.mistake, self.joins.group
+        if mistake is not None and event.hopeless and group is not None and group.lineage == mistake[0].lineage:
+            # Nothing that this training makes can ever be durable: better said now than at its end.
+            self.snapshots.fail(Failure(error="ConfigError", message=mistake[1], details={"step": mistake[0].step}))
 
     def _attempt_dead(self, event: AttemptDead) -> None:
         if event.attempt < self._desk.attempt and event.attempt not in self.journal.dead:

@@ -102,6 +102,10 @@ class Leaving:
             if waiting:
                 errors += [f"{text} (after {waited_s:.1f} s)" for text in waiting]
                 lost = list(event.promised)
+            mistake = self.saves.mistake
+            if mistake is not None and mistake[0] in lost:
+                self.desk.fail([event.ask], "ConfigError", mistake[1], step=mistake[0].step)
+                continue
             reply = FlushReply(durable_step=self.journal.durable_step, errors=tuple(errors), lost=tuple(lost))
             self.desk.answer(event.ask, reply)
         self._flushes = left
@@ -316,6 +320,9 @@ class Leaving:
         if last is not None and not self._is_durable(last):
             if last.step in journal.publishing:
                 return False  # committed; its publication goes on
+            if last in self.saves.failed and self.saves.mistake is not None and self.saves.mistake[0] == last:
+                self._give_up_mistaken(group, last, self.saves.mistake[1])
+                return False
             key = self._find(last)
             if key is None:
                 self._fall_back(group, last)
@@ -337,6 +344,17 @@ class Leaving:
             self.saves.want(key, "the run ends")
             return False
         return not self.saves.jobs and not journal.publishing
+
+    def _give_up_mistaken(self, group: Group | None, last: SnapshotId, mistake: str) -> None:
+        """No try can make the last step durable. Those who close are told; who only releases gets the run released without it, so that
+        it is not what the next start, of a corrected script, goes on from."""
+        text = f"{mistake}; newest durable step: {self.journal.durable_step}"
+        if group is not None:
+            self._refuse("ConfigError", text, step=last.step, durable_step=self.journal.durable_step)
+            return
+        self.desk.log("error", f"the run ends without step {last.step}: {text}")
+        self._last = None
+        self.desk.stir = True
 
     def _is_durable(self, last: SnapshotId) -> bool:
         """It was restored from storage, or has been saved (and perhaps retired since)."""

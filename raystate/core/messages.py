@@ -466,7 +466,7 @@ class Packaged:
     Attributes:
         metrics: the step's.
         kept: of the live steps that BuildPackage named and the new one, those that the retention policy keeps.
-        hopeless: the same bytes can't be packaged by trying again.
+        hopeless: the caller's mistake, in `error`: no try can package these bytes, nor those of later steps.
     """
 
     save: SaveId

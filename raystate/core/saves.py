@@ -70,6 +70,7 @@ class Saves:
         self.jobs: dict[SnapshotId, Job] = {}
         self.running: Job | None = None
         self.failed: dict[SnapshotId, str] = {}  # snapshots that will not become durable, and why
+        self.mistake: tuple[SnapshotId, str] | None = None  # the newest snapshot that is the caller's mistake, and which
         self.saved: dict[SnapshotId, None] = {}  # this attempt's commits; some may be retired by now
         self.restoring = -1  # a stored step that is being read now
         self._counter = 0
@@ -242,6 +243,7 @@ class Saves:
         if event.error:
             if event.hopeless:
                 job.tries = MAX_TRIES
+                self.mistake = (job.key, event.error)
             self._fail(job, f"the package could not be built: {event.error}")
             return
         job.phase = "committing"

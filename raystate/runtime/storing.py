@@ -199,7 +199,7 @@ class Storing:
         except Exception as caught:
             logger.debug("building step %d failed", command.step, exc_info=True)
             hopeless = isinstance(caught, ConfigError)  # values that differ between ranks will differ the next time
-            error = one_line(caught)
+            error = str(caught) if hopeless else one_line(caught)
         self._parts.pop(command.save, None)
         self._post(Packaged(save=command.save, metrics=metrics, time_s=now_s, kept=kept, error=error, hopeless=hopeless))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from raystate.core.messages import (
     Ask,
+    BuildPackage,
     DeleteAsked,
     Failure,
     Finish,
@@ -14,6 +16,7 @@ from raystate.core.messages import (
     Joined,
     LeaveReply,
     LiveStep,
+    Packaged,
     ReleaseAsked,
     Retire,
     TrainerExited,
@@ -105,6 +108,44 @@ def test_leaving_fails_with_a_promised_step_that_cannot_be_durable():
     failure = driver.replies(Failure)[-1]
     assert (failure.error, failure.details["step"]) == ("StorageError", 3)
     assert driver.take(Finish) == []
+
+
+def mistaken(driver: Driver) -> None:
+    """The step that is being written differs between ranks."""
+    driver.write()
+    driver.send(Packaged(save=driver.take(BuildPackage)[0].save, error="state/w differs between ranks", hopeless=True))
+
+
+def test_a_mistake_of_the_caller_is_what_flush_and_close_fail_with():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    mistaken(driver)
+    driver.flush(0, driver.key(2))
+    assert driver.replies(Failure)[-1] == Failure(error="ConfigError", message="state/w differs between ranks", details={"step": 2})
+    driver.stage(3)
+    driver.leave(driver.key(3))
+    mistaken(driver)
+    failure = driver.replies(Failure)[-1]
+    assert (failure.error, failure.details["step"]) == ("ConfigError", 3)
+    assert driver.take(Finish) == []
+
+
+class Mistaken(Driver):
+    """Its ranks hold different values of a leaf: no package can be built."""
+
+    def packaged(self, command: BuildPackage, **more: Any) -> Packaged:
+        return Packaged(save=command.save, error="state/w differs between ranks", hopeless=True)
+
+
+def test_a_mistake_of_the_caller_is_not_what_the_next_start_goes_on_from():
+    driver = Mistaken()
+    driver.join(["a", "b"])
+    driver.restore()
+    driver.stage(3)
+    driver.send(ReleaseAsked(ask=driver.ask(), reason="the script has failed"))
+    assert driver.replies(LeaveReply) == [LeaveReply(step=-1)]
+    assert driver.take(Finish)
 
 
 def test_leaving_falls_back_when_nothing_was_promised():

@@ -72,6 +72,22 @@ def test_failed_write_is_discarded_and_tried_again_three_times():
     assert "disk full" in driver.core.journal.troubles[-1]
 
 
+def test_a_mistake_of_the_caller_ends_the_training_at_its_next_save():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    driver.write()
+    build = driver.take(BuildPackage)[0]
+    driver.send(Packaged(save=build.save, error="state/w differs between ranks", hopeless=True))
+    assert driver.take(Discard)
+    driver.tick(10.0)
+    assert driver.take(Write) == [], "no try can package these bytes"
+    assert driver.advice().failure == Failure(error="ConfigError", message="state/w differs between ranks", details={"step": 2})
+    driver.auto = True
+    driver.join(AB, group="g2")  # started again, from memory
+    assert driver.advice().failure is None
+
+
 def test_an_unanswered_append_is_repeated_and_never_discarded():
     driver = running()
     driver.auto = False

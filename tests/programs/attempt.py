@@ -1,0 +1,83 @@
+"""One process's attempt at a program: it trains, may die once on the way, and leaves word of how it began and what came of it.
+
+    python -m tests.programs.attempt '{"program": "pmap", …}'
+
+trains in that process; under `raystate.fit` `attempt` is the training function.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import raystate
+
+WAIT_S = 60.0
+
+
+def attempt(given: dict[str, Any]) -> None:
+    """Train.
+
+    Args:
+        given: "program": module of tests.programs; "config": for its `train`; "out": folder for what is told; "tell": the step
+            whose state is told; "kill": None, or {"rank", "step"}: that rank ends itself with SIGKILL after that step's save, in its
+            first attempt only.
+    """
+    import jax
+
+    from tests.programs.digest import digests
+
+    program = importlib.import_module(f"tests.programs.{given['program']}")
+    out, rank, kill = Path(given["out"]), jax.process_index(), given["kill"]
+    begun: list[int] = []
+
+    def after_save(manager: raystate.StateManager, step: int, state: Any) -> None:
+        if not begun:
+            begun.append(step - 1)
+            with open(out / f"begun-{rank}", "a") as file:
+                file.write(f"{step - 1}\n")
+        if step == given["tell"]:
+            (out / f"end-{rank}.json").write_text(json.dumps(digests(state)))
+        if kill is None or rank != kill["rank"]:
+            return
+        if step == kill["step"] - 1:
+            _wait_for_a_snapshot(manager)
+        if step == kill["step"] and _first(out / "killed"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    program.train(given["config"], after_save)
+
+
+def _first(mark: Path) -> bool:
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _wait_for_a_snapshot(manager: raystate.StateManager) -> None:
+    """Steps of a millisecond end before anything could be taken: there must be a step to come back to."""
+    from raystate.actors.release import newest_step
+
+    deadline_s = time.monotonic() + WAIT_S
+    while (newest_step(manager.config) or 0) <= 0:
+        assert time.monotonic() < deadline_s, f"no snapshot within {WAIT_S:.0f} s"
+        time.sleep(0.01)
+
+
+def main() -> None:
+    """As a plain script: the configuration is made here, as a user's script would."""
+    given = json.loads(sys.argv[1])
+    given["config"]["state"] = raystate.StateConfig(**given["state"])
+    attempt(given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""One small Ray for the whole session, and pairs of trainings on it: one that nobody disturbs, one that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs.running import End, Place, run_script
+
+Digests = list[dict[str, str]]  # by rank
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray that stands, as after `ray start --head`: what it holds in memory outlives a script."""
+    import ray
+
+    os.environ["RAYSTATE_STANDBY"] = "0"  # before Ray starts: waiting processes cost more here than they save
+    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+@pytest.fixture
+def place(make_run: Any, tmp_path: Path) -> Callable[[str], Place]:
+    """Makes a training's folder and run."""
+
+    def make(name: str) -> Place:
+        run, out = make_run(), tmp_path / name
+        out.mkdir()
+        return Place(out, run.storage, run.run)
+
+    return make
+
+
+@pytest.fixture
+def scripts(ray_address: str, place: Callable[[str], Place]) -> Callable[..., tuple[Digests, End]]:
+    """(program, devices) -> how it ended undisturbed, and how after a kill and another start by the same command."""
+
+    def train(program: str, devices: int) -> tuple[Digests, End]:
+        calm, killed = place("undisturbed"), place("killed")
+        given = killed.given(program, 0)
+        assert run_script(calm, ray_address, calm.given(program, None), devices) == 0, _tail(calm)
+        for expected in (-signal.SIGKILL, 0):
+            assert run_script(killed, ray_address, given, devices) == expected, _tail(killed)
+        return calm.end(1).digests, killed.end(1)
+
+    return train
+
+
+@pytest.fixture
+def groups(ray_address: str, place: Callable[[str], Place]) -> Callable[..., tuple[Digests, End]]:
+    """(launch, program, ranks, …) -> how two groups of workers ended, of which one loses its last rank on the way."""
+
+    def train(launch: Callable[..., Any], program: str, *, ranks: int, **more: Any) -> tuple[Digests, End]:
+        calm, killed = place("undisturbed"), place("killed")
+        launch(calm, calm.given(program, None), ranks=ranks, **more)
+        launch(killed, killed.given(program, ranks - 1), ranks=ranks, **more)
+        return calm.end(ranks).digests, killed.end(ranks)
+
+    return train
+
+
+def _tail(place: Place) -> str:
+    return (place.out / "log").read_text()[-3000:]

@@ -1,0 +1,125 @@
+"""Training a program: its folder, its run, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import raystate
+from tests.programs.attempt import attempt
+
+REPO = Path(__file__).parents[2]
+SCRIPT_S = 100.0
+STEPS, DIES_AFTER, SAVE_EVERY = 14, 9, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """What came of a training.
+
+    Attributes:
+        digests: by rank, of all leaves of the state.
+        begun: by rank, the step that each attempt which got as far as a save began at.
+    """
+
+    digests: list[dict[str, str]]
+    begun: list[list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One training's folder and run."""
+
+    out: Path
+    storage: str
+    run: str
+
+    def given(self, program: str, dies: int | None, *, tell: int = STEPS, **config: Any) -> dict[str, Any]:
+        """For `attempt`.
+
+        Args:
+            dies: the rank that is killed.
+            tell: the step whose state is compared.
+            config: for the program.
+        """
+        kill = None if dies is None else {"rank": dies, "step": DIES_AFTER}
+        return {"program": program, "config": {"steps": STEPS, **config}, "out": str(self.out), "tell": tell, "kill": kill}
+
+    def end(self, ranks: int) -> End:
+        digests = [json.loads((self.out / f"end-{rank}.json").read_text()) for rank in range(ranks)]
+        begun = [[int(line) for line in (self.out / f"begun-{rank}").read_text().split()] for rank in range(ranks)]
+        return End(digests, begun)
+
+
+def check(calm: list[dict[str, str]], killed: End) -> None:
+    """Bit-equal to what came undisturbed, and not because the second attempt did everything again."""
+    ((first, second),) = {tuple(begun) for begun in killed.begun}
+    assert first == 0
+    assert 0 < second <= DIES_AFTER
+    assert killed.digests == calm
+
+
+def run_script(place: Place, address: str, given: dict[str, Any], devices: int) -> int:
+    """A plain script, until it ends.
+
+    Args:
+        address: of the Ray that it joins.
+        devices: CPU devices of its process.
+
+    Returns:
+        Its exit code; negative if a signal ended it.
+    """
+    state = {"storage": place.storage, "run": place.run, "save_every_steps": SAVE_EVERY}
+    environment = {**os.environ, "RAY_ADDRESS": address, "XLA_FLAGS": _flags(devices), "PYTHONPATH": str(REPO)}
+    command = [sys.executable, "-m", "tests.programs.attempt", json.dumps({**given, "state": state})]
+    with open(place.out / "log", "ab") as log:
+        done = subprocess.run(
+            command, stdout=log, stderr=subprocess.STDOUT, cwd=REPO, env=environment, timeout=SCRIPT_S, check=False
+        )
+    return done.returncode
+
+
+def fit(place: Place, given: dict[str, Any], *, ranks: int, devices: int, save_every_steps: int = SAVE_EVERY) -> Any:
+    """`raystate.fit`. devices: CPU devices of each process."""
+    config = _config(place).replace(save_every_steps=save_every_steps)
+    return raystate.fit(attempt, config, num_workers=ranks, train_loop_config=given, run_config=_run_config(place, devices))
+
+
+def fit_with_callback(place: Place, given: dict[str, Any], *, ranks: int, devices: int, **more: Any) -> Any:
+    """A JaxTrainer with the callback, as README has it. more: for the trainer."""
+    from ray.train import FailureConfig, ScalingConfig
+    from ray.train.v2.jax import JaxConfig, JaxTrainer
+
+    run_config = _run_config(place, devices)
+    run_config.callbacks = [raystate.RayTrainCallback(_config(place))]
+    run_config.failure_config = FailureConfig(max_failures=-1)
+    # use_gpu: without accelerators JaxTrainer forms one JAX job only if it is told to.
+    trainer = JaxTrainer(
+        attempt,
+        train_loop_config=given,
+        jax_config=JaxConfig(use_gpu=True),
+        scaling_config=ScalingConfig(num_workers=ranks),
+        run_config=run_config,
+        **more,
+    )
+    return trainer.fit()
+
+
+def _config(place: Place) -> raystate.StateConfig:
+    return raystate.StateConfig(storage=place.storage, run=place.run, save_every_steps=SAVE_EVERY)
+
+
+def _run_config(place: Place, devices: int) -> Any:
+    from ray.train import RunConfig
+
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": _flags(devices), "PYTHONPATH": str(REPO)}
+    return RunConfig(storage_path=str(place.out / "ray"), worker_runtime_env={"env_vars": environment})
+
+
+def _flags(devices: int) -> str:
+    return f"--xla_force_host_platform_device_count={devices}"
