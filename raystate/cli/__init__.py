@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from raystate.cli import gc, verify
+from raystate.cli import gc, story, verify
 from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command("verify")(verify.verify)
 app.command("gc")(gc.gc)
+app.command("story")(story.story)
 
 
 @app.callback()

@@ -1,8 +1,9 @@
-"""`raystate verify` and `raystate gc` as a user types them."""
+"""The `raystate` commands as a user types them."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +15,19 @@ from raystate.core.log import claim_entry
 from raystate.core.tree import Package
 from raystate.storage import RunLog, StepFolder, open_storage
 from tests.orbax.published import publish
+from tests.record.a_record import play
 from tests.storage.backends import a_package
 
 
-def raystate(*arguments: object) -> tuple[int, str, str]:
+def raystate(*arguments: object, **environment: str) -> tuple[int, str, str]:
     """(exit code, standard output, standard error)."""
     done = subprocess.run(
-        [sys.executable, "-m", "raystate.cli", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "raystate.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout, done.stderr
@@ -96,6 +103,63 @@ def test_gc_lists_and_removes_what_a_crashed_attempt_left(tmp_path: Path) -> Non
     assert (code, out) == (0, f"nothing to remove in file://{tmp_path}\n")
 
 
+@pytest.fixture
+def ray_tmp(tmp_path: Path) -> Path:
+    """Where a Ray session has the record of run "lm", which saved steps 10 to 30, among its logs."""
+    play(tmp_path / "run", tmp_path / "ray/session_latest/logs/raystate/lm-0123")
+    return tmp_path
+
+
+def test_story_tells_a_step_from_the_logs_of_ray(ray_tmp: Path) -> None:
+    code, out, _ = raystate("story", 20, RAY_TMPDIR=str(ray_tmp), TZ="UTC")
+    assert code == 0
+    first, *lines, last = [line for line in out.splitlines() if line]
+    assert first.startswith("Step 20 of run lm  2025-06-15, from ") and first.endswith("raystate/lm-0123")
+    assert lines[0] == "attempt 1"
+    begun = lines.index("             →  write save a1k2: hosts firsthost0, firsthost1, firsthost2")
+    assert lines[begun + 1] == "                because: save a1k2 of step 20 (due, try 1) on 3 hosts"
+    refused = next(line for line in lines if "could not write save a1k2" in line)
+    assert refused.startswith("  15:06:4") and refused.endswith("StorageError: 503: try again")
+    assert "             →  step 20 is durable (save a1k3)" in lines
+    assert "attempt 2" in lines
+    assert last.startswith("In short  staged 15:06:4") and "durable +2." in last
+
+
+def test_story_as_json(ray_tmp: Path) -> None:
+    code, out, _ = raystate("story", 30, ray_tmp / "ray/session_latest/logs/raystate/lm-0123", "--json")
+    told: dict[str, Any] = json.loads(out)
+    assert (code, told["step"], told["run"]) == (0, 30, "lm")
+    assert {moment["attempt"] for moment in told["moments"]} == {1, 2}
+    assert all({"text", "reason", "level"} == decision.keys() for moment in told["moments"] for decision in moment["decisions"])
+
+
+def test_story_of_what_it_does_not_know(ray_tmp: Path) -> None:
+    logs = ray_tmp / "ray/session_latest/logs/raystate"
+    code, _, complaint = raystate("story", 77, logs)
+    assert code == 2
+    assert complaint.strip() == f"raystate: {logs / 'lm-0123'} tells nothing of step 77; it knows 3 steps from 10 to 30"
+    code, _, complaint = raystate("story", 10, "--run", "other", RAY_TMPDIR=str(ray_tmp))
+    assert code == 2
+    assert f"there is no record of run 'other' in {logs}; name the folder" in complaint
+    (logs / "mt-4567").mkdir()
+    for path in (logs / "lm-0123").iterdir():
+        (logs / "mt-4567" / path.name).write_bytes(path.read_bytes().replace(b'"run": "lm"', b'"run": "mt"'))
+    code, _, complaint = raystate("story", 10, logs)
+    assert code == 2
+    assert "there are records of several runs" in complaint and f"{logs / 'mt-4567'} (run 'mt')" in complaint
+    code, out, _ = raystate("story", 10, logs, "--run", "mt")
+    assert code == 0
+    assert out.startswith("Step 10 of run mt")
+
+
+def test_story_of_a_damaged_record(ray_tmp: Path) -> None:
+    folder = ray_tmp / "ray/session_latest/logs/raystate/lm-0123"
+    (folder / "000001-000000.jsonl").write_text("what is this?\n")
+    code, _, complaint = raystate("story", 10, folder)
+    assert code == 1
+    assert "000001-000000.jsonl is not the record of a run" in complaint
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -105,10 +169,14 @@ def test_gc_lists_and_removes_what_a_crashed_attempt_left(tmp_path: Path) -> Non
         (["verify", "EMPTY"], "has no step"),
         (["verify", "EMPTY", "twelve"], "Invalid value"),
         (["gc", "EMPTY", "--assume-dead", "3"], "attempt 3 of"),
+        (["story"], "Missing argument"),
+        (["story", "ten"], "Invalid value"),
+        (["story", "10", "EMPTY"], "there is no record in"),
+        (["story", "10", "EMPTY/nowhere"], "there is no record in"),
         (["polish"], "No such command"),
     ],
 )
 def test_bad_usage(tmp_path: Path, arguments: list[str], said: str) -> None:
-    code, _, complaint = raystate(*(str(tmp_path) if one == "EMPTY" else one for one in arguments))
+    code, _, complaint = raystate(*(one.replace("EMPTY", str(tmp_path)) for one in arguments))
     assert code == 2
     assert said in complaint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ class Unwilling(StorageWrapper):
     refused = False
 
     def before(self, operation: str, name: str) -> None:
-        if not self.refused and operation == "create" and "/d/" in name and "20" in name.split("/"):
+        if not self.refused and operation == "create" and "/20.a1k" in name:
             self.refused = True
             raise StorageError("503: try again", operation=operation, path=name)
 
@@ -35,7 +36,8 @@ class Unwilling(StorageWrapper):
 @contextmanager
 def recorded(storage: Storage, folder: Path, name: str) -> Iterator[Process]:
     """One attempt, whose record is complete at the end."""
-    recorder = Recorder(folder, wall_clock=lambda: FIRST_S + process.now_s)
+    ticks = itertools.count()
+    recorder = Recorder(folder, wall_clock=lambda: FIRST_S + process.now_s + next(ticks) / 100)
     process = Process(storage, name=name, witness=Silent(), is_dead=lambda _: True, recorder=recorder)
     yield process
     recorder.close()

@@ -1,0 +1,264 @@
+"""The story of one step, from the record of a Coordinator: what happened, what was decided, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from raystate.core.desk import named
+from raystate.core.messages import (
+    Advise,
+    Answer,
+    Append,
+    BuildPackage,
+    Command,
+    Discard,
+    Event,
+    HostDown,
+    HostReported,
+    Invalidate,
+    LeaveReply,
+    Log,
+    LogEntry,
+    Publish,
+    PublishDone,
+    RestoreChoice,
+    Retire,
+    TrainerExited,
+    Write,
+)
+from raystate.runtime.happenings import is_about, short, what_happened
+from raystate.runtime.record import AttemptRecord, Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the Coordinator made of an event. `level`: of the run's log; "info" for a command."""
+
+    text: str
+    reason: str = ""
+    level: str = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One event of the story. `time_s`: wall clock."""
+
+    attempt: int
+    time_s: float
+    event: str
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """All that the record knows of a step.
+
+    Attributes:
+        moments: oldest first; none: the record doesn't know it.
+        milestones: how far it came -> when first (wall clock), in this order.
+    """
+
+    step: int
+    run: str
+    moments: tuple[Moment, ...]
+    milestones: dict[str, float]
+
+
+def tell(step: int, attempts: Iterable[AttemptRecord]) -> Story:
+    """The story of a step."""
+    run, teller = "", _Teller(step)
+    for attempt in attempts:
+        run = attempt.settings.run
+        for record in attempt.records:
+            teller.take(record)
+    return Story(step=step, run=run, moments=tuple(teller.moments), milestones=teller.milestones)
+
+
+def known_steps(attempts: Iterable[AttemptRecord]) -> list[int]:
+    """Steps that have a story, ascending."""
+    steps: set[int] = set()
+    for record in (record for attempt in attempts for record in attempt.records):
+        if isinstance(record.event, HostReported):
+            steps |= {piece.step for piece in record.event.summary.staged}
+        for command in record.commands:
+            if isinstance(command, Append):
+                steps |= {intent.step for intent in command.entry.intents} | {one.step for one in command.entry.live}
+    return sorted(steps)
+
+
+class _Teller:
+    """Reads records in their order, and remembers what belongs to the step."""
+
+    def __init__(self, step: int):
+        self.step = step
+        self.moments: list[Moment] = []
+        self.milestones: dict[str, float] = {}
+        self._saves: set[str] = set()
+        self._seqs: set[int] = set()  # log entries that decide on it
+        self._seen: set[tuple[object, ...]] = set()  # what is told only once
+        self._attempt = -1
+
+    def take(self, record: Record) -> None:
+        if record.attempt != self._attempt:
+            self._attempt, self._seqs = record.attempt, set()
+        for command in record.commands:
+            self._learn(command)
+        event = self._happened(record.event, record.time_s)
+        decisions = self._with_lines(self._decided(record), self._said(record, bool(event)))
+        if event or decisions:
+            self.moments.append(
+                Moment(
+                    attempt=record.attempt,
+                    time_s=record.time_s,
+                    event=event or what_happened(record.event),
+                    decisions=tuple(decisions),
+                )
+            )
+
+    def _learn(self, command: Command) -> None:
+        match command:
+            case Write(step=self.step, save=save) | Publish(step=self.step, save=save):
+                self._saves.add(save)
+            case Append(entry=entry) if self._changes(entry):
+                self._seqs.add(entry.seq)
+            case _:
+                pass
+
+    def _changes(self, entry: LogEntry) -> list[str]:
+        """What an entry decides on the step."""
+        changes = [one for one in entry.intents if one.step == self.step and one.seq == entry.seq]
+        retired = "sets it aside" if any(one.aside for one in changes) else "retires it"
+        return [f"commits it (save {one.save})" if one.kind == "commit" else retired for one in changes]
+
+    def _begin(self, time_s: float) -> None:
+        """It is staged; a step that was given up before begins anew."""
+        if self.milestones.keys() & {"retired", "set aside"}:
+            self.milestones.clear()
+        self._reached("staged", time_s)
+
+    def _reached(self, milestone: str, time_s: float) -> None:
+        self.milestones.setdefault(milestone, time_s)
+
+    def _first(self, *what: object) -> bool:
+        """Whether it is told for the first time."""
+        known = what in self._seen
+        self._seen.add(what)
+        return not known
+
+    # ------------------------------------------------------------ events
+
+    def _happened(self, event: Event, time_s: float) -> str:
+        """What an event means for the step; "" if nothing."""
+        if isinstance(event, HostReported):
+            summary = event.summary
+            fresh = [
+                piece
+                for piece in summary.staged
+                if piece.step == self.step and self._first("staged", piece.lineage, piece.again, piece.rank, summary.host)
+            ]
+            if not fresh:
+                return ""
+            self._begin(time_s)
+            ranks = named([str(piece.rank) for piece in fresh])
+            return f"host {short(summary.host)} holds the snapshot of rank{'s' if len(fresh) > 1 else ''} {ranks}"
+        if isinstance(event, TrainerExited | HostDown) and self.milestones.keys() & {"staged"} and "durable" not in self.milestones:
+            return what_happened(event)  # while the step was on its way
+        if not is_about(event, self.step, self._saves, self._seqs):
+            return ""
+        if isinstance(event, PublishDone) and not event.error:
+            self._reached("durable", time_s)
+        return what_happened(event)
+
+    # ------------------------------------------------------------ decisions
+
+    def _decided(self, record: Record) -> list[Decision]:
+        """Commands that concern the step; those for many hosts or ranks as one."""
+        found: dict[Decision, list[str]] = {}
+        for command in record.commands:
+            for decision in self._meaning(command, record.time_s):
+                found.setdefault(decision, []).extend(_hosts(command))
+        return [
+            dataclasses.replace(decision, text=f"{decision.text}: host{'s' if len(hosts) > 1 else ''} {named(hosts)}")
+            if hosts
+            else decision
+            for decision, hosts in found.items()
+        ]
+
+    def _meaning(self, command: Command, time_s: float) -> list[Decision]:
+        step = self.step
+        match command:
+            case Write(step=self.step, save=save):
+                self._reached("save begun", time_s)
+                return [Decision(text=f"write save {save}")]
+            case BuildPackage(step=self.step, save=save):
+                return [Decision(text=f"build the package of save {save}")]
+            case Append(entry=entry):
+                changes = self._changes(entry)
+                if changes and self._first("entry", entry.attempt, entry.seq):
+                    self._reached(
+                        "retired" if "retires it" in changes else "set aside" if "aside" in changes[0] else "committed", time_s
+                    )
+                    reasons = [one.reason for one in entry.intents if one.step == step and one.seq == entry.seq and one.reason]
+                    return [Decision(text=f"log entry {entry.seq} {' and '.join(changes)}", reason=(reasons or [entry.reason])[0])]
+            case Publish(step=self.step, save=save):
+                return [Decision(text=f"make save {save} visible in storage")]
+            case Retire(step=self.step, aside=aside):
+                return [Decision(text="move its files aside" if aside else "remove its files")]
+            case Discard(step=self.step, save=save):
+                return [Decision(text=f"remove what save {save} has left")]
+            case Invalidate(step=self.step):
+                return [Decision(text="discard what does not come before it")]
+            case Answer(reply=RestoreChoice(step=self.step, tier=tier, begins=begins, reason=reason)):
+                return [Decision(text=f"all ranks restore it from {tier}, as lineage {begins}", reason=reason)]
+            case Answer(reply=LeaveReply(step=self.step)):
+                return [Decision(text="the run ends with it")]
+            case Advise():
+                return self._advised(command, time_s)
+            case _:
+                pass
+        return []
+
+    def _advised(self, command: Advise, time_s: float) -> list[Decision]:
+        """What hosts hear of the step for the first time; it is the same for all of them."""
+        advice = command.advice
+        told: list[Decision] = []
+        if advice.stable[0] == self.step and self._first("stable", advice.lineage, advice.stable):
+            self._reached("stable", time_s)
+            told.append(Decision(text="it is stable: all of it is in the memory of the hosts"))
+        dead = [place for place in advice.dead if place[0] == self.step]
+        if dead and self._first("dead", advice.lineage, *dead):
+            told.append(Decision(text="its snapshot is dead: it can't become complete"))
+        one = advice.proposal
+        if one is not None and one.step == self.step and self._first("proposal", advice.attempt, one.id, one.state):
+            told.append(Decision(text=f"proposal {one.id}, that all ranks {one.kind} at it, is {one.state}", reason=one.reason))
+        return told
+
+    def _said(self, record: Record, about_it: bool) -> list[Decision]:
+        """Lines of the run's log that are about the step, its saves or its log entries."""
+        told: list[Decision] = []
+        for command in record.commands:
+            if isinstance(command, Log):
+                steps = re.findall(r"\bsteps? (\d+)\b", command.text)
+                named_here = steps[:1] == [str(self.step)] or any(re.search(rf"\b{save}\b", command.text) for save in self._saves)
+                if named_here or (about_it and not steps and command.level != "debug"):
+                    told.append(Decision(text=command.text, level=command.level))
+        return told
+
+    def _with_lines(self, decisions: list[Decision], lines: list[Decision]) -> list[Decision]:
+        """Lines beside the decisions; those of level "debug" only repeat a decision, and say why."""
+        kinds = {decision.text.split()[0]: index for index, decision in enumerate(decisions)}
+        told = list(decisions)
+        for line in lines:
+            index = kinds.get({"save": "write"}.get(line.text.split()[0], line.text.split()[0]))
+            if line.level != "debug" or index is None:
+                told.append(line)
+            elif not told[index].reason:
+                told[index] = dataclasses.replace(told[index], reason=line.text)
+        return told
+
+
+def _hosts(command: Command) -> list[str]:
+    return [short(command.host)] if isinstance(command, Write | Invalidate) else []
