@@ -1,0 +1,169 @@
+"""Commands: out of `Coordinator.handle`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from raystate.core.entries import LiveStep, LogEntry
+from raystate.core.names import NOWHERE, Ask, HostId, SaveId, SnapshotId
+from raystate.core.replies import Failure, Reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """All ranks act at the same step: end there ("stop") or make it durable ("save")."""
+
+    id: int
+    kind: Literal["stop", "save"]
+    step: int
+    state: Literal["proposed", "confirmed", "withdrawn"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    ask: Ask
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What a HostActor may reuse and what it tells its trainers. Ordered by (attempt, seq): an older one is ignored.
+
+    Reuse rule: a slot with snapshot (l, s, n) is free iff that is not in `keep` and (l is older than lineage, and that is decided,
+    or (s, n) in dead or (s, n) < stable).
+    """
+
+    attempt: int
+    seq: int
+    lineage: str  # the current one; "" before the first join
+    # What the current lineage goes on from. Until then a host may hold something newer of an older one that nobody knows of.
+    decided: bool = False
+    stable: tuple[int, int] = NOWHERE  # places, see SnapshotId
+    dead: tuple[tuple[int, int], ...] = ()
+    keep: tuple[SnapshotId, ...] = ()  # recovery base, queued and running durable saves
+    interval: int = 1
+    proposal: Proposal | None = None
+    failure: Failure | None = None
+    durable_step: int = -1
+    save_errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advise:
+    host: HostId
+    advice: Advice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invalidate:
+    """Discard every slot of another lineage than `lineage` or of a step later than `step` ("" and -1: discard all). Idempotent."""
+
+    host: HostId
+    lineage: str
+    step: int
+    by: str = ""  # the lineage that recovers; its own slots and those of later lineages are spared
+    attempt: int = 0  # (attempt, seq) orders them: one that is not newer than the last applied is acknowledged and does nothing
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTrainers:
+    """Kill the trainers of this lineage's worker group on that host: they are stuck in a collective with a dead rank. Idempotent."""
+
+    host: HostId
+    lineage: str
+    reason: str
+    attempt: int = 0  # a host ignores those of attempts that have been superseded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """The host writes its owned shards of a snapshot under the save's unique names. Executed at most once per save id."""
+
+    host: HostId
+    save: SaveId
+    lineage: str
+    step: int
+    ranks: tuple[int, ...]  # whose slots on this host
+    again: int = 0
+
+    @property
+    def snapshot(self) -> SnapshotId:
+        return SnapshotId(self.lineage, self.step, self.again)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPackage:
+    """All hosts have written: check coverage, merge exactly these writers, make the small files, create the package object.
+
+    `live`: the steps beside it, for the retention policy.
+    """
+
+    save: SaveId
+    lineage: str
+    step: int
+    hosts: tuple[HostId, ...]
+    live: tuple[LiveStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """Create this log entry; its seq is the tail's + 1."""
+
+    entry: LogEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """Carry out an open commit intent. Idempotent."""
+
+    step: int
+    save: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retire:
+    """Carry out an open retire intent. Idempotent."""
+
+    step: int
+    save: str | None
+    aside: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discard:
+    """Remove what a failed or abandoned save left under its unique names. Best effort."""
+
+    save: SaveId
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The run is released: end the HostActors (with their arenas), remove garbage, end this actor."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Superseded:
+    """A newer attempt has claimed: answer everybody with StaleAttemptError and end, touching nothing."""
+
+    by_attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """A line for the run's log. Every decision that a person might ask about has one."""
+
+    level: Literal["debug", "info", "warning", "error"]
+    text: str
+
+
+Command = (
+    Answer | Advise | Invalidate | EndTrainers | Write | BuildPackage | Append | Publish | Retire | Discard | Finish
+    | Superseded | Log
+)  # fmt: skip

@@ -1,0 +1,233 @@
+"""Events: into `Coordinator.handle`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from raystate.core.entries import LogEntry
+from raystate.core.names import Ask, HostId, SaveId, SnapshotId
+from raystate.core.reports import HostSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """The claim entry was created: this Coordinator is attempt entry.attempt. `dead` lists attempts known dead (Ray said so).
+
+    `hosts` are the HostActors that exist already (found by name); restore decisions wait for their reports or their deadline.
+    """
+
+    entry: LogEntry
+    hosts: tuple[HostId, ...] = ()
+    dead: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUp:
+    host: HostId
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostDown:
+    host: HostId
+    reason: str
+    gone: bool = False  # the node itself is lost, with its memory; False: its HostActor may come back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReported:
+    summary: HostSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    ask: Ask
+    group: str
+    rank: int
+    world: int
+    host: HostId
+    nonce: str  # random; rank 0's becomes the lineage's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerExited:
+    """A trainer's process is gone, or it said that it failed.
+
+    Attributes:
+        clean: it had left or detached on purpose.
+        ended: its HostActor killed it because another rank was dead: it is no cause.
+    """
+
+    host: HostId
+    lineage: str
+    rank: int
+    clean: bool
+    reason: str
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreAsked:
+    """Collective. `step`: exactly this one, or None for the newest. `word`: number of the rank's last word before it asked."""
+
+    ask: Ask
+    lineage: str
+    rank: int
+    step: int | None = None
+    rollback: bool = False
+    word: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreTried:
+    """Collective: the outcome of a RestoreChoice on one rank. Not ok: `error` says what was damaged or unreachable.
+
+    `word`: number of the rank's last word; once the restore is settled it writes the next one.
+    """
+
+    ask: Ask
+    lineage: str
+    rank: int
+    step: int
+    ok: bool
+    error: str = ""
+    damaged: bool = True  # not ok: the bytes are bad (another copy or step is used); False: they could not be reached
+    tier: str = ""  # where this rank got its pieces: "memory", "peer", "storage", "source" or "init"
+    word: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushAsked:
+    """Answered once each of the `promised` snapshots is durable or can't become so. `word`: as in RestoreAsked."""
+
+    ask: Ask
+    lineage: str
+    rank: int
+    promised: tuple[SnapshotId, ...] = ()
+    word: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveAsked:
+    """Collective: close(). The newest kept snapshot becomes durable, then the run is released.
+
+    Attributes:
+        last: what the rank has kept last, or restored; without a lineage: restored from storage; None: nothing.
+        promised, word: as in FlushAsked; the answer names those that are not durable.
+    """
+
+    ask: Ask
+    lineage: str
+    rank: int
+    last: SnapshotId | None = None
+    promised: tuple[SnapshotId, ...] = ()
+    word: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseAsked:
+    """The driver, or a trainer that has failed, ends the run: newest complete snapshot durable first, then Finish. Reply: LeaveReply.
+
+    `lineage`, `rank`, `word`: of the trainer that asks; "" for the driver.
+    """
+
+    ask: Ask
+    reason: str
+    lineage: str = ""
+    rank: int = -1
+    word: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteAsked:
+    ask: Ask
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """End the attempt at a common step (preemption, `ray job stop`): by `within_s` from now."""
+
+    reason: str
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invalidated:
+    """A host has discarded everything but what `Invalidate` named."""
+
+    host: HostId
+    lineage: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A host finished (error == "") or failed its part of a save."""
+
+    host: HostId
+    save: SaveId
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packaged:
+    """All parts merged, coverage checked, package object created.
+
+    Attributes:
+        metrics: the step's.
+        kept: of the live steps that BuildPackage named and the new one, those that the retention policy keeps.
+        hopeless: the caller's mistake, in `error`: no try can package these bytes, nor those of later steps.
+    """
+
+    save: SaveId
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+    time_s: float = 0.0
+    kept: tuple[int, ...] = ()
+    error: str = ""
+    hopeless: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """Outcome of Append: "ok"; "taken": another writer owns that number, `tail` is the log's newest entry; "failed": storage."""
+
+    seq: int
+    outcome: Literal["ok", "taken", "failed"]
+    tail: LogEntry | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishDone:
+    step: int
+    save: str | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetireDone:
+    step: int
+    error: str = ""
+    pinned: str = ""  # nothing was done, because somebody has pinned the step: who and why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptDead:
+    """That attempt's process is known to be gone: what it left open can be closed."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passed; deadlines are looked at. The shell sends one every 0.1 s or so."""
+
+
+Event = (
+    Claimed | HostUp | HostDown | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked | LeaveAsked
+    | ReleaseAsked | DeleteAsked | StopAsked | Invalidated | Written | Packaged | Appended | PublishDone | RetireDone | AttemptDead
+    | Tick
+)  # fmt: skip

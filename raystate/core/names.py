@@ -1,0 +1,78 @@
+"""What things are called: hosts, saves, lineages, snapshots, questions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple, NewType
+
+HostId = NewType("HostId", str)  # the Ray node id, hex
+SaveId = NewType("SaveId", str)
+Ask = NewType("Ask", str)  # names a request of a trainer or the driver; its reply carries the same
+
+Tier = Literal["memory", "storage", "none"]  # "none": the run has no step
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Lineage:
+    """One unbroken line of training, from a start or a restore to the next; `str()` is what slots and messages carry.
+
+    Attributes:
+        attempt: of the Coordinator that drew it.
+        counter: counts the lineages of that attempt.
+        nonce: random, of the worker group: all lineages of one worker group share it.
+    """
+
+    attempt: int
+    counter: int
+    nonce: str
+
+    def __str__(self) -> str:
+        return f"{self.attempt}.{self.counter}.{self.nonce}"
+
+    @classmethod
+    def parse(cls, text: str) -> Lineage:
+        attempt, counter, nonce = text.split(".", 2)
+        return cls(int(attempt), int(counter), nonce)
+
+
+@lru_cache(maxsize=1024)
+def lineage_order(text: str) -> tuple[int, int, str]:
+    """A lineage's place in time; "" is before all."""
+    if not text:
+        return (0, 0, "")
+    lineage = Lineage.parse(text)
+    return (lineage.attempt, lineage.counter, lineage.nonce)
+
+
+def group_of(lineage: str) -> str:
+    """What the lineages of one worker group have in common; "" for no lineage."""
+    return lineage_order(lineage)[2]
+
+
+class SnapshotId(NamedTuple):
+    """Names the bytes of one snapshot: those that one `save` call gave, on all ranks.
+
+    Attributes:
+        lineage: the line of training.
+        step: completed steps.
+        again: 0 for the first `save` of the step; one more for each further one that takes its place (`force=True`).
+    """
+
+    lineage: str
+    step: int
+    again: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(step, again): the order of snapshots within a lineage."""
+        return (self.step, self.again)
+
+
+NOWHERE = (-1, 0)  # the place before all snapshots
+
+
+def save_order(save: str) -> tuple[int, int]:
+    """(attempt, counter) of a save id: later saves are greater. Raises ValueError for anything else."""
+    attempt, _, counter = save.removeprefix("a").partition("k")
+    return int(attempt), int(counter)

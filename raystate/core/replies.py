@@ -1,0 +1,86 @@
+"""What trainers and the driver are answered."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from raystate.core.names import HostId, SnapshotId, Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An error for a caller in another process: `error` names a class of core.errors."""
+
+    error: str
+    message: str
+    details: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+TIERS = ("memory", "peer", "storage", "source", "init")  # fastest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinReply:
+    lineage: str
+    attempt: int
+    hosts: tuple[tuple[int, HostId], ...]  # rank -> host
+    newest_step: int  # newest committed step, -1: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreChoice:
+    """Every rank begins the lineage `begins`, restores exactly this, then reports with RestoreTried."""
+
+    tier: Tier
+    step: int  # -1 with tier "none"
+    begins: str  # what was staged, held or promised in lineages before it is given up
+    save: str | None = None  # storage: the package; None for a step of stock Orbax
+    lineage: str = ""  # memory: whose slots
+    again: int = 0
+    hosts: tuple[tuple[int, HostId], ...] = ()  # memory: old rank -> host that holds its piece
+    reason: str = ""
+    set_aside: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def base(self) -> SnapshotId | None:
+        """What the new lineage goes on from; without a lineage: a stored step."""
+        return SnapshotId(self.lineage, self.step, self.again) if self.step >= 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreSettled:
+    """All ranks have restored the same step.
+
+    Attributes:
+        step: -1: the run has none.
+        tier: the slowest that any rank needed.
+        ahead: newer steps in storage, of another past: they can't be saved again.
+        safe: the step is durable, or a promise that stands will make it so.
+        durable_step: newest published step.
+        advice: (attempt, seq) of the newest Advice: older news in a host's word is from before the restore.
+    """
+
+    step: int
+    tier: str = ""
+    ahead: tuple[int, ...] = ()
+    safe: bool = False
+    durable_step: int = -1
+    advice: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushReply:
+    durable_step: int  # newest published step, -1: none
+    errors: tuple[str, ...] = ()  # what was promised and is not durable, and why
+    lost: tuple[SnapshotId, ...] = ()  # those snapshots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveReply:
+    step: int  # the durable last step, -1 if none was ever saved
+    errors: tuple[str, ...] = ()  # what was promised, is not durable, and was not said before
+
+
+Reply = JoinReply | RestoreChoice | RestoreSettled | FlushReply | LeaveReply | Failure
