@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from raystate.core.commands import Invalidate, Proposal
+from raystate.core.commands import Advice, Invalidate, Proposal
 from raystate.core.names import HostId, SnapshotId
 from raystate.core.replies import Failure
 
@@ -94,3 +94,18 @@ class HostWord:
     durable_step: int = -1  # newest published step
     save_errors: tuple[str, ...] = ()  # storage failures since the last durable step, newest last
     advice: tuple[int, int] = (0, 0)  # (attempt, seq) of the Advice that it comes from: older news than an answer is ignored
+
+    @classmethod
+    def saying(cls, grants: tuple[int, ...], advice: Advice | None) -> HostWord:
+        """What the host tells a trainer."""
+        if advice is None:
+            return cls(grants=grants)
+        return cls(
+            grants=grants,
+            interval=advice.interval,
+            proposal=advice.proposal,
+            failure=advice.failure,
+            durable_step=advice.durable_step,
+            save_errors=advice.save_errors,
+            advice=(advice.attempt, advice.seq),
+        )

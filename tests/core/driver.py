@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from raystate.core.coordinator import Coordinator
-from raystate.core.host import is_discarded
+from raystate.core.held import is_discarded
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Advice,

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import pytest
 
 from raystate.core.errors import InvalidTransitionError
-from raystate.core.host import HEARTBEAT_S, Host, applies, is_discarded
+from raystate.core.held import applies, is_discarded
+from raystate.core.host import HEARTBEAT_S, Host
 from raystate.core.host_messages import (
     AlreadyExecuted,
     Connected,

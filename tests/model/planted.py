@@ -42,9 +42,10 @@ def _old_slots_are_a_dead_trainers() -> Any:
     real = host.Host._connected
 
     def connected(self: host.Host, event: Connected) -> None:
-        old = self._trainers.get(event.connection)
+        known = self._attached.trainers.get(event.connection)
+        old = -1 if known is None else known.hello.set_index
         real(self, event)
-        if old is not None and old.hello.set_index not in (-1, event.set_index):
+        if old not in (-1, event.set_index):
             self._out.append(Kill(pid=event.pid, rank=event.rank, reason="it holds the slots of a dead trainer"))
 
     return _patched((host.Host, "_connected", connected))

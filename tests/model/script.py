@@ -151,7 +151,7 @@ class Sequence:
                 world.kill_coordinator()
             elif kind == "host" and host.loop is not None:
                 host.crash()
-                world.at(0.3, lambda: host.start() if host.loop is None and not world.finished else None)
+                world.at(0.3, host.start)
             elif kind == "trainer":
                 world.kill_rank(rank)
             elif kind == "outage":

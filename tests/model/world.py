@@ -99,6 +99,9 @@ class Host:
         self.start()
 
     def start(self) -> None:
+        """Unless it is there already."""
+        if self.loop is not None:
+            return
         world = self.world
         self.incarnations += 1
         config = world.config

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from raystate.core import group, host, journal, memory, recovery, saves, slots, snapshots, trainer
+from raystate.core import group, held, host, journal, memory, recovery, saves, slots, snapshots, trainer
 from raystate.core.host_messages import Empty
 from raystate.core.messages import EndTrainers, LiveStep, SnapshotId, Staged, Write
 
@@ -95,10 +95,10 @@ def _mixed_lineages() -> Any:
         for same in steps.values():
             merged = memory.Snap(same[0].id)
             for snap in same:
-                for rank, held in snap.pieces.items():
+                for rank, pieces in snap.pieces.items():
                     if rank not in merged.pieces:
-                        for host, piece in held.items():
-                            merged.add(host, piece)
+                        for node, piece in pieces.items():
+                            merged.add(node, piece)
             if merged.complete:
                 found.append(merged)
         return sorted(found, key=lambda one: -one.step)
@@ -219,11 +219,11 @@ def _ends_not_fenced() -> Any:
 def _discarded_while_read() -> Any:
     """A HostActor discards a slot although it is being written to storage."""
 
-    def discard(self: host.Host, one: host._Set, number: int, reason: str) -> None:
+    def discard(self: held.Held, one: held.SlotSet, number: int) -> None:
         one.slots[number].content = None
-        self._out.append(Empty(index=one.index, slot=number, reason=reason))
+        self.out.append(Empty(index=one.index, slot=number, reason="planted"))
 
-    return _patched(host.Host, "_discard", discard)
+    return _patched(held.Held, "discard", discard)
 
 
 def _restore_in_the_same_lineage() -> Any:
@@ -262,16 +262,16 @@ def _retention_by_number_alone() -> Any:
 
 def _late_pieces_believed() -> Any:
     """What a trainer stages late in a past that was given up counts, on its host and at the Coordinator."""
-    real = host.Host._take_contents
+    real = held.Held.take
 
-    def take_contents(self: host.Host, *args: Any) -> None:
-        base, self._base = self._base, None
+    def take_contents(self: held.Held, *args: Any) -> None:
+        base, self.base = self.base, None
         real(self, *args)
-        self._base = base
+        self.base = base
 
     @contextmanager
     def both() -> Iterator[frozenset[str]]:
-        with mock.patch.object(host.Host, "_take_contents", take_contents), mock.patch.object(memory.Memory, "believed", _always):
+        with mock.patch.object(held.Held, "take", take_contents), mock.patch.object(memory.Memory, "believed", _always):
             yield frozenset()
 
     return both()

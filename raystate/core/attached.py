@@ -1,0 +1,158 @@
+"""The trainers that are connected to one host: who came, who left, who died, who has to end. A part of `core.host`'s machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raystate.core.held import Held, SlotSet
+from raystate.core.host_messages import Connected, Disconnected, HostCommand, Kill, Tell
+from raystate.core.messages import EndTrainers, HostId, TrainerExited, TrainerSeen, TrainerWord, group_of
+
+REMEMBERED_EXITS = 64
+
+
+@dataclass(slots=True)
+class Attachment:
+    """One connection."""
+
+    hello: Connected
+    said_bye: bool = False
+    ended: str = ""  # why this host killed it
+
+
+class Attached:
+    """All of them.
+
+    Args:
+        host: its node.
+        held: what their slots hold.
+
+    Attributes:
+        trainers: by connection.
+        out: where commands go; the machine's, for the event at hand.
+    """
+
+    def __init__(self, host: HostId, held: Held):
+        self._host = host
+        self._held = held
+        self.trainers: dict[int, Attachment] = {}
+        self._exits: list[TrainerExited] = []
+        self.out: list[HostCommand] = []
+
+    def is_connected(self, one: SlotSet) -> bool:
+        """Whether the trainer of that set is."""
+        return any(trainer.hello.set_index == one.index for trainer in self.trainers.values())
+
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """Sets whose trainer is not connected, and may still have slots of it: is their lock free?"""
+        connected = {trainer.hello.set_index for trainer in self.trainers.values()}
+        return tuple(
+            one.index
+            for one in self._held.sets.values()
+            if one.index not in connected
+            and one.word is not None
+            and (not one.exited or any(map(one.is_granted, range(len(one.slots)))))
+        )
+
+    # ---------------------------------------------------------------- they come and go
+
+    def connected(self, event: Connected) -> None:
+        """One says who it is, perhaps again."""
+        known = self.trainers.get(event.connection)
+        if known is None:
+            self.trainers[event.connection] = Attachment(event)
+        else:
+            known.hello = event
+
+    def said_bye(self, connection: int) -> None:
+        """One detaches on purpose."""
+        if connection in self.trainers:
+            self.trainers[connection].said_bye = True
+
+    def disconnected(self, event: Disconnected) -> bool:
+        """Whether anybody was connected there. Its end is told, unless it lives (and reconnects) or has done so already."""
+        trainer = self.trainers.pop(event.connection, None)
+        if trainer is None:
+            return False
+        hello = trainer.hello
+        if any(other.hello.trainer == hello.trainer for other in self.trainers.values()):
+            return True
+        one = self._held.sets.get(hello.set_index)
+        word = one.word if one is not None else None
+        if event.alive and word is not None and not trainer.said_bye:
+            return True
+        if one is not None:
+            one.exited = True
+        clean = not trainer.ended and (trainer.said_bye or (word is not None and word.phase == "closing"))
+        if clean:
+            reason = "left"
+        elif trainer.ended:
+            reason = f"trainer rank {hello.rank} (pid {hello.pid}) was ended: {trainer.ended}"
+        elif word is not None and word.phase == "failed":
+            reason = word.error or f"trainer rank {hello.rank} (pid {hello.pid}) failed"
+        else:
+            reason = f"trainer rank {hello.rank} (pid {hello.pid}) died"
+        self._say_exit(hello.lineage, hello.rank, clean=clean, reason=reason, ended=bool(trainer.ended))
+        return True
+
+    def unlocked(self, one: SlotSet) -> None:
+        """A set's lock is free: its connection had ended before, or its trainer died while no HostActor looked and it never rang."""
+        word = one.word
+        if word is None or one.exited:
+            return
+        one.exited = True
+        reason = word.error if word.phase == "failed" and word.error else f"trainer rank {word.rank} died"
+        self._say_exit(word.lineage, word.rank, clean=word.phase == "closing", reason=reason)
+
+    def _say_exit(self, lineage: str, rank: int, *, clean: bool, reason: str, ended: bool = False) -> None:
+        event = TrainerExited(host=self._host, lineage=lineage, rank=rank, clean=clean, reason=reason, ended=ended)
+        if not clean:
+            self._exits = [*self._exits[-(REMEMBERED_EXITS - 1) :], event]
+        self.out.append(Tell(event=event))
+
+    def tell_exits_again(self) -> None:
+        """To a Coordinator that came later."""
+        self.out += [Tell(event=event) for event in self._exits]
+
+    def end(self, order: EndTrainers) -> None:
+        """Kill the group's trainers, but for those that leave by themselves."""
+        for trainer in self.trainers.values():
+            hello = trainer.hello
+            one = self._held.sets.get(hello.set_index)
+            leaving = trainer.said_bye or (one is not None and one.word is not None and one.word.phase in ("closing", "failed"))
+            if group_of(hello.lineage) == group_of(order.lineage) and not leaving:
+                trainer.ended = trainer.ended or order.reason
+                self.out.append(Kill(pid=hello.pid, rank=hello.rank, reason=order.reason))
+
+    def seen(self) -> list[TrainerSeen]:
+        """The words of the trainers that are connected; of those that have no slots yet, what they said of themselves."""
+        told: set[str] = set()
+        found: list[TrainerSeen] = []
+        for trainer in self.trainers.values():
+            hello = trainer.hello
+            one = self._held.sets.get(hello.set_index)
+            if hello.rank < 0 or hello.trainer in told:
+                continue
+            told.add(hello.trainer)
+            if one is not None and one.word is not None:
+                found.append(seen_of(one.word))
+            else:
+                found.append(TrainerSeen(rank=hello.rank, world=hello.world, lineage=hello.lineage, newest_step=-1))
+        return found
+
+
+def seen_of(word: TrainerWord) -> TrainerSeen:
+    """What a report says of a trainer's word."""
+    return TrainerSeen(
+        rank=word.rank,
+        world=word.world,
+        lineage=word.lineage,
+        newest_step=word.newest_step,
+        again=word.again,
+        number=word.number,
+        pending=word.pending,
+        ack_id=word.ack_id,
+        ack_ok=word.ack_ok,
+        ack_step=word.ack_step,
+    )

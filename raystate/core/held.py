@@ -1,0 +1,187 @@
+"""What the slots of one host hold, who is reading it, and when its bytes may go. A part of `core.host`'s machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from raystate.core.host_messages import Empty, HostCommand, Place, RemoveSet, SetFound
+from raystate.core.messages import Advice, HostWord, Invalidate, SnapshotId, Staged, TrainerWord, lineage_order
+from raystate.core.slots import why_free
+
+
+@dataclass(slots=True)
+class Slot:
+    granted: int = 0  # grant number; the trainer's while it is greater than the word's `done`
+    content: Staged | None = None
+    holds: int = 0
+    doomed: bool = False  # to be emptied when the last hold is gone; it holds nothing any more for everybody else
+
+
+@dataclass(slots=True)
+class SlotSet:
+    """The slots of one trainer, and the words that lie beside them."""
+
+    index: int
+    trainer: str
+    slots: list[Slot]
+    word: TrainerWord | None = None
+    said: HostWord | None = None  # the host's word
+    told: Advice | None = None  # what it was made of
+    exited: bool = False  # its trainer's end has been told, or was none
+
+    def done(self, slot: int) -> int:
+        return self.word.done[slot] if self.word is not None and slot < len(self.word.done) else 0
+
+    def is_granted(self, slot: int) -> bool:
+        """True while the slot is its trainer's: granted, and not used up or handed back. Without a word it is nobody's."""
+        return self.word is not None and self.slots[slot].granted > self.done(slot)
+
+    def held(self) -> list[tuple[int, Staged]]:
+        """(slot, content) of what may be read."""
+        return [
+            (number, slot.content)
+            for number, slot in enumerate(self.slots)
+            if slot.content is not None and not self.is_granted(number)
+        ]
+
+
+class Held:
+    """All slot sets of a host.
+
+    Args:
+        base: the newest restore whose discards are carried out.
+
+    Attributes:
+        sets: by index.
+        out: where commands go; the machine's, for the event at hand.
+    """
+
+    def __init__(self, base: Invalidate | None):
+        self.base = base
+        self.sets: dict[int, SlotSet] = {}
+        self.out: list[HostCommand] = []
+
+    def contents(self) -> list[tuple[Place, Staged]]:
+        """What is held here and may be read."""
+        return [
+            (Place(rank=content.rank, index=one.index, slot=number), content)
+            for one in self.sets.values()
+            for number, content in one.held()
+        ]
+
+    def is_needed(self, index: int, advice: Advice | None) -> bool:
+        """Whether a set without a trainer holds anything that a recovery or a save may need: else it may be removed."""
+        one = self.sets.get(index)
+        if one is None:
+            return False
+        if any(slot.holds for slot in one.slots):
+            return True
+        kept = [slot.content.id for slot in one.slots if slot.content is not None]
+        return bool(kept) and (advice is None or any(why_free(snapshot, advice) is None for snapshot in kept))
+
+    # ---------------------------------------------------------------- what the shell has found
+
+    def found(self, event: SetFound) -> None:
+        """A set is there, perhaps handed on to another trainer."""
+        old = self.sets.get(event.index)
+        count = len(event.contents)
+        one = SlotSet(index=event.index, trainer=event.trainer, slots=[Slot() for _ in range(count)], word=event.word)
+        if old is not None:  # handed on: what is being read stays held
+            for new, was in zip(one.slots, old.slots, strict=True):
+                new.holds, new.doomed = was.holds, was.doomed
+        if event.host_word is not None:
+            one.said = event.host_word
+            for slot, number in zip(one.slots, event.host_word.grants, strict=False):
+                slot.granted = number
+        self.sets[event.index] = one
+        for replaced in self.sets.values():
+            if replaced is not one and replaced.trainer == one.trainer and one.trainer:
+                replaced.exited = True  # its trainer lives, with other slots
+        self.take(one, event.contents)
+
+    def take(self, one: SlotSet, contents: Iterable[Staged | None]) -> None:
+        """What was read in the slots' headers. A granted slot holds nothing for anybody: its trainer may overwrite it at any moment."""
+        for number, found in enumerate(contents):
+            slot = one.slots[number]
+            if slot.doomed or one.is_granted(number):
+                slot.content = None
+                continue
+            slot.content = found
+            if found is not None and self.base is not None and is_discarded(self.base, found.lineage, found.step):
+                # Staged in a past that a restore has given up meanwhile.
+                self.discard(one, number)
+
+    def drop_replaced(self, advice: Advice | None, is_connected: Callable[[SlotSet], bool]) -> None:
+        """A trainer whose state has grown has other slots: the old ones go once nobody needs what they hold."""
+        for one in list(self.sets.values()):
+            newer = any(
+                other.index != one.index and other.trainer == one.trainer and other.index > one.index
+                for other in self.sets.values()
+            )
+            if one.trainer and newer and not is_connected(one) and not self.is_needed(one.index, advice):
+                del self.sets[one.index]
+                self.out.append(RemoveSet(index=one.index, reason=f"trainer {one.trainer} has larger slots"))
+
+    # ---------------------------------------------------------------- what a restore gives up
+
+    def give_up(self, order: Invalidate) -> None:
+        """Discard what a restore has given up, from now on."""
+        self.base = order
+        for one in self.sets.values():
+            for number, slot in enumerate(one.slots):
+                if slot.content is not None and is_discarded(order, slot.content.lineage, slot.content.step):
+                    self.discard(one, number)
+
+    def discard(self, one: SlotSet, number: int) -> None:
+        """It holds nothing any more; its bytes go when nobody reads them."""
+        slot = one.slots[number]
+        slot.content = None
+        if slot.holds:
+            slot.doomed = True
+        else:
+            self._empty(one, number)
+
+    def _empty(self, one: SlotSet, number: int) -> None:
+        self.out.append(Empty(index=one.index, slot=number, reason="a restore has given it up"))
+
+    # ---------------------------------------------------------------- readers
+
+    def find(self, snapshot: SnapshotId, ranks: Iterable[int]) -> tuple[Place, ...]:
+        """Where the pieces of these ranks are, as far as they are here; by rank."""
+        wanted = set(ranks)
+        found: dict[int, Place] = {}
+        for one in self.sets.values():
+            for number, content in one.held():
+                if content.rank in wanted and content.id == snapshot:
+                    found.setdefault(content.rank, Place(rank=content.rank, index=one.index, slot=number))
+        return tuple(found[rank] for rank in sorted(found))
+
+    def hold(self, places: Iterable[Place]) -> None:
+        """Somebody reads here: the bytes stay."""
+        for place in places:
+            self.sets[place.index].slots[place.slot].holds += 1
+
+    def let_go(self, places: Iterable[Place]) -> None:
+        """A reader is done."""
+        for place in places:
+            one = self.sets.get(place.index)
+            if one is None:
+                continue
+            slot = one.slots[place.slot]
+            slot.holds -= 1
+            if slot.doomed and not slot.holds:
+                slot.doomed = False
+                self._empty(one, place.slot)
+
+
+def applies(order: Invalidate, base: Invalidate | None) -> bool:
+    """False for an Invalidate that was applied already or has been overtaken: it is only acknowledged."""
+    return base is None or (order.attempt, order.seq) > (base.attempt, base.seq) or (order.attempt, order.seq) == (0, 0)
+
+
+def is_discarded(order: Invalidate, lineage: str, step: int) -> bool:
+    """True if a slot that holds (lineage, step) goes with this Invalidate."""
+    if lineage == order.lineage:
+        return step > order.step
+    return not order.by or lineage_order(lineage) < lineage_order(order.by)
