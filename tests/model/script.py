@@ -40,6 +40,23 @@ class Call:
     flag: bool = False
 
 
+def draw(rng: Random, number: int) -> Call:
+    """A random call."""
+    names = (
+        ["save"] * 10
+        + ["force"] * 4
+        + ["again"] * 3
+        + ["repeat"] * 2
+        + ["flush"] * 4
+        + ["restore"] * 2
+        + ["older"] * 2
+        + ["rollback"] * 3
+        + ["missing", "bad", "bad", "delete", "grow", "change", "reopen", "crash", "crash", "order", "latest", "large"]
+        + ["exhausted", "deleted"]
+    )
+    return Call(name=rng.choice(names), number=number, amount=rng.randint(1, 3), flag=rng.random() < 0.5)
+
+
 class Data:
     """An iterator whose state is the token of the save at hand."""
 
@@ -76,28 +93,13 @@ class Sequence:
             **impatient,
         )
         self.donates = self.ranks == 1 and rng.random() < 0.5
-        self.truth = Truth(self.world)
+        self.truth = Truth(storage=self.world.config.storage, ranks=self.ranks)
         self.world.published = self.truth.publish
-        self.calls = [self._draw(rng, number) for number in range(CALLS)]
+        self.calls = [draw(rng, number) for number in range(CALLS)]
         self.trouble = rng.random() < 0.5
         self._rng = rng
         self.group = 0
         self.told: list[str] = []  # what has happened, for a person
-
-    def _draw(self, rng: Random, number: int) -> Call:
-        names = (
-            ["save"] * 10
-            + ["force"] * 4
-            + ["again"] * 3
-            + ["repeat"] * 2
-            + ["flush"] * 4
-            + ["restore"] * 2
-            + ["older"] * 2
-            + ["rollback"] * 3
-            + ["missing", "bad", "bad", "delete", "grow", "change", "reopen", "crash", "crash", "order", "latest", "large"]
-            + ["exhausted", "deleted"]
-        )
-        return Call(name=rng.choice(names), number=number, amount=rng.randint(1, 3), flag=rng.random() < 0.5)
 
     # ------------------------------------------------------------ playing
 
@@ -135,8 +137,7 @@ class Sequence:
             world.storage.out = world.slow = False
             self.told.append(f"{world.now_s:.2f} s: all trainers are dead")
             lineages = {rank.manager._session.lineage if rank.manager is not None else "" for rank in ranks}
-            self.truth.lineage = lineages.pop() if len(lineages) == 1 else ""
-            self.truth.crashed(self.stored())
+            self.truth.crashed(self.stored(), world.held(), lineages.pop() if len(lineages) == 1 else "")
         return self.made
 
     def _trouble(self, rng: Random) -> Callable[[], None]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from raystate.core.messages import SnapshotId
+from raystate.core.messages import SnapshotId, Staged
 from raystate.restored import content_from_storage, open_step
 from raystate.storage import open_storage
-from tests.model.world import Violation, World
+from tests.model.world import Violation
 
 
 @dataclass
@@ -32,7 +32,8 @@ class Line:
 class Truth:
     """All ranks' together."""
 
-    world: World
+    storage: str
+    ranks: int
     given: dict[float, int] = field(default_factory=dict)  # token -> step
     called: dict[float, set[int]] = field(default_factory=dict)  # token -> ranks whose save took it
     published: dict[int, set[float]] = field(default_factory=dict)  # step -> tokens that were ever in storage under it
@@ -46,18 +47,19 @@ class Truth:
 
     def publish(self, step: int) -> None:
         """A step has become visible: it must be one call's bytes, whole, of a line that is believed."""
-        storage = open_storage(self.world.config.storage)
+        storage = open_storage(self.storage)
         content = content_from_storage(open_step(storage, step), step)
-        restored = content.restore(None, None, _options(), world=self.world.ranks, process_index=0)
+        restored = content.restore(None, None, _options(), world=self.ranks, process_index=0)
         token = self.token_of(f"step {step} in storage", restored.state)
-        states, world = content.iterator_states("data") if "data" in content.iterators else ({}, self.world.ranks)
+        states, world = content.iterator_states("data") if "data" in content.iterators else ({}, self.ranks)
         tokens = {float(state.decode()) for state in states.values()}
         if states and (tokens != {token} or sorted(states) != list(range(world))):
             raise Violation(f"step {step} in storage mixes calls: the state is of {token}, the iterators of {tokens}")
         self._known(f"step {step} in storage", step, token)
         self.published.setdefault(step, set()).add(token)
 
-    def token_of(self, where: str, state: Any) -> float:
+    @staticmethod
+    def token_of(where: str, state: Any) -> float:
         arrays = [np.asarray(array, np.float64).ravel() for array in state.values() if array is not None]
         values = np.unique(np.concatenate(arrays))
         if len(values) != 1:
@@ -112,23 +114,21 @@ class Truth:
         if rollback and any(one > step for one in visible):
             raise Violation(f"rolled back to step {step}, and steps {sorted(visible)} are in storage")
 
-    def crashed(self, stored: Iterable[int]) -> None:
-        """All trainers are dead. What is complete in memory, of the newest line, must come back, or something newer."""
+    def crashed(self, stored: Iterable[int], held: Iterable[Staged] = (), lineage: str = "") -> None:
+        """All trainers are dead. What is complete in memory, of the newest line, must come back, or something newer.
+
+        Args:
+            stored: steps in storage.
+            held: what all hosts hold; nothing if one of them can't say.
+            lineage: of all ranks; "" if they were in several.
+        """
         pieces: dict[SnapshotId, set[int]] = {}
-        worlds: dict[SnapshotId, int] = {}
-        for host in self.world.hosts.values():
-            if host.loop is None:
-                self.floor = (max(stored, default=-1), "was durable")
-                return
-            for _, _, staged in host.loop.contents():
-                pieces.setdefault(staged.id, set()).add(staged.rank)
-                worlds[staged.id] = staged.world
-        complete = [one for one, ranks in pieces.items() if len(ranks) == worlds[one]]
-        newest = max((one.step for one in complete if one.lineage == self.lineage), default=-1)
+        for one in held:
+            pieces.setdefault(one.id, set()).add(one.rank)
+        complete = [one for one, ranks in pieces.items() if len(ranks) == self.ranks]
+        newest = max((one.step for one in complete if one.lineage == lineage), default=-1)
         durable = max(stored, default=-1)
         self.floor = (newest, "was complete in memory") if newest > durable else (durable, "was durable")
-
-    lineage: str = ""
 
 
 def _options() -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 from raystate.arena import HostArena, arena_path
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError, StorageError
-from raystate.core.messages import Advice, EndTrainers, HostId, Invalidate, Joined, PublishDone, Reply, TrainerExited, Write
+from raystate.core.messages import Advice, EndTrainers, HostId, Invalidate, Joined, PublishDone, Reply, Staged, TrainerExited, Write
 from raystate.manager import StateManager
 from raystate.runtime.coordinator_loop import CoordinatorLoop, Workers
 from raystate.runtime.doorbell import Hello
@@ -484,6 +484,13 @@ class World:
 
         self.at(0.01 * self.rng.random(), arrive)
         return future
+
+    def held(self) -> list[Staged]:
+        """What all hosts hold; nothing if one of them is away."""
+        loops = [host.loop for host in self.hosts.values()]
+        if None in loops:
+            return []
+        return [staged for loop in loops if loop is not None for _, _, staged in loop.contents()]
 
     def close_all(self, *, remove_arena: bool) -> None:
         for host in self.hosts.values():
