@@ -42,7 +42,7 @@ os.environ.setdefault("RAYSTATE_SEED", str(secrets.randbelow(1000)))
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
 
-_RELEASE_S = 15.0
+_RELEASE_S = 120.0
 _SHM = Path("/dev/shm")
 _LAYERS = (
     "core",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raystate.core.errors import RaystateError
-from raystate.core.messages import Answer, EndTrainers, HostReported, Joined, JoinReply, RestoreSettled, TrainerExited
+from raystate.core.messages import Answer, EndTrainers, HostReported, Joined, JoinReply, RestoreSettled, TrainerExited, group_of
 from raystate.runtime.ends import End, Ends, first_to_fail
 from raystate.runtime.tenancy import Presence
 from raystate.storage import Storage
@@ -41,11 +41,12 @@ class Ledger:
     def __init__(self, storage: Storage):
         self._storage = storage
         self._attempt = -1
-        self._newest: dict[str, int] = {}  # lineage -> newest step seen
-        self._ended: set[str] = set()  # lineages that died
+        # By the nonce that all lineages of a worker group share.
+        self._newest: dict[str, int] = {}  # newest step seen
+        self._ended: set[str] = set()  # those that died
         self._joining: dict[str, str] = {}  # ask -> group
-        self._group: dict[str, str] = {}  # lineage -> group
-        self._ends: dict[str, Ends] = {}  # lineage -> how its trainers ended
+        self._group: dict[str, str] = {}  # -> the launcher's name of the group
+        self._ends: dict[str, Ends] = {}  # how its trainers ended
         self._blamed: dict[str, str] = {}  # group -> why it ended, as its launcher says
         self._open: dict[str, Any] | None = None
         self.presence = Presence()
@@ -57,7 +58,7 @@ class Ledger:
 
     def raised(self, lineage: str, end: End) -> None:
         """A trainer tells its exception, before it tells that it has failed."""
-        self._ends.setdefault(lineage, Ends()).add(end)
+        self._ends.setdefault(group_of(lineage), Ends()).add(end)
         for old in list(self._ends)[:-REMEMBERED_LINEAGES]:
             del self._ends[old]
 
@@ -67,16 +68,16 @@ class Ledger:
 
     def ends(self, group: str) -> tuple[End, ...] | None:
         """How the trainers of a worker group ended, as far as this is known, in order. None: no such group has joined."""
-        lineage = next((one for one, its_group in self._group.items() if its_group == group), None)
-        if lineage is None:
+        nonce = next((one for one, its_group in self._group.items() if its_group == group), None)
+        if nonce is None:
             return None
-        ends = self._ends.get(lineage)
+        ends = self._ends.get(nonce)
         return () if ends is None else ends.in_order
 
-    def _cause(self, lineage: str) -> str:
-        ends = self._ends.get(lineage)
+    def _cause(self, nonce: str) -> str:
+        ends = self._ends.get(nonce)
         first = None if ends is None else first_to_fail(ends.in_order)
-        return self._blamed.get(self._group.get(lineage, ""), "" if first is None else first.reason)
+        return self._blamed.get(self._group.get(nonce, ""), "" if first is None else first.reason)
 
     def observe(self, message: Any, now_s: float) -> None:
         self.presence.observe(message, now_s)
@@ -84,34 +85,35 @@ class Ledger:
             kind = "ended" if message.ended else "died"
             self.raised(message.lineage, End(rank=message.rank, kind=kind, reason=message.reason))
         match message:
-            case TrainerExited(lineage=lineage, clean=False) if lineage not in self._ended:
-                self._ended.add(lineage)
+            case TrainerExited(lineage=lineage, clean=False) if (nonce := group_of(lineage)) not in self._ended:
+                self._ended.add(nonce)
                 if self._open is None:
-                    self._open = {"lineage": lineage, "since_s": now_s, "newest": self._newest.get(lineage, -1)}
+                    self._open = {"nonce": nonce, "since_s": now_s, "newest": self._newest.get(nonce, -1)}
             case EndTrainers(lineage=lineage):
-                self._ended.add(lineage)
+                self._ended.add(group_of(lineage))
             case Joined(ask=ask, group=group):
                 self._joining[ask] = group
             case Answer(ask=ask, reply=JoinReply(lineage=lineage)) if ask in self._joining:
-                self._group[lineage] = self._joining.pop(ask)
+                self._group[group_of(lineage)] = self._joining.pop(ask)
             case Answer(reply=RestoreSettled(step=step, tier=tier)) if self._open is not None:
                 self._open |= {"step": step, "tier": tier}
             case HostReported(summary=summary):
                 for trainer in summary.trainers:
-                    self._newest[trainer.lineage] = max(self._newest.get(trainer.lineage, -1), trainer.newest_step)
+                    nonce = group_of(trainer.lineage)
+                    self._newest[nonce] = max(self._newest.get(nonce, -1), trainer.newest_step)
                     self.newest_step = max(self.newest_step, trainer.newest_step)
-                    self._close(trainer.lineage, trainer.newest_step, now_s)
+                    self._close(nonce, trainer.newest_step, now_s)
             case _:
                 pass
 
-    def _close(self, lineage: str, newest_step: int, now_s: float) -> None:
-        """A recovery ends with the first new step of a living lineage."""
-        if self._open is None or "step" not in self._open or lineage in self._ended or newest_step <= self._open["step"]:
+    def _close(self, nonce: str, newest_step: int, now_s: float) -> None:
+        """A recovery ends with the first new step of a living worker group."""
+        if self._open is None or "step" not in self._open or nonce in self._ended or newest_step <= self._open["step"]:
             return
         recovery = Recovery(
             attempt=self._attempt,
-            group=self._group.get(lineage, ""),
-            cause=self._cause(self._open["lineage"]),
+            group=self._group.get(nonce, ""),
+            cause=self._cause(self._open["nonce"]),
             step=self._open["step"],
             tier=self._open["tier"],
             seconds=round(now_s - self._open["since_s"], 3),

@@ -8,7 +8,18 @@ import pickle
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raystate.core.messages import Advise, Answer, Failure, HostDown, HostId, HostReported, Joined, JoinReply, TrainerExited
+from raystate.core.messages import (
+    Advise,
+    Answer,
+    Failure,
+    HostDown,
+    HostId,
+    HostReported,
+    Joined,
+    JoinReply,
+    TrainerExited,
+    group_of,
+)
 
 STARTING_S = 10.0  # an owner's trainers start, or start again: nobody else gets in between
 CONNECT_S = 5.0  # a trainer that its HostActor doesn't know so long after it has joined is gone
@@ -48,11 +59,9 @@ class Presence:
     """Which trainers of the run are alive, by the events and commands that pass through its Coordinator."""
 
     def __init__(self) -> None:
-        self._listed: dict[
-            HostId, tuple[float, frozenset[tuple[str, int]]]
-        ] = {}  # host -> when, (lineage, rank) it is connected to
+        self._listed: dict[HostId, tuple[float, frozenset[tuple[str, int]]]] = {}  # host -> when, (group, rank) it is connected to
         self._asked: dict[str, tuple[HostId, float]] = {}  # ask of a trainer that is joining
-        self._joined: dict[tuple[str, int], tuple[HostId, float]] = {}  # (lineage, rank) that no host has listed yet
+        self._joined: dict[tuple[str, int], tuple[HostId, float]] = {}  # (group, rank) that no host has listed yet
         self._held: dict[HostId, int] = {}  # newest step in memory
         self._durable_step = -1
         self.heard_s = float("-inf")  # when something was last heard of a trainer, the news of its end included
@@ -65,22 +74,23 @@ class Presence:
                 self.heard_s = self.joined_s = now_s
             case Answer(ask=ask, reply=JoinReply(lineage=lineage, hosts=hosts)) if ask in self._asked:
                 # The ranks of older lineages are alive as long as a host lists them.
-                self._joined = {key: value for key, value in self._joined.items() if key[0] == lineage}
-                self._joined |= {(lineage, rank): (host, now_s) for rank, host in hosts if (lineage, rank) not in self._joined}
+                group = group_of(lineage)
+                self._joined = {key: value for key, value in self._joined.items() if key[0] == group}
+                self._joined |= {(group, rank): (host, now_s) for rank, host in hosts if (group, rank) not in self._joined}
                 del self._asked[ask]
             case Answer(ask=ask) if ask in self._asked:
                 del self._asked[ask]  # refused
             case HostReported(summary=summary):
-                listed = frozenset((one.lineage, one.rank) for one in summary.trainers)
+                listed = frozenset((group_of(one.lineage), one.rank) for one in summary.trainers)
                 self._listed[summary.host] = (now_s, listed)
                 self._joined = {key: value for key, value in self._joined.items() if key not in listed}
                 self._held[summary.host] = max((one.step for one in summary.staged), default=-1)
                 if listed:
                     self.heard_s = now_s
             case TrainerExited(host=host, lineage=lineage, rank=rank):
-                self._joined.pop((lineage, rank), None)
+                self._joined.pop((group_of(lineage), rank), None)
                 when_s, listed = self._listed.get(host, (now_s, frozenset[tuple[str, int]]()))
-                self._listed[host] = (when_s, listed - {(lineage, rank)})
+                self._listed[host] = (when_s, listed - {(group_of(lineage), rank)})
                 self.heard_s = now_s
             case HostDown(host=host):
                 self._listed.pop(host, None)

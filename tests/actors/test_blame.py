@@ -108,7 +108,7 @@ HOSTS = {0: HostId("h0"), 1: HostId("h1")}
 def recovered(ledger: Ledger, *between: Any) -> str:
     """The cause that the ledger gives after a group has trained, ended by `between`, and another has made a step."""
     for number in (1, 2):
-        lineage = f"1.{number}.x"
+        lineage = f"1.{2 * number - 1}.x{number}"
         for rank, host in HOSTS.items():
             ledger.observe(Joined(ask=Ask(f"{number}{rank}"), group=f"g{number}", rank=rank, world=2, host=host, nonce="x"), 0.0)
         reply = JoinReply(lineage=lineage, attempt=1, hosts=tuple(HOSTS.items()), newest_step=-1)
@@ -116,7 +116,8 @@ def recovered(ledger: Ledger, *between: Any) -> str:
             ledger.observe(Answer(ask=Ask(f"{number}{rank}"), reply=reply), 0.0)
         if number == 2:
             ledger.observe(Answer(ask=Ask("r"), reply=RestoreSettled(step=5, tier="memory")), 1.0)
-        seen = TrainerSeen(rank=0, world=2, lineage=lineage, newest_step=5 if number == 1 else 6)
+        trained = f"1.{2 * number}.x{number}"  # a restore begins the group's next lineage
+        seen = TrainerSeen(rank=0, world=2, lineage=trained, newest_step=5 if number == 1 else 6)
         ledger.observe(HostReported(summary=HostSummary(host=HOSTS[0], incarnation="i", seq=number, trainers=(seen,))), 2.0)
         if number == 1:
             for one in between:
@@ -129,7 +130,7 @@ def recovered(ledger: Ledger, *between: Any) -> str:
 def exit_of(rank: int, *, was_ended: bool = False) -> TrainerExited:
     how = "was ended" if was_ended else "died"
     return TrainerExited(
-        host=HOSTS[rank], lineage="1.1.x", rank=rank, clean=False, reason=f"trainer rank {rank} {how}", ended=was_ended
+        host=HOSTS[rank], lineage="1.2.x1", rank=rank, clean=False, reason=f"trainer rank {rank} {how}", ended=was_ended
     )
 
 
@@ -140,7 +141,7 @@ def ledger_of(name: str) -> Ledger:
 
 
 def test_the_ledger_names_the_rank_that_died():
-    stop = EndTrainers(host=HOSTS[0], lineage="1.1.x", reason="rank 1 died")
+    stop = EndTrainers(host=HOSTS[0], lineage="1.2.x1", reason="rank 1 died")
     assert recovered(ledger_of("l1"), exit_of(1), stop, exit_of(0, was_ended=True)) == "trainer rank 1 died"
     ledger = ledger_of("l2")
     assert recovered(ledger, exit_of(1), exit_of(0)) == "trainer rank 0 died", "jax has ended rank 1"
@@ -157,5 +158,5 @@ def test_the_launchers_word_wins():
 
 def test_an_exception_is_told_before_the_exit():
     ledger = ledger_of("l4")
-    ledger.raised("1.1.x", raised(1, KeyError("k")))
+    ledger.raised("1.2.x1", raised(1, KeyError("k")))
     assert recovered(ledger, exit_of(1), exit_of(0, was_ended=True)) == "rank 1 raised KeyError: 'k'"

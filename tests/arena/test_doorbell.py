@@ -214,7 +214,7 @@ def test_without_file_descriptors_the_door_turns_callers_away_and_goes_on(
     root: Path, child: Callable[..., subprocess.Popen[bytes]]
 ):
     process = child(_OUT_OF_FILES, root)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=300)
     assert said == b"done\n"
 
 

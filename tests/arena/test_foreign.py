@@ -25,7 +25,7 @@ from tests.arena.conftest import NODE
 
 OpenHost = Callable[..., HostArena]
 SIZES = {"data_bytes": 8192, "table_bytes": 100}
-pytestmark = pytest.mark.timeout(60)  # whatever waits for a foreign thing fails here
+pytestmark = pytest.mark.timeout(300)  # whatever waits for a foreign thing fails here
 
 
 def _file(path: Path, outside: Path) -> None:

@@ -84,7 +84,6 @@ multihost_utils.sync_global_devices("done")
 """
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mesh", ["none", "Auto", "Explicit"], ids=lambda kind: f"mesh set: {kind}")
 def test_two_processes(tmp_path: Path, mesh: str):
     with socket.socket() as probe:

@@ -25,7 +25,7 @@ def raystate(*arguments: object, **environment: str) -> tuple[int, str, str]:
         [sys.executable, "-m", "raystate.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env={**os.environ, **environment},
     )

@@ -29,8 +29,8 @@ from tests.model.world import Ended, Violation
 
 RANKS = 2
 CALLS = 10
-CALL_S = 120.0
-GONE_S = 30.0
+CALL_S = 300.0
+GONE_S = 120.0
 
 
 class _Told:

@@ -26,7 +26,6 @@ def _by_value() -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_sequence_of_calls_on_ray(seed: int, ray_cluster: Any, make_run: Any) -> None:
     run = make_run()

@@ -26,7 +26,6 @@ def _config(make_run: Any, **more: Any) -> raystate.StateConfig:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_deaths_that_meet(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     config = _config(make_run)
     training = Training(config, tmp_path / "out", steps=STEPS)
@@ -51,7 +50,6 @@ def test_deaths_that_meet(ray_cluster: Any, make_run: Any, tmp_path: Path, undis
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_sleepers_do_no_harm(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     """Each kind is stopped for longer than the others wait for it, and goes on."""
     config = _config(make_run, host_timeout_s=1.0)
@@ -83,7 +81,6 @@ def test_sleepers_do_no_harm(ray_cluster: Any, make_run: Any, tmp_path: Path, un
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_a_driver_and_a_raylet_that_sleep(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     """For seconds: longer than anything of ours waits for them. Ray itself gives a node up only after much longer."""
     run = make_run()
@@ -148,7 +145,6 @@ def train_badly(config: dict[str, Any]) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 def test_training_functions_that_end_in_unusual_ways(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     config = _config(make_run)
     training = Training(config, tmp_path / "out", train_fn=train_badly)

@@ -40,7 +40,6 @@ def fill(path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_a_full_and_a_read_only_disk(ray_cluster: Any, make_run: Any, tmp_path: Path, disk: Path, undisturbed: list[str]) -> None:
     config = raystate.StateConfig(storage=str(disk / "run"), run=make_run().run, save_every_steps=EVERY, keep_last=2)
     reader = raystate.Reader(config.storage)

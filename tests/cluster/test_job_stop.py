@@ -47,7 +47,6 @@ with local_cluster() as address:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_a_stopped_job_leaves_its_newest_snapshot_and_nothing_else(make_run: Any, tmp_path: Path) -> None:
     run = make_run()
     out = tmp_path / "out"

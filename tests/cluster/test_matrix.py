@@ -20,7 +20,6 @@ from tests.cluster.strikes import ROUNDS, VICTIMS, came_of, held, phase_of, stri
 from tests.cluster.training import NODE, NODES, STEPS, Driver, wait_for
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("turn", ROUNDS)
 def test_one_death_of_each_kind(turn: int, ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     run = make_run()

@@ -156,7 +156,7 @@ def test_one_rank_saves_and_the_other_does_not(config: raystate.StateConfig, tmp
         max_failures=0,
     )
     with pytest.raises(raystate.RunFailedError) as caught:
-        training.finish(timeout_s=60.0)
+        training.finish()
     cause = caught.value.__cause__
     assert isinstance(cause, raystate.BarrierTimeoutError), cause
     assert "rank 1" in str(cause)
@@ -194,12 +194,11 @@ def test_a_coordinator_that_does_not_answer(config: raystate.StateConfig, monkey
     monkeypatch.setattr(_session, "REPLY_MARGIN_S", 1.0)
     impatient = config.replace(save_timeout_s=1.0, barrier_timeout_s=1.0)
     with raystate.StateManager(impatient) as manager:
-        manager.restore(_state())
-        manager.save(1, _state(1))
+        manager.restore(_state())  # and nothing is saved, which would have to be durable within a second at the end
         with asleep(actor_pid(config, coordinator=True)), pytest.raises(raystate.BarrierTimeoutError) as caught:
             manager.wait_until_finished()
         assert re.fullmatch(
-            r"rank 0: no answer from the Coordinator in phase 'flush' for [3-9] s \(GetTimeoutError\)", str(caught.value)
+            r"rank 0: no answer from the Coordinator in phase 'flush' for \d+ s \(GetTimeoutError\)", str(caught.value)
         )
         assert caught.value.waited_s >= 3.0
 
@@ -212,13 +211,13 @@ def test_a_coordinator_that_does_not_answer(config: raystate.StateConfig, monkey
 
 
 def test_a_write_that_does_not_end(config: raystate.StateConfig) -> None:
-    impatient = config.replace(save_timeout_s=2.0)
+    impatient = config.replace(save_timeout_s=6.0)
     with raystate.StateManager(impatient) as manager:
         manager.restore(_state())
         with held("writing", SimpleNamespace(error=None), before=lambda: manager.save(2, _state(2))):
-            with pytest.raises(raystate.StorageError, match=r"step 2 is not committed.* \(after 2\.\d s\)"):
+            with pytest.raises(raystate.StorageError, match=r"step 2 is not committed.* \(after \d+\.\d s\)"):
                 manager.wait_until_finished()
-            with pytest.raises(raystate.StorageError, match=r"step 2 .*host \w+ \(ranks \[0\]\) did not write within 2\.\d s"):
+            with pytest.raises(raystate.StorageError, match=r"step 2 .*host \w+ \(ranks \[0\]\) did not write within \d+\.\d s"):
                 wait_for(lambda: manager.check_for_errors(), "the error of the save")
         manager.save(4, _state(4))
     assert raystate.Reader(config.storage).latest_step() == 4
@@ -235,4 +234,4 @@ def test_world_that_is_not_one_jax_job(config: raystate.StateConfig, tmp_path: P
 
     training = Training(config, tmp_path / "out", train_fn=train_alone, jax_config=JaxConfig(), max_failures=0)
     with pytest.raises(raystate.ConfigError, match=r"2 processes but jax.process_count\(\) is 1"):
-        training.finish(timeout_s=60.0)
+        training.finish()

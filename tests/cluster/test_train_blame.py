@@ -21,7 +21,7 @@ from raystate.runtime.ledger import read_recoveries
 from raystate.storage import open_storage, run_hash
 from tests.cluster.training import Training, quiet_run_config, scaling, wait_for
 
-FINISH_S = 360.0  # on a machine that does much else
+FINISH_S = 600.0  # on a machine that does much else
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,7 +40,6 @@ def config(ray_cluster: Any, make_run: Any) -> raystate.StateConfig:
     return raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1000, barrier_timeout_s=60.0)
 
 
-@pytest.mark.timeout(420)
 def test_each_death_is_told_as_the_rank_that_died(config: raystate.StateConfig, tmp_path: Path) -> None:
     training = Training(config, tmp_path / "out", steps=40, step_s=0.1)
     killed = [1, 0, 1]
@@ -75,7 +74,6 @@ def raises_on_both_ranks(config: dict[str, Any]) -> None:
         raise ValueError(f"bad batch on rank {jax.process_index()}")
 
 
-@pytest.mark.timeout(420)
 def test_an_exception_on_both_ranks_that_comes_back_each_step(config: raystate.StateConfig, tmp_path: Path) -> None:
     """Each attempt gains a step, and still it is the same failure: it ends the run, with the exception."""
     out = tmp_path / "out"
@@ -109,7 +107,6 @@ def restores_something_else(config: dict[str, Any]) -> None:
         manager.restore({"y": jax.ShapeDtypeStruct((7,), jnp.float32)})
 
 
-@pytest.mark.timeout(420)
 def test_a_mistake_of_the_caller_is_final_at_once(config: raystate.StateConfig, tmp_path: Path) -> None:
     out = tmp_path / "item"
     with pytest.raises(raystate.RaystateError, match="data") as caught:
@@ -150,7 +147,6 @@ def fit_with_callback(train_fn: Any, config: raystate.StateConfig, out: Path) ->
     trainer.fit()
 
 
-@pytest.mark.timeout(420)
 @pytest.mark.parametrize(
     ("train_fn", "told", "attempts"),
     [
@@ -176,7 +172,6 @@ def does_nothing_more(config: dict[str, Any]) -> int:
     return restored.step
 
 
-@pytest.mark.timeout(420)
 def test_a_finished_run_started_again_has_its_metrics(config: raystate.StateConfig, tmp_path: Path) -> None:
     first, second = (Training(config, tmp_path / str(i), train_fn=does_nothing_more).finish(FINISH_S) for i in range(2))
     assert (first.step, first.metrics, first.return_value) == (3, {"loss": 3.5}, 0)

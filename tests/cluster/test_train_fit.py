@@ -20,7 +20,7 @@ import pytest
 import raystate
 from raystate import launch_context
 
-WAIT_S = 120.0
+WAIT_S = 300.0
 
 
 @pytest.fixture(scope="module", autouse=True)

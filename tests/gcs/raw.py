@@ -181,7 +181,7 @@ def at_once(count: int, call: Callable[[int], Result]) -> list[Result]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
     return [results[index] for index in range(count)]
 
 

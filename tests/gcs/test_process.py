@@ -42,7 +42,7 @@ class Family:
 def run(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
     """The command in a fresh interpreter that first runs `before`."""
     program = f"{before}\nimport sys\nfrom raystate.testing.gcs.__main__ import main\nsys.exit(main({list(arguments)!r}))"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_servers_are_apart():

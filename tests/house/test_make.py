@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     # By itself, although this may run under `make check`: what that make hands down changes what this one prints.
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
-    return subprocess.run(["make", *arguments], cwd=cwd, env=alone, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(["make", *arguments], cwd=cwd, env=alone, capture_output=True, text=True, timeout=300, check=False)
 
 
 def lay_out(target: Path) -> Path:
@@ -108,7 +108,7 @@ def test_what_a_target_runs_is_there(target: str, tmp_path: Path):
 @pytest.mark.parametrize("module", HELPFUL)
 def test_a_targets_module_helps(module: str):
     done = subprocess.run(
-        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout

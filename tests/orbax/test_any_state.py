@@ -140,7 +140,6 @@ def check_there(got: Any, reference: Any, state: Any) -> None:
         assert not isinstance(wanted, jax.ShapeDtypeStruct) or a.sharding == wanted.sharding
 
 
-@pytest.mark.timeout(600)
 @settings(max_examples=25, suppress_health_check=QUIET)
 @given(state=states(tuple(sorted(STORABLE))), data=st.data())
 def test_any_state_comes_back_from_memory(state: dict[str, Any], data: st.DataObject):
@@ -153,7 +152,6 @@ def test_any_state_comes_back_from_memory(state: dict[str, Any], data: st.DataOb
     check_there(restore_tree(reference, spec, source), reference, state)
 
 
-@pytest.mark.timeout(600)
 @settings(max_examples=12, suppress_health_check=QUIET)
 @given(state=states(tuple(sorted(STORABLE))), data=st.data())
 def test_any_state_comes_back_from_storage(state: dict[str, Any], data: st.DataObject):
@@ -167,7 +165,6 @@ def test_any_state_comes_back_from_storage(state: dict[str, Any], data: st.DataO
         check_there(restore_tree(reference, spec, source), reference, state)
 
 
-@pytest.mark.timeout(600)
 @settings(max_examples=8, suppress_health_check=QUIET, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
 @given(state=states(tuple(sorted(STORABLE - set(ONLY_STOCK_JAX)))))
 def test_stock_orbax_reads_any_state(state: dict[str, Any]):

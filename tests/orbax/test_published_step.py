@@ -254,7 +254,7 @@ def test_the_merge_can_be_repeated_in_a_thread_and_leaves_nothing(tmp_path: Path
         for step in (2, 3):
             thread = threading.Thread(target=publish, args=(tmp_path, step))
             thread.start()
-            thread.join(timeout=60)
+            thread.join(timeout=300)
             assert whole(reader_of(tmp_path, str(step)), "state")
     assert threading.active_count() <= before
     assert set(Path(tempfile.gettempdir()).glob("raystate-scratch-*")) <= scratch

@@ -18,7 +18,7 @@ from typing import Any
 
 import raystate
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 def attempt(given: dict[str, Any]) -> None:

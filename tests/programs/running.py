@@ -14,7 +14,7 @@ import raystate
 from tests.programs.attempt import attempt
 
 REPO = Path(__file__).parents[2]
-SCRIPT_S = 100.0
+SCRIPT_S = 300.0
 STEPS, DIES_AFTER, SAVE_EVERY = 14, 9, 4
 
 

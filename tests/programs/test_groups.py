@@ -12,8 +12,6 @@ import raystate
 from tests.programs.digest import digests
 from tests.programs.running import STEPS, Place, check, fit, fit_with_callback
 
-pytestmark = pytest.mark.timeout(240)
-
 OWN_VALUES = (
     r"6 leaves that each process holds for itself differ between ranks: .*state/params/b \(rank 0 \| rank 1\).*"
     r"Make it a global array .*, equal on all ranks, or an item with get_state and set_state"

@@ -169,7 +169,7 @@ def test_another_process_decides_the_same(tmp_path: Path) -> None:
             [sys.executable, "-c", code, str(tmp_path / "record")],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=True,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
         )

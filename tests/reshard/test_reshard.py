@@ -159,7 +159,6 @@ def cases(draw: st.DrawFn, old_devices: int, new_devices: int) -> Case:
     return Case(draw(st.integers(0, 999)), old_mesh, new_mesh, [leaf() for _ in range(ARRAYS)])
 
 
-@pytest.mark.timeout(600 if ALL else 120)
 @pytest.mark.parametrize(("old", "new"), list(itertools.permutations(TOPOLOGIES, 2)), ids=str)
 def test_any_topology_to_any_other(old: Any, new: Any, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "CHUNK_BYTES", SMALL_CHUNK)

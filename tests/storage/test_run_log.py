@@ -99,7 +99,7 @@ def test_racing_claims_leave_no_hole_and_no_tie(storage: Storage):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
     assert sorted(won, key=lambda entry: entry.seq) == entries(storage)
     assert [entry.attempt for entry in entries(storage)] == list(range(1, 31))
 
@@ -123,7 +123,7 @@ def test_one_of_many_appenders_wins_each_number(storage: Storage):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
     winners = [writer for outcome, writer in outcomes if outcome == "ok"]
     assert sorted(outcome for outcome, _ in outcomes) == ["ok", *["taken"] * 7]
     assert winners == [entries(storage)[1].writer]

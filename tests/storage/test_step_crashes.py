@@ -185,7 +185,7 @@ def test_two_publishers_at_once(storage: Storage):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=300)
         assert failed == []
         assert tree(storage, str(STEP)) == step_tree(*a_package())
 

@@ -31,7 +31,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[tuple[str, Fresh]]:
         yield request.param, fresh
 
 
-@pytest.mark.timeout(600)
 def test_one_goes_on_and_nothing_is_lost(backend: tuple[str, Fresh]):
     kind, fresh = backend
     for number in range(RACES[kind]):
@@ -56,7 +55,6 @@ def test_a_race_can_be_run_again():
     assert run() == run()
 
 
-@pytest.mark.timeout(600)
 def test_whoever_is_overtaken_before_any_operation(backend: tuple[str, Fresh]):
     """Somebody else claims, saves and cleans up while it sleeps there; it wakes up and goes on where it was."""
     kind, fresh = backend
