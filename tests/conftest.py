@@ -61,6 +61,7 @@ _LAYERS = (
     "damage",
     "reshard",
     "jobs",
+    "programs",
     "cluster",
 )
 _RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a machine share a run name

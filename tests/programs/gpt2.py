@@ -30,7 +30,7 @@ def dataset() -> Any:
     # Position and order are what a restart goes by.
     ray.data.DataContext.get_current().execution_options.preserve_order = True
 
-    def read(rows: dict[str, Any]) -> dict[str, Any]:
+    def read(rows: Any) -> Any:
         windows = np.concatenate([tokens(int(i), 1, LENGTH + 1, VOCABULARY) for i in rows["id"]])
         return {"x": windows[:, :-1], "y": windows[:, 1:]}
 

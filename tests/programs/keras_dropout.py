@@ -20,7 +20,7 @@ def train(config: dict[str, Any], after_save: AfterSave) -> None:
     """One process's attempt. config: "steps", "state"."""
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(16, activation="relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
-    model = keras.Sequential([keras.layers.Input((4,)), *layers, keras.layers.Dense(1)])
+    model: Any = keras.Sequential([keras.layers.Input((4,)), *layers, keras.layers.Dense(1)])
     optimizer: Any = keras.optimizers.AdamW(1e-2)
     optimizer.build(model.trainable_variables)
     loss_function = keras.losses.MeanSquaredError()

@@ -44,7 +44,7 @@ def loss_of(params: Any, batch: Any) -> Any:
 
 def train(config: dict[str, Any], after_save: AfterSave) -> None:
     """One process's attempt. config: "steps", "state"."""
-    optimizers = {name: make() for name, make in OPTIMIZERS.items()}
+    optimizers: dict[str, Any] = {name: make() for name, make in OPTIMIZERS.items()}
 
     def init() -> Any:
         # As a tuple per optimizer, the way that a script passes them around.
@@ -57,7 +57,7 @@ def train(config: dict[str, Any], after_save: AfterSave) -> None:
 
     @functools.partial(jax.jit, donate_argnums=0)
     def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
-        done = {name: one_step(optimizers[name], *state[name], batch) for name in state}
+        done = {name: one_step(optimizers[name], params, opt, batch) for name, (params, opt) in state.items()}
         return {name: new for name, (new, _) in done.items()}, {name: loss for name, (_, loss) in done.items()}
 
     batches = Batches(16, 4)
