@@ -62,7 +62,7 @@ def values(hint: Any) -> Iterator[Any]:
 
 def every(kind: type[Any]) -> Iterator[Any]:
     """Values of a message: with one value in each field, and each further value in one of them."""
-    hints = {name: hint for name, hint in typing.get_type_hints(kind, vars(messages)).items() if not name.startswith("_")}
+    hints = {name: hint for name, hint in typing.get_type_hints(kind, dict(vars(messages))).items() if not name.startswith("_")}
     choices = {name: list(values(hint)) for name, hint in hints.items()}
     whole = kind(**{name: found[0] for name, found in choices.items()})
     yield whole
@@ -263,10 +263,13 @@ def test_a_folder_that_cannot_be_written_costs_only_the_record(tmp_path: Path, c
 
 
 def test_an_event_that_the_machine_cannot_take_is_in_the_record(tmp_path: Path) -> None:
+    def refuse(event: HostDown) -> None:
+        raise KeyError(event.host)
+
     with recorded(open_storage(tmp_path / "run"), tmp_path / "record", "p") as process:
         process.claim()
         process.join()
-        process.machine._handlers[HostDown] = lambda event: 1 / 0
+        process.machine._handlers[HostDown] = refuse
         process.loop.post(HostDown(host=HostId("a"), reason="gone"))
         with pytest.raises(InvalidTransitionError):
             process.settle()
