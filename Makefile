@@ -10,7 +10,9 @@ BIN := $(VENV)/bin
 # Named by what was installed: a change of either file sets up again, anything else does not.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # What shows most mistakes in the first minute: no cluster, no program that trains, no server.
-FIRST := $(addprefix tests/,house config arena arrays orbax testing cli package actors)
+FIRST := $(addprefix tests/,house config arena arrays orbax testing cli package actors record)
+# What starts a Ray cluster.
+CLUSTER := tests/cluster tests/programs
 # They compare seconds, so nothing else runs beside them.
 TIMED := tests/cluster/test_cost.py tests/cluster/test_recovery_time.py
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
@@ -34,16 +36,21 @@ demo: $(STAMP)
 
 # Fast layers first: what core decides is wrong long before a cluster shows it.
 test: test-first
-	$(PYTEST) -n 2 --dist loadfile tests $(addprefix --ignore=,tests/core $(FIRST) tests/cluster) $(ARGS)
-	$(PYTEST) -n 2 --dist loadfile -rP tests/cluster $(addprefix --ignore=,$(TIMED)) $(ARGS)
+	$(PYTEST) -n 2 tests/model $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile tests $(addprefix --ignore=,tests/core tests/model $(FIRST) $(CLUSTER)) $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile -rP $(CLUSTER) $(addprefix --ignore=,$(TIMED)) $(ARGS)
 	$(PYTEST) -rP $(TIMED) $(ARGS)
 
-# Every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other, failing buckets and disks, every crash point: about half an hour.
+# Every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other, failing
+# buckets and disks, every crash point, 30,000 sequences of calls, arrays under meshes that are set: about two hours.
 test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster/test_matrix.py tests/cluster/test_outside.py tests/cluster/test_combinations.py \
 	  tests/cluster/test_isolation.py tests/cluster/test_train_fit.py tests/cluster/test_job_stop.py tests/cluster/test_digits.py \
-	  tests/cluster/test_gcs.py tests/cluster/test_full_disk.py tests/reshard $(ARGS)
+	  tests/cluster/test_gcs.py tests/cluster/test_full_disk.py tests/cluster/test_any_sequence.py tests/reshard $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) -n 2 --dist loadfile -rP tests/storage tests/damage $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh auto $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh explicit $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) -n 2 tests/model $(ARGS)
 
 # The simulator keeps both cores busy by itself.
 test-first: test-core
