@@ -26,7 +26,7 @@ KNOWN = {
     "lost promise told as durable": 690,
     "merge takes strangers": 137,
     "stop step overtaken": 346,
-    "mixed lineages chosen": 137,
+    "mixed lineages chosen": 6435,
     "host rejoins without discarding": 131,
     "ends are not fenced": 114,
     "late retire deletes a step saved again": 2458,
