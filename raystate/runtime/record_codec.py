@@ -20,7 +20,7 @@ class UnknownMessageError(ValueError):
 
 
 def _is_kind(value: Any) -> bool:
-    own = isinstance(value, type) and value.__module__ in (messages.__name__, entries.__name__)
+    own = isinstance(value, type) and value.__module__.startswith("raystate.core.")
     return own and (dataclasses.is_dataclass(value) or issubclass(value, tuple))
 
 

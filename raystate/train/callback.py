@@ -87,7 +87,7 @@ class RayTrainCallback(_Callback):
     """
 
     def __init__(self, config: StateConfig, *, max_failures: int = MAX_FAILURES):
-        if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < -1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < -1:
             allowed = "-1 (never give up), 0 or more"
             raise ConfigError(f"max_failures = {max_failures!r}: must be {allowed}", field="max_failures", expected=allowed)
         self._config = config

@@ -93,7 +93,8 @@ def test_an_interrupted_script_frees_its_run(ray_cluster: Any, make_run: Any) ->
     manager.save(1, manager.restore_or_init(init).state)
     with pytest.raises(raystate.Interrupted), manager:
         raise raystate.Interrupted("the node goes away", step=1)
-    owner = manager._session.link._owner
+    link: Any = manager._session.link
+    owner = link._owner
     elsewhere = dataclasses.replace(owner, launch="another process")
     wait_for(lambda: entered(config_of(run), elsewhere), "a free run")
     with opened(config_of(run)) as manager:

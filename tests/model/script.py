@@ -301,7 +301,8 @@ class Player:
 
     def do_exhausted(self, call: Call) -> None:
         """The devices have no room for a copy: the save is refused, and the next one does what it would have done."""
-        step, line = self.line.newest + 1, self.manager._pipeline
+        step = self.line.newest + 1
+        line: Any = self.manager._pipeline
 
         def refuse(*_: Any) -> Any:
             raise CapacityError("no room on the devices")

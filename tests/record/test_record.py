@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from raystate.core import messages
 from raystate.core.coordinator import Coordinator
 from raystate.core.errors import InvalidTransitionError, RaystateError
 from raystate.core.messages import Command, Event, Failure, HostDown, HostId, Joined, Settings, SnapshotId, Tick
@@ -62,7 +61,7 @@ def values(hint: Any) -> Iterator[Any]:
 
 def every(kind: type[Any]) -> Iterator[Any]:
     """Values of a message: with one value in each field, and each further value in one of them."""
-    hints = {name: hint for name, hint in typing.get_type_hints(kind, dict(vars(messages))).items() if not name.startswith("_")}
+    hints = {name: hint for name, hint in typing.get_type_hints(kind).items() if not name.startswith("_")}
     choices = {name: list(values(hint)) for name, hint in hints.items()}
     whole = kind(**{name: found[0] for name, found in choices.items()})
     yield whole
