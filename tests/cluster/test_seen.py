@@ -121,7 +121,7 @@ def test_6_more_beside_the_arrays_than_ever(ray_cluster: Any, fresh_run: Any) ->
         assert manager.save(3, state(3), metrics={f"m{number}": 1.0 for number in range(5000)})
     reader = raystate.Reader(fresh_run.storage)
     assert reader.all_steps() == [1, 2, 3]
-    assert len(reader.restore(step=2).custom) == 600_000  # pyright: ignore[reportOptionalMemberAccess]
+    assert len(reader.restore(step=2).custom) == 600_000
 
 
 def test_8_behind_a_step_of_another_past(ray_cluster: Any, fresh_run: Any) -> None:
