@@ -95,7 +95,7 @@ class RayHosts:
             if error is not None:
                 on_error(str(error).strip().splitlines()[-1])
 
-        handle.hello.remote().future().add_done_callback(check)
+        handle.pid.remote().future().add_done_callback(check)
 
     def _send(self, host: HostId, method: str, *args: Any) -> None:
         handle = self._handle(host)

@@ -41,7 +41,6 @@ class HostActor:
             cap_bytes=parse_memory(host_memory),
             node_pid=os.getppid(),  # the raylet: while it lives, so may this arena's users
         )
-        self._path = str(arena.path)
         self._loop = HostLoop(
             arena=arena,
             storage=open_storage(storage_url),
@@ -66,9 +65,8 @@ class HostActor:
         if isinstance(future.exception(), RayActorError):
             self._coordinator = None  # dead; whoever has its name now is told next
 
-    def hello(self) -> tuple[int, str]:
-        """(pid, path of the arena)."""
-        return os.getpid(), self._path
+    def pid(self) -> int:
+        return os.getpid()
 
     def protocol(self) -> int:
         return PROTOCOL
@@ -79,9 +77,6 @@ class HostActor:
 
     def allot(self, **request: Any) -> tuple[str, int]:
         return self._loop.allot(**request)
-
-    def contents(self) -> Any:
-        return self._loop.contents()
 
     def fetch(self, **request: Any) -> Any:
         return self._loop.fetch(**request)

@@ -63,7 +63,7 @@ class RayLink:
             raise Unreachable(type(error).__name__) from None
 
     def bell(self, arena_path: Path, hello: BellHello) -> Bell:
-        return Bell(arena_path, hello)
+        return Bell(arena_path, hello, timeout_s=self._config.start_timeout_s)
 
     def failed(self, event: TrainerExited, error: BaseException) -> None:
         # With the exception: the launcher may find this process ended before it has read it there.

@@ -20,7 +20,7 @@ from raystate.arena.host import HostArena, TrainerState
 from raystate.arena.memory import NodeMemory, format_bytes, node_memory, parse_memory
 from raystate.arena.meta import ArenaMeta
 from raystate.arena.slot import Slot, SlotContent, SlotHeader
-from raystate.arena.slot_set import SlotSet
+from raystate.arena.slot_set import SlotSet, finished_sets
 from raystate.arena.sweep import sweep
 from raystate.arena.trainer import TrainerArena
 from raystate.arena.word import MAX_WORD_BYTES, WordCell
@@ -42,6 +42,7 @@ __all__ = [
     "copy_with_crc",
     "crc32c",
     "default_root",
+    "finished_sets",
     "format_bytes",
     "node_memory",
     "parse_memory",

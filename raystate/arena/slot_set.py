@@ -7,6 +7,7 @@ trainer that slept through its own replacement finds the set taken, and one that
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -20,10 +21,12 @@ from raystate.arena.files import (
     FORMAT,
     HOST_CELL,
     SET_META,
+    SET_PREFIX,
     SLOT_PREFIX,
     TRAINER_CELL,
     TRAINER_LOCK_PREFIX,
     create_file,
+    is_private_dir,
     read_json,
     write_json,
 )
@@ -191,3 +194,13 @@ def seize(path: Path) -> list[FileLock] | None:
 def release_all(locks: list[FileLock]) -> None:
     for lock in locks:
         lock.release()
+
+
+def finished_sets(path: Path) -> list[SlotSet]:
+    """All finished slot sets of an arena, to read what is in them; by name. Whatever else lies there is left alone."""
+    found: list[SlotSet] = []
+    for entry in sorted(path.glob(f"{SET_PREFIX}*")):
+        with contextlib.suppress(RaystateError, OSError):  # not finished, or removed just now
+            if is_private_dir(entry):
+                found.append(SlotSet.open(entry))
+    return found

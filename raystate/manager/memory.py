@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from raystate.arena import SlotSet
+from raystate.arena import SlotContent, SlotHeader, SlotSet, finished_sets
 from raystate.arena.layouts import get_layout
 from raystate.arrays import Holding, MemorySource, PieceSource, ReadRequest, common_values
 from raystate.core.errors import CorruptCheckpointError
-from raystate.core.messages import HostId, RestoreChoice, SnapshotId, Staged
+from raystate.core.messages import HostId, RestoreChoice, SnapshotId
 from raystate.core.tree import Layout, SlotTable
 from raystate.manager.session import Session
 from raystate.restored import StepContent
@@ -31,20 +30,15 @@ class MemorySnapshot:
         self._tables: dict[int, SlotTable] = {}
         self._sets: list[SlotSet] = []
         self.used_peer = False
-        found: list[tuple[str, int, Staged]] = session.call_host("contents", timeout_s=session.config.restore_timeout_s)
-        for path, slot_index, staged in found:
-            if staged.id == choice.base and staged.rank not in self._holdings:
-                self._open_local(Path(path), slot_index, staged.rank)
+        for slot_set in finished_sets(session.arena_path):
+            self._sets.append(slot_set)
+            for slot in slot_set.slots:
+                content = slot.read()
+                if content is not None and _id_of(content.header) == choice.base and content.header.rank not in self._holdings:
+                    self._take(content)
 
-    def _open_local(self, path: Path, slot_index: int, rank: int) -> None:
-        slot_set = SlotSet.open(path)
-        self._sets.append(slot_set)
-        content = slot_set.slots[slot_index].read()
-        header = content.header if content is not None else None
-        if content is None or header is None or SnapshotId(header.lineage, header.step, header.again) != self._choice.base:
-            raise CorruptCheckpointError(
-                f"the slot of rank {rank} for step {self._choice.step} changed while it was read", step=self._choice.step, rank=rank
-            )
+    def _take(self, content: SlotContent) -> None:
+        rank = content.header.rank
         table = SlotTable.from_bytes(content.table)
         layout = Layout.from_bytes(get_layout(self._session.arena_path, table.layout_ref))
         self._tables[rank] = table
@@ -111,6 +105,10 @@ class MemorySnapshot:
         self._holdings.clear()
         for slot_set in self._sets:
             slot_set.close()
+
+
+def _id_of(header: SlotHeader) -> SnapshotId:
+    return SnapshotId(header.lineage, header.step, header.again)
 
 
 class _LocalFirst:

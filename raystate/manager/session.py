@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raystate.arena import TrainerArena
+from raystate.arena import TrainerArena, arena_path, default_root
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, StaleAttemptError, error_from_name
 from raystate.core.messages import Ask, Failure, HostId, HostWord, Joined, JoinReply, Reply, TrainerExited, TrainerWord
 from raystate.core.words import host_word_from_json, trainer_word_to_json
 from raystate.runtime.doorbell import Hello
 from raystate.runtime.link import Gone, Link, Unreachable
+from raystate.storage import run_hash
 
 RETRY_S = 0.1
 REPLY_MARGIN_S = 30.0  # the Coordinator's own deadlines come first: they can name who is missing
@@ -52,8 +53,8 @@ class Session:
         self._host_word: HostWord | None = None
         self.joined: JoinReply = self._join(group)
         self.lineage = self.joined.lineage
-        _, path = self.call_host("hello", timeout_s=config.start_timeout_s)
-        self.arena_path = Path(path)
+        # Where the node's HostActor, which is perhaps just starting, has it.
+        self.arena_path = arena_path(default_root(config.arena_dir), run_hash(config.storage, config.run), self.host)
         self._bell = link.bell(self.arena_path, self._bell_hello())
 
     def _join(self, group: str) -> JoinReply:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from raystate.arena.files import remove_entry
-from raystate.core.errors import RaystateError
+from raystate.core.errors import BarrierTimeoutError
 
 logger = logging.getLogger("raystate.doorbell")
 
@@ -32,6 +32,7 @@ BYE = b"B"  # the trainer detaches on purpose
 MAX_LINE_BYTES = 4096
 CONNECT_TIMEOUT_S = 5.0
 RECONNECT_INTERVAL_S = 0.1
+FIRST_INTERVAL_S = 0.01  # a start waits for it
 
 _MAX_PATH_BYTES = 107  # what a Unix socket's address has room for
 _READ_BYTES = 4096  # of one caller at a time, so that one who talks without end does not keep the others waiting
@@ -225,31 +226,32 @@ _bells: weakref.WeakSet[Bell] = weakref.WeakSet()
 class Bell:
     """Rings, and reconnects by itself when the HostActor is restarted."""
 
-    def __init__(self, arena_path: Path, hello: Hello):
-        """Connect.
+    def __init__(self, arena_path: Path, hello: Hello, timeout_s: float = CONNECT_TIMEOUT_S):
+        """Connect, as soon as the HostActor is there.
 
         Raises:
-            RaystateError: nobody answers at the arena's door for `CONNECT_TIMEOUT_S` seconds.
+            BarrierTimeoutError: nobody answers at the arena's door for `timeout_s` seconds.
         """
         self._path = socket_path(arena_path)
         self._hello = hello
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._socket: socket.socket | None = None
-        deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
+        deadline_s = time.monotonic() + timeout_s
         while True:
             try:
                 self._connect()
                 break
             except OSError as error:
                 if time.monotonic() >= deadline_s:
-                    raise RaystateError(
-                        f"rank {hello.rank}: the HostActor does not answer at {self._path} for {CONNECT_TIMEOUT_S:g} s: {error}",
+                    raise BarrierTimeoutError(
+                        f"rank {hello.rank}: the HostActor does not answer at {self._path} for {timeout_s:g} s: {error}",
                         rank=hello.rank,
                         path=str(self._path),
-                        waited_s=CONNECT_TIMEOUT_S,
+                        phase="start",
+                        waited_s=timeout_s,
                     ) from None
-            time.sleep(RECONNECT_INTERVAL_S)
+            time.sleep(FIRST_INTERVAL_S)
         _bells.add(self)
         self._keeper = threading.Thread(target=self._keep, name="raystate-bell", daemon=True)
         self._keeper.start()

@@ -195,8 +195,7 @@ class RaySequence:
             if actor is None:
                 continue
             with contextlib.suppress(RayActorError, ProcessLookupError):
-                pid = ray.get(actor.pid.remote() if kind == "coordinator" else actor.hello.remote(), timeout=CALL_S)
-                os.kill(pid if isinstance(pid, int) else pid[0], signal.SIGKILL)
+                os.kill(ray.get(actor.pid.remote(), timeout=CALL_S), signal.SIGKILL)
                 self.told.append(f"{kind} is killed")
 
     def _read_log(self) -> None:

@@ -151,9 +151,7 @@ def pid_of(name: str) -> int | None:
     """Of a named actor of raystate's, if it answers."""
     try:
         actor = ray.get_actor(name, namespace=NAMESPACE)
-        hello = actor.pid.remote() if name.startswith("coordinator") else actor.hello.remote()
-        found = ray.get(hello, timeout=5.0)
-        return found if isinstance(found, int) else found[0]
+        return ray.get(actor.pid.remote(), timeout=5.0)
     except (ValueError, RayActorError, GetTimeoutError):
         return None
 

@@ -227,8 +227,6 @@ class ModelLink:
         loop = self.world.hosts[host].loop
         if loop is None:
             raise Unreachable("no HostActor")
-        if method == "hello":
-            return 0, str(loop.arena.path)
         return getattr(loop, method)(**kwargs)
 
     def bell(self, arena_path: Path, hello: Hello) -> ModelBell:
