@@ -7,7 +7,7 @@ all that the old one knew:
     <root>/raystate-<run hash>-<node>/      0700
         meta.json  host.lock                whose it is; held by the HostActor
         layouts/<hash>                      descriptions that slots refer to
-        bell                                the HostActor's socket (actors/doorbell.py)
+        bell                                the HostActor's socket (runtime/doorbell.py)
         set-<n>/                            one trainer's
             set.json  trainer.lock.<hash>   capacities and whose it is; held by that trainer
             trainer.cell  host.cell         the two control words
