@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -101,10 +102,10 @@ class StateManager:
 
     def restore(
         self,
-        reference: Any = None,
+        reference: object = None,
         *,
         step: int | None = None,
-        items: Mapping[str, Any] | None = None,
+        items: Mapping[str, object] | None = None,
         partial: bool = False,
         cast: bool = False,
         shapes: Literal["match", "checkpoint"] = "match",
@@ -146,10 +147,10 @@ class StateManager:
     def restore_or_init(
         self,
         init_fn: Callable[[], Any],
-        shardings: Any = None,
+        shardings: object = None,
         *,
-        items: Mapping[str, Any] | None = None,
-        source: Any = None,
+        items: Mapping[str, object] | None = None,
+        source: str | os.PathLike[str] | None = None,
         source_select: Callable[[Any], Any] | None = None,
         partial: bool = False,
     ) -> Restored:
@@ -181,10 +182,10 @@ class StateManager:
     def save(
         self,
         step: int,
-        state: Any,
-        items: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, Any] | None = None,
-        custom: Any = None,
+        state: object,
+        items: Mapping[str, object] | None = None,
+        metrics: Mapping[str, object] | None = None,
+        custom: object = None,
         force: bool = False,
     ) -> bool:
         """After every step, on every process. Returns at once; the next step may donate `state`.

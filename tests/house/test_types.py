@@ -26,9 +26,6 @@ NOT_OURS = {
 # Arguments that are an `Any` all the same: "public name(argument)".
 ANY = {
     "fit(train_loop_config)",  # a dict of anything, handed to the user's own function
-    *(f"StateManager.save({name})" for name in ("state", "items", "metrics", "custom")),
-    *(f"StateManager.restore({name})" for name in ("reference", "items")),
-    *(f"StateManager.restore_or_init({name})" for name in ("shardings", "items", "source")),
 }
 
 PROGRAM = """
