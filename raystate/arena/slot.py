@@ -44,6 +44,7 @@ class SlotHeader:
     promised: bool
     again: int = 0
     data_bytes: int
+    local: int = 0  # see core.reports.Staged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

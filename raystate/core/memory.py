@@ -105,6 +105,11 @@ class Snap:
     def world(self) -> int:
         return next(iter(self._shapes))[1] if self._shapes else 0
 
+    @property
+    def unequal(self) -> bool:
+        """Ranks hold different values of something of which a step has one."""
+        return len({piece.local for held in self.pieces.values() for piece in held.values() if piece.local}) > 1
+
     def add(self, host: HostId, piece: Staged) -> None:
         self.remove(host, piece.rank)
         self.pieces.setdefault(piece.rank, {})[host] = piece

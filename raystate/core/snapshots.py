@@ -182,6 +182,8 @@ class Snapshots:
     def _completed(self, snap: Snap) -> None:
         if snap.promised:
             self.saves.offer(snap)
+        elif snap.unequal:  # making it durable tells which leaves, of which ranks, before there is much to lose
+            self.saves.want(snap.id, "values of which a step has one differ between ranks")
         group, place = self.joins.group, snap.id.place
         if group is not None and snap.lineage == group.lineage and place > self.stable and place not in self.dead:
             self._stable(place)

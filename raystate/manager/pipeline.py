@@ -21,6 +21,7 @@ from raystate.arena import Slot, SlotHeader
 from raystate.arrays import Described, Held, PackedItems, Plan, Spare, copy, describe, hold, hold_metrics
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError
+from raystate.core.local_values import digest, local_checksums
 from raystate.core.messages import JoinReply, SnapshotId
 from raystate.core.trainer import SaveDecision, Trainer
 from raystate.core.tree import SlotTable
@@ -91,6 +92,7 @@ class Pipeline:
         self._paused = 0
         self._slots_come = True  # the last wait for a slot found one
         self._waited_since_s: float | None = None  # at an agreed step
+        self._compared = ""  # the lineage whose first snapshot says what this rank holds for itself
         self._lost: dict[SnapshotId, str] = {}  # promises that were broken here, and not told yet
         self._end: Callable[[], None] | None = None
 
@@ -309,6 +311,8 @@ class Pipeline:
         arena, session, snapshot = self._session.arena, self._session, job.snapshot
         assert arena is not None and job.slot is not None
         plan = job.held.plan
+        # Compared at the first snapshot of a line, and before every commit (by whoever builds the package).
+        first = session.world > 1 and snapshot.lineage != self._compared
         ref = arena.put_layout(plan.layout_bytes)
         slot: Slot = arena.slots[job.slot]
         slot.begin()
@@ -332,8 +336,10 @@ class Pipeline:
             layout=plan.layout_hash,
             promised=job.promised,
             data_bytes=plan.layout.data_bytes,
+            local=digest(local_checksums(plan.layout, table)) if first else 0,
         )
         slot.commit(header, table.to_bytes())
+        self._compared = snapshot.lineage
 
     # ------------------------------------------------------------ waiting
 

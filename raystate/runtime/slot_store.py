@@ -139,6 +139,7 @@ def _content(slot: Slot) -> Staged | None:
         layout=header.layout,
         promised=header.promised,
         nbytes=header.data_bytes,
+        local=header.local,
     )
 
 

@@ -203,12 +203,29 @@ class Driver:
         return SnapshotId(self.lineage, step, again)
 
     def hold(
-        self, rank: int, step: int, *, promised: bool = False, again: int = 0, layout: str = "L", host: str | None = None
+        self,
+        rank: int,
+        step: int,
+        *,
+        promised: bool = False,
+        again: int = 0,
+        layout: str = "L",
+        host: str | None = None,
+        local: int = 0,
     ) -> None:
         """The rank has staged the step."""
         where = host or self.place[rank]
         self.staged.setdefault(where, []).append(
-            Staged(rank=rank, world=self.world, lineage=self.lineage, step=step, again=again, layout=layout, promised=promised)
+            Staged(
+                rank=rank,
+                world=self.world,
+                lineage=self.lineage,
+                step=step,
+                again=again,
+                layout=layout,
+                promised=promised,
+                local=local,
+            )
         )
         self.word(rank, step, again=again)
 

@@ -285,3 +285,15 @@ def test_an_attempt_that_stays_away_for_very_long_is_dead():
     assert driver.core.held_by == {1}
     driver.tick(2.0)
     assert driver.core.held_by == set()
+
+
+def test_the_first_snapshot_of_unequal_ranks_is_saved_to_find_out_what_differs():
+    """Whoever packages it names the leaves and the ranks; nobody trains on for hours before that."""
+    driver = running()
+    driver.auto = False
+    driver.hold(0, 1, local=7)
+    driver.hold(1, 1, local=7)
+    assert driver.take(Write) == []
+    driver.hold(0, 2, local=7)
+    driver.hold(1, 2, local=8)
+    assert {one.step for one in driver.take(Write)} == {2}
