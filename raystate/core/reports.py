@@ -37,7 +37,7 @@ class TrainerSeen:
     world: int
     lineage: str
     newest_step: int  # of the last save() call, -1 before the first
-    again: int = 0  # which save() of that step it was
+    again: int = 0  # which save() of that step it was; -1: none, it was restored
     number: int = 0  # of the word; questions name the word they were asked after
     pending: tuple[int, ...] = ()  # steps it is still staging
     ack_id: int = 0  # newest proposal it has answered; 0: none
@@ -74,7 +74,7 @@ class TrainerWord:
     world: int
     number: int = 0
     newest_step: int = -1
-    again: int = 0
+    again: int = 0  # see TrainerSeen
     pending: tuple[int, ...] = ()
     done: tuple[int, ...] = ()  # per slot: the grant number that was used up (slot staged, or handed back)
     ack_id: int = 0

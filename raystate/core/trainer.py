@@ -84,7 +84,7 @@ class Trainer:
         self.snapshot_every = snapshot_every
         self.save_every_steps = save_every_steps
         self.newest: int = -1  # of the last save(), or restored
-        self.again = 0
+        self.again = -1  # which save() of the newest step; -1: none, it was restored
         self.kept: SnapshotId | None = None  # what was staged or held last, or restored: close() asks for it to be durable
         self.phase: Literal["joined", "running", "closing", "failed"] = "joined"
         self.error = ""
@@ -92,7 +92,6 @@ class Trainer:
         self.held: int | None = None
         self._stored_step = stored_step
         self._ahead: frozenset[int] = frozenset()
-        self._saved = False  # `newest` comes from a save, not from a restore
         self._safe: int = -1  # the step that needs no further save to be durable
         self._promises: tuple[SnapshotId, ...] = ()  # not yet told to be durable or lost, oldest first
         self._grants = list(grants) + [0] * (slots - len(grants))
@@ -119,8 +118,7 @@ class Trainer:
         self.lineage = lineage
         self.newest = step = base.step if base is not None else -1
         self.kept = base
-        self.again = 0
-        self._saved = False
+        self.again = -1
         self.held = None
         self.stopped_at = None
         self._ack = None
@@ -233,8 +231,8 @@ class Trainer:
         if repeated and step == self._safe:
             self._stop_at(step, stop)
             return self._decide("none", False, None, f"step {step} will be durable already", stop=stop, ignored=True)
-        self.again = self.again + 1 if repeated and self._saved else 0
-        self.newest, self._saved = step, True
+        self.again = self.again + 1 if repeated else 0
+        self.newest = step
         self.phase = "running"
         promised, why = self._is_due(step, force, agreed)
         self._stop_at(step, stop)

@@ -69,6 +69,7 @@ class RankActor:
         # What a Player sees of its sequence.
         self.ranks = RANKS
         self.donates = False
+        self.calm = False
         self.group = group_number
         self.told: list[str] = []
         self.truth = _Told()

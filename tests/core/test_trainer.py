@@ -125,7 +125,7 @@ def test_a_restore_begins_a_lineage_and_keeps_promises_to_be_told():
     made.begin("1.2.x", SnapshotId("", 1))
     made.settled(ahead=(3, 4), safe=True)
     word = made.word()
-    assert (word.lineage, word.newest_step, word.again, word.pending) == ("1.2.x", 1, 0, ())
+    assert (word.lineage, word.newest_step, word.again, word.pending) == ("1.2.x", 1, -1, ())
     assert made.promises == (SnapshotId("1.1.x", 2),)
     assert made.is_safe
     made.told(made.promises, lost=made.promises)

@@ -73,10 +73,9 @@ def _abandoned_copies_go_on() -> Any:
 def _retention_by_number() -> Any:
     """(3, 8) Retention keeps the highest numbers, whatever past they are of."""
 
-    def choose(live: Any, kept: Any, in_use: Any = ()) -> list[tuple[int, str]]:
-        del in_use
+    def choose(live: Any, *_: Any) -> list[tuple[int, str]]:
         most = max((one.step for one in live), default=-1)
-        return [(one.step, "retention") for one in live if one.step not in kept and one.step != most]
+        return [(one.step, "retention") for one in live if one.step != most]
 
     return _patched((retention, "choose_retired", choose), (saves, "choose_retired", choose))
 
@@ -116,12 +115,15 @@ def _tables_do_not_grow() -> Any:
     )
 
 
+LONG_BYTES = 100  # words are short here
+
+
 def _long_words_are_not_sent() -> Any:
     """(7) A word of the host beyond a few hundred bytes is never written."""
     real = slot_store.SlotStore.speak
 
     def speak(self: slot_store.SlotStore, command: Any) -> None:
-        if len(host_word_to_json(command.word)) < 420:
+        if len(host_word_to_json(command.word)) < LONG_BYTES:
             real(self, command)
 
     return _patched((slot_store.SlotStore, "speak", speak))

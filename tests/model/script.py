@@ -97,6 +97,7 @@ class Sequence:
         self.world.published = self.truth.publish
         self.calls = [draw(rng, number) for number in range(CALLS)]
         self.trouble = rng.random() < 0.5
+        self.calm = not self.trouble and not impatient
         self._rng = rng
         self.group = 0
         self.told: list[str] = []  # what has happened, for a person
@@ -134,7 +135,7 @@ class Sequence:
         if world.crashed:
             for rank in ranks:
                 rank.kill()
-            world.storage.out = world.slow = False
+            world.storage.out = world.slow = world.stuck = False
             self.told.append(f"{world.now_s:.2f} s: all trainers are dead")
             lineages = {rank.manager._session.lineage if rank.manager is not None else "" for rank in ranks}
             self.truth.crashed(self.stored(), world.held(), lineages.pop() if len(lineages) == 1 else "")
@@ -142,7 +143,7 @@ class Sequence:
 
     def _trouble(self, rng: Random) -> Callable[[], None]:
         world = self.world
-        kind = rng.choice(("coordinator", "host", "outage", "slow", "trainer"))
+        kind = rng.choice(("coordinator", "host", "outage", "slow", "stuck", "trainer"))
         host = rng.choice(list(world.hosts.values()))
         rank = rng.randrange(self.ranks)
 
@@ -158,14 +159,17 @@ class Sequence:
             elif kind == "outage":
                 world.storage.out = True
                 world.at(2.0, self._mend)
-            else:
+            elif kind == "slow":
                 world.slow = True
+                world.at(3.0, self._mend)
+            else:
+                world.stuck = True
                 world.at(3.0, self._mend)
 
         return strike
 
     def _mend(self) -> None:
-        self.world.storage.out = self.world.slow = False
+        self.world.storage.out = self.world.slow = self.world.stuck = False
 
     def stored(self) -> list[int]:
         return Reader(self.world.config.storage).all_steps()
@@ -360,11 +364,18 @@ class Player:
             self.manager.wait_until_finished()
         except StorageError as error:
             self.note(f"wait_until_finished: {error}")
+            self.excuse(error)
             self.line.promised = self.line.promised and f"step {self.line.newest}" not in str(error)
-            self.line.saved = self.line.saved
             return
         self.note("wait_until_finished")
         self.truth.durable(f"wait_until_finished on rank {self.me}", promises)
+        if promises and promises[-1][0] not in self.sequence.stored():
+            raise Violation(f"wait_until_finished on rank {self.me}: step {promises[-1][0]} is not in storage any more")
+
+    def excuse(self, error: Exception) -> None:
+        """Where nothing was in the way, only what a restore has given up may be lost."""
+        if self.sequence.calm and "restore" not in str(error):
+            raise Violation(f"rank {self.me}: {error}")
 
     def do_latest(self, call: Call) -> None:
         latest = self.manager.latest_step()
@@ -459,10 +470,11 @@ class Player:
             self.manager.close()
         except (StorageError, BarrierTimeoutError) as error:
             self.note(f"close: {type(error).__name__}: {error}")
+            self.excuse(error)
             return False
         self.note("close")
         self.truth.durable(f"close on rank {self.me}", promises)
-        if line.saved and line.token is not None and not self.ahead and not self.sequence.donates:
+        if line.token is not None and not (line.saved and self.sequence.donates):
             self.truth.durable(f"close on rank {self.me}", [(line.newest, line.token)])
         return True
 

@@ -28,6 +28,7 @@ from raystate.runtime.retention import orbax_keep
 from raystate.storage import Storage, StorageWrapper, open_storage, run_hash
 
 TURN_S = 0.002
+STUCK_S = 15.0  # storage that neither answers nor fails
 MOST_TURNS = 150_000
 CAP_BYTES = 64 << 20
 
@@ -129,9 +130,12 @@ class Host:
 
     def end_trainer(self, connection: int, _rank: int) -> None:
         """What the HostLoop asks for."""
-        bell = self.callers.get(connection)
-        if bell is not None:
-            self.world.at(0.0, lambda: self.world.end(bell.rank))
+        bell, world = self.callers.get(connection), self.world
+        if bell is None:
+            return
+        if not world.crashed and not any(rank.finished for rank in world.playing):
+            world.found.append(f"rank {bell.rank.number} is ended by its host, although nobody has died or failed")
+        world.at(0.0, lambda: world.end(bell.rank))
 
     def crash(self) -> None:
         """SIGKILL: the kernel closes what it had, and its arena stays."""
@@ -348,12 +352,13 @@ class World:
         self.ranks = ranks
         self.paces = tuple(paces) or (1.0,) * ranks
         self.now_s = 0.0
-        self.slow = False
+        self.slow = self.stuck = False
         self.finished = False
         self.tasks: list[tuple[float, Callable[[], None]]] = []
         self.turns: dict[tuple[int, int], Callable[[], bool]] = {}
         self.events: list[tuple[float, Callable[[], None]]] = []  # of the world's own, such as a crash
         self.playing: list[Rank] = []
+        self.found: list[str] = []  # what no host may do
         self.crashed = False  # a rank was killed: its launcher starts the group again
         self.published: Callable[[int], None] = lambda step: None
         self._number = 0
@@ -391,6 +396,8 @@ class World:
         return self.now_s
 
     def storage_delay(self) -> float:
+        if self.stuck:
+            return STUCK_S
         return self.rng.random() * (3.0 if self.slow else 0.02)
 
     # ------------------------------------------------------------ the Coordinator, and how it reaches the hosts
@@ -530,6 +537,8 @@ class World:
             self._turn(ranks)
         else:
             raise Violation(f"no end after {MOST_TURNS} turns, {self.now_s:.0f} s")
+        if self.found:
+            raise Violation(self.found[0])
         for rank in ranks:
             if rank.error is not None and not (self.crashed and isinstance(rank.error, RaystateError)):
                 raise rank.error
