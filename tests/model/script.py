@@ -207,6 +207,7 @@ class Player:
         self.data = Data()
         self.ahead: set[int] = set()
         self.promises: list[tuple[int, float]] = []
+        self.last_true = -1  # the newest step that this line has promised
         self.lines = 0
         self.reopened = 0
         self.group = group
@@ -232,7 +233,7 @@ class Player:
         getattr(self, f"do_{call.name}")(call)
 
     def do_save(self, call: Call) -> None:
-        for turn in range(call.amount):
+        for turn in range(call.amount * (3 if call.flag else 1)):
             self.save(self.line.newest + 1, self.token(call.number, turn))
 
     def do_force(self, call: Call) -> None:
@@ -270,6 +271,9 @@ class Player:
             self.line = Line(newest=step, token=token, promised=expected, saved=True)
         if got:
             self.promises.append((step, token))
+            self.last_true = step
+        elif force and repeated and line.promised and line.token is not None:
+            self.promises.append((step, line.token))  # it says that this step needs no other save
 
     def _save(self, step: int, token: float, force: bool) -> bool:
         state = self.state(token)
@@ -365,12 +369,13 @@ class Player:
         except StorageError as error:
             self.note(f"wait_until_finished: {error}")
             self.excuse(error)
+            self.last_true = -1
             self.line.promised = self.line.promised and f"step {self.line.newest}" not in str(error)
             return
         self.note("wait_until_finished")
         self.truth.durable(f"wait_until_finished on rank {self.me}", promises)
-        if promises and promises[-1][0] not in self.sequence.stored():
-            raise Violation(f"wait_until_finished on rank {self.me}: step {promises[-1][0]} is not in storage any more")
+        if self.last_true >= 0 and self.last_true not in self.sequence.stored():
+            raise Violation(f"wait_until_finished on rank {self.me}: step {self.last_true} is not in storage any more")
 
     def excuse(self, error: Exception) -> None:
         """Where nothing was in the way, only what a restore has given up may be lost."""
@@ -451,6 +456,7 @@ class Player:
         self.ahead = {one for one in stored if one > step}
         machine = self.manager._pipeline.machine
         self.line = Line(newest=step, token=token, promised=machine.is_safe, saved=False)
+        self.last_true = -1
         self.data = data
 
     # ------------------------------------------------------------ ends
