@@ -26,7 +26,8 @@ MakeExaminer = Callable[..., Examiner]
 
 
 def recorded(scenario: str, root: Path) -> Recording:
-    code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from tests.storage import power_scenario as p; p.have_bases_early(); p.{scenario}({str(root)!r})"
+    play = f"from tests.storage import power_scenario as p; p.have_bases_early(); p.{scenario}({str(root)!r})"
+    code = f"import sys; sys.path.insert(0, {str(REPO)!r}); {play}"
     try:
         return record([sys.executable, "-c", code], root, timeout_s=100)
     except RecordingUnavailableError as error:
