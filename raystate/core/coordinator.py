@@ -81,8 +81,8 @@ class Coordinator:
         self.journal.editors = {
             "commit": self.saves,
             "retention": self.saves,
-            "rollback": self.recovery,
-            "set aside": self.recovery,
+            "rollback": self.recovery.withdrawals,
+            "set aside": self.recovery.withdrawals,
             "delete": self.leaving,
         }
         self._early: list[Event] = []
