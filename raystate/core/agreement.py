@@ -23,7 +23,7 @@ class Agreement:
         self.joins = joins
         self.journal = journal
         self.snapshots = snapshots
-        self.last_stable_wanted = False  # the stop came too late: save what there is instead
+        self._last_stable_wanted = False  # the stop came too late: save what there is instead
         self._counter = 0
         self._tries = 0
         self._group: Group | None = None
@@ -44,6 +44,11 @@ class Agreement:
             self._stop, self._stop_until_s = event, until_s
             self.desk.log("info", f"stop asked, within {event.within_s:.1f} s: {event.reason}")
             self.desk.stir = True
+
+    def take_last_stable_wanted(self) -> bool:
+        """Whether a stop came too late for a common step since the last call: what is newest in memory becomes durable instead."""
+        wanted, self._last_stable_wanted = self._last_stable_wanted, False
+        return wanted
 
     # ---------------------------------------------------------------- progress
 
@@ -159,7 +164,7 @@ class Agreement:
             if proposal is None or proposal.state != "confirmed" or proposal.kind != "stop":
                 if proposal is not None and proposal.state == "proposed":
                     self._end(proposal, f"{self._unanswered(proposal)} in time: {self._stop.reason}")
-                self.last_stable_wanted = True
+                self._last_stable_wanted = True
             self._stop = None
             self.desk.stir = True
         elif proposal is not None and proposal.state == "proposed" and now_s >= self._until_s:

@@ -5,7 +5,8 @@
     group       who trains (joins, lineages, ends)      memory, snapshots  what hosts hold; advice to them
     journal     entries of the log and their intents    saves              from a complete snapshot to its commit
     recovery    what a group restores                   agreement          all ranks act at the same step
-    leaving     flush, delete, close, release
+    promises    flush                                   deletes            steps that the user deletes
+    leaving     close, release
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raystate.core.agreement import Agreement
+from raystate.core.deletes import Deletes
 from raystate.core.desk import Desk
 from raystate.core.errors import InvalidTransitionError
 from raystate.core.group import Joins
@@ -52,6 +54,7 @@ from raystate.core.messages import (
     Written,
 )
 from raystate.core.printed import printed_parts
+from raystate.core.promises import Promises
 from raystate.core.recovery import Recovery
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
@@ -77,13 +80,17 @@ class Coordinator:
         self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves)
         self.recovery = Recovery(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
         self.agreement = Agreement(desk, self.joins, self.journal, self.snapshots)
-        self.leaving = Leaving(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.agreement)
+        self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves)
+        self.deletes = Deletes(desk, self.journal, self.saves)
+        self.leaving = Leaving(
+            desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.agreement, self.promises
+        )
         self.journal.editors = {
             "commit": self.saves,
             "retention": self.saves,
-            "rollback": self.recovery,
-            "set aside": self.recovery,
-            "delete": self.leaving,
+            "rollback": self.recovery.withdrawals,
+            "set aside": self.recovery.withdrawals,
+            "delete": self.deletes,
         }
         self._early: list[Event] = []
         self._claimed = False
@@ -98,10 +105,10 @@ class Coordinator:
             TrainerExited: self.joins.exited,
             RestoreAsked: self.recovery.asked,
             RestoreTried: self.recovery.tried,
-            FlushAsked: self.leaving.flush_asked,
+            FlushAsked: self.promises.flush_asked,
             LeaveAsked: self.leaving.leave_asked,
             ReleaseAsked: self.leaving.release_asked,
-            DeleteAsked: self.leaving.delete_asked,
+            DeleteAsked: self.deletes.asked,
             StopAsked: self.agreement.stop_asked,
             Invalidated: self.snapshots.invalidated,
             Written: self.saves.written,
@@ -226,6 +233,8 @@ class Coordinator:
             self.saves.turn()
             self.recovery.turn()
             self.agreement.turn()
+            self.promises.turn()
+            self.deletes.turn()
             self.leaving.turn()
             self.journal.turn()
             if self.leaving.is_finished():
@@ -305,4 +314,6 @@ class Coordinator:
         self.saves.tick()
         self.recovery.tick()
         self.agreement.tick()
+        self.promises.tick()
+        self.deletes.tick()
         self.leaving.tick(self.snapshots.last_trainer_s)

@@ -1,4 +1,4 @@
-"""Waiting for durability, and the end of the run: flush, close(), release by the driver, and release when nobody is left."""
+"""The end of the run: close(), release by the driver, and release when nobody is left."""
 
 from __future__ import annotations
 
@@ -7,21 +7,11 @@ from typing import Literal
 from raystate.core.agreement import Agreement
 from raystate.core.desk import NAMED, Barrier, Desk, Lookout
 from raystate.core.group import Group, Joins
-from raystate.core.journal import Change, Journal, Request
+from raystate.core.inquiry import Inquiry
+from raystate.core.journal import Journal
 from raystate.core.memory import HostView, Memory
-from raystate.core.messages import (
-    Ask,
-    DeleteAsked,
-    Finish,
-    FlushAsked,
-    FlushReply,
-    LeaveAsked,
-    LeaveReply,
-    LogEntry,
-    ReleaseAsked,
-    SnapshotId,
-    lineage_order,
-)
+from raystate.core.messages import Finish, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId, lineage_order
+from raystate.core.promises import Promises
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
@@ -46,6 +36,7 @@ class Leaving:
         saves: Saves,
         snapshots: Snapshots,
         agreement: Agreement,
+        promises: Promises,
     ):
         self.desk = desk
         self.memory = memory
@@ -55,10 +46,8 @@ class Leaving:
         self.snapshots = snapshots
         self.agreement = agreement
         self.phase: Phase = "open"
-        self._flushes: list[tuple[FlushAsked, float]] = []
-        self._deletes: list[tuple[DeleteAsked, float]] = []
-        self._logged: set[Ask] = set()  # deletes that stand in the log
-        self._deleted: set[int] = set()  # steps
+        self._promises = promises
+        self._inquiry = Inquiry(desk, memory, snapshots)
         self._asks = Barrier(0.0)
         self._group: Group | None = None  # None: a release, no rank is asked
         self._left: dict[int, LeaveAsked] = {}  # by rank
@@ -66,14 +55,12 @@ class Leaving:
         self._last: SnapshotId | None = None  # becomes durable
         self._tried_again = False
         self._unheard = Lookout()
-        self._late_hosts = Lookout()
-        self._opened_s = 0.0
-        self._fresh_seq = -1
         self._why = ""
         self._since_s = 0.0
         self._idle_since_s = 0.0
 
     def is_finished(self) -> bool:
+        """Whether the run is released: nothing is decided any more."""
         return self.phase == "finished"
 
     @property
@@ -81,134 +68,10 @@ class Leaving:
         """Whether this Coordinator will end, whoever comes now."""
         return self.phase in ("closing", "finished") or (self.phase != "open" and self._group is None)
 
-    # ---------------------------------------------------------------- flush
-
-    def flush_asked(self, event: FlushAsked) -> None:
-        if self.joins.check(event.ask, event.lineage, event.rank):
-            self._flushes = [one for one in self._flushes if one[0].ask != event.ask]
-            self._flushes.append((event, self.desk.now_s))
-            self.desk.stir = True
-
-    def _flush(self) -> None:
-        left: list[tuple[FlushAsked, float]] = []
-        for event, since_s in self._flushes:
-            group = self.joins.group
-            waiting, errors, lost = self._unfinished(event)
-            gone = group is None or not group.alive or group.lineage != event.lineage
-            waited_s = self.desk.now_s - since_s
-            if waiting and not gone and waited_s < self.desk.settings.save_timeout_s:
-                left.append((event, since_s))
-                continue
-            if waiting:
-                errors += [f"{text} (after {waited_s:.1f} s)" for text in waiting]
-                lost = list(event.promised)
-            mistake = self.saves.mistake
-            if mistake is not None and mistake[0] in lost:
-                self.desk.fail([event.ask], "ConfigError", mistake[1], step=mistake[0].step)
-                continue
-            reply = FlushReply(durable_step=self.journal.durable_step, errors=tuple(errors), lost=tuple(lost))
-            self.desk.answer(event.ask, reply)
-        self._flushes = left
-
-    def _unfinished(self, event: FlushAsked | LeaveAsked) -> tuple[list[str], list[str], list[SnapshotId]]:
-        """(what is still under way, what has failed, the snapshots that have) of what was promised to a rank."""
-        group = self.joins.group
-        if not event.promised:
-            return [], [], []
-        if group is None or not group.heard(event.rank, event.word):
-            return [f"no report yet of what {self.joins.where([event.rank])} has saved"], [], []
-        waiting: list[str] = []
-        errors: list[str] = []
-        lost: list[SnapshotId] = []
-        for key in event.promised:
-            durable, why = self.saves.fate(key)
-            if durable is None and key not in self.saves.jobs and key.step not in self.journal.live:
-                skipped = self._skipped(key)
-                if skipped:
-                    durable = False
-                    why = f"{self.joins.where(skipped)} had no free slot for it before a newer step came"
-            if durable is None:
-                waiting.append(why)
-            elif not durable:
-                errors.append(why if why.startswith("step ") else f"step {key.step}: {why}")
-                lost.append(key)
-        return waiting, errors, lost
-
-    def _skipped(self, key: SnapshotId) -> list[int]:
-        """Ranks that are past the snapshot and neither hold nor stage it: it can't become complete any more."""
-        group = self.joins.group
-        snap = self.memory.snaps.get(key)
-        pieces = {} if snap is None else snap.pieces
-        seen = {} if group is None or group.lineage != key.lineage else group.seen
-        return [
-            rank
-            for rank, one in sorted(seen.items())
-            if one.place > key.place and key.step not in one.pending and rank not in pieces
-        ]
-
-    # ---------------------------------------------------------------- delete
-
-    def delete_asked(self, event: DeleteAsked) -> None:
-        step = event.step
-        if step not in self.journal.live and step in self._deleted:
-            # Every process of a loop that deletes asks; the first one's call does it.
-            self._logged.add(event.ask)
-            self._deletes.append((event, self.desk.now_s))
-            self.desk.stir = True
-            return
-        why = self.journal.refuse_retire(step)
-        if why is not None:
-            kind = "StorageError" if step in self.journal.live else "StepNotFoundError"
-            self.desk.fail([event.ask], kind, why, step=step, available=sorted(self.journal.live))
-            return
-        if step == max(self.journal.live) or step == self.saves.restoring:
-            what = "the newest durable step" if step == max(self.journal.live) else "in use"
-            self.desk.fail([event.ask], "StorageError", f"step {step} is {what} and is not deleted", step=step)
-            return
-        self._deletes.append((event, self.desk.now_s))
-        self.journal.request(Request(kind="delete", why=f"delete of step {step}", retires=((step, "delete"),)))
-
-    def change(self, request: Request) -> Change | None:
-        """See journal.Editor."""
-        left = [
-            (step, False, why)
-            for step, why in request.retires
-            if self.journal.refuse_retire(step) is None and step != max(self.journal.live)
-        ]
-        return (None, left, request.why) if left else None
-
-    def logged(self, request: Request, entry: LogEntry | None) -> None:  # noqa: ARG002 - see journal.Editor
-        for step, _ in request.retires:
-            self._logged.update(waiting.ask for waiting, _ in self._deletes if waiting.step == step)
-            self._deleted.add(step)
-        self.desk.stir = True
-
-    def _delete(self) -> None:
-        left: list[tuple[DeleteAsked, float]] = []
-        for event, since_s in self._deletes:
-            waited_s = self.desk.now_s - since_s
-            logged = event.ask in self._logged
-            if logged and event.step in self.journal.live:
-                self.desk.fail(
-                    [event.ask], "StorageError", f"step {event.step} is not deleted any more: it is in use", step=event.step
-                )
-            elif logged and event.step not in self.journal.retiring:
-                self.desk.answer(event.ask, FlushReply(durable_step=self.journal.durable_step))
-            elif (pinned := self.journal.pinned.get(event.step)) is not None:
-                text = f"step {event.step} is retired, and removed when it is no longer pinned ({pinned})"
-                self.desk.fail([event.ask], "StorageError", text, step=event.step)
-            elif waited_s >= self.desk.settings.save_timeout_s:
-                text = f"step {event.step} is not removed after {waited_s:.1f} s: {'; '.join(self.journal.troubles[-1:])}"
-                self.desk.fail([event.ask], "StorageError", text, step=event.step, waited_s=waited_s)
-            else:
-                left.append((event, since_s))
-                continue
-            self._logged.discard(event.ask)
-        self._deletes = left
-
-    # ---------------------------------------------------------------- leaving
+    # ---------------------------------------------------------------- who wants it to end
 
     def leave_asked(self, event: LeaveAsked) -> None:
+        """A rank has called close()."""
         if not self.joins.check(event.ask, event.lineage, event.rank):
             return
         group = self.joins.group
@@ -223,6 +86,7 @@ class Leaving:
         self.desk.stir = True
 
     def release_asked(self, event: ReleaseAsked) -> None:
+        """The driver, or a trainer that has failed, ends the run without asking the ranks."""
         if self.phase == "open" or self._group is not None:
             if self._group is not None and self.phase != "open":
                 self._refuse("StaleAttemptError", f"the run is being released: {event.reason}")
@@ -239,7 +103,7 @@ class Leaving:
         self._open("hearing")
         self._group = None
         self._why = why
-        self._fresh_seq = self.snapshots.demand_fresh() if not self.snapshots.gathering else -1
+        self._inquiry.begin()
         self.desk.stir = True
 
     def _open(self, phase: Phase) -> None:
@@ -248,7 +112,7 @@ class Leaving:
         self._left = {}
         self._last = None
         self._tried_again = False
-        self._since_s = self._opened_s = self.desk.now_s
+        self._since_s = self.desk.now_s
 
     def _refuse(self, error: str, message: str, **details: object) -> None:
         """The run is not released: its next start recovers what is there."""
@@ -258,12 +122,8 @@ class Leaving:
         self._idle_since_s = self.desk.now_s
 
     def turn(self) -> None:
-        if self._flushes:
-            self._flush()
-        if self._deletes:
-            self._delete()
-        if self.agreement.last_stable_wanted:
-            self.agreement.last_stable_wanted = False
+        """Go on as far as what is known allows."""
+        if self.agreement.take_last_stable_wanted():
             for snap in self.memory.candidates()[:1]:
                 if snap.step > self.journal.durable_step:
                     self.saves.want(snap.id, "the stop came too late for a common step", again=True)
@@ -297,22 +157,16 @@ class Leaving:
             ranks = range(group.world or 0)
             rank = self._unheard.first(ranks, lambda rank: not group.heard(rank, self._left[rank].word))
             return "" if rank is None else f"no report of what {self.joins.where([rank])} has saved"
-        if self.snapshots.gathering:
+        if self._inquiry.gathered():
             return "no report of hosts that have just been found"
         ended = self.joins.group
         if self._speaker is not None and ended is not None and not ended.heard(*self._speaker):
             return f"no report of what {self.joins.where([self._speaker[0]])} has saved"
-        if self._fresh_seq < 0:
-            self._fresh_seq = self.snapshots.demand_fresh()
-        view = self._late_hosts.first(self.memory.views, self._is_late)
+        view = self._inquiry.first_late(self._is_late)
         return "" if view is None else f"no report of host {view.host}"
 
     def _is_late(self, view: HostView) -> bool:
-        if not view.up:
-            return False
-        if view.reported_s is None or view.reported_s < self._opened_s:
-            return True
-        return view.advised is not None and view.advised < (self.desk.attempt, self._fresh_seq)
+        return view.up and not self._inquiry.is_answered(view)
 
     def _saved(self, group: Group | None) -> bool:
         """True once the step is durable, and everything else that was promised is settled."""
@@ -394,7 +248,7 @@ class Leaving:
         step = self.journal.durable_step
         self.desk.log("info", f"the run is released with step {step}: {self._why}")
         for rank, asks in sorted(self._asks.asks.items()):
-            waiting, errors, _ = self._unfinished(self._left[rank]) if rank in self._left else ([], [], [])
+            waiting, errors, _ = self._promises.unfinished(self._left[rank]) if rank in self._left else ([], [], [])
             for ask in asks:
                 self.desk.answer(ask, LeaveReply(step=step, errors=(*errors, *waiting)))
         self.desk.out.append(Finish(reason=self._why))
@@ -402,9 +256,12 @@ class Leaving:
     # ---------------------------------------------------------------- time
 
     def tick(self, last_trainer_s: float) -> None:
+        """Act on the deadlines of the present phase.
+
+        Args:
+            last_trainer_s: when a trainer was last seen alive: a run that nobody trains is released after a while.
+        """
         now_s, settings = self.desk.now_s, self.desk.settings
-        if self._flushes or self._deletes:
-            self.desk.stir = True
         waited_s = now_s - self._since_s
         group = self._group
         if self.phase == "asking" and waited_s >= settings.barrier_timeout_s:

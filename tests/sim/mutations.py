@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from raystate.core import group, held, host, journal, memory, recovery, saves, slots, snapshots, trainer
+from raystate.core import group, held, host, inquiry, journal, memory, restorable, saves, slots, snapshots, trainer
 from raystate.core.host_messages import Empty
 from raystate.core.messages import EndTrainers, LiveStep, SnapshotId, Staged, Write
 
@@ -147,7 +147,7 @@ def _retention_takes_last() -> Any:
 def _older_memory_wins() -> Any:
     """Memory is preferred, newer durable step or not."""
 
-    return _patched(recovery.Recovery, "_is_behind", _never)
+    return _patched(restorable.Restorable, "is_behind", _never)
 
 
 def _no_hold_rule() -> Any:
@@ -200,10 +200,10 @@ def _stable_without_all() -> Any:
 def _stale_reports_believed() -> Any:
     """The choice is made from whatever reports there are, however old."""
 
-    def is_fresh(_: recovery.Recovery, view: memory.HostView) -> bool:
+    def is_fresh(_: inquiry.RestoreInquiry, view: memory.HostView, __: group.Group) -> bool:
         return view.reported_s is not None
 
-    return _patched(recovery.Recovery, "_is_fresh", is_fresh)
+    return _patched(inquiry.RestoreInquiry, "is_fresh", is_fresh)
 
 
 def _ends_not_fenced() -> Any:

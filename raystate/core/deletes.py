@@ -1,0 +1,91 @@
+"""delete(): a durable step is retired because the user says so, and whoever asked is told when it is gone."""
+
+from __future__ import annotations
+
+from raystate.core.desk import Desk
+from raystate.core.journal import Change, Journal, Request
+from raystate.core.messages import Ask, DeleteAsked, FlushReply, LogEntry
+from raystate.core.saves import Saves
+
+
+class Deletes:
+    """Those that are under way."""
+
+    def __init__(self, desk: Desk, journal: Journal, saves: Saves):
+        self._desk = desk
+        self._journal = journal
+        self._saves = saves
+        self._waiting: list[tuple[DeleteAsked, float]] = []  # with the time when it was asked
+        self._logged: set[Ask] = set()  # those that stand in the log
+        self._deleted: set[int] = set()  # steps
+
+    def asked(self, event: DeleteAsked) -> None:
+        """Somebody wants a step deleted: refuse, or ask the journal to retire it."""
+        step = event.step
+        if step not in self._journal.live and step in self._deleted:
+            # Every process of a loop that deletes asks; the first one's call does it.
+            self._logged.add(event.ask)
+            self._waiting.append((event, self._desk.now_s))
+            self._desk.stir = True
+            return
+        why = self._journal.refuse_retire(step)
+        if why is not None:
+            kind = "StorageError" if step in self._journal.live else "StepNotFoundError"
+            self._desk.fail([event.ask], kind, why, step=step, available=sorted(self._journal.live))
+            return
+        if step == max(self._journal.live) or step == self._saves.restoring:
+            what = "the newest durable step" if step == max(self._journal.live) else "in use"
+            self._desk.fail([event.ask], "StorageError", f"step {step} is {what} and is not deleted", step=step)
+            return
+        self._waiting.append((event, self._desk.now_s))
+        self._journal.request(Request(kind="delete", why=f"delete of step {step}", retires=((step, "delete"),)))
+
+    # ---------------------------------------------------------------- its entries in the log
+
+    def change(self, request: Request) -> Change | None:
+        """The step, unless it has become the newest or may not be retired by now."""
+        left = [
+            (step, False, why)
+            for step, why in request.retires
+            if self._journal.refuse_retire(step) is None and step != max(self._journal.live)
+        ]
+        return (None, left, request.why) if left else None
+
+    def logged(self, request: Request, entry: LogEntry | None) -> None:  # noqa: ARG002 - see journal.Editor
+        """Note that all who wait for this step have their entry."""
+        for step, _ in request.retires:
+            self._logged.update(waiting.ask for waiting, _ in self._waiting if waiting.step == step)
+            self._deleted.add(step)
+        self._desk.stir = True
+
+    # ---------------------------------------------------------------- progress
+
+    def turn(self) -> None:
+        """Answer those whose step is gone, or won't go in time."""
+        if not self._waiting:
+            return
+        desk, journal = self._desk, self._journal
+        left: list[tuple[DeleteAsked, float]] = []
+        for event, since_s in self._waiting:
+            waited_s = desk.now_s - since_s
+            logged = event.ask in self._logged
+            if logged and event.step in journal.live:
+                desk.fail([event.ask], "StorageError", f"step {event.step} is not deleted any more: it is in use", step=event.step)
+            elif logged and event.step not in journal.retiring:
+                desk.answer(event.ask, FlushReply(durable_step=journal.durable_step))
+            elif (pinned := journal.pinned.get(event.step)) is not None:
+                text = f"step {event.step} is retired, and removed when it is no longer pinned ({pinned})"
+                desk.fail([event.ask], "StorageError", text, step=event.step)
+            elif waited_s >= desk.settings.save_timeout_s:
+                text = f"step {event.step} is not removed after {waited_s:.1f} s: {'; '.join(journal.troubles[-1:])}"
+                desk.fail([event.ask], "StorageError", text, step=event.step, waited_s=waited_s)
+            else:
+                left.append((event, since_s))
+                continue
+            self._logged.discard(event.ask)
+        self._waiting = left
+
+    def tick(self) -> None:
+        """Look at the deadlines of those who wait."""
+        if self._waiting:
+            self._desk.stir = True

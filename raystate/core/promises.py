@@ -1,0 +1,96 @@
+"""What became of the steps for which save() has returned True: whoever flushes waits for it, and whoever closes is told."""
+
+from __future__ import annotations
+
+from raystate.core.desk import Desk
+from raystate.core.group import Joins
+from raystate.core.journal import Journal
+from raystate.core.memory import Memory
+from raystate.core.messages import FlushAsked, FlushReply, LeaveAsked, SnapshotId
+from raystate.core.saves import Saves
+
+
+class Promises:
+    """Waits for durability on behalf of the ranks that have called wait_until_finished()."""
+
+    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves):
+        self._desk = desk
+        self._memory = memory
+        self._joins = joins
+        self._journal = journal
+        self._saves = saves
+        self._waiting: list[tuple[FlushAsked, float]] = []  # with the time when it was asked
+
+    def flush_asked(self, event: FlushAsked) -> None:
+        """A rank waits until everything that it was promised is durable, or known to be lost."""
+        if self._joins.check(event.ask, event.lineage, event.rank):
+            self._waiting = [one for one in self._waiting if one[0].ask != event.ask]
+            self._waiting.append((event, self._desk.now_s))
+            self._desk.stir = True
+
+    def turn(self) -> None:
+        """Answer those whose promises are all settled, whose group is gone, or who have waited long enough."""
+        if not self._waiting:
+            return
+        left: list[tuple[FlushAsked, float]] = []
+        for event, since_s in self._waiting:
+            group = self._joins.group
+            waiting, errors, lost = self.unfinished(event)
+            gone = group is None or not group.alive or group.lineage != event.lineage
+            waited_s = self._desk.now_s - since_s
+            if waiting and not gone and waited_s < self._desk.settings.save_timeout_s:
+                left.append((event, since_s))
+                continue
+            if waiting:
+                errors += [f"{text} (after {waited_s:.1f} s)" for text in waiting]
+                lost = list(event.promised)
+            mistake = self._saves.mistake
+            if mistake is not None and mistake[0] in lost:
+                self._desk.fail([event.ask], "ConfigError", mistake[1], step=mistake[0].step)
+                continue
+            reply = FlushReply(durable_step=self._journal.durable_step, errors=tuple(errors), lost=tuple(lost))
+            self._desk.answer(event.ask, reply)
+        self._waiting = left
+
+    def tick(self) -> None:
+        """Look at the deadlines of those who wait."""
+        if self._waiting:
+            self._desk.stir = True
+
+    # ---------------------------------------------------------------- what became of them
+
+    def unfinished(self, event: FlushAsked | LeaveAsked) -> tuple[list[str], list[str], list[SnapshotId]]:
+        """(what is still under way, what has failed, the snapshots that have) of what was promised to a rank."""
+        group = self._joins.group
+        if not event.promised:
+            return [], [], []
+        if group is None or not group.heard(event.rank, event.word):
+            return [f"no report yet of what {self._joins.where([event.rank])} has saved"], [], []
+        waiting: list[str] = []
+        errors: list[str] = []
+        lost: list[SnapshotId] = []
+        for key in event.promised:
+            durable, why = self._saves.fate(key)
+            if durable is None and key not in self._saves.jobs and key.step not in self._journal.live:
+                skipped = self._skipped(key)
+                if skipped:
+                    durable = False
+                    why = f"{self._joins.where(skipped)} had no free slot for it before a newer step came"
+            if durable is None:
+                waiting.append(why)
+            elif not durable:
+                errors.append(why if why.startswith("step ") else f"step {key.step}: {why}")
+                lost.append(key)
+        return waiting, errors, lost
+
+    def _skipped(self, key: SnapshotId) -> list[int]:
+        """Ranks that are past the snapshot and neither hold nor stage it: it can't become complete any more."""
+        group = self._joins.group
+        snap = self._memory.snaps.get(key)
+        pieces = {} if snap is None else snap.pieces
+        seen = {} if group is None or group.lineage != key.lineage else group.seen
+        return [
+            rank
+            for rank, one in sorted(seen.items())
+            if one.place > key.place and key.step not in one.pending and rank not in pieces
+        ]

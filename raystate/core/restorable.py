@@ -1,0 +1,117 @@
+"""What can be restored now: complete snapshots in memory, published steps in storage, and which of them turned out damaged."""
+
+from __future__ import annotations
+
+from raystate.core.group import Group
+from raystate.core.journal import Journal
+from raystate.core.memory import Memory, Snap
+from raystate.core.messages import RestoreChoice, SnapshotId, Tier
+
+
+class Restorable:
+    """Offers the steps of all tiers to one restore, without those that it has tried in vain."""
+
+    def __init__(self, memory: Memory, journal: Journal):
+        self._memory = memory
+        self._journal = journal
+        self._excluded: set[tuple[Tier, SnapshotId]] = set()
+        self._damaged: list[tuple[int, str]] = []
+        self._aside: list[tuple[int, str]] = []  # damaged in storage, to be set aside once an older step is chosen
+
+    def forget_damage(self) -> None:
+        """Another restore begins: it may try everything."""
+        self._excluded = set()
+        self._damaged = []
+        self._aside = []
+
+    def exclude(self, choice: RestoreChoice, why: str) -> None:
+        """The ranks could not restore this choice: it is not offered again."""
+        self._excluded.add((choice.tier, SnapshotId(choice.lineage, choice.step, choice.again)))
+        self._damaged.append((choice.step, f"{choice.tier}: {why}"))
+        if choice.tier == "storage":
+            self._aside.append((choice.step, why))
+
+    @property
+    def damaged(self) -> tuple[tuple[int, str], ...]:
+        """What was tried in vain, as (step, why)."""
+        return tuple(self._damaged)
+
+    def take_damaged_in_storage(self) -> list[tuple[int, str]]:
+        """The stored steps that were tried in vain since the last call, as (step, why)."""
+        aside, self._aside = self._aside, []
+        return aside
+
+    # ---------------------------------------------------------------- what there is
+
+    def stored(self) -> list[int]:
+        """Published steps, oldest first."""
+        return [step for step in self._journal.published if ("storage", SnapshotId("", step)) not in self._excluded]
+
+    def newest_in_memory(self) -> Snap | None:
+        """The best complete snapshot if nothing in storage is better."""
+        found = self._in_memory()
+        return found[0] if found and not self.is_behind(found[0], self.stored()) else None
+
+    def in_memory(self, want: int | None) -> Snap | None:
+        """The snapshot to restore from memory: of the step `want`, or the newest; None if storage has it, or nobody."""
+        if want is None:
+            return self.newest_in_memory()
+        snap = next((snap for snap in self._in_memory() if snap.step == want), None)
+        if snap is not None and want in self.stored() and not self._is_stored(snap):
+            return None  # other bytes under the same number: the durable ones are the run's
+        return snap
+
+    def all_in_memory(self) -> list[int]:
+        """Steps that are complete in memory, damaged ones included; for messages."""
+        return sorted({snap.step for snap in self._memory.candidates()})
+
+    def _in_memory(self) -> list[Snap]:
+        return [snap for snap in self._memory.candidates() if ("memory", snap.id) not in self._excluded]
+
+    def is_behind(self, snap: Snap, stored: list[int]) -> bool:
+        """Never an older memory step over a newer durable one; of equal bytes memory is faster.
+
+        Other bytes under the same number could never become durable: a run that has them as its last step could not end.
+        """
+        return bool(stored) and (stored[-1] > snap.step or (stored[-1] == snap.step and not self._is_stored(snap)))
+
+    def _is_stored(self, snap: Snap) -> bool:
+        return self._journal.snapshots.get(snap.step) == snap.id
+
+    # ---------------------------------------------------------------- the choice
+
+    def choice(self, group: Group, snap: Snap | None, step: int | None) -> RestoreChoice:
+        """What the ranks are told to restore.
+
+        Args:
+            group: in the lineage that begins with the restore.
+            snap: to restore from memory.
+            step: to restore from storage, if there is no `snap`; None: the run has no step.
+        """
+        if snap is not None:
+            return RestoreChoice(
+                tier="memory",
+                step=snap.step,
+                begins=group.lineage,
+                lineage=snap.lineage,
+                again=snap.id.again,
+                hosts=tuple(snap.homes(group.hosts).items()),
+                reason=f"step {snap.step} is complete in memory (lineage {snap.lineage}); newest durable step: "
+                f"{self._journal.durable_step}",
+                set_aside=self.damaged,
+            )
+        if step is None:
+            return RestoreChoice(
+                tier="none", step=-1, begins=group.lineage, reason="the run has no step yet", set_aside=self.damaged
+            )
+        tail = self._journal.tail
+        assert tail is not None
+        best = self._memory.candidates()[:1]
+        return RestoreChoice(
+            tier="storage",
+            step=step,
+            begins=group.lineage,
+            save=next((one.save for one in tail.live if one.step == step), None),
+            reason=f"step {step} is durable; newest complete in memory: {best[0].step if best else 'none'}",
+            set_aside=self.damaged,
+        )

@@ -1,0 +1,92 @@
+"""What the ranks of a group say when they restore: which step they want, and what an earlier attempt had chosen for them."""
+
+from __future__ import annotations
+
+from raystate.core.desk import Barrier
+from raystate.core.group import Group
+from raystate.core.messages import Ask, RestoreAsked, RestoreTried, lineage_order
+
+
+class Wishes:
+    """The questions of one restore, by rank."""
+
+    def __init__(self, now_s: float):
+        self._barrier = Barrier(now_s)
+        self._wishes: dict[int, tuple[int | None, bool]] = {}  # (step, rollback)
+        self._words: dict[int, int] = {}  # rank -> number of its last word before it asked
+        self._waiting: dict[int, int] = {}  # rank that waits for the outcome of an earlier attempt's choice -> its last word
+        self._resumed = -1  # the step that an earlier attempt had chosen for this group
+        self._resumed_in = ""  # the lineage that began with that choice
+        self._asked_in = ""  # newest lineage that a rank has asked from
+
+    # ---------------------------------------------------------------- they ask
+
+    def add(self, event: RestoreAsked, group: Group) -> None:
+        """A rank asks for a restore."""
+        self._barrier.add(event.rank, event.ask)
+        self._wishes[event.rank] = (event.step, event.rollback)
+        self._asked_in = max(self._asked_in, event.lineage, key=lineage_order)
+        # A later lineage's words don't tell of the one before.
+        self._words[event.rank] = event.word if event.lineage == group.lineage else 0
+
+    def resume(self, event: RestoreTried) -> None:
+        """A rank tells how the choice of an earlier attempt went, and waits for the outcome."""
+        self._resumed_in = max(self._resumed_in, event.lineage, key=lineage_order)
+        self._resumed = event.step if event.ok and event.step >= 0 else self._resumed
+        self._barrier.add(event.rank, event.ask)
+        self._words[event.rank] = self._waiting[event.rank] = event.word
+
+    def add_again(self, rank: int, ask: Ask) -> None:
+        """A rank waits for the next answer."""
+        self._barrier.add(rank, ask)
+
+    def take(self, now_s: float) -> list[Ask]:
+        """All who wait, for an answer now; then they are awaited anew."""
+        asks, self._barrier = self._barrier.everybody(), Barrier(now_s)
+        return asks
+
+    # ---------------------------------------------------------------- what is known from them
+
+    def everybody(self) -> list[Ask]:
+        """All who wait for an answer."""
+        return self._barrier.everybody()
+
+    def is_full(self, world: int | None) -> bool:
+        """All ranks wait."""
+        return self._barrier.is_full(world)
+
+    def missing(self, world: int | None) -> list[int]:
+        """Ranks that don't wait yet."""
+        return self._barrier.missing(world)
+
+    def is_older(self, lineage: str) -> bool:
+        """What was resumed belongs to a restore that whoever asks from this lineage has finished."""
+        return bool(self._resumed_in) and has_passed(lineage, self._resumed_in)
+
+    def is_over(self, lineage: str) -> bool:
+        """Some rank has asked after it had finished the restore with which this lineage began."""
+        return bool(self._asked_in) and has_passed(self._asked_in, lineage)
+
+    def differences(self) -> str:
+        """How the ranks differ in what they want; "" if they agree."""
+        if len(set(self._wishes.values())) <= 1:
+            return ""
+        return ", ".join(f"rank {rank}: step={step}, rollback={back}" for rank, (step, back) in sorted(self._wishes.items()))
+
+    def wanted(self) -> tuple[int | None, bool]:
+        """(step, rollback) that all want. Without a wish it is the step that an earlier attempt had chosen; None: the newest."""
+        step, rollback = next(iter(self._wishes.values()), (None, False))
+        return (step if step is not None or self._resumed < 0 else self._resumed), rollback
+
+    def word(self, rank: int) -> int:
+        """Number of the last word that the rank wrote before it asked."""
+        return self._words.get(rank, 0)
+
+    def gone_on(self, group: Group) -> list[int]:
+        """Ranks that waited for the outcome of an earlier attempt's choice, had it from there, and have gone on."""
+        return [rank for rank, word in self._waiting.items() if word and rank in group.seen and group.seen[rank].number > word]
+
+
+def has_passed(lineage: str, begun: str) -> bool:
+    """Whether whoever asks from `lineage` has finished the restore with which `begun` began."""
+    return lineage_order(lineage) >= lineage_order(begun)
