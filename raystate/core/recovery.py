@@ -209,6 +209,9 @@ class Recovery:
             on_the_way = [*self.journal.publishing, *([job.key.step] if job is not None and committing else [])]
             if all(step <= best.step for step in on_the_way):
                 return ""  # whatever becomes of them, memory has something newer: storage that is slow or out holds nobody up
+        left = [step for step in self.journal.retiring if self._rollback and self._want is not None and step > self._want]
+        if any(step not in self.journal.pinned for step in left):
+            return f"the removal of steps {left} ({'; '.join(self.journal.troubles[-1:]) or 'under way'})"
         if self.journal.publishing:
             return (
                 f"the publication of steps {list(self.journal.publishing)} ({'; '.join(self.journal.troubles[-1:]) or 'under way'})"
@@ -315,11 +318,15 @@ class Recovery:
         tier = max(
             (one.tier for one in self._tried.values()), key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default=""
         )
+        base = SnapshotId(choice.lineage, step, choice.again)
+        durable = choice.tier == "storage" or self.saves.fate(base)[0] is True
+        saving = not durable and base in self.saves.jobs
         settled = RestoreSettled(
             step=step,
             tier=tier,
             ahead=tuple(sorted(one for one in self.journal.live if one > step)),
-            safe=choice.tier == "storage" or self._is_saved(SnapshotId(choice.lineage, step, choice.again)),
+            safe=durable or saving,
+            saving=saving,
             durable_step=self.journal.durable_step,
             advice=(self.desk.attempt, self.snapshots.seq),
         )
@@ -327,11 +334,6 @@ class Recovery:
             self.desk.answer(ask, settled)
         self.desk.log("info", f"all {group.world} ranks have restored step {step} from {tier or choice.tier}")
         self._enter("idle")
-
-    def _is_saved(self, base: SnapshotId) -> bool:
-        """Whether the restored snapshot is durable, or is going to be."""
-        durable, _ = self.saves.fate(base)
-        return durable is True or base in self.saves.jobs
 
     def _fail(self, error: str, message: str, **details: object) -> None:
         self.desk.log("error", message)

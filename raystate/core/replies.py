@@ -57,7 +57,8 @@ class RestoreSettled:
         step: -1: the run has none.
         tier: the slowest that any rank needed.
         ahead: newer steps in storage, of another past: they can't be saved again.
-        safe: the step is durable, or a promise that stands will make it so.
+        safe: the step is durable, or its save is under way.
+        saving: it is under way: whoever waits for durability waits for it, too.
         durable_step: newest published step.
         advice: (attempt, seq) of the newest Advice: older news in a host's word is from before the restore.
     """
@@ -66,6 +67,7 @@ class RestoreSettled:
     tier: str = ""
     ahead: tuple[int, ...] = ()
     safe: bool = False
+    saving: bool = False
     durable_step: int = -1
     advice: tuple[int, int] = (0, 0)
 

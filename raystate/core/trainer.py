@@ -128,13 +128,17 @@ class Trainer:
         self._next_due = self._due_after(step)
         self.phase = "running"
 
-    def settled(self, *, ahead: Iterable[int], safe: bool) -> None:
+    def settled(self, *, ahead: Iterable[int], safe: bool, saving: bool = False) -> None:
         """How the restore ended: the newer steps in storage, and whether the restored one needs no save to be durable.
+
+        `saving`: because one is under way, which is a promise from now on.
 
         `word()` has to be written then: a new Coordinator knows by it that this rank does not wait any more.
         """
         self._ahead = frozenset(ahead)
         self._safe = self.newest if safe else -1
+        if saving and self.kept is not None:
+            self._promises = (*self._promises, self.kept)
 
     def memento(self) -> dict[str, Any]:
         """For `put_back`."""
@@ -155,7 +159,8 @@ class Trainer:
         """The user has been told that these are durable, or that they are not. A lost one may be saved again (with force)."""
         gone = set(promises)
         self._promises = tuple(one for one in self._promises if one not in gone)
-        if SnapshotId(self.lineage, self._safe, self.again) in set(lost):
+        newest = self.kept if self.again < 0 else SnapshotId(self.lineage, self._safe, self.again)
+        if newest in set(lost):
             self._safe = -1
 
     @property

@@ -96,7 +96,7 @@ class Restoring:
 
     def _settled(self, reply: RestoreSettled) -> None:
         with self._pipeline.locked() as machine:
-            machine.settled(ahead=reply.ahead, safe=reply.safe)
+            machine.settled(ahead=reply.ahead, safe=reply.safe, saving=reply.saving)
         self._pipeline.speak()
 
     def _settle(

@@ -21,7 +21,9 @@ KEPT = (
     63,  # the same, by a rank that died in its close
     81,  # a restore that chose again waited for words of the lineage that it had just ended
     116,  # new slots for a state that had grown, although a copy into one of the old was about to begin
+    235,  # a restored step whose save was under way: force said that it needs no other, and nobody waited for it
     389,  # a rank whose newest step was restored counted as having skipped the forced save of that step
+    459,  # a rollback returned while the newer steps could still be seen in slow storage
     323,  # a Coordinator that was killed came back while storage was out, and ended the run
 )
 

@@ -264,7 +264,7 @@ class TrainerProc(Proc):
     def _settled(self, reply: RestoreSettled) -> None:
         assert self.machine is not None
         self.world.check_settled(self, reply.step)
-        self.machine.settled(ahead=reply.ahead, safe=reply.safe)
+        self.machine.settled(ahead=reply.ahead, safe=reply.safe, saving=reply.saving)
         self._speak(self.machine.word())
         self.step = max(0, reply.step)
         self.stage = "train"
