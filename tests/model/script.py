@@ -370,7 +370,8 @@ class Player:
             self.note(f"wait_until_finished: {error}")
             self.excuse(error)
             self.last_true = -1
-            self.line.promised = self.line.promised and f"step {self.line.newest}" not in str(error)
+            # What has been told as lost may be saved again; the manager knows which of a long list.
+            self.line.promised = self.manager._pipeline.machine.is_safe
             return
         self.note("wait_until_finished")
         self.truth.durable(f"wait_until_finished on rank {self.me}", promises)
