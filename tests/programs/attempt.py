@@ -25,9 +25,8 @@ def attempt(given: dict[str, Any]) -> None:
     """Train.
 
     Args:
-        given: "program": module of tests.programs; "config": for its `train`; "out": folder for what is told; "tell": the step
-            whose state is told; "kill": None, or {"rank", "step"}: that rank ends itself with SIGKILL after that step's save, in its
-            first attempt only.
+        given: "program": module of tests.programs; "config": for its `train`; "out": folder for what is told; "kill": None, or
+            {"rank", "step"}: that rank ends itself with SIGKILL after that step's save, in its first attempt only.
     """
     import jax
 
@@ -42,7 +41,7 @@ def attempt(given: dict[str, Any]) -> None:
             begun.append(step - 1)
             with open(out / f"begun-{rank}", "a") as file:
                 file.write(f"{step - 1}\n")
-        if step == given["tell"]:
+        if step == given["config"]["steps"]:
             (out / f"end-{rank}.json").write_text(json.dumps(digests(state)))
         if kill is None or rank != kill["rank"]:
             return

@@ -39,16 +39,10 @@ class Place:
     storage: str
     run: str
 
-    def given(self, program: str, dies: int | None, *, tell: int = STEPS, **config: Any) -> dict[str, Any]:
-        """For `attempt`.
-
-        Args:
-            dies: the rank that is killed.
-            tell: the step whose state is compared.
-            config: for the program.
-        """
+    def given(self, program: str, dies: int | None, **config: Any) -> dict[str, Any]:
+        """For `attempt`. dies: the rank that is killed; config: for the program."""
         kill = None if dies is None else {"rank": dies, "step": DIES_AFTER}
-        return {"program": program, "config": {"steps": STEPS, **config}, "out": str(self.out), "tell": tell, "kill": kill}
+        return {"program": program, "config": {"steps": STEPS, **config}, "out": str(self.out), "kill": kill}
 
     def end(self, ranks: int) -> End:
         digests = [json.loads((self.out / f"end-{rank}.json").read_text()) for rank in range(ranks)]
@@ -84,10 +78,9 @@ def run_script(place: Place, address: str, given: dict[str, Any], devices: int) 
     return done.returncode
 
 
-def fit(place: Place, given: dict[str, Any], *, ranks: int, devices: int, save_every_steps: int = SAVE_EVERY) -> Any:
+def fit(place: Place, given: dict[str, Any], *, ranks: int, devices: int) -> Any:
     """`raystate.fit`. devices: CPU devices of each process."""
-    config = _config(place).replace(save_every_steps=save_every_steps)
-    return raystate.fit(attempt, config, num_workers=ranks, train_loop_config=given, run_config=_run_config(place, devices))
+    return raystate.fit(attempt, _config(place), num_workers=ranks, train_loop_config=given, run_config=_run_config(place, devices))
 
 
 def fit_with_callback(place: Place, given: dict[str, Any], *, ranks: int, devices: int, **more: Any) -> Any:

@@ -35,15 +35,15 @@ def test_quickstart_of_ray_with_equal_values(ray_address: str, place: Callable[[
     check([fitted(0, STEPS)] * 2, there.end(2))
 
 
-def test_quickstart_of_ray_as_it_stands(ray_address: str, place: Callable[[str], Place]) -> None:
-    """After a kill each rank goes on with what was its own. The first step that is to be durable is refused, and that ends it at once."""
-    there, due = place("killed"), STEPS - 2
-    given = there.given("quickstart", 1, tell=due - 1, steps=10**6, seed="rank")
-    with pytest.raises(raystate.ConfigError, match=OWN_VALUES) as caught:
-        fit(there, given, ranks=2, devices=1, save_every_steps=due)
-    assert caught.value.step == due
-    check([fitted(rank, due - 1) for rank in (0, 1)], there.end(2))
+def test_quickstart_of_ray_as_it_stands_is_refused(ray_address: str, place: Callable[[str], Place]) -> None:
+    """Soon and once, whatever there is still to do; and the corrected script is not held to the values that were refused."""
+    there = place("refused")
+    with pytest.raises(raystate.ConfigError, match=OWN_VALUES):
+        fit(there, there.given("quickstart", None, steps=10**6, seed="rank"), ranks=2, devices=1)
     assert raystate.Reader(there.storage).all_steps() == []
+    fit(there, there.given("quickstart", None, seed="same"), ranks=2, devices=1)
+    assert there.end(2).begun == [[0, 0], [0, 0]]
+    assert there.end(2).digests == [fitted(0, STEPS)] * 2
 
 
 def test_gpt2_of_ray_with_a_dataset(groups: Any) -> None:
