@@ -285,6 +285,7 @@ class Coordinator:
             # Its Coordinator is the next one: this one would end under its feet.
             self._desk.fail([event.ask], "StaleAttemptError", "the run is being released", released=True)
             return
+        self.snapshots.trainer_heard()
         self.joins.joined(event)
 
     def _packaged(self, event: Packaged) -> None:

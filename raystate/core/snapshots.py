@@ -70,6 +70,10 @@ class Snapshots:
         self.gather_until_s = self.desk.now_s + self.desk.settings.host_timeout_s
         self.last_trainer_s = self.desk.now_s
 
+    def trainer_heard(self) -> None:
+        """A trainer has spoken to the Coordinator itself: it may be a while before its host reports it."""
+        self.last_trainer_s = self.desk.now_s
+
     def host_up(self, event: HostUp) -> None:
         view = self.memory.view(event.host, self.desk.now_s)
         if self._speaks(view, event.incarnation, 0):

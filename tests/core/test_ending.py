@@ -195,3 +195,12 @@ def test_who_joins_while_the_run_ends_waits_for_the_next_coordinator():
     assert driver.core.finished
     driver.send(Joined(ask=Ask("again"), group="h", rank=0, world=2, host=HostId("a"), nonce="n"))
     assert driver.replies(Failure)[-1].details == {"released": True}
+
+
+def test_a_trainer_that_has_just_joined_is_a_sign_of_life():
+    driver = running(idle_timeout_s=60.0)
+    driver.tick(59.0)
+    driver.auto = False  # no host reports for a while
+    driver.send(Joined(ask=Ask("j"), group="h", rank=0, world=2, host=HostId("a"), nonce="n"))
+    driver.tick(59.0)
+    assert driver.core.leaving.phase == "open"
