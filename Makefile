@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # What shows most mistakes in the first minute: no cluster, no program that trains, no server.
 FIRST := $(addprefix tests/,house config arena arrays orbax testing cli package actors record)
-# What starts a Ray cluster.
+# Each has a Ray cluster of its own.
 CLUSTER := tests/cluster tests/programs
 # They compare seconds, so nothing else runs beside them.
 TIMED := tests/cluster/test_cost.py tests/cluster/test_recovery_time.py
@@ -38,7 +38,8 @@ demo: $(STAMP)
 test: test-first
 	$(PYTEST) -n 2 tests/model $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests $(addprefix --ignore=,tests/core tests/model $(FIRST) $(CLUSTER)) $(ARGS)
-	$(PYTEST) -n 2 --dist loadfile -rP $(CLUSTER) $(addprefix --ignore=,$(TIMED)) $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile tests/programs $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile -rP tests/cluster $(addprefix --ignore=,$(TIMED)) $(ARGS)
 	$(PYTEST) -rP $(TIMED) $(ARGS)
 
 # Every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other, failing
