@@ -71,10 +71,13 @@ def _abandoned_copies_go_on() -> Any:
 
 
 def _retention_by_number() -> Any:
-    """(3, 8) Retention keeps the highest numbers, whatever past they are of."""
+    """(3, 8) If one step is kept, retention keeps the highest number, whatever past that is of."""
+    real = retention.choose_retired
 
-    def choose(live: Any, *_: Any) -> list[tuple[int, str]]:
-        most = max((one.step for one in live), default=-1)
+    def choose(live: Any, kept: Any, in_use: Any = ()) -> list[tuple[int, str]]:
+        if len(kept) != 1:
+            return real(live, kept, in_use)
+        most = max(one.step for one in live)
         return [(one.step, "retention") for one in live if one.step != most]
 
     return _patched((retention, "choose_retired", choose), (saves, "choose_retired", choose))

@@ -466,6 +466,8 @@ class Player:
         if not self.close():
             raise Ended("close has failed, and said so: the launcher starts this script again")
         self.reopened += 1
+        world = self.rank.world
+        world.config = world.config.replace(keep_last=(1, 2, None)[call.amount - 1])  # the next launch's own configuration
         self.group = f"{self.group}r{self.reopened}"
         self.manager = self.rank.open(self.group)
         self.restore(None)
