@@ -29,16 +29,18 @@ KEPT = (
 
 # Where each planted bug is found first; the search goes on from seed 0 if it is not found there any more.
 KNOWN = {
-    "abandoned copies go on": 208,
     "a repeat is the same save": 6,
+    "a restored step counts as durable": 16,
+    "abandoned copies go on": 62,
+    "judged on older reports": 6,
+    "long words are not sent": 6,
+    "old slots are a dead trainer's": 1,
+    "steps of another past are taken": 10,
+    "tables do not grow": 14,
+    "the last step is not kept": 11,
     "a failed save leaves traces": 3,
     "checked after the decision": 7,
-    "judged on older reports": 5,
-    "released under a new group": 57,
-    "slots replaced while one is to be filled": 189,
-    "steps of another past are taken": 10,
     "text is a metric": 0,
-    "the last step is not kept": 11,
 }
 
 
