@@ -69,6 +69,7 @@ class RayHosts:
         self._config = config
         self._run_hash = run_hash
         self._handles: dict[HostId, Any] = {}
+        self._writes: dict[tuple[HostId, str], Future[Any]] = {}  # by save: an order is given again, and takes one call
 
     def _handle(self, host: HostId) -> Any | None:
         if host not in self._handles:
@@ -79,8 +80,7 @@ class RayHosts:
         return self._handles[host]
 
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
-        if self._handle(host) is not None:
-            return
+        # Each time: the one that was there may have been ended, or have failed to start.
         handle = self._handles[host] = create_host(
             run=self._config.run,
             run_hash=self._run_hash,
@@ -93,7 +93,8 @@ class RayHosts:
         def check(future: Future[Any]) -> None:
             error = future.exception()
             if error is not None:
-                on_error(str(error).strip().splitlines()[-1])
+                self._handles.pop(host, None)
+                on_error((str(error).strip().splitlines() or [type(error).__name__])[-1])
 
         handle.pid.remote().future().add_done_callback(check)
 
@@ -117,7 +118,13 @@ class RayHosts:
             failed: Future[Any] = Future()
             failed.set_exception(RuntimeError(f"host {order.host[:8]} has no HostActor"))
             return failed
-        return handle.write.remote(order).future()
+        key = (order.host, order.save)
+        if key not in self._writes:
+            # A call takes a thread of the HostActor's until the share is written.
+            self._writes[key] = under_way = handle.write.remote(order).future()
+            under_way.add_done_callback(lambda _: self._writes.pop(key, None))
+            return under_way
+        return self._writes[key]
 
     def close_all(self, *, remove_arena: bool) -> None:
         handles = {host: self._handle(host) for host in {*self._handles, *find_hosts(self._run_hash)}}
@@ -205,15 +212,16 @@ class CoordinatorActor:
         service = self._started
         if service.failed is not None:
             return service.failed
-        admission = admit(
-            self._owner,
-            owner,
-            service.ledger.presence,
-            config=self._config,
-            owner_s=self._owner_s,
-            now_s=now_s,
-            takeover=takeover,
-        )
+        with service.ledger.lock:
+            admission = admit(
+                self._owner,
+                owner,
+                service.ledger.presence,
+                config=self._config,
+                owner_s=self._owner_s,
+                now_s=now_s,
+                takeover=takeover,
+            )
         if admission.failure is not None:
             return admission.failure
         if owner.identity != self._owner.identity or owner.rank == 0:
@@ -245,9 +253,10 @@ class CoordinatorActor:
 
     async def use(self) -> tuple[Occupancy, Owner, float]:
         """(whether the run's trainers are alive, whose they are, seconds since something was heard of them)."""
-        now_s, presence = time.monotonic(), self._started.ledger.presence
-        state = occupancy(self._owner, presence, owner_s=self._owner_s, now_s=now_s)
-        return state, dataclasses.replace(self._owner, config=None), now_s - max(self._owner_s, presence.heard_s)
+        now_s, ledger = time.monotonic(), self._started.ledger
+        with ledger.lock:
+            state = occupancy(self._owner, ledger.presence, owner_s=self._owner_s, now_s=now_s)
+            return state, dataclasses.replace(self._owner, config=None), now_s - max(self._owner_s, ledger.presence.heard_s)
 
     @property
     def _started(self) -> CoordinatorLoop:

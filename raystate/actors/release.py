@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
 from raystate.config import StateConfig
@@ -78,5 +79,9 @@ def _wait_or_kill(name: str, timeout_s: float) -> None:
         return
     for left in run_actors(name):
         actor = find_actor(left)
-        if actor is not None:
-            ray.kill(actor, no_restart=True)
+        if actor is None:
+            continue
+        if left != coordinator_name(name):
+            with contextlib.suppress(RayError):  # with its shared memory, which nobody else would remove while the node lives
+                ray.get(actor.close.remote(True), timeout=QUICK_S)
+        ray.kill(actor, no_restart=True)

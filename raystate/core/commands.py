@@ -149,10 +149,16 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Superseded:
-    """A newer attempt has claimed: answer everybody with StaleAttemptError and end, touching nothing."""
+    """A newer attempt has claimed: answer whoever asks with StaleAttemptError, and leave the storage alone.
+
+    Attributes:
+        by_stranger: it is of another cluster: the trainers here have been advised that their run is over, and the HostActors end. Else
+            it is this run's next Coordinator, with these very trainers and HostActors.
+    """
 
     by_attempt: int
     reason: str
+    by_stranger: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

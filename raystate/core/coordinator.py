@@ -269,6 +269,10 @@ class Coordinator:
         desk.log("error", end.reason)
         for ask in desk.open_asks:
             self._refuse_stale(ask)
+        if end.by_stranger:  # else save() would go on to say True
+            details = {"by_attempt": end.by_attempt}
+            self.snapshots.fail(Failure(error="StaleAttemptError", message=end.reason, details=details))
+            self.snapshots.advise()
         desk.out.append(end)
 
     def _refuse_stale(self, ask: Ask) -> None:

@@ -278,7 +278,8 @@ class Journal:
     def _supersede(self, tail: LogEntry | None, flight: LogEntry) -> None:
         attempt = -1 if tail is None else tail.attempt
         text = f"log entry {flight.seq} belongs to attempt {attempt}: this attempt ({self.desk.attempt}) has been superseded"
-        self.superseded = Superseded(by_attempt=attempt, reason=text)
+        stranger = tail is not None and _cluster_of(tail.writer) != _cluster_of(self.writer)
+        self.superseded = Superseded(by_attempt=attempt, reason=text, by_stranger=stranger)
         self.desk.stir = True
 
     def _arrived(self, entry: LogEntry) -> None:
@@ -342,3 +343,8 @@ class Journal:
                 self.desk.log("info", f"step {step} is retired: {intent.reason}")
             self._looked()
             return
+
+
+def _cluster_of(writer: str) -> str:
+    """The part of a writer's id that all Coordinators of one run in one cluster share: all but the last, random one."""
+    return writer.rpartition(".")[0]

@@ -92,11 +92,14 @@ class Ending:
             return
         session = self._session
         reason = f"rank {session.rank} failed: {type(error).__name__}: {error}".splitlines()[0]
-        self._pipeline.close()
-        # Its word says so before anybody hears of it: a trainer that leaves by itself is not ended with the others of its group.
+        # Its word says so before anybody hears of it: a trainer that leaves by itself is not ended with the others of its group. And the
+        # others hear of it before a copy, which may wait for a computation that never ends, is waited for.
         self._say_phase(reason)
         with contextlib.suppress(Exception):
             session.say_failed(reason, error)
+        self._pipeline.close()
+        with contextlib.suppress(Exception):
+            self._pipeline.speak()
             if not self._launched:  # nobody restarts this script: what is in memory becomes durable now
                 self._release(reason)
         self.detach(failed=reason)

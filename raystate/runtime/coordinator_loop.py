@@ -79,7 +79,8 @@ class CoordinatorLoop:
         known_hosts: those that exist already.
         writer: random id of this process, for the log.
         is_dead: tells whether the process behind a log writer id is known to be dead.
-        on_end: called once from the loop's thread when the run is released or superseded.
+        on_end: called once from the loop's thread when the run is released, can't be claimed, was taken by another cluster, or the loop
+            has failed.
         restarted: it follows a Coordinator that was killed: while storage is out, whoever trains goes on, and is kept waiting.
         workers: who carries out the slow commands; None: threads of its own.
         packager: makes a step's package of what the hosts have written.
@@ -284,8 +285,8 @@ class CoordinatorLoop:
                 logger.log(getattr(logging, level.upper()), "%s", text)
             case Finish(reason=reason):
                 self._finish(reason)
-            case Superseded(by_attempt=by_attempt, reason=reason):
-                self._superseded(by_attempt, reason)
+            case Superseded():
+                self._superseded(command)
             case _:
                 assert_never(command)
 
@@ -294,8 +295,8 @@ class CoordinatorLoop:
     def _finish(self, reason: str) -> None:
         logger.debug("run %r released: %s", self._settings.run, reason)
         self._ended.set()
+        self._hosts.close_all(remove_arena=True)  # first: what a slow storage still has to do needs none of them
         self._workers.shutdown()
-        self._hosts.close_all(remove_arena=True)
         self._end(reason)
 
     def _end(self, reason: str) -> None:
@@ -303,14 +304,18 @@ class CoordinatorLoop:
             self._recorder.close()
         self._on_end(reason)
 
-    def _superseded(self, by_attempt: int, reason: str) -> None:
+    def _superseded(self, end: Superseded) -> None:
         self._fail_all(
             Failure(
                 error=StaleAttemptError.__name__,
-                message=f"attempt {self.attempt} of {self._storage.url} was superseded by attempt {by_attempt}: {reason}",
-                details={"attempt": self.attempt, "by_attempt": by_attempt},
+                message=f"attempt {self.attempt} of {self._storage.url} was superseded by attempt {end.by_attempt}: {end.reason}",
+                details={"attempt": self.attempt, "by_attempt": end.by_attempt},
             )
         )
+        if end.by_stranger:
+            self._ended.set()
+            self._hosts.close_all(remove_arena=True)
+            self._end(end.reason)
 
     def _fail_all(self, failure: Failure) -> None:
         with self._asks_lock:

@@ -36,10 +36,15 @@ class Recovery:
 
 
 class Ledger:
-    """Watches the events and commands that pass through the Coordinator. Called from its thread, but for `raised` and `blame`."""
+    """Watches the events and commands that pass through the Coordinator: who is present, who died first, what came back.
+
+    Attributes:
+        lock: for whoever reads it from another thread than the Coordinator's, which writes it.
+    """
 
     def __init__(self, storage: Storage):
         self._storage = storage
+        self.lock = threading.RLock()
         self._attempt = -1
         # By the nonce that all lineages of a worker group share.
         self._newest: dict[str, int] = {}  # newest step seen
@@ -58,9 +63,10 @@ class Ledger:
 
     def raised(self, lineage: str, end: End) -> None:
         """A trainer tells its exception, before it tells that it has failed."""
-        self._ends.setdefault(group_of(lineage), Ends()).add(end)
-        for old in list(self._ends)[:-REMEMBERED_LINEAGES]:
-            del self._ends[old]
+        with self.lock:
+            self._ends.setdefault(group_of(lineage), Ends()).add(end)
+            for old in list(self._ends)[:-REMEMBERED_LINEAGES]:
+                del self._ends[old]
 
     def blame(self, group: str, cause: str) -> None:
         """The launcher says why a group ended: it has heard of more than the Coordinator."""
@@ -68,11 +74,12 @@ class Ledger:
 
     def ends(self, group: str) -> tuple[End, ...] | None:
         """How the trainers of a worker group ended, as far as this is known, in order. None: no such group has joined."""
-        nonce = next((one for one, its_group in self._group.items() if its_group == group), None)
-        if nonce is None:
-            return None
-        ends = self._ends.get(nonce)
-        return () if ends is None else ends.in_order
+        with self.lock:
+            nonce = next((one for one, its_group in self._group.items() if its_group == group), None)
+            if nonce is None:
+                return None
+            ends = self._ends.get(nonce)
+            return () if ends is None else ends.in_order
 
     def _cause(self, nonce: str) -> str:
         ends = self._ends.get(nonce)
@@ -80,6 +87,10 @@ class Ledger:
         return self._blamed.get(self._group.get(nonce, ""), "" if first is None else first.reason)
 
     def observe(self, message: Any, now_s: float) -> None:
+        with self.lock:
+            self._observe(message, now_s)
+
+    def _observe(self, message: Any, now_s: float) -> None:
         self.presence.observe(message, now_s)
         if isinstance(message, TrainerExited) and not message.clean:
             kind = "ended" if message.ended else "died"

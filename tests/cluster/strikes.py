@@ -150,8 +150,9 @@ def phase_of(victim: str, turn: int) -> str:
 def pid_of(name: str) -> int | None:
     """Of a named actor of raystate's, if it answers."""
     try:
-        actor = ray.get_actor(name, namespace=NAMESPACE)
-        return ray.get(actor.pid.remote(), timeout=5.0)
+        actor: Any = ray.get_actor(name, namespace=NAMESPACE)
+        pid: Any = ray.get(actor.pid.remote(), timeout=5.0)
+        return int(pid)
     except (ValueError, RayActorError, GetTimeoutError):
         return None
 

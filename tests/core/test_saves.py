@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raystate.core.messages import (
+    Advise,
     Append,
     Appended,
     Ask,
@@ -117,6 +118,18 @@ def test_superseded_is_final():
     assert driver.send(Tick()) == []
     [answer] = driver.send(RestoreAsked(ask=Ask("x"), lineage=driver.lineage, rank=0))
     assert answer.reply.details["by_attempt"] == 2
+
+
+def test_trainers_hear_of_another_cluster_that_has_taken_their_run():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    entry = driver.commit()
+    other = LogEntry(seq=entry.seq, attempt=2, writer="elsewhere.run.1", kind="claim", run="r")
+    driver.send(Appended(seq=entry.seq, outcome="taken", tail=other))
+    assert [one.by_stranger for one in driver.take(Superseded)] == [True]
+    told = [one.advice.failure for one in driver.take(Advise)]
+    assert {failure.error for failure in told if failure is not None} == {"StaleAttemptError"}
 
 
 def test_one_save_at_a_time_and_in_order():
