@@ -70,7 +70,8 @@ class Script:
         return None if self.process.poll() in (None, 0) else self.out.read_text()[-3000:]
 
     def said(self, word: str) -> list[str]:
-        return [line for line in self.out.read_text().splitlines() if line.startswith(word)]
+        whole, _, _ = self.out.read_text().rpartition("\n")  # the last line may be half written
+        return [line for line in whole.splitlines() if line.startswith(word)]
 
     def newest(self) -> int:
         steps = self.said("step")
