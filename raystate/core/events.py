@@ -84,7 +84,10 @@ class RestoreAsked:
 class RestoreTried:
     """Collective: the outcome of a RestoreChoice on one rank. Not ok: `error` says what was damaged or unreachable.
 
-    `word`: number of the rank's last word; once the restore is settled it writes the next one.
+    Attributes:
+        mistaken: the step is fine, and the rank can't use it: its reference does not fit. It raises that; a rollback is not carried out.
+        rollback: what the rank had asked for, for a Coordinator that did not hear it ask.
+        word: number of the rank's last word; once the restore is settled it writes the next one.
     """
 
     ask: Ask
@@ -95,6 +98,8 @@ class RestoreTried:
     error: str = ""
     damaged: bool = True  # not ok: the bytes are bad (another copy or step is used); False: they could not be reached
     tier: str = ""  # where this rank got its pieces: "memory", "peer", "storage", "source" or "init"
+    mistaken: bool = False
+    rollback: bool = False
     word: int = 0
 
 

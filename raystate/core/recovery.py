@@ -3,9 +3,9 @@
 The phases of one restore:
     asking        the ranks arrive
     looking       fresh reports of all hosts, publications and commits under way come to an end
-    retiring      rollback only: the newer steps are retired in the log
     discarding    the group's next lineage begins, and every host discards what the choice gives up
     trying        the ranks restore and say how it went; if one fails, choose again without that copy
+    retiring      a rollback: the newer steps leave the log, and then storage; or, before a choice: damaged steps are set aside
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
     "looking": ("retiring", "discarding", "idle", "asking"),
     "retiring": ("looking", "idle", "asking"),
     "discarding": ("trying", "looking", "idle", "asking"),
-    "trying": ("looking", "idle", "asking"),
+    "trying": ("looking", "retiring", "idle", "asking"),
 }
 
 
@@ -68,6 +68,7 @@ class Recovery:
         self._tried: dict[int, RestoreTried] = {}
         self._since_s = 0.0  # when this phase began
         self._renewed = False  # the group's next lineage has begun: all choices of one restore are for the same
+        self._rolls_back = False  # all ranks have the step, and the newer ones are being retired
         self._late_ranks = Lookout()
         self._choice: RestoreChoice | None = None
 
@@ -139,6 +140,7 @@ class Recovery:
         self._wishes = Wishes(self.desk.now_s)
         self._restorable.forget_damage()
         self._renewed = False
+        self._rolls_back = False
         self._tried = {}
         self._choice = None
         self.saves.protect(-1)
@@ -168,7 +170,7 @@ class Recovery:
         if self.phase == "asking" and self._wishes.is_full(group.world):
             self._all_asked()
         if self.phase == "retiring" and not self.withdrawals.under_way:
-            self._enter("looking")
+            self._retired(group)
         if self.phase == "looking" and not self._waiting_for(group):
             self._choose(group)
         if self.phase == "discarding" and self.snapshots.not_discarded() is None:
@@ -209,9 +211,6 @@ class Recovery:
             on_the_way = [*self.journal.publishing, *([job.key.step] if job is not None and committing else [])]
             if all(step <= best.step for step in on_the_way):
                 return ""  # whatever becomes of them, memory has something newer: storage that is slow or out holds nobody up
-        left = [step for step in self.journal.retiring if self._rollback and self._want is not None and step > self._want]
-        if any(step not in self.journal.pinned for step in left):
-            return f"the removal of steps {left} ({'; '.join(self.journal.troubles[-1:]) or 'under way'})"
         if self.journal.publishing:
             return (
                 f"the publication of steps {list(self.journal.publishing)} ({'; '.join(self.journal.troubles[-1:]) or 'under way'})"
@@ -236,9 +235,8 @@ class Recovery:
             if self._rollback and (refused := self.withdrawals.refuse_rollback(want)) is not None:
                 self._fail("StorageError", f"rollback to step {want}: {refused}", step=want)
                 return
-            if self._rollback and self.withdrawals.roll_back(want):
-                self._enter("retiring")
-                return
+            if self._rollback:
+                self.withdrawals.give_up_saves(want)
         if snap is None and not stored and damaged:
             text = "; ".join(f"step {step}: {why}" for step, why in damaged)
             self._fail("CorruptCheckpointError", f"no step of the run can be restored: {text}", steps=[one for one, _ in damaged])
@@ -299,7 +297,7 @@ class Recovery:
         assert choice is not None
         bad = [one for _, one in sorted(self._tried.items()) if not one.ok]
         if not bad:
-            self._settle(group, choice)
+            self._roll_back_or_settle(group, choice)
             return
         text = "; ".join(f"rank {one.rank}: {one.error}" for one in bad)
         self.desk.log("warning", f"step {choice.step} could not be restored from {choice.tier}: {text}")
@@ -310,6 +308,36 @@ class Recovery:
         if choice.tier == "storage":
             self.saves.protect(-1)
         self._enter("looking")
+
+    def _roll_back_or_settle(self, group: Group, choice: RestoreChoice) -> None:
+        """The newer steps go only now that all ranks have the one behind them: else a damaged step would cost all others."""
+        want = self._want
+        if want is None or not self._rollback:
+            self._settle(group, choice)
+            return
+        mistaken = [rank for rank, one in sorted(self._tried.items()) if one.mistaken]
+        if mistaken:
+            who = self.joins.where(mistaken)
+            self._fail("StorageError", f"nothing is rolled back: {who} can't use step {want} as it was asked for", step=want)
+            return
+        if (refused := self.withdrawals.refuse_rollback(want)) is not None:
+            self._fail("StorageError", f"rollback to step {want}: {refused}", step=want)
+            return
+        self._rolls_back = True
+        self.withdrawals.roll_back(want)
+        self._enter("retiring")
+
+    def _retired(self, group: Group) -> None:
+        """The entry is in the log. Damaged steps: choose now. A rollback is done when the newer steps can't be seen any more."""
+        if not self._rolls_back:
+            self._enter("looking")
+            return
+        want, choice = self._want, self._choice
+        assert want is not None
+        assert choice is not None
+        if not self.withdrawals.still_visible(want):
+            self._rolls_back = False
+            self._settle(group, choice)
 
     def _settle(self, group: Group, choice: RestoreChoice) -> None:
         group.decided = True

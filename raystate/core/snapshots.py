@@ -32,6 +32,7 @@ MAX_INTERVAL = 64
 _NO_HOST = HostId("")
 CALM_SNAPSHOTS = 8  # stable snapshots in a row without a skip before the interval is halved
 TOLERATED_EVERY = 4  # a skip after so many stable snapshots is a hiccup: the interval stays
+JOIN_GRACE_S = 60.0  # from a join until its HostActor, which may have to start first, reports the trainer
 
 
 class Snapshots:
@@ -72,7 +73,7 @@ class Snapshots:
 
     def trainer_heard(self) -> None:
         """A trainer has spoken to the Coordinator itself: it may be a while before its host reports it."""
-        self.last_trainer_s = self.desk.now_s
+        self.last_trainer_s = self.desk.now_s + JOIN_GRACE_S
 
     def host_up(self, event: HostUp) -> None:
         view = self.memory.view(event.host, self.desk.now_s)

@@ -17,6 +17,7 @@ class Wishes:
         self._waiting: dict[int, int] = {}  # rank that waits for the outcome of an earlier attempt's choice -> its last word
         self._resumed = -1  # the step that an earlier attempt had chosen for this group
         self._resumed_in = ""  # the lineage that began with that choice
+        self._resumed_rollback = False
         self._asked_in = ""  # newest lineage that a rank has asked from
 
     # ---------------------------------------------------------------- they ask
@@ -33,6 +34,7 @@ class Wishes:
         """A rank tells how the choice of an earlier attempt went, and waits for the outcome."""
         self._resumed_in = max(self._resumed_in, event.lineage, key=lineage_order)
         self._resumed = event.step if event.ok and event.step >= 0 else self._resumed
+        self._resumed_rollback = self._resumed_rollback or event.rollback
         self._barrier.add(event.rank, event.ask)
         self._words[event.rank] = self._waiting[event.rank] = event.word
 
@@ -75,7 +77,7 @@ class Wishes:
 
     def wanted(self) -> tuple[int | None, bool]:
         """(step, rollback) that all want. Without a wish it is the step that an earlier attempt had chosen; None: the newest."""
-        step, rollback = next(iter(self._wishes.values()), (None, False))
+        step, rollback = next(iter(self._wishes.values()), (None, self._resumed_rollback))
         return (step if step is not None or self._resumed < 0 else self._resumed), rollback
 
     def word(self, rank: int) -> int:

@@ -29,15 +29,19 @@ class Withdrawals:
         """Why the steps after `want` can't be retired now, or None."""
         return next((text for step in self._newer(want) if (text := self._journal.refuse_retire(step)) is not None), None)
 
-    def roll_back(self, want: int) -> bool:
-        """Retire the steps after `want`, and give up the saves of such steps. False if there is nothing to retire."""
-        newer = self._newer(want)
-        if not newer:
-            return False
-        why = f"rollback to step {want}"
+    def give_up_saves(self, want: int) -> None:
+        """No step after `want` is made durable any more."""
         self._saves.abort_after(want, f"rolled back to step {want}")
-        self._ask("rollback", [(step, why) for step in newer], why)
-        return True
+
+    def roll_back(self, want: int) -> None:
+        """Retire the steps after `want`, if there are any."""
+        why = f"rollback to step {want}"
+        if newer := self._newer(want):
+            self._ask("rollback", [(step, why) for step in newer], why)
+
+    def still_visible(self, want: int) -> list[int]:
+        """Steps after `want` that are retired and not removed yet. One that somebody has pinned is not waited for."""
+        return [step for step in self._journal.retiring if step > want and step not in self._journal.pinned]
 
     def set_aside(self, damaged: Sequence[tuple[int, str]]) -> bool:
         """Damaged stored steps, as (step, why), leave the log; their data stays. False if none of them can."""

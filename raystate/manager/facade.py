@@ -57,7 +57,7 @@ class StateManager:
                 f"StateManager() needs a StateConfig, not a {type(given).__name__}: StateConfig(storage={str(given)!r}, run=…)",
                 field="config",
             )
-        _close_earlier(given)
+        _close_earlier(given, takeover=takeover)
         rank, world, group = _membership(context)
         launch = context.launch if context is not None else None if world == 1 else group
         self._open(given, _ray_link(given, launch, rank), rank, world, group, launched=context is not None, takeover=takeover)
@@ -218,7 +218,7 @@ class StateManager:
         )
         decision = self._pipeline.save(given, force=force)
         if not decision.ignored:
-            self._last = given
+            self._last = given.kept()
         if decision.stop:
             self._stop(decision)
         return decision.promised
@@ -362,18 +362,23 @@ class StateManager:
 _managers: dict[str, StateManager] = {}  # the open ones of this process, by run
 
 
-def _close_earlier(config: StateConfig) -> None:
-    """A notebook's cell that is run again opens its manager again: the one before is closed first."""
+def _close_earlier(config: StateConfig, *, takeover: bool) -> None:
+    """A notebook's cell that is run again opens its manager again: the one before is closed first.
+
+    With `takeover` also one that uses the storage under another run's name: ended from outside, it would take this process with it.
+    """
     earlier = _managers.get(run_hash(config.storage, config.run))
+    if earlier is None and takeover:
+        earlier = next((one for one in _managers.values() if one.config.storage == config.storage), None)
     if earlier is None:
         return
     if jax.process_count() > 1:
         raise RaystateError(f"a StateManager of run {config.run!r} is open in this process: close() it first (on every process)")
-    logger.info("run %r: the StateManager that this process has open is closed first", config.run)
+    logger.info("run %r: the StateManager that this process has open is closed first", earlier.config.run)
     try:
         earlier.close()
     except RaystateError as error:
-        logger.warning("closing the earlier StateManager of run %r: %s", config.run, error)
+        logger.warning("closing the earlier StateManager of run %r: %s", earlier.config.run, error)
 
 
 def _ray_link(config: StateConfig, launch: str | None, rank: int) -> Link:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import threading
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from raystate import fault_points
@@ -46,6 +48,11 @@ class Given:
     items: PackedItems
     metrics: Mapping[str, Any]  # numbers, or 0-d arrays that may still be computing
     custom: Any
+
+    def kept(self) -> Given:
+        """The same for later: whatever the caller does to its containers and numpy arrays. jax.Arrays don't change."""
+        items = dataclasses.replace(self.items, trees=jax.tree_util.tree_map(_own, self.items.trees))
+        return dataclasses.replace(self, state=jax.tree_util.tree_map(_own, self.state), items=items)
 
 
 @dataclass(kw_only=True)
@@ -448,6 +455,10 @@ class Pipeline:
             for job in self._jobs:
                 job.held.release()
             self._jobs.clear()
+
+
+def _own(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _table_bytes(described: Described, given: Given) -> int:

@@ -82,7 +82,12 @@ class Restoring:
                     problem = error
                 except Exception as error:
                     mistake = error  # the caller's: every rank will tell its own, nothing is wrong with the step
-                reply = self._settle(choice, restored, problem)
+                try:
+                    reply = self._settle(choice, wanted, restored, problem, mistaken=mistake is not None)
+                except RaystateError:
+                    if mistake is not None:
+                        raise mistake from None  # it is why the others' rollback is not carried out
+                    raise
                 if mistake is not None:
                     if isinstance(reply, RestoreSettled):
                         self._settled(reply)
@@ -100,7 +105,7 @@ class Restoring:
         self._pipeline.speak()
 
     def _settle(
-        self, choice: RestoreChoice, restored: Restored | None, problem: RaystateError | None
+        self, choice: RestoreChoice, wanted: Wanted, restored: Restored | None, problem: RaystateError | None, *, mistaken: bool
     ) -> RestoreChoice | RestoreSettled:
         session = self._session
         return session.ask(
@@ -114,6 +119,8 @@ class Restoring:
                 error=str(problem or ""),
                 damaged=isinstance(problem, CorruptCheckpointError | StepNotFoundError),
                 tier=restored.tier if restored is not None else "init",
+                mistaken=mistaken,
+                rollback=wanted.rollback,
                 word=session.number,
             ),
             timeout_s=session.config.restore_timeout_s,

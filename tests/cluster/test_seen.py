@@ -7,6 +7,7 @@ test_misuse and test_outside, 22 in tests/storage. All that is about calls is in
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -225,3 +226,53 @@ def test_more_due_steps_than_storage_is_fast(ray_cluster: Any, fresh_run: Any) -
             lost = str(error)
     missing = set(range(1, 30)) - set(raystate.Reader(fresh_run.storage).all_steps())
     assert all(f"step {step}:" in lost for step in missing)
+
+
+def test_what_the_caller_does_with_its_containers_after_a_save(ray_cluster: Any, fresh_run: Any) -> None:
+    """close() keeps what was given to save(), not what has become of it."""
+    mine = {"w": np.zeros(4), "step": 0}
+    with raystate.StateManager(config_of(fresh_run, save_every_steps=100, snapshot_every_steps=0)) as manager:
+        manager.restore()
+        for step in range(1, 6):
+            mine["w"] += 1
+            mine["step"] = step
+            manager.save(step, mine)
+        mine["w"] += 1
+        mine.clear()
+    assert stored(fresh_run, 5) == 5.0
+
+
+def test_a_rollback_onto_a_damaged_step_costs_no_other(ray_cluster: Any, fresh_run: Any) -> None:
+    with raystate.StateManager(config_of(fresh_run, save_every_steps=1, keep_last=None)) as manager:
+        manager.restore()
+        for step in (1, 2, 3):
+            manager.save(step, {"w": jnp.asarray(np.random.default_rng(step).normal(size=100_000))})
+            manager.wait_until_finished()
+    data = max(
+        (path for path in (Path(fresh_run.storage) / "1").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.chmod(0o644)
+    data.write_bytes(content)
+    reference = {"w": jnp.zeros(100_000)}
+    with raystate.StateManager(config_of(fresh_run, keep_last=None)) as manager:
+        with pytest.raises(raystate.CorruptCheckpointError):
+            manager.restore(reference, step=1, rollback=True)
+        with pytest.raises(raystate.ReferenceMismatchError):
+            manager.restore({"w": jnp.zeros(7)}, step=2, rollback=True)
+        restored = manager.restore(reference)
+        assert restored is not None
+        assert restored.step == 3
+
+
+def test_a_takeover_within_one_process(ray_cluster: Any, fresh_run: Any) -> None:
+    """A notebook whose run has got another name: the manager before is closed, and the kernel lives."""
+    first = raystate.StateManager(config_of(fresh_run, save_every_steps=1))
+    first.restore()
+    first.save(1, state(1))
+    renamed = raystate.StateConfig(storage=fresh_run.storage, run=f"{fresh_run.run}-renamed", save_every_steps=1)
+    with raystate.StateManager(renamed, takeover=True) as second:
+        restored = second.restore(state(0))
+        assert restored is not None
+        assert restored.step == 1

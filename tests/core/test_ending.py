@@ -202,5 +202,5 @@ def test_a_trainer_that_has_just_joined_is_a_sign_of_life():
     driver.tick(59.0)
     driver.auto = False  # no host reports for a while
     driver.send(Joined(ask=Ask("j"), group="h", rank=0, world=2, host=HostId("a"), nonce="n"))
-    driver.tick(59.0)
+    driver.tick(100.0)
     assert driver.core.leaving.phase == "open"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from raystate.core.messages import (
     Ask,
     Failure,
@@ -275,3 +279,18 @@ def test_a_late_word_of_a_restore_that_is_over_begins_none():
     assert driver.replies(Failure)[-1].error == "StaleAttemptError"
     assert driver.take(Invalidate) == []
     assert driver.advice().lineage == "1.1.x"
+
+
+@pytest.mark.parametrize("bad", [{"error": "crc32c"}, {"mistaken": True, "ok": True}], ids=["damaged", "a mistake"])
+def test_a_rollback_that_no_rank_can_use_costs_no_step(bad: dict[str, Any]):
+    """A damaged step, or a reference that does not fit: the newer steps stay."""
+    driver = Driver(tail=history(2, 4), dead=(1,), hosts=("a", "b"))
+    driver.join(AB, "h")
+    for host in AB:
+        driver.report(host)
+    choice = driver.restore(step=2, rollback=True, ok=False)
+    assert (choice.tier, choice.step) == ("storage", 2)
+    driver.tried(choice, **bad)
+    assert driver.replies(Failure)
+    assert [one.step for one in driver.take(Retire) if not one.aside] == []
+    assert 4 in driver.core.journal.live

@@ -258,7 +258,16 @@ class TrainerProc(Proc):
         self.group.restored[self.rank] = (choice.tier, choice.step, saved)
         step, number = choice.step, self.number
         self.call(
-            lambda ask: RestoreTried(ask=ask, lineage=choice.begins, rank=self.rank, step=step, ok=ok, error=error, word=number)
+            lambda ask: RestoreTried(
+                ask=ask,
+                lineage=choice.begins,
+                rank=self.rank,
+                step=step,
+                ok=ok,
+                error=error,
+                rollback=self.rollback,
+                word=number,
+            )
         )
 
     def _settled(self, reply: RestoreSettled) -> None:
