@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -458,7 +458,7 @@ class Pipeline:
 
 
 def _own(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+    return np.array(cast("Any", leaf)) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _table_bytes(described: Described, given: Given) -> int:
