@@ -70,6 +70,7 @@ class RankActor:
         self.ranks = RANKS
         self.donates = False
         self.calm = False
+        self.rolling_back: dict[int, int] = {}
         self.group = group_number
         self.told: list[str] = []
         self.truth = _Told()

@@ -101,6 +101,7 @@ class Sequence:
         self._rng = rng
         self.group = 0
         self.told: list[str] = []  # what has happened, for a person
+        self.rolling_back: dict[int, int] = {}  # rank that is in such a restore -> the step it goes back to
 
     # ------------------------------------------------------------ playing
 
@@ -139,6 +140,9 @@ class Sequence:
             self.told.append(f"{world.now_s:.2f} s: all trainers are dead")
             lineages = {rank.manager._session.lineage if rank.manager is not None else "" for rank in ranks}
             self.truth.crashed(self.stored(), world.held(), lineages.pop() if len(lineages) == 1 else "")
+            if self.rolling_back:  # whoever comes next may find it carried out
+                self.truth.floor = min(self.truth.floor, (min(self.rolling_back.values()), "was rolled back to"))
+                self.rolling_back = {}
         return self.made
 
     def _trouble(self, rng: Random) -> Callable[[], None]:
@@ -434,6 +438,8 @@ class Player:
         truth, sequence = self.truth, self.sequence
         data = Data()
         reference = None
+        if rollback and wanted is not None:
+            sequence.rolling_back[self.me] = wanted
         try:
             restored = self.manager.restore(reference, step=wanted, rollback=rollback)
         except StepNotFoundError as error:
@@ -441,6 +447,7 @@ class Player:
                 raise
             self.note(f"restore(step={wanted}): {error}")
             return
+        sequence.rolling_back.pop(self.me, None)
         step = restored.step if restored is not None else -1
         token = truth.token_of("restore", restored.state) if restored is not None else None
         self.note(f"restore(step={wanted}, rollback={rollback}) -> step {step}, token {token}")
