@@ -51,6 +51,9 @@ class _Told:
 class _World:
     paces = (float("inf"),) * RANKS  # nothing is too slow
 
+    def __init__(self, config: StateConfig):
+        self.config = config
+
     @property
     def now_s(self) -> float:
         return time.monotonic()
@@ -63,7 +66,7 @@ class RankActor:
         self.number = number
         self.config = config
         self.launch = launch
-        self.world = _World()
+        self.world = _World(config)
         self.manager: StateManager | None = None
         self.player: Player | None = None
         # What a Player sees of its sequence.
@@ -82,8 +85,9 @@ class RankActor:
         time.sleep(seconds)
 
     def open(self, group: str) -> StateManager:
-        link = RayLink(self.config, run_hash(self.config.storage, self.config.run), self.launch, self.number)
-        self.manager = StateManager._over(link, self.config, rank=self.number, world=RANKS, group=group)
+        config = self.world.config
+        link = RayLink(config, run_hash(config.storage, config.run), self.launch, self.number)
+        self.manager = StateManager._over(link, config, rank=self.number, world=RANKS, group=group)
         return self.manager
 
     def begin(self, group: str) -> tuple[list[Any], list[str]]:
