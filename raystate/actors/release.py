@@ -20,7 +20,7 @@ QUICK_S = 5.0
 
 
 def newest_step(config: StateConfig) -> int | None:
-    """The newest step of all tiers; None if nobody can say."""
+    """The newest step that any rank has saved or storage holds; None if nobody can say."""
     coordinator = find_actor(coordinator_name(run_hash(config.storage, config.run)))
     in_memory: Any = -1
     if coordinator is not None:

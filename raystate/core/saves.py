@@ -7,7 +7,7 @@ complete; from the commit entry on there is only rolling forward, and that is th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from raystate.core.desk import Desk, named
@@ -268,10 +268,14 @@ class Saves:
         new = LiveStep(
             step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s, lineage=key.lineage, again=key.again
         )
-        # The newest steps of this past are not what a policy may take although a newer one of another past is there.
-        self._kept = frozenset((*packaged.kept, step))
+        self._kept = self._kept_at(packaged.kept, step)
         live = sorted((*tail.live, new), key=lambda one: one.step)
         return new, self._retirable(live), request.why
+
+    @staticmethod
+    def _kept_at(kept: Collection[int], step: int) -> frozenset[int]:
+        """What stays when this step is committed: a policy must not take it although a newer step, of another past, is there."""
+        return frozenset((*kept, step))
 
     def _retirable(self, live: Sequence[LiveStep]) -> list[tuple[int, bool, str]]:
         assert self._kept is not None

@@ -13,7 +13,6 @@ from typing import Any
 import raystate.core.group as group
 import raystate.core.host as host
 import raystate.core.leaving as leaving
-import raystate.core.retention as retention
 import raystate.core.saves as saves
 import raystate.core.trainer as trainer
 import raystate.manager.facade as facade
@@ -71,16 +70,8 @@ def _abandoned_copies_go_on() -> Any:
 
 
 def _retention_by_number() -> Any:
-    """(3, 8) If one step is kept, retention keeps the highest number, whatever past that is of."""
-    real = retention.choose_retired
-
-    def choose(live: Any, kept: Any, in_use: Any = ()) -> list[tuple[int, str]]:
-        if len(kept) != 1:
-            return real(live, kept, in_use)
-        most = max(one.step for one in live)
-        return [(one.step, "retention") for one in live if one.step != most]
-
-    return _patched((retention, "choose_retired", choose), (saves, "choose_retired", choose))
+    """(3, 8) Retention keeps the highest numbers, whatever past they are of."""
+    return _patched((saves.Saves, "_kept_at", staticmethod(lambda kept, _: frozenset(kept))))
 
 
 def _judged_on_older_reports() -> Any:

@@ -27,6 +27,7 @@ from tests.model.world import Ended, Rank, Violation, World
 
 CALLS = 14
 TROUBLED_STARTS = 6
+MOST_FLOATS = 300_000  # of an array; the slots of three ranks have to fit into a host's memory
 MOST_WAIT_S = 8.0  # of one due save: an outage is noticed meanwhile, and a staging copy ends
 
 
@@ -40,20 +41,34 @@ class Call:
     flag: bool = False
 
 
-def draw(rng: Random, number: int) -> Call:
+# How often each call is drawn.
+ANY = {
+    "save": 10,
+    "force": 4,
+    "again": 3,
+    "repeat": 2,
+    "flush": 4,
+    "restore": 2,
+    "older": 2,
+    "rollback": 3,
+    "bad": 2,
+    "crash": 2,
+    **dict.fromkeys(("missing", "delete", "grow", "change", "reopen", "order", "latest", "large", "exhausted", "deleted"), 1),
+}
+# Few kinds of calls, many times: what needs three of a kind in a row hardly comes up among twenty kinds (Groce et al., Swarm
+# Testing, ISSTA 2012).
+MOODS = (
+    {"force": 5, "older": 4, "reopen": 4, "flush": 1},
+    {"save": 8, "force": 1, "flush": 1},
+    {"save": 8, "force": 2, "grow": 2, "change": 4},
+    {"save": 4, "force": 1, "reopen": 4, "crash": 3, "restore": 1},
+)
+IN_A_MOOD = (2, 8)  # last digits of the seeds that have one
+
+
+def draw(rng: Random, number: int, weights: dict[str, int]) -> Call:
     """A random call."""
-    names = (
-        ["save"] * 10
-        + ["force"] * 4
-        + ["again"] * 3
-        + ["repeat"] * 2
-        + ["flush"] * 4
-        + ["restore"] * 2
-        + ["older"] * 2
-        + ["rollback"] * 3
-        + ["missing", "bad", "bad", "delete", "grow", "change", "reopen", "crash", "crash", "order", "latest", "large"]
-        + ["exhausted", "deleted"]
-    )
+    names = [name for name, often in weights.items() for _ in range(often)]
     return Call(name=rng.choice(names), number=number, amount=rng.randint(1, 3), flag=rng.random() < 0.5)
 
 
@@ -95,11 +110,13 @@ class Sequence:
         self.donates = self.ranks == 1 and rng.random() < 0.5
         self.truth = Truth(storage=self.world.config.storage, ranks=self.ranks)
         self.world.published = self.truth.publish
-        self.calls = [draw(rng, number) for number in range(CALLS)]
+        weights = MOODS[seed // 10 % len(MOODS)] if seed % 10 in IN_A_MOOD else ANY
+        self.calls = [draw(rng, number, weights) for number in range(CALLS)]
         self.trouble = rng.random() < 0.5
         self.calm = not self.trouble and not impatient
         self._rng = rng
         self.group = 0
+        self.deleted: set[int] = set()  # by a call
         self.told: list[str] = []  # what has happened, for a person
         self.rolling_back: dict[int, int] = {}  # rank that is in such a restore -> the step it goes back to
 
@@ -215,8 +232,20 @@ class Player:
         self.lines = 0
         self.reopened = 0
         self.group = group
-        self.manager: StateManager = rank.open(group)
-        self.restore(None)
+        self.flushed = False  # the newest promise has been waited for, and nothing has been saved since
+        self.manager = self.open()
+
+    def open(self) -> StateManager:
+        """A manager that has restored the newest step."""
+        try:
+            self.manager = self.rank.open(self.group)
+            self.restore(None)
+        except StorageError as error:
+            if self.sequence.calm:
+                raise
+            self.note(f"refused: {error}")
+            raise Ended("a run that begins in an outage is refused: the launcher starts this script again") from error
+        return self.manager
 
     def note(self, text: str) -> None:
         if self.me == 0:
@@ -235,6 +264,9 @@ class Player:
 
     def do(self, call: Call) -> None:
         getattr(self, f"do_{call.name}")(call)
+        if self.flushed and self.truth.newest <= self.last_true:
+            self.rank.rest(0.05)
+            self.still_there(call.name)
 
     def do_save(self, call: Call) -> None:
         for turn in range(call.amount * (3 if call.flag else 1)):
@@ -275,7 +307,7 @@ class Player:
             self.line = Line(newest=step, token=token, promised=expected, saved=True)
         if got:
             self.promises.append((step, token))
-            self.last_true = step
+            self.last_true, self.flushed = step, False
         elif force and repeated and line.promised and line.token is not None:
             self.promises.append((step, line.token))  # it says that this step needs no other save
 
@@ -356,7 +388,7 @@ class Player:
         raise Violation(f"save({self.line.newest - 1}) after save({self.line.newest}) was taken")
 
     def do_grow(self, call: Call) -> None:
-        self.size *= 40 * call.amount
+        self.size = min(self.size * 40 * call.amount, MOST_FLOATS)
 
     def do_change(self, call: Call) -> None:
         """The state gets another array, or loses one."""
@@ -379,8 +411,13 @@ class Player:
             return
         self.note("wait_until_finished")
         self.truth.durable(f"wait_until_finished on rank {self.me}", promises)
-        if self.last_true >= 0 and self.last_true not in self.sequence.stored():
-            raise Violation(f"wait_until_finished on rank {self.me}: step {self.last_true} is not in storage any more")
+        self.still_there("wait_until_finished")
+        self.flushed = True
+
+    def still_there(self, where: str) -> None:
+        """Retention has not taken the newest promised step."""
+        if self.last_true >= 0 and self.last_true not in {*self.sequence.stored(), *self.sequence.deleted}:
+            raise Violation(f"{where} on rank {self.me}: step {self.last_true} is not in storage any more")
 
     def excuse(self, error: Exception) -> None:
         """Where nothing was in the way, only what a restore has given up may be lost."""
@@ -397,6 +434,7 @@ class Player:
         steps = self.sequence.stored()
         if self.me == 0 and len(steps) > 1:
             try:
+                self.sequence.deleted.add(steps[0])
                 self.manager.delete(steps[0])
                 self.note(f"delete({steps[0]})")
             except (StorageError, StepNotFoundError) as error:
@@ -464,7 +502,7 @@ class Player:
         self.ahead = {one for one in stored if one > step}
         machine = self.manager._pipeline.machine
         self.line = Line(newest=step, token=token, promised=machine.is_safe, saved=False)
-        self.last_true = -1
+        self.last_true, self.flushed = -1, False
         self.data = data
 
     # ------------------------------------------------------------ ends
@@ -476,8 +514,7 @@ class Player:
         world = self.rank.world
         world.config = world.config.replace(keep_last=(1, 2, None)[call.amount - 1])  # the next launch's own configuration
         self.group = f"{self.group}r{self.reopened}"
-        self.manager = self.rank.open(self.group)
-        self.restore(None)
+        self.open()
 
     def close(self) -> bool:
         line, promises = self.line, self.promises
@@ -490,6 +527,8 @@ class Player:
             return False
         self.note("close")
         self.truth.durable(f"close on rank {self.me}", promises)
+        if self.truth.newest <= self.last_true:
+            self.still_there("close")
         if line.token is not None and not (line.saved and self.sequence.donates):
             self.truth.durable(f"close on rank {self.me}", [(line.newest, line.token)])
         return True

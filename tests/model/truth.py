@@ -40,6 +40,7 @@ class Truth:
     given_up: dict[float, str] = field(default_factory=dict)  # tokens that must never be seen again, and since when
     line_of: dict[float, int] = field(default_factory=dict)
     line: int = 0  # grows with each settled restore
+    newest: int = -1  # step of this line
     floor: tuple[int, str] = (-1, "")  # no restore of the newest may fall below, and why
     settled: dict[int, set[tuple[int, float | None]]] = field(default_factory=dict)
 
@@ -79,6 +80,7 @@ class Truth:
         self.given[token] = step
         self.called.setdefault(token, set()).add(rank)
         self.line_of.setdefault(token, self.line)
+        self.newest = max(self.newest, step)
 
     def durable(self, who: str, promises: Iterable[tuple[int, float]]) -> None:
         """Nobody has said that these are lost."""
@@ -104,6 +106,7 @@ class Truth:
     def begin(self, step: int, token: float | None, *, rollback: bool, stored: Iterable[int]) -> None:
         """A restore has settled: what was not durable and lies beyond it is gone for ever."""
         self.line += 1
+        self.newest = step
         visible = set(stored)
         for old, its_step in self.given.items():
             kept = old == token or (its_step <= step and self.line_of.get(old) == self.line_of.get(token or -1.0))

@@ -46,7 +46,7 @@ def attempt(given: dict[str, Any]) -> None:
         if kill is None or rank != kill["rank"]:
             return
         if step == kill["step"] - 1:
-            _wait_for_a_snapshot(manager)
+            _wait_for_a_step(manager)
         if step == kill["step"] and _first(out / "killed"):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -61,13 +61,11 @@ def _first(mark: Path) -> bool:
     return True
 
 
-def _wait_for_a_snapshot(manager: raystate.StateManager) -> None:
+def _wait_for_a_step(manager: raystate.StateManager) -> None:
     """Steps of a millisecond end before anything could be taken: there must be a step to come back to."""
-    from raystate.actors.release import newest_step
-
     deadline_s = time.monotonic() + WAIT_S
-    while (newest_step(manager.config) or 0) <= 0:
-        assert time.monotonic() < deadline_s, f"no snapshot within {WAIT_S:.0f} s"
+    while (manager.latest_step() or 0) <= 0:
+        assert time.monotonic() < deadline_s, f"no step is durable after {WAIT_S:.0f} s"
         time.sleep(0.01)
 
 
