@@ -17,6 +17,7 @@ from typing import Any
 from raystate.core.agreement import Agreement
 from raystate.core.deletes import Deletes
 from raystate.core.desk import Desk
+from raystate.core.discards import Discards
 from raystate.core.errors import InvalidTransitionError
 from raystate.core.group import Joins
 from raystate.core.journal import Journal
@@ -77,8 +78,9 @@ class Coordinator:
         self.joins = Joins(desk, self.memory)
         self.journal = Journal(desk)
         self.saves = Saves(desk, self.memory, self.joins, self.journal)
-        self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves)
-        self.recovery = Recovery(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
+        self.discards = Discards(desk, self.memory)
+        self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves, self.discards)
+        self.recovery = Recovery(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.discards)
         self.agreement = Agreement(desk, self.joins, self.journal, self.snapshots)
         self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves)
         self.deletes = Deletes(desk, self.journal, self.saves)
@@ -110,7 +112,7 @@ class Coordinator:
             ReleaseAsked: self.leaving.release_asked,
             DeleteAsked: self.deletes.asked,
             StopAsked: self.agreement.stop_asked,
-            Invalidated: self.snapshots.invalidated,
+            Invalidated: self.discards.invalidated,
             Written: self.saves.written,
             Packaged: self._packaged,
             Appended: self.journal.appended,

@@ -40,7 +40,6 @@ class HostView:
         "sent_seq",
         "staged",
         "summary_seq",
-        "told_base_s",
         "trainers",
         "up",
         "up_s",
@@ -67,7 +66,6 @@ class HostView:
         self.sent_seq = -1
         self.sent_s = -1e9
         self.base_order: tuple[int, int] = (-1, -1)  # newest Invalidate it has applied
-        self.told_base_s = -1e9
 
 
 class Snap:
@@ -214,14 +212,21 @@ class Memory:
         view.heard_of = summary.attempt
         if summary.base is not None:
             order = (summary.base.attempt, summary.base.seq)
-            if order > view.base_order:
-                view.base_order = order
+            self.discarded(view, order)
             if self.base is None or order > (self.base.attempt, self.base.seq):
                 self.base = summary.base
         view.trainers = summary.trainers
         if summary.staged == view.staged:
             return {}
         return self.place(view, summary.staged)
+
+    def discarded(self, view: HostView, order: tuple[int, int]) -> None:
+        """The host has carried out the Invalidate with this (attempt, seq)."""
+        view.base_order = max(view.base_order, order)
+
+    def rebase(self, base: Invalidate) -> None:
+        """A recovery has decided what counts from now on."""
+        self.base = base
 
     # ---------------------------------------------------------------- what can be recovered
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Literal
 
 from raystate.core.desk import NAMED, Desk, Lookout
+from raystate.core.discards import Discards
 from raystate.core.errors import InvalidTransitionError
 from raystate.core.group import Group, Joins
 from raystate.core.inquiry import RestoreInquiry
@@ -50,13 +51,16 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
 class Recovery:
     """One restore at a time, through its phases. What the ranks want, what the hosts hold and what can be restored are parts of it."""
 
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
+    def __init__(
+        self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots, discards: Discards
+    ):
         self.desk = desk
         self.memory = memory
         self.joins = joins
         self.journal = journal
         self.saves = saves
         self.snapshots = snapshots
+        self.discards = discards
         self.phase: Phase = "idle"
         self._wishes = Wishes(0.0)
         self._inquiry = RestoreInquiry(desk, memory, snapshots)
@@ -171,7 +175,7 @@ class Recovery:
             self._enter("looking")
         if self.phase == "looking" and not self._waiting_for(group):
             self._choose(group)
-        if self.phase == "discarding" and self.snapshots.not_discarded() is None:
+        if self.phase == "discarding" and self.discards.first_undone() is None:
             self._announce()
         if self.phase == "trying" and len(self._tried) == group.world:
             self._judge(group)
@@ -271,7 +275,7 @@ class Recovery:
         self._choice = choice
         self.desk.log("info", f"lineage {group.lineage} restores step {choice.step} from {choice.tier}: {choice.reason}")
         kept = (choice.lineage, choice.step) if choice.tier == "memory" else ("", -1)
-        self.snapshots.rebase(group.lineage, *kept)
+        self.discards.begin(group.lineage, *kept)
         self.saves.forget_unbelieved()
         self._enter("discarding")
 
@@ -361,7 +365,7 @@ class Recovery:
         elif self.phase in ("looking", "retiring"):
             self._tick_looking(group, waited_s)
         elif self.phase == "discarding" and waited_s >= settings.host_timeout_s:
-            while (view := self.snapshots.not_discarded()) is not None:
+            while (view := self.discards.first_undone()) is not None:
                 self.snapshots.give_up_on(view.host, f"it has not discarded what the restore gives up within {waited_s:.1f} s")
             self.desk.stir = True
         elif self.phase == "trying" and waited_s >= settings.restore_timeout_s:
