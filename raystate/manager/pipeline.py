@@ -5,26 +5,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from raystate import fault_points
-from raystate.arena import Slot, SlotHeader
-from raystate.arrays import Described, Held, PackedItems, Plan, Spare, copy, describe, hold, hold_metrics
+from raystate.arrays import Described, PackedItems, Plan, Spare, describe
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError
 from raystate.core.messages import JoinReply, SnapshotId
-from raystate.core.trainer import SaveDecision, Trainer
-from raystate.core.tree import SlotTable
+from raystate.core.save_decision import SaveDecision
+from raystate.core.trainer import Trainer
 from raystate.manager.session import Session
+from raystate.manager.staging import Given, Kept, keep, stage, table_bytes_of
 from raystate.restored import STATE
 
 logger = logging.getLogger("raystate")
@@ -34,30 +29,6 @@ PROGRESS_LOOK_S = 0.1
 GRANT_WAIT_S = 5.0  # then training begins without; slots come when the HostActor is back
 LEAST_TABLE_BYTES = 64 << 10  # for items, metrics and custom
 REMEMBERED_ERRORS = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """What one `save` was given, checked."""
-
-    step: int
-    state: Any
-    items: PackedItems
-    metrics: Mapping[str, Any]  # numbers, or 0-d arrays that may still be computing
-    custom: Any
-
-
-@dataclass(kw_only=True)
-class _Job:
-    """One step on its way into a slot. `slot` is None for a promised step that found none free: it waits here, not the trainer."""
-
-    snapshot: SnapshotId
-    slot: int | None
-    held: Held
-    table: SlotTable  # without what is only known when the bytes are there
-    metrics: Mapping[str, Any]
-    promised: bool
-    give_up_s: float
 
 
 class Pipeline:
@@ -86,8 +57,8 @@ class Pipeline:
         self._spare = Spare()
         self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
         self._buffer_bytes = 0  # that writing one of the slots takes
-        self._jobs: deque[_Job] = deque()
-        self._running: _Job | None = None
+        self._jobs: deque[Kept] = deque()
+        self._running: Kept | None = None
         self._paused = 0
         self._slots_come = True  # the last wait for a slot found one
         self._waited_since_s: float | None = None  # at an agreed step
@@ -123,7 +94,7 @@ class Pipeline:
             busy = self._running is not None or bool(self._jobs)
             decision = self.machine.on_save(given.step, force=force, host_word=self._session.host_word(), stager_busy=busy)
             try:
-                job = self._job(given, described, decision) if decision.action in ("stage", "hold") else None
+                job = self._keep(given, described, decision) if decision.action in ("stage", "hold") else None
             except BaseException:
                 self.machine.put_back(memento)
                 raise
@@ -151,21 +122,13 @@ class Pipeline:
             )  # fmt: skip
         link.rest()
 
-    def _job(self, given: Given, described: Described, decision: SaveDecision) -> _Job:
-        table = SlotTable(
-            layout_ref="",
-            crc32c=(),
-            values=described.values,
-            iterators=dict(given.items.iterators),
-            json_items=dict(given.items.json_items),
-            custom=given.custom,
-        )
-        return _Job(
+    def _keep(self, given: Given, described: Described, decision: SaveDecision) -> Kept:
+        return keep(
+            given,
+            described,
+            self._spare,
             snapshot=SnapshotId(self.machine.lineage, given.step, decision.again),
             slot=decision.slot,
-            held=hold(described, self._spare),
-            table=table,
-            metrics=hold_metrics(given.metrics),
             promised=decision.promised,
             give_up_s=self._session.link.clock() + self._config.save_timeout_s,
         )
@@ -198,7 +161,7 @@ class Pipeline:
             self._jobs.remove(job)
             self._break_promise(job, "no slot became free for it before the next durable step")
 
-    def _break_promise(self, job: _Job, why: str) -> None:
+    def _break_promise(self, job: Kept, why: str) -> None:
         job.held.release()
         if job.promised:
             self._lost[job.snapshot] = f"step {job.snapshot.step}: {why}"
@@ -228,7 +191,7 @@ class Pipeline:
             return
         arena, layout = self._session.arena, described.layout
         data_bytes, buffer_bytes = layout.data_bytes, max(self._buffer_bytes, layout.write_buffer_bytes)
-        table_bytes = _table_bytes(described, given)
+        table_bytes = table_bytes_of(described, given)
         if arena is not None:
             fits = data_bytes <= arena.data_capacity_bytes and table_bytes <= arena.table_capacity_bytes
             if fits and buffer_bytes <= self._buffer_bytes:
@@ -252,7 +215,7 @@ class Pipeline:
 
     def _table_fits(self, described: Described, given: Given) -> bool:
         arena = self._session.arena
-        return arena is not None and _table_bytes(described, given) <= arena.table_capacity_bytes
+        return arena is not None and table_bytes_of(described, given) <= arena.table_capacity_bytes
 
     def _is_granted(self) -> bool:
         word = self._session.host_word()
@@ -272,7 +235,7 @@ class Pipeline:
             self._running = job
         error: Exception | None = None
         try:
-            self._stage(job)
+            stage(job, self._session)
         except Exception as caught:
             error = caught
         slot, step = job.slot, job.snapshot.step
@@ -290,7 +253,7 @@ class Pipeline:
             self._changed.notify_all()
         return True
 
-    def _find_slot(self, job: _Job) -> bool:
+    def _find_slot(self, job: Kept) -> bool:
         taken = self.machine.take_slot(self._session.host_word())
         if taken is not None:
             job.slot = taken[0]
@@ -304,36 +267,6 @@ class Pipeline:
             self._session.write_word(self.machine.word())
             self._changed.notify_all()
         return taken is not None
-
-    def _stage(self, job: _Job) -> None:
-        arena, session, snapshot = self._session.arena, self._session, job.snapshot
-        assert arena is not None and job.slot is not None
-        plan = job.held.plan
-        ref = arena.put_layout(plan.layout_bytes)
-        slot: Slot = arena.slots[job.slot]
-        slot.begin()
-        crcs = copy(job.held, slot.data_mut)
-        fault_points.reached("staging")
-        table = SlotTable(
-            layout_ref=ref,
-            crc32c=crcs,
-            values=job.table.values,
-            iterators=job.table.iterators,
-            json_items=job.table.json_items,
-            metrics={name: float(np.asarray(value)) for name, value in job.metrics.items()},
-            custom=job.table.custom,
-        )
-        header = SlotHeader(
-            lineage=snapshot.lineage,
-            step=snapshot.step,
-            again=snapshot.again,
-            rank=session.rank,
-            world=session.world,
-            layout=plan.layout_hash,
-            promised=job.promised,
-            data_bytes=plan.layout.data_bytes,
-        )
-        slot.commit(header, table.to_bytes())
 
     # ------------------------------------------------------------ waiting
 
@@ -442,14 +375,3 @@ class Pipeline:
             for job in self._jobs:
                 job.held.release()
             self._jobs.clear()
-
-
-def _table_bytes(described: Described, given: Given) -> int:
-    """At most so many bytes does the slot's table take: JSON of checksums, scalars, items, metrics and custom."""
-    items = given.items
-    size = 4096 + 11 * len(described.layout.pieces)
-    for values in described.values:
-        size += sum(6 * len(value) + 3 if isinstance(value, str) else 32 for value in values)
-    size += sum(6 * len(name) + 2 * len(state) + 16 for name, state in items.iterators.items())
-    size += sum(6 * len(name) + 40 for name in given.metrics)
-    return size + len(json.dumps(items.json_items)) + len(json.dumps(given.custom))
