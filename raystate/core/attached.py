@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.held import Held, SlotSet
+from raystate.core.held import Held, HeldSet
 from raystate.core.host_messages import Connected, Disconnected, HostCommand, Kill, Tell
 from raystate.core.messages import EndTrainers, HostId, TrainerExited, TrainerSeen, TrainerWord, group_of
 
@@ -39,7 +39,7 @@ class Attached:
         self._exits: list[TrainerExited] = []
         self.out: list[HostCommand] = []
 
-    def is_connected(self, one: SlotSet) -> bool:
+    def is_connected(self, one: HeldSet) -> bool:
         """Whether the trainer of that set is."""
         return any(trainer.hello.set_index == one.index for trainer in self.trainers.values())
 
@@ -96,7 +96,7 @@ class Attached:
         self._say_exit(hello.lineage, hello.rank, clean=clean, reason=reason, ended=bool(trainer.ended))
         return True
 
-    def unlocked(self, one: SlotSet) -> None:
+    def unlocked(self, one: HeldSet) -> None:
         """A set's lock is free: its connection had ended before, or its trainer died while no HostActor looked and it never rang."""
         word = one.word
         if word is None or one.exited:

@@ -56,7 +56,7 @@ from raystate.core.messages import (
 )
 from raystate.core.printed import printed_parts
 from raystate.core.promises import Promises
-from raystate.core.recovery import Recovery
+from raystate.core.recovery import Restores
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
@@ -80,7 +80,7 @@ class Coordinator:
         self.saves = Saves(desk, self.memory, self.joins, self.journal)
         self.discards = Discards(desk, self.memory)
         self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves, self.discards)
-        self.recovery = Recovery(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.discards)
+        self.recovery = Restores(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.discards)
         self.agreement = Agreement(desk, self.joins, self.journal, self.snapshots)
         self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves)
         self.deletes = Deletes(desk, self.journal, self.saves)

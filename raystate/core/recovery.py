@@ -48,7 +48,7 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
 }
 
 
-class Recovery:
+class Restores:
     """One restore at a time, through its phases. What the ranks want, what the hosts hold and what can be restored are parts of it."""
 
     def __init__(

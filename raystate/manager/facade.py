@@ -18,12 +18,12 @@ from raystate.core.errors import ConfigError, Interrupted, RaystateError, Storag
 from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply
 from raystate.core.save_decision import SaveDecision
 from raystate.launch_context import current, note
-from raystate.manager.ending import Ending
+from raystate.manager.ending import Departure
 from raystate.manager.opening import OpenManagers, membership, ray_link
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.restoring import Restoring, Wanted, abstract_state, restore_from_source
 from raystate.manager.session import Session
-from raystate.manager.staging import Given
+from raystate.manager.staging import SaveArguments
 from raystate.reader import Reader, StepMetadata
 from raystate.restored import ReadOptions, Restored
 from raystate.runtime.link import Link
@@ -67,7 +67,7 @@ class StateManager:
         self._launched = launched
         self._rank, self._world = rank, world
         self._interrupted: Interrupted | None = None
-        self._last: Given | None = None  # the newest save, to stage it at the end if it wasn't
+        self._last: SaveArguments | None = None  # the newest save, to stage it at the end if it wasn't
         self._durable_step = -1  # as an answer told; the host's word may be a moment behind
         self._as_of = (0, 0)  # (attempt, seq) of the newest Advice at the last restore: what is older is of before it
         self._storage = open_storage(config.storage)
@@ -76,7 +76,7 @@ class StateManager:
         self._session = Session(link, config, rank=rank, world=world, group=group)
         self._pipeline = Pipeline(self._session, config)
         self._restoring = Restoring(self._session, self._pipeline, self._storage)
-        self._ending = Ending(self._session, self._pipeline, launched=launched)
+        self._ending = Departure(self._session, self._pipeline, launched=launched)
         _open.add(config, self)
 
     @classmethod
@@ -209,7 +209,7 @@ class StateManager:
             CapacityError, BarrierTimeoutError (names the ranks that don't save), StaleAttemptError, Interrupted.
         """
         self._check_open()
-        given = Given(
+        given = SaveArguments(
             step=check_step(step),
             state=state,
             metrics=check_metrics(metrics),

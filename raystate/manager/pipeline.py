@@ -19,7 +19,7 @@ from raystate.core.messages import JoinReply, SnapshotId
 from raystate.core.save_decision import SaveDecision
 from raystate.core.trainer import Trainer
 from raystate.manager.session import Session
-from raystate.manager.staging import Given, Kept, keep, stage, table_bytes_of
+from raystate.manager.staging import SaveArguments, StepCopy, keep, stage, table_bytes_of
 from raystate.restored import STATE
 
 logger = logging.getLogger("raystate")
@@ -57,8 +57,8 @@ class Pipeline:
         self._spare = Spare()
         self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
         self._buffer_bytes = 0  # that writing one of the slots takes
-        self._jobs: deque[Kept] = deque()
-        self._running: Kept | None = None
+        self._jobs: deque[StepCopy] = deque()
+        self._running: StepCopy | None = None
         self._paused = 0
         self._slots_come = True  # the last wait for a slot found one
         self._waited_since_s: float | None = None  # at an agreed step
@@ -71,7 +71,7 @@ class Pipeline:
         """What the state looks like. Raises for leaves that can't be kept; nothing else happens."""
         return describe({STATE: state, **items.trees}, process_index=self._session.rank, previous=self._plan)
 
-    def save(self, given: Given, *, force: bool = False) -> SaveDecision:
+    def save(self, given: SaveArguments, *, force: bool = False) -> SaveDecision:
         """Decide about a step, and keep its bytes if the decision says so. A save that raises leaves no trace.
 
         Raises:
@@ -88,7 +88,7 @@ class Pipeline:
             # At an agreed step: wait until all ranks have acknowledged it, or it is withdrawn.
             self._agreed_or_raise(given.step)
 
-    def _decide(self, given: Given, described: Described, force: bool) -> SaveDecision:
+    def _decide(self, given: SaveArguments, described: Described, force: bool) -> SaveDecision:
         with self._lock:
             memento = self.machine.memento()
             busy = self._running is not None or bool(self._jobs)
@@ -122,7 +122,7 @@ class Pipeline:
             )  # fmt: skip
         link.rest()
 
-    def _keep(self, given: Given, described: Described, decision: SaveDecision) -> Kept:
+    def _keep(self, given: SaveArguments, described: Described, decision: SaveDecision) -> StepCopy:
         return keep(
             given,
             described,
@@ -161,7 +161,7 @@ class Pipeline:
             self._jobs.remove(job)
             self._break_promise(job, "no slot became free for it before the next durable step")
 
-    def _break_promise(self, job: Kept, why: str) -> None:
+    def _break_promise(self, job: StepCopy, why: str) -> None:
         job.held.release()
         if job.promised:
             self._lost[job.snapshot] = f"step {job.snapshot.step}: {why}"
@@ -182,10 +182,10 @@ class Pipeline:
     def prepare(self, state: Any, items: PackedItems) -> None:
         """Slots before the first step, so that the loop never waits for them."""
         described = self.describe(state, items)
-        self._make_room(described, Given(step=0, state=None, items=items, metrics={}, custom=None))
+        self._make_room(described, SaveArguments(step=0, state=None, items=items, metrics={}, custom=None))
         self._plan = described.plan
 
-    def _make_room(self, described: Described, given: Given) -> None:
+    def _make_room(self, described: Described, given: SaveArguments) -> None:
         """Larger slots, if this step needs them. What is held or promised in the ones before stays."""
         if described.plan is self._plan and self._table_fits(described, given):
             return
@@ -213,7 +213,7 @@ class Pipeline:
         # The HostActor grants new slots within milliseconds; without them the first steps would be skipped.
         self._wait(self._is_granted, GRANT_WAIT_S)
 
-    def _table_fits(self, described: Described, given: Given) -> bool:
+    def _table_fits(self, described: Described, given: SaveArguments) -> bool:
         arena = self._session.arena
         return arena is not None and table_bytes_of(described, given) <= arena.table_capacity_bytes
 
@@ -253,7 +253,7 @@ class Pipeline:
             self._changed.notify_all()
         return True
 
-    def _find_slot(self, job: Kept) -> bool:
+    def _find_slot(self, job: StepCopy) -> bool:
         taken = self.machine.take_slot(self._session.host_word())
         if taken is not None:
             job.slot = taken[0]

@@ -11,14 +11,14 @@ import numpy as np
 
 from raystate import fault_points
 from raystate.arena import Slot, SlotHeader
-from raystate.arrays import Described, Held, PackedItems, Spare, copy, hold, hold_metrics
+from raystate.arrays import Described, HeldState, PackedItems, Spare, copy, hold, hold_metrics
 from raystate.core.messages import SnapshotId
 from raystate.core.tree import SlotTable
 from raystate.manager.session import Session
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class SaveArguments:
     """What one `save` was given, checked."""
 
     step: int
@@ -29,12 +29,12 @@ class Given:
 
 
 @dataclass(kw_only=True)
-class Kept:
+class StepCopy:
     """One step on its way into a slot. `slot` is None for a promised step that found none free: it waits here, not the trainer."""
 
     snapshot: SnapshotId
     slot: int | None
-    held: Held
+    held: HeldState
     table: SlotTable  # without what is only known when the bytes are there
     metrics: Mapping[str, Any]
     promised: bool
@@ -42,7 +42,7 @@ class Kept:
 
 
 def keep(
-    given: Given,
+    given: SaveArguments,
     described: Described,
     spare: Spare,
     *,
@@ -50,7 +50,7 @@ def keep(
     slot: int | None,
     promised: bool,
     give_up_s: float,
-) -> Kept:
+) -> StepCopy:
     """Hold the bytes of a step on the devices, so that the training may go on and donate its state."""
     table = SlotTable(
         layout_ref="",
@@ -60,7 +60,7 @@ def keep(
         json_items=dict(given.items.json_items),
         custom=given.custom,
     )
-    return Kept(
+    return StepCopy(
         snapshot=snapshot,
         slot=slot,
         held=hold(described, spare),
@@ -71,7 +71,7 @@ def keep(
     )
 
 
-def stage(kept: Kept, session: Session) -> None:
+def stage(kept: StepCopy, session: Session) -> None:
     """Copy a step into its slot; the header comes last."""
     arena, snapshot = session.arena, kept.snapshot
     assert arena is not None and kept.slot is not None
@@ -103,7 +103,7 @@ def stage(kept: Kept, session: Session) -> None:
     slot.commit(header, table.to_bytes())
 
 
-def table_bytes_of(described: Described, given: Given) -> int:
+def table_bytes_of(described: Described, given: SaveArguments) -> int:
     """At most so many bytes does the slot's table take: JSON of checksums, scalars, items, metrics and custom."""
     items = given.items
     size = 4096 + 11 * len(described.layout.pieces)

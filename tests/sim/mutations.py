@@ -219,7 +219,7 @@ def _ends_not_fenced() -> Any:
 def _discarded_while_read() -> Any:
     """A HostActor discards a slot although it is being written to storage."""
 
-    def discard(self: held.Held, one: held.SlotSet, number: int) -> None:
+    def discard(self: held.Held, one: held.HeldSet, number: int) -> None:
         one.slots[number].content = None
         self.out.append(Empty(index=one.index, slot=number, reason="planted"))
 
