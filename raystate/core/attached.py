@@ -13,7 +13,7 @@ REMEMBERED_EXITS = 64
 
 @dataclass(slots=True)
 class Attachment:
-    """One connection."""
+    """A trainer's connection to this host's door."""
 
     hello: Connected
     said_bye: bool = False
@@ -21,7 +21,7 @@ class Attachment:
 
 
 class Attached:
-    """All of them.
+    """The trainers that are connected to one host.
 
     Args:
         host: its node.
@@ -40,7 +40,7 @@ class Attached:
         self.out: list[HostCommand] = []
 
     def is_connected(self, one: HeldSet) -> bool:
-        """Whether the trainer of that set is."""
+        """Whether the trainer of that set is connected."""
         return any(trainer.hello.set_index == one.index for trainer in self.trainers.values())
 
     @property
@@ -58,7 +58,7 @@ class Attached:
     # ---------------------------------------------------------------- they come and go
 
     def connected(self, event: Connected) -> None:
-        """One says who it is, perhaps again."""
+        """A trainer says who it is, perhaps once more: its slots may be others now."""
         known = self.trainers.get(event.connection)
         if known is None:
             self.trainers[event.connection] = Attachment(event)
@@ -66,7 +66,7 @@ class Attached:
             known.hello = event
 
     def said_bye(self, connection: int) -> None:
-        """One detaches on purpose."""
+        """A trainer says that it leaves on purpose: the end of its connection is no failure."""
         if connection in self.trainers:
             self.trainers[connection].said_bye = True
 
@@ -112,7 +112,7 @@ class Attached:
         self.out.append(Tell(event=event))
 
     def tell_exits_again(self) -> None:
-        """To a Coordinator that came later."""
+        """Tell all unclean ends once more: a Coordinator that came later has not heard of them."""
         self.out += [Tell(event=event) for event in self._exits]
 
     def end(self, order: EndTrainers) -> None:

@@ -126,15 +126,17 @@ class Coordinator:
 
     @property
     def attempt(self) -> int:
-        """0 before the claim."""
+        """Which attempt this is; 0 before the claim."""
         return self._desk.attempt
 
     @property
     def tail(self) -> LogEntry | None:
+        """The newest log entry that is known, None before the claim."""
         return self.journal.tail
 
     @property
     def finished(self) -> bool:
+        """Whether it decides nothing any more: the run is released, or another attempt owns it."""
         return self.leaving.phase == "finished" or self._end is not None
 
     # ---------------------------------------------------------------- the one entrance

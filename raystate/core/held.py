@@ -12,6 +12,8 @@ from raystate.core.slots import why_free
 
 @dataclass(slots=True)
 class HeldSlot:
+    """One slot: whose it is, what it holds, and how many read it."""
+
     granted: int = 0  # grant number; the trainer's while it is greater than the word's `done`
     content: Staged | None = None
     holds: int = 0
@@ -31,6 +33,7 @@ class HeldSet:
     exited: bool = False  # its trainer's end has been told, or was none
 
     def done(self, slot: int) -> int:
+        """The newest grant of the slot that its trainer has used up or handed back; 0: none."""
         return self.word.done[slot] if self.word is not None and slot < len(self.word.done) else 0
 
     def is_granted(self, slot: int) -> bool:
@@ -163,7 +166,7 @@ class Held:
             self.sets[place.index].slots[place.slot].holds += 1
 
     def let_go(self, places: Iterable[Place]) -> None:
-        """A reader is done."""
+        """A reader is done: what was to be discarded meanwhile goes when it was the last."""
         for place in places:
             one = self.sets.get(place.index)
             if one is None:

@@ -22,7 +22,7 @@ from raystate.core.messages import (
 
 
 class HostView:
-    """The last that is known of one host."""
+    """What the Coordinator knows of one host, from its last report."""
 
     __slots__ = (
         "advised",
@@ -83,10 +83,12 @@ class Snap:
 
     @property
     def lineage(self) -> str:
+        """The lineage in which it was staged."""
         return self.id.lineage
 
     @property
     def step(self) -> int:
+        """The number of its step."""
         return self.id.step
 
     @property
@@ -101,14 +103,17 @@ class Snap:
 
     @property
     def world(self) -> int:
+        """How many ranks have a piece of it; 0 before the first piece is known."""
         return next(iter(self._shapes))[1] if self._shapes else 0
 
     def add(self, host: HostId, piece: Staged) -> None:
+        """A host holds this piece."""
         self.remove(host, piece.rank)
         self.pieces.setdefault(piece.rank, {})[host] = piece
         self._count(piece, 1)
 
     def remove(self, host: HostId, rank: int) -> None:
+        """The host does not hold the rank's piece any more."""
         held = self.pieces.get(rank, {})
         piece = held.pop(host, None)
         if piece is None:
@@ -147,6 +152,7 @@ class Memory:
     # ---------------------------------------------------------------- hosts come and go
 
     def view(self, host: HostId, now_s: float) -> HostView:
+        """What is known of a host; one that was never heard of counts as up from now on."""
         view = self.hosts.get(host)
         if view is None:
             view = self.hosts[host] = HostView(host, now_s)

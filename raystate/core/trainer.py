@@ -107,7 +107,7 @@ class Trainer:
         self._safe = self.newest if safe else -1
 
     def memento(self) -> dict[str, Any]:
-        """For `put_back`."""
+        """What the machine is now, for `put_back`."""
         return {name: copy.copy(value) for name, value in vars(self).items()}
 
     def put_back(self, memento: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ class Trainer:
 
     @property
     def number(self) -> int:
-        """Of the newest word."""
+        """The number of the newest word."""
         return self._number
 
     def word(self) -> TrainerWord:
@@ -160,7 +160,7 @@ class Trainer:
 
     @property
     def staging(self) -> bool:
-        """A slot is being filled."""
+        """Whether a slot is being filled."""
         return bool(self._staging)
 
     def _free_slot(self, host_word: HostWord | None) -> int | None:
@@ -377,4 +377,5 @@ class Trainer:
         self.error = error
 
     def closing(self) -> None:
+        """The user has called close()."""
         self.phase = "closing"
