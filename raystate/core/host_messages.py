@@ -80,7 +80,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlocked:
-    """No process holds the lock of this set or is about to take it: its trainer is dead, or has let it go. `contents` were read after that."""
+    """No process holds the lock of this set or is about to take it: its trainer is dead, or has let it go. `contents`: read after that."""
 
     index: int
     contents: tuple[Staged | None, ...]

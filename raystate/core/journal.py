@@ -143,7 +143,7 @@ class Journal:
 
     @property
     def working(self) -> bool:
-        """Whether something is being carried out. A removal that waits for a pin does not count: the next attempt finds it in the log, too."""
+        """Whether something is being carried out. A removal that waits for a pin does not count: the log keeps it for the next attempt."""
         return any(not one.pinned for one in self._work.values())
 
     @property
