@@ -305,7 +305,7 @@ class Player:
         def refuse(*_: Any) -> Any:
             raise CapacityError("no room on the devices")
 
-        line._job = refuse
+        line._keep = refuse
         try:
             self.manager.save(step, self.state(0.0), force=True)
         except CapacityError:
@@ -315,7 +315,7 @@ class Player:
         else:
             raise Violation(f"save({step}) was taken although its bytes could not be kept")
         finally:
-            del line._job
+            del line._keep
         if call.flag:
             self.save(step, self.token(call.number, 0), force=call.amount == 1)
 
