@@ -83,7 +83,7 @@ class Attached:
         if event.alive and word is not None and not trainer.said_bye:
             return True
         if one is not None:
-            one.exited = True
+            one.end()
         clean = not trainer.ended and (trainer.said_bye or (word is not None and word.phase == "closing"))
         if clean:
             reason = "left"
@@ -101,7 +101,7 @@ class Attached:
         word = one.word
         if word is None or one.exited:
             return
-        one.exited = True
+        one.end()
         reason = word.error if word.phase == "failed" and word.error else f"trainer rank {word.rank} died"
         self._say_exit(word.lineage, word.rank, clean=word.phase == "closing", reason=reason)
 

@@ -299,9 +299,7 @@ class Coordinator:
             self.snapshots.fail(Failure(error="ConfigError", message=mistake[1], details={"step": mistake[0].step}))
 
     def _attempt_dead(self, event: AttemptDead) -> None:
-        if event.attempt < self._desk.attempt and event.attempt not in self.journal.dead:
-            self.journal.dead.add(event.attempt)
-            self._desk.stir = True
+        self.journal.attempt_dead(event.attempt)
 
     def _give_up_waiting(self) -> None:
         """No process sleeps for so long: what it may still carry out is closed, and its steps are free."""

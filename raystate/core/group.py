@@ -60,6 +60,10 @@ class Group:
         """The same in all lineages of the worker group."""
         return group_of(self.lineage)
 
+    def decide(self) -> None:
+        """It has restored, or has shown that it does not."""
+        self.decided = True
+
     def heard(self, rank: int, word: int) -> bool:
         """Whether a report has told of the rank's word with this number, or of a later one."""
         seen = self.seen.get(rank)

@@ -32,6 +32,10 @@ class HeldSet:
     told: Advice | None = None  # what it was made of
     exited: bool = False  # its trainer's end has been told, or was none
 
+    def end(self) -> None:
+        """The end of its trainer is told now, or there is none to tell."""
+        self.exited = True
+
     def done(self, slot: int) -> int:
         """The newest grant of the slot that its trainer has used up or handed back; 0: none."""
         return self.word.done[slot] if self.word is not None and slot < len(self.word.done) else 0
@@ -100,7 +104,7 @@ class Held:
         self.sets[event.index] = one
         for replaced in self.sets.values():
             if replaced is not one and replaced.trainer == one.trainer and one.trainer:
-                replaced.exited = True  # its trainer lives, with other slots
+                replaced.end()  # its trainer lives, with other slots
         self.take(one, event.contents)
 
     def take(self, one: HeldSet, contents: Iterable[Staged | None]) -> None:

@@ -178,6 +178,12 @@ class Journal:
             self.troubles = [*self.troubles[-4:], text]
         self.desk.stir = True
 
+    def attempt_dead(self, attempt: int) -> None:
+        """The process of an older attempt is gone: it carries nothing out any more."""
+        if attempt < self.desk.attempt and attempt not in self.dead:
+            self.dead.add(attempt)
+            self.desk.stir = True
+
     # ---------------------------------------------------------------- writing entries
 
     def start(self, event: Claimed) -> None:

@@ -62,10 +62,32 @@ class HostView:
         self.advised: tuple[int, int] | None = None
         self.proposal_seen: Proposal | None = None
         self.heard_of: int | None = None  # newest attempt that the host knows of
-        self.sent: object = None  # content of the last Advice given to it
+        self.sent: int | None = None  # number of the last Advice given to it; None: it has to be given the newest
         self.sent_seq = -1
         self.sent_s = -1e9
         self.base_order: tuple[int, int] = (-1, -1)  # newest Invalidate it has applied
+
+    def rise(self, now_s: float) -> bool:
+        """The host has spoken. True if it was down until now."""
+        self.heard_s = now_s
+        if self.up:
+            return False
+        self.up = True
+        self.up_s = now_s
+        return True
+
+    def expect_back(self, until_s: float) -> None:
+        """The host is down, and a recovery waits for it until then."""
+        self.back_until_s = until_s
+
+    def told(self, seq: int, now_s: float) -> None:
+        """The advice of this number was given to the host."""
+        self.sent = self.sent_seq = seq
+        self.sent_s = now_s
+
+    def tell_again(self) -> None:
+        """The newest advice has not reached the host: it counts as not given."""
+        self.sent = None
 
 
 class Snap:

@@ -313,7 +313,7 @@ class Restores:
         self._enter("looking")
 
     def _settle(self, group: Group, choice: RestoreChoice) -> None:
-        group.decided = True
+        group.decide()
         step = choice.step
         self.saves.protect(-1)
         tier = max(

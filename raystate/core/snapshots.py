@@ -92,10 +92,7 @@ class Snapshots:
         return new is not None
 
     def _rise(self, view: HostView) -> None:
-        view.heard_s = self.desk.now_s
-        if not view.up:
-            view.up = True
-            view.up_s = self.desk.now_s
+        if view.rise(self.desk.now_s):
             self._untold.append(view)
             self.desk.log("info", f"host {view.host} is back")
             self.desk.stir = True
@@ -106,10 +103,10 @@ class Snapshots:
         if view is not None and view.up:
             if view.staged and not event.gone:
                 # Its arena outlives the actor: a recovery waits a while for the pieces to be reported again.
-                view.back_until_s = self.desk.now_s + self.desk.settings.host_timeout_s
+                view.expect_back(self.desk.now_s + self.desk.settings.host_timeout_s)
             self._fall(view, event.reason)
         if view is not None and event.gone:
-            view.back_until_s = -1e9
+            view.expect_back(-1e9)
             self.desk.stir = True
 
     def had_its_time(self, view: HostView) -> bool:
@@ -156,7 +153,7 @@ class Snapshots:
             self._find_dead(view, [key for key, new in touched.items() if new and key.lineage == group.lineage])
         if view.sent is not None and (view.advised is None or view.advised < (self.desk.attempt, view.sent_seq)):
             if self.desk.now_s - view.sent_s >= RESEND_S:
-                view.sent = None
+                view.tell_again()
                 self._untold.append(view)
                 self.desk.stir = True
         self._discards.tell(view)
@@ -192,7 +189,7 @@ class Snapshots:
         group = self.joins.group
         assert group is not None
         self.stable = place
-        group.decided = True
+        group.decide()
         if self.dead:
             self.dead = {one for one in self.dead if one > place}
         self._calm += 1
@@ -307,7 +304,7 @@ class Snapshots:
             self._follow()
         if not group.decided and group.world is not None and len(group.seen) == group.world:
             if all(seen.newest_step >= 0 for seen in group.seen.values()):
-                group.decided = True
+                group.decide()
         journal, base = self.journal, self.memory.base
         decided = group.decided or self.stable != NOWHERE or (base is not None and base.by == group.lineage)
         content = (
@@ -340,9 +337,7 @@ class Snapshots:
                     durable_step=journal.durable_step,
                     save_errors=tuple(journal.troubles),
                 )
-            view.sent = self.seq
-            view.sent_seq = self.seq
-            view.sent_s = self.desk.now_s
+            view.told(self.seq, self.desk.now_s)
             self.desk.out.append(Advise(host=view.host, advice=advice))
 
     # ---------------------------------------------------------------- time
