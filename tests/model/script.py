@@ -302,7 +302,7 @@ class Player:
         """The devices have no room for a copy: the save is refused, and the next one does what it would have done."""
         step, line = self.line.newest + 1, self.manager._pipeline
 
-        def refuse(*_: Any) -> Any:
+        def refuse(*_: Any, **__: Any) -> Any:
             raise CapacityError("no room on the devices")
 
         line._keep = refuse
