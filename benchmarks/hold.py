@@ -165,13 +165,13 @@ class Bench:
 
 
 def _views(described: Any) -> Any:
-    """A Held of the arrays themselves, unprotected."""
-    from raystate.arrays.stage import Held
+    """A HeldState of the arrays themselves, unprotected."""
+    from raystate.arrays.stage import HeldState
 
     parts: list[Any] = []
     for leaf in described.plan.arrays:
         parts.extend((described.leaves[leaf.position], shard.position) for shard in leaf.shards)
-    return Held(described.plan, parts)
+    return HeldState(described.plan, parts)
 
 
 if __name__ == "__main__":

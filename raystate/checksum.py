@@ -18,7 +18,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 _SMALL_BYTES = 256 * 1024  # copied and checksummed with Python's lock held: 0.06 ms
-_LOCKED_BYTES = 8 * 1024 * 1024  # per call that holds Python's lock where the C function is not to be had: 0.7 ms
+_LOCKED_BYTES = 8 * 1024 * 1024  # per call that holds Python's lock where there is no C function: 0.7 ms
 
 
 def _find_extend() -> Callable[[int, int, int], int] | None:

@@ -36,7 +36,7 @@ from raystate.core.messages import (
     Write,
 )
 from raystate.runtime.ends import End
-from raystate.runtime.ledger import Recovery
+from raystate.runtime.ledger import LoggedRecovery
 from raystate.runtime.tenancy import Occupancy, Owner, admit, in_use, occupancy
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ TURN_S = 120.0  # a Coordinator whose storage another run has doesn't wait longe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class Welcome:
     """The asker may use the run.
 
     `outdated`: but this Coordinator has another configuration: field -> (its value, the asker's). The asker ends it and makes its own.
@@ -204,7 +204,7 @@ class CoordinatorActor:
         self._kept_owner.delete()
         ray.kill(self._kill_me, no_restart=True)
 
-    async def hello(self, owner: Owner, takeover: bool) -> Hello | Failure:
+    async def hello(self, owner: Owner, takeover: bool) -> Welcome | Failure:
         """Who is asking, and with which configuration. See `tenancy.admit` for who gets in."""
         now_s = time.monotonic()
         if self._service is None and (other := self._start()) is not None:
@@ -228,7 +228,7 @@ class CoordinatorActor:
             self._owner = owner
             self._kept_owner.put(owner)
         self._owner_s = now_s
-        return Hello(
+        return Welcome(
             attempt=service.attempt,
             pid=os.getpid(),
             protocol=PROTOCOL,
@@ -305,7 +305,7 @@ class CoordinatorActor:
     async def pid(self) -> int:
         return os.getpid()
 
-    async def recoveries(self) -> list[Recovery]:
+    async def recoveries(self) -> list[LoggedRecovery]:
         return self._started.ledger.recoveries
 
     async def newest_step(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from raystate.actors.coordinator import Hello, ensure_coordinator
+from raystate.actors.coordinator import Welcome, ensure_coordinator
 from raystate.actors.naming import PROTOCOL, find_actor, find_hosts, host_name, run_actors
 from raystate.actors.release import QUICK_S, release_by_hash
 from raystate.config import StateConfig
@@ -91,7 +91,7 @@ def _replace_older(run_hash: str) -> None:
             ray.kill(actor, no_restart=True)
 
 
-def _replace_outdated(hello: Hello, coordinator: Any, config: StateConfig, run_hash: str) -> None:
+def _replace_outdated(hello: Welcome, coordinator: Any, config: StateConfig, run_hash: str) -> None:
     """End a Coordinator of another configuration, and the HostActors that this concerns.
 
     By handle and by what they say they were made with: another process of this launch may have made new ones already.

@@ -20,8 +20,7 @@ from raystate.actors.naming import coordinator_name, find_actor, host_name, wait
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError
 from raystate.core.messages import HostId, Joined, Reply, TrainerExited
-from raystate.runtime.doorbell import Bell
-from raystate.runtime.doorbell import Hello as BellHello
+from raystate.runtime.doorbell import Bell, Hello
 from raystate.runtime.link import Gone, Unreachable
 
 RECOVERIES_TIMEOUT_S = 5.0
@@ -62,7 +61,7 @@ class RayLink:
         except (RayActorError, GetTimeoutError) as error:
             raise Unreachable(type(error).__name__) from None
 
-    def bell(self, arena_path: Path, hello: BellHello) -> Bell:
+    def bell(self, arena_path: Path, hello: Hello) -> Bell:
         return Bell(arena_path, hello, timeout_s=self._config.start_timeout_s)
 
     def failed(self, event: TrainerExited, error: BaseException) -> None:

@@ -47,7 +47,7 @@ class TrainerArena:
             raise _not_yours(path, trainer) from None
         if lock is None:
             raise RaystateError(
-                f"slot set {path}: the lock of trainer {trainer!r} was not to be had in {timeout_s:g} s",
+                f"slot set {path}: the lock of trainer {trainer!r} was not free within {timeout_s:g} s",
                 path=str(path),
                 waited_s=timeout_s,
             )

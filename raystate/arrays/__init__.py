@@ -4,12 +4,12 @@ from raystate.arrays.checks import check_custom, check_metrics, check_step, hold
 from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iterators
 from raystate.arrays.memory import Holding, MemorySource, UncoveredError, common_values
 from raystate.arrays.restore import PieceSource, ReadRequest, restore_tree
-from raystate.arrays.stage import Held, Spare, copy, hold
+from raystate.arrays.stage import HeldState, Spare, copy, hold
 from raystate.arrays.tree import Described, Plan, array_leaves, describe
 
 __all__ = [
     "Described",
-    "Held",
+    "HeldState",
     "Holding",
     "MemorySource",
     "PackedItems",

@@ -17,7 +17,7 @@ from raystate.core.tree import PathKey
 Path = tuple[PathKey, ...]
 
 
-class Node(NamedTuple):
+class TreeNode(NamedTuple):
     """A leaf of the serialized tree: a pytree leaf, or a container without children (`empty`)."""
 
     path: Path
@@ -25,10 +25,10 @@ class Node(NamedTuple):
     empty: bool
 
 
-def flatten(tree: Any) -> list[Node]:
+def flatten(tree: Any) -> list[TreeNode]:
     """Leaves and empty containers in the order of `jax.tree_util.tree_flatten`. None counts as an empty container, as in jax."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_empty)
-    return [Node(tuple(map(path_key, keys)), value, is_empty(value)) for keys, value in flat]
+    return [TreeNode(tuple(map(path_key, keys)), value, is_empty(value)) for keys, value in flat]
 
 
 def is_empty(value: Any) -> bool:

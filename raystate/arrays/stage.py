@@ -54,7 +54,7 @@ class Spare:
 Buffers = list[list[jax.Array]]  # per device: arrays on it
 
 
-class Held:
+class HeldState:
     """One step's bytes, safe from donation. Give it to `copy`, or `release` it."""
 
     def __init__(self, plan: Plan, parts: list[Any], *, spare: Spare | None = None, buffers: Buffers | None = None):
@@ -81,7 +81,7 @@ class Held:
             self._spare.give(self.plan, buffers)
 
 
-def hold(described: Described, spare: Spare | None = None) -> Held:
+def hold(described: Described, spare: Spare | None = None) -> HeldState:
     """Keep this step's bytes although the next step may donate or overwrite them.
 
     Returns without waiting for a computation. numpy leaves can be changed in place at any time, so they are copied here and now.
@@ -112,7 +112,7 @@ def hold(described: Described, spare: Spare | None = None) -> Held:
     for copied, where in zip(copies, places, strict=True):
         for piece, position in where:
             parts[piece] = (copied, position)
-    return Held(described.plan, parts, spare=spare, buffers=buffers)
+    return HeldState(described.plan, parts, spare=spare, buffers=buffers)
 
 
 def _copies(plan: Plan, arrays: list[jax.Array], spare: Spare | None) -> tuple[list[jax.Array], Buffers | None]:
@@ -167,7 +167,7 @@ def _has_pinned_host(device: Any) -> bool:
     return _pinned_host[device.device_kind]
 
 
-def copy(held: Held, data: np.ndarray) -> tuple[int, ...]:
+def copy(held: HeldState, data: np.ndarray) -> tuple[int, ...]:
     """Move the held bytes into a slot. For a background thread: waits for the computation; releases `held` piece by piece.
 
     Args:

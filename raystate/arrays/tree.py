@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from raystate.arrays.checks import check_text, kind, shown
 from raystate.arrays.names import argument_of, check_names, mistake
-from raystate.arrays.paths import Node, empty_kind, flatten
+from raystate.arrays.paths import TreeNode, empty_kind, flatten
 from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json
 from raystate.core.errors import ConfigError
 from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec
@@ -218,7 +218,7 @@ class _Builder:
         self._trees += 1
         return TreeSpec(item=item, leaves=tuple(leaves))
 
-    def _add_leaf(self, item: str, node: Node, leaf: int, scalars: list[int]) -> LeafSpec:
+    def _add_leaf(self, item: str, node: TreeNode, leaf: int, scalars: list[int]) -> LeafSpec:
         if node.empty:
             kind = cast(Literal["none", "dict", "list"], empty_kind(node.value))
             return LeafSpec(path=node.path, kind=kind)
@@ -312,7 +312,7 @@ class _UnsupportedError(Exception):
     pass
 
 
-def _unsupported(item: str, node: Node, why: str) -> ConfigError:
+def _unsupported(item: str, node: TreeNode, why: str) -> ConfigError:
     what = kind(node.value)
     text = why or "a leaf must be a jax.Array, numpy array or scalar, bool, int, float or str"
     return mistake(item, node.path, f"can't save a {what}: {text}", got=what)

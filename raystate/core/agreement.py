@@ -18,6 +18,8 @@ IDS_PER_ATTEMPT = 1_000_000
 
 
 class Agreement:
+    """One proposal at a time: made, answered by all ranks, and confirmed or withdrawn."""
+
     def __init__(self, desk: Desk, joins: Joins, journal: Journal, snapshots: Snapshots):
         self.desk = desk
         self.joins = joins
@@ -36,9 +38,11 @@ class Agreement:
         self._released = 0
 
     def start(self) -> None:
+        """This attempt owns the run: time-based saves count from now."""
         self._last_save_s = self.desk.now_s
 
     def stop_asked(self, event: StopAsked) -> None:
+        """Somebody wants the attempt to end: all ranks are to stop at one step. The earliest deadline counts."""
         until_s = self.desk.now_s + event.within_s
         if self._stop is None or until_s < self._stop_until_s:
             self._stop, self._stop_until_s = event, until_s
@@ -53,6 +57,7 @@ class Agreement:
     # ---------------------------------------------------------------- progress
 
     def turn(self) -> None:
+        """Go on as far as the ranks' answers allow."""
         proposal, group = self.snapshots.proposal, self.joins.group
         if group is None or not group.alive:
             if proposal is not None and proposal.state == "proposed":
@@ -159,6 +164,7 @@ class Agreement:
     # ---------------------------------------------------------------- time
 
     def tick(self) -> None:
+        """Withdraw what was not answered in time, and propose a save when one is due by time."""
         proposal, now_s = self.snapshots.proposal, self.desk.now_s
         if self._stop is not None and now_s >= self._stop_until_s:
             if proposal is None or proposal.state != "confirmed" or proposal.kind != "stop":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.held import Held, SlotSet
+from raystate.core.held import Held, HeldSet
 from raystate.core.host_messages import Connected, Disconnected, HostCommand, Kill, Tell
 from raystate.core.messages import EndTrainers, HostId, TrainerExited, TrainerSeen, TrainerWord, group_of
 
@@ -13,7 +13,7 @@ REMEMBERED_EXITS = 64
 
 @dataclass(slots=True)
 class Attachment:
-    """One connection."""
+    """A trainer's connection to this host's door."""
 
     hello: Connected
     said_bye: bool = False
@@ -21,7 +21,7 @@ class Attachment:
 
 
 class Attached:
-    """All of them.
+    """The trainers that are connected to one host.
 
     Args:
         host: its node.
@@ -39,8 +39,8 @@ class Attached:
         self._exits: list[TrainerExited] = []
         self.out: list[HostCommand] = []
 
-    def is_connected(self, one: SlotSet) -> bool:
-        """Whether the trainer of that set is."""
+    def is_connected(self, one: HeldSet) -> bool:
+        """Whether the trainer of that set is connected."""
         return any(trainer.hello.set_index == one.index for trainer in self.trainers.values())
 
     @property
@@ -58,7 +58,7 @@ class Attached:
     # ---------------------------------------------------------------- they come and go
 
     def connected(self, event: Connected) -> None:
-        """One says who it is, perhaps again."""
+        """A trainer says who it is, perhaps once more: its slots may be others now."""
         known = self.trainers.get(event.connection)
         if known is None:
             self.trainers[event.connection] = Attachment(event)
@@ -66,7 +66,7 @@ class Attached:
             known.hello = event
 
     def said_bye(self, connection: int) -> None:
-        """One detaches on purpose."""
+        """A trainer says that it leaves on purpose: the end of its connection is no failure."""
         if connection in self.trainers:
             self.trainers[connection].said_bye = True
 
@@ -83,7 +83,7 @@ class Attached:
         if event.alive and word is not None and not trainer.said_bye:
             return True
         if one is not None:
-            one.exited = True
+            one.end()
         clean = not trainer.ended and (trainer.said_bye or (word is not None and word.phase == "closing"))
         if clean:
             reason = "left"
@@ -96,12 +96,12 @@ class Attached:
         self._say_exit(hello.lineage, hello.rank, clean=clean, reason=reason, ended=bool(trainer.ended))
         return True
 
-    def unlocked(self, one: SlotSet) -> None:
+    def unlocked(self, one: HeldSet) -> None:
         """A set's lock is free: its connection had ended before, or its trainer died while no HostActor looked and it never rang."""
         word = one.word
         if word is None or one.exited:
             return
-        one.exited = True
+        one.end()
         reason = word.error if word.phase == "failed" and word.error else f"trainer rank {word.rank} died"
         self._say_exit(word.lineage, word.rank, clean=word.phase == "closing", reason=reason)
 
@@ -112,7 +112,7 @@ class Attached:
         self.out.append(Tell(event=event))
 
     def tell_exits_again(self) -> None:
-        """To a Coordinator that came later."""
+        """Tell all unclean ends once more: a Coordinator that came later has not heard of them."""
         self.out += [Tell(event=event) for event in self._exits]
 
     def end(self, order: EndTrainers) -> None:

@@ -23,6 +23,8 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
+    """Reply to a caller."""
+
     ask: Ask
     reply: Reply
 
@@ -52,6 +54,8 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advise:
+    """Give a HostActor this advice."""
+
     host: HostId
     advice: Advice
 
@@ -91,6 +95,7 @@ class Write:
 
     @property
     def snapshot(self) -> SnapshotId:
+        """What is to be written."""
         return SnapshotId(self.lineage, self.step, self.again)
 
 

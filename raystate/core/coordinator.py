@@ -17,6 +17,7 @@ from typing import Any
 from raystate.core.agreement import Agreement
 from raystate.core.deletes import Deletes
 from raystate.core.desk import Desk
+from raystate.core.discards import Discards
 from raystate.core.errors import InvalidTransitionError
 from raystate.core.group import Joins
 from raystate.core.journal import Journal
@@ -55,7 +56,7 @@ from raystate.core.messages import (
 )
 from raystate.core.printed import printed_parts
 from raystate.core.promises import Promises
-from raystate.core.recovery import Recovery
+from raystate.core.recovery import Restores
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
@@ -77,8 +78,9 @@ class Coordinator:
         self.joins = Joins(desk, self.memory)
         self.journal = Journal(desk)
         self.saves = Saves(desk, self.memory, self.joins, self.journal)
-        self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves)
-        self.recovery = Recovery(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
+        self.discards = Discards(desk, self.memory)
+        self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves, self.discards)
+        self.recovery = Restores(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.discards)
         self.agreement = Agreement(desk, self.joins, self.journal, self.snapshots)
         self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves)
         self.deletes = Deletes(desk, self.journal, self.saves)
@@ -110,7 +112,7 @@ class Coordinator:
             ReleaseAsked: self.leaving.release_asked,
             DeleteAsked: self.deletes.asked,
             StopAsked: self.agreement.stop_asked,
-            Invalidated: self.snapshots.invalidated,
+            Invalidated: self.discards.invalidated,
             Written: self.saves.written,
             Packaged: self._packaged,
             Appended: self.journal.appended,
@@ -124,15 +126,17 @@ class Coordinator:
 
     @property
     def attempt(self) -> int:
-        """0 before the claim."""
+        """Which attempt this is; 0 before the claim."""
         return self._desk.attempt
 
     @property
     def tail(self) -> LogEntry | None:
+        """The newest log entry that is known, None before the claim."""
         return self.journal.tail
 
     @property
     def finished(self) -> bool:
+        """Whether it decides nothing any more: the run is released, or another attempt owns it."""
         return self.leaving.phase == "finished" or self._end is not None
 
     # ---------------------------------------------------------------- the one entrance
@@ -300,9 +304,7 @@ class Coordinator:
             self.snapshots.fail(Failure(error="ConfigError", message=mistake[1], details={"step": mistake[0].step}))
 
     def _attempt_dead(self, event: AttemptDead) -> None:
-        if event.attempt < self._desk.attempt and event.attempt not in self.journal.dead:
-            self.journal.dead.add(event.attempt)
-            self._desk.stir = True
+        self.journal.attempt_dead(event.attempt)
 
     def _give_up_waiting(self) -> None:
         """No process sleeps for so long: what it may still carry out is closed, and its steps are free."""

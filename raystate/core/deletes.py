@@ -9,7 +9,7 @@ from raystate.core.saves import Saves
 
 
 class Deletes:
-    """Those that are under way."""
+    """The deletes that are under way."""
 
     def __init__(self, desk: Desk, journal: Journal, saves: Saves):
         self._desk = desk

@@ -31,6 +31,7 @@ class Desk:
         self.open_asks: dict[Ask, None] = {}  # that have no reply yet
 
     def log(self, level: Any, text: str) -> None:
+        """Write a line into the process's log."""
         self.out.append(Log(level=level, text=text))
 
     def answer(self, ask: Ask, reply: Reply) -> None:
@@ -42,6 +43,7 @@ class Desk:
         self.out.append(Answer(ask=ask, reply=reply))
 
     def fail(self, asks: Iterable[Ask], error: str, message: str, **details: Any) -> None:
+        """Answer these asks with an error: the name of its class in core.errors, a sentence, and facts by name."""
         failure = Failure(error=error, message=message, details=details)
         for ask in asks:
             self.answer(ask, failure)
@@ -57,6 +59,7 @@ class Barrier:
         self.asks: dict[int, list[Ask]] = {}
 
     def add(self, rank: int, ask: Ask) -> None:
+        """A rank has asked."""
         mine = self.asks.setdefault(rank, [])
         if ask not in mine:
             mine.append(ask)
@@ -66,12 +69,15 @@ class Barrier:
         return world is not None and len(self.asks) >= world and not self.missing(world)
 
     def missing(self, world: int | None) -> list[int]:
+        """Ranks that have not asked; none if the number of ranks is not known."""
         return [] if world is None else [rank for rank in range(world) if rank not in self.asks]
 
     def everybody(self) -> list[Ask]:
+        """All asks, by rank."""
         return [ask for rank in sorted(self.asks) for ask in self.asks[rank]]
 
     def has(self, ask: Ask) -> bool:
+        """Whether this ask is among them."""
         return any(ask in asks for asks in self.asks.values())
 
 
@@ -87,7 +93,7 @@ class Lookout:
         self._at = 0
 
     def first(self, items: Sequence[T], is_late: Callable[[T], bool]) -> T | None:
-        """One that is late, or None if none is."""
+        """An item that is late, or None if none is."""
         count = len(items)
         for turn in range(count):
             index = (self._at + turn) % count
@@ -103,6 +109,6 @@ def ranks_text(ranks: Iterable[int], hosts: dict[int, Any]) -> str:
 
 
 def named(parts: Sequence[str]) -> str:
-    """The first few, and how many more."""
+    """The first few of these names, and how many more there are."""
     more = f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
     return ", ".join(parts[:NAMED]) + more

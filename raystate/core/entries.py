@@ -154,7 +154,7 @@ class WrittenEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PlannedEntry:
     """How an entry is to be written. A function of the entry and of the one before it, so that a second try writes the same bytes."""
 
     entry: LogEntry
@@ -163,7 +163,7 @@ class Plan:
     base_data: bytes | None  # the base has to be created with these bytes, before the entry; None: it is there
 
 
-def plan(entry: LogEntry, previous: LogEntry | None, base: Base, *, entry_bytes: int | None = None) -> Plan:
+def plan(entry: LogEntry, previous: LogEntry | None, base: Base, *, entry_bytes: int | None = None) -> PlannedEntry:
     """Decide on an entry's base.
 
     Args:
@@ -173,12 +173,12 @@ def plan(entry: LogEntry, previous: LogEntry | None, base: Base, *, entry_bytes:
         entry_bytes: limit; None: `ENTRY_BYTES`. Only what no base can hold, such as the entry's own reason, may exceed it.
     """
     limit = ENTRY_BYTES if entry_bytes is None else entry_bytes
-    planned = Plan(entry=entry, data=_sealed_entry(entry, base), base=base, base_data=None)
+    planned = PlannedEntry(entry=entry, data=_sealed_entry(entry, base), base=base, base_data=None)
     # A base after the entry itself is for one that changes too much: thousands of steps are adopted or retired.
     for state in (previous, entry):
         if len(planned.data) > limit and state is not None:
             other, base_data = _new_base(state, entry, base.name)
-            planned = Plan(entry=entry, data=_sealed_entry(entry, other), base=other, base_data=base_data)
+            planned = PlannedEntry(entry=entry, data=_sealed_entry(entry, other), base=other, base_data=base_data)
     return planned
 
 

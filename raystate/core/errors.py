@@ -26,6 +26,7 @@ class RaystateError(Exception):
 
     @property
     def message(self) -> str:
+        """The sentence for a person."""
         return str(self.args[0])
 
     def __getattr__(self, name: str) -> Any:

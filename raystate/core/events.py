@@ -25,12 +25,16 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUp:
+    """A HostActor has started."""
+
     host: HostId
     incarnation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostDown:
+    """A HostActor has died, or cannot be reached."""
+
     host: HostId
     reason: str
     gone: bool = False  # the node itself is lost, with its memory; False: its HostActor may come back
@@ -38,11 +42,15 @@ class HostDown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReported:
+    """A HostActor tells what it holds and what its trainers say."""
+
     summary: HostSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
+    """A rank of a new worker group has constructed its StateManager."""
+
     ask: Ask
     group: str
     rank: int
@@ -147,6 +155,8 @@ class ReleaseAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteAsked:
+    """Somebody wants this durable step removed."""
+
     ask: Ask
     step: int
 
@@ -207,6 +217,8 @@ class Appended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishDone:
+    """The shell has published a committed step, or could not (`error`)."""
+
     step: int
     save: str | None
     error: str = ""
@@ -214,6 +226,8 @@ class PublishDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetireDone:
+    """The shell has retired a step, or could not (`error`, `pinned`)."""
+
     step: int
     error: str = ""
     pinned: str = ""  # nothing was done, because somebody has pinned the step: who and why

@@ -60,6 +60,10 @@ class Group:
         """The same in all lineages of the worker group."""
         return group_of(self.lineage)
 
+    def decide(self) -> None:
+        """It has restored, or has shown that it does not."""
+        self.decided = True
+
     def heard(self, rank: int, word: int) -> bool:
         """Whether a report has told of the rank's word with this number, or of a later one."""
         seen = self.seen.get(rank)
@@ -87,10 +91,11 @@ class Joins:
     # ---------------------------------------------------------------- joining
 
     def committed(self, newest: int) -> None:
-        """The newest committed step, for whoever joins."""
+        """Remember the newest committed step: whoever joins is told."""
         self._newest_committed = newest
 
     def joined(self, event: Joined) -> None:
+        """A rank of a group has come. When all have, each gets the group's lineage; the group before has ended then."""
         desk = self.desk
         if event.group != self.name:
             if event.group in self._past:
@@ -183,6 +188,7 @@ class Joins:
         desk.stir = True
 
     def tick(self) -> None:
+        """Refuse those who wait for ranks that don't come."""
         barrier = self._barrier
         if barrier is None or not barrier.asks:
             return
@@ -301,6 +307,7 @@ class Joins:
     # ---------------------------------------------------------------- the end of a group
 
     def exited(self, event: TrainerExited) -> None:
+        """A trainer's process is gone: unless it left on purpose, its group cannot go on."""
         nonce = group_of(event.lineage)
         if event.clean or nonce in self.ended:
             return
@@ -328,6 +335,7 @@ class Joins:
         self.desk.stir = True
 
     def where(self, ranks: list[int]) -> str:
+        """These ranks with their hosts, for messages."""
         return ranks_text(ranks, {} if self.group is None else dict(self.group.hosts))
 
     def missing_text(self, key: SnapshotId) -> str:

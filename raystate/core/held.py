@@ -11,7 +11,9 @@ from raystate.core.slots import why_free
 
 
 @dataclass(slots=True)
-class Slot:
+class HeldSlot:
+    """One slot: whose it is, what it holds, and how many read it."""
+
     granted: int = 0  # grant number; the trainer's while it is greater than the word's `done`
     content: Staged | None = None
     holds: int = 0
@@ -19,18 +21,23 @@ class Slot:
 
 
 @dataclass(slots=True)
-class SlotSet:
+class HeldSet:
     """The slots of one trainer, and the words that lie beside them."""
 
     index: int
     trainer: str
-    slots: list[Slot]
+    slots: list[HeldSlot]
     word: TrainerWord | None = None
     said: HostWord | None = None  # the host's word
     told: Advice | None = None  # what it was made of
     exited: bool = False  # its trainer's end has been told, or was none
 
+    def end(self) -> None:
+        """The end of its trainer is told now, or there is none to tell."""
+        self.exited = True
+
     def done(self, slot: int) -> int:
+        """The newest grant of the slot that its trainer has used up or handed back; 0: none."""
         return self.word.done[slot] if self.word is not None and slot < len(self.word.done) else 0
 
     def is_granted(self, slot: int) -> bool:
@@ -59,7 +66,7 @@ class Held:
 
     def __init__(self, base: Invalidate | None):
         self.base = base
-        self.sets: dict[int, SlotSet] = {}
+        self.sets: dict[int, HeldSet] = {}
         self.out: list[HostCommand] = []
 
     def contents(self) -> list[tuple[Place, Staged]]:
@@ -86,7 +93,7 @@ class Held:
         """A set is there, perhaps handed on to another trainer."""
         old = self.sets.get(event.index)
         count = len(event.contents)
-        one = SlotSet(index=event.index, trainer=event.trainer, slots=[Slot() for _ in range(count)], word=event.word)
+        one = HeldSet(index=event.index, trainer=event.trainer, slots=[HeldSlot() for _ in range(count)], word=event.word)
         if old is not None:  # handed on: what is being read stays held
             for new, was in zip(one.slots, old.slots, strict=True):
                 new.holds, new.doomed = was.holds, was.doomed
@@ -97,10 +104,10 @@ class Held:
         self.sets[event.index] = one
         for replaced in self.sets.values():
             if replaced is not one and replaced.trainer == one.trainer and one.trainer:
-                replaced.exited = True  # its trainer lives, with other slots
+                replaced.end()  # its trainer lives, with other slots
         self.take(one, event.contents)
 
-    def take(self, one: SlotSet, contents: Iterable[Staged | None]) -> None:
+    def take(self, one: HeldSet, contents: Iterable[Staged | None]) -> None:
         """What was read in the slots' headers. A granted slot holds nothing for anybody: its trainer may overwrite it at any moment."""
         for number, found in enumerate(contents):
             slot = one.slots[number]
@@ -112,7 +119,7 @@ class Held:
                 # Staged in a past that a restore has given up meanwhile.
                 self.discard(one, number)
 
-    def drop_replaced(self, advice: Advice | None, is_connected: Callable[[SlotSet], bool]) -> None:
+    def drop_replaced(self, advice: Advice | None, is_connected: Callable[[HeldSet], bool]) -> None:
         """A trainer whose state has grown has other slots: the old ones go once nobody needs what they hold."""
         for one in list(self.sets.values()):
             newer = any(
@@ -133,7 +140,7 @@ class Held:
                 if slot.content is not None and is_discarded(order, slot.content.lineage, slot.content.step):
                     self.discard(one, number)
 
-    def discard(self, one: SlotSet, number: int) -> None:
+    def discard(self, one: HeldSet, number: int) -> None:
         """It holds nothing any more; its bytes go when nobody reads them."""
         slot = one.slots[number]
         slot.content = None
@@ -142,7 +149,7 @@ class Held:
         else:
             self._empty(one, number)
 
-    def _empty(self, one: SlotSet, number: int) -> None:
+    def _empty(self, one: HeldSet, number: int) -> None:
         self.out.append(Empty(index=one.index, slot=number, reason="a restore has given it up"))
 
     # ---------------------------------------------------------------- readers
@@ -163,7 +170,7 @@ class Held:
             self.sets[place.index].slots[place.slot].holds += 1
 
     def let_go(self, places: Iterable[Place]) -> None:
-        """A reader is done."""
+        """A reader is done: what was to be discarded meanwhile goes when it was the last."""
         for place in places:
             one = self.sets.get(place.index)
             if one is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from raystate.core.attached import Attached
 from raystate.core.errors import InvalidTransitionError
-from raystate.core.held import Held, SlotSet, applies
+from raystate.core.held import Held, HeldSet, applies
 from raystate.core.host_messages import (
     AlreadyExecuted,
     Connected,
@@ -350,7 +350,7 @@ class Host:
                 one.said = word
                 self._out.append(Speak(index=one.index, word=word))
 
-    def _grant_slots(self, one: SlotSet, advice: Advice) -> None:
+    def _grant_slots(self, one: HeldSet, advice: Advice) -> None:
         for number, slot in enumerate(one.slots):
             if slot.holds or one.is_granted(number):
                 continue

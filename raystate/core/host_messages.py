@@ -33,6 +33,8 @@ class SetFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetRemoved:
+    """A slot set's files are gone."""
+
     index: int
 
 
@@ -47,7 +49,7 @@ class SetRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """A trainer has introduced itself on a connection, perhaps once more: its slots may be others now (`set_index`, -1: none yet)."""
+    """A trainer has said on its connection who it is. It says so again when it gets other slots (`set_index`, -1: none yet)."""
 
     connection: int
     pid: int
@@ -78,7 +80,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlocked:
-    """No process holds the lock of this set, and none is on its way to it: its trainer is dead or has let it go. Read after that."""
+    """No process holds the lock of this set or is about to take it: its trainer is dead, or has let it go. `contents`: read after that."""
 
     index: int
     contents: tuple[Staged | None, ...]
@@ -95,6 +97,8 @@ class HoldAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldEnded:
+    """A reader is done, or gone."""
+
     reader: str
 
 
@@ -161,7 +165,7 @@ class Remember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """SIGKILL."""
+    """End this trainer's process with SIGKILL."""
 
     pid: int
     rank: int
@@ -186,14 +190,14 @@ class Execute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlreadyExecuted:
-    """The outcome of that save id's one execution, under way or remembered, is the answer."""
+    """This save was ordered before: answer with what came, or comes, of that one execution."""
 
     order: Write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """`error` names a class of core.errors."""
+    """Refuse an order; `error` names a class of core.errors."""
 
     order: Write
     error: str
@@ -202,7 +206,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveSet:
-    """Give the set's memory back: its trainer has another one, and nobody needs what it holds."""
+    """Give the set's memory back: its trainer has another set, and nobody needs what this one holds."""
 
     index: int
     reason: str

@@ -56,7 +56,7 @@ class Request:
 
 
 class Editor(Protocol):
-    """Who asks for entries."""
+    """A part of the Coordinator that asks for entries, and decides late what they change."""
 
     def change(self, request: Request) -> Change | None:
         """What the entry changes, when its turn has come; None: it is not wanted any more."""
@@ -81,11 +81,12 @@ class _Work:
 
 
 def retry_delay_s(tries: int) -> float:
+    """How long to wait before the next try: twice as long after each one, up to `LAST_RETRY_S`."""
     return min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** max(0, tries - 1))
 
 
 class Journal:
-    """The attempt's own end of the log."""
+    """What this attempt has written to the log, has still to write, and has to carry out."""
 
     def __init__(self, desk: Desk):
         self.desk = desk
@@ -117,7 +118,7 @@ class Journal:
 
     @property
     def busy(self) -> bool:
-        """An entry is being written or waits to be."""
+        """Whether an entry is being written or waits to be."""
         return self._flight is not None or bool(self._requests)
 
     @property
@@ -142,7 +143,7 @@ class Journal:
 
     @property
     def working(self) -> bool:
-        """Something is being carried out. What waits for a pin isn't: the next attempt finds it in the log, too."""
+        """Whether something is being carried out. A removal that waits for a pin does not count: the log keeps it for the next attempt."""
         return any(not one.pinned for one in self._work.values())
 
     @property
@@ -154,29 +155,39 @@ class Journal:
 
     @property
     def closable(self) -> bool:
-        """An entry now would close something."""
+        """Whether an entry written now would close an intent."""
         tail = self.tail
         return tail is not None and any(
             is_closed(one, attempt=self.desk.attempt, carried=self.carried, dead=self.dead) for one in tail.intents
         )
 
     def refuse_save(self, step: int) -> str | None:
+        """Why this step may not be committed now, or None."""
         assert self.tail is not None
         return refuse_save(self.tail, step, attempt=self.desk.attempt, carried=self.carried, dead=self.dead)
 
     def refuse_retire(self, step: int) -> str | None:
+        """Why this step may not be retired now, or None."""
         assert self.tail is not None
         return refuse_retire(self.tail, step, attempt=self.desk.attempt, carried=self.carried, dead=self.dead)
 
     def trouble(self, text: str) -> None:
+        """Note a failure of storage: users are told of it until a step has been published again."""
         self.desk.log("warning", text)
         if not self.troubles or self.troubles[-1] != text:
             self.troubles = [*self.troubles[-4:], text]
         self.desk.stir = True
 
+    def attempt_dead(self, attempt: int) -> None:
+        """The process of an older attempt is gone: it carries nothing out any more."""
+        if attempt < self.desk.attempt and attempt not in self.dead:
+            self.dead.add(attempt)
+            self.desk.stir = True
+
     # ---------------------------------------------------------------- writing entries
 
     def start(self, event: Claimed) -> None:
+        """This attempt owns the run: carry out what earlier attempts have left open."""
         self.writer = event.entry.writer
         self.dead = set(event.dead)
         self._arrived(event.entry)
@@ -200,7 +211,7 @@ class Journal:
             self.editors[request.kind].logged(request, entry)
 
     def turn(self) -> None:
-        """Give what can be given now."""
+        """Order what can be carried out now, and write the next entry if none is in flight."""
         desk = self.desk
         if self._work:
             publishing = bool(self.publishing)
@@ -245,12 +256,14 @@ class Journal:
         return publishing and intent.kind == "retire"
 
     def tick(self) -> None:
+        """Try again what is due, and close carried-out intents when nothing else is logged for a while."""
         if self._resend_s is not None or any(not one.busy for one in self._work.values()):
             self.desk.stir = True
         elif not self.busy and not self._work and self.desk.now_s - self._changed_s >= CLOSE_AFTER_S and self.closable:
             self.close("nothing else to log")
 
     def appended(self, event: Appended) -> None:
+        """How the append of the entry in flight went."""
         flight = self._flight
         if flight is None or event.seq != flight.seq:
             return
@@ -305,9 +318,11 @@ class Journal:
     # ---------------------------------------------------------------- carrying out
 
     def publish_done(self, event: PublishDone) -> None:
+        """How the publication of a committed step went."""
         self._work_done("commit", event.step, event.save, event.error)
 
     def retire_done(self, event: RetireDone) -> None:
+        """How the removal of a retired step went."""
         if event.pinned:
             self._work_waits(event)
         else:

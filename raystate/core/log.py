@@ -19,6 +19,7 @@ NOTHING: frozenset[IntentKey] = frozenset()
 
 
 def key_of(intent: Intent) -> IntentKey:
+    """What names this intent, and no other one, for ever."""
     return (intent.kind, intent.step, intent.save, intent.seq)
 
 

@@ -22,7 +22,7 @@ from raystate.core.messages import (
 
 
 class HostView:
-    """The last that is known of one host."""
+    """What the Coordinator knows of one host, from its last report."""
 
     __slots__ = (
         "advised",
@@ -40,7 +40,6 @@ class HostView:
         "sent_seq",
         "staged",
         "summary_seq",
-        "told_base_s",
         "trainers",
         "up",
         "up_s",
@@ -63,11 +62,32 @@ class HostView:
         self.advised: tuple[int, int] | None = None
         self.proposal_seen: Proposal | None = None
         self.heard_of: int | None = None  # newest attempt that the host knows of
-        self.sent: object = None  # content of the last Advice given to it
+        self.sent: int | None = None  # number of the last Advice given to it; None: it has to be given the newest
         self.sent_seq = -1
         self.sent_s = -1e9
         self.base_order: tuple[int, int] = (-1, -1)  # newest Invalidate it has applied
-        self.told_base_s = -1e9
+
+    def rise(self, now_s: float) -> bool:
+        """The host has spoken. True if it was down until now."""
+        self.heard_s = now_s
+        if self.up:
+            return False
+        self.up = True
+        self.up_s = now_s
+        return True
+
+    def expect_back(self, until_s: float) -> None:
+        """The host is down, and a recovery waits for it until then."""
+        self.back_until_s = until_s
+
+    def told(self, seq: int, now_s: float) -> None:
+        """The advice of this number was given to the host."""
+        self.sent = self.sent_seq = seq
+        self.sent_s = now_s
+
+    def tell_again(self) -> None:
+        """The newest advice has not reached the host: it counts as not given."""
+        self.sent = None
 
 
 class Snap:
@@ -85,10 +105,12 @@ class Snap:
 
     @property
     def lineage(self) -> str:
+        """The lineage in which it was staged."""
         return self.id.lineage
 
     @property
     def step(self) -> int:
+        """The number of its step."""
         return self.id.step
 
     @property
@@ -103,6 +125,7 @@ class Snap:
 
     @property
     def world(self) -> int:
+        """How many ranks have a piece of it; 0 before the first piece is known."""
         return next(iter(self._shapes))[1] if self._shapes else 0
 
     @property
@@ -111,11 +134,13 @@ class Snap:
         return len({piece.local for held in self.pieces.values() for piece in held.values() if piece.local}) > 1
 
     def add(self, host: HostId, piece: Staged) -> None:
+        """A host holds this piece."""
         self.remove(host, piece.rank)
         self.pieces.setdefault(piece.rank, {})[host] = piece
         self._count(piece, 1)
 
     def remove(self, host: HostId, rank: int) -> None:
+        """The host does not hold the rank's piece any more."""
         held = self.pieces.get(rank, {})
         piece = held.pop(host, None)
         if piece is None:
@@ -154,6 +179,7 @@ class Memory:
     # ---------------------------------------------------------------- hosts come and go
 
     def view(self, host: HostId, now_s: float) -> HostView:
+        """What is known of a host; one that was never heard of counts as up from now on."""
         view = self.hosts.get(host)
         if view is None:
             view = self.hosts[host] = HostView(host, now_s)
@@ -219,14 +245,21 @@ class Memory:
         view.heard_of = summary.attempt
         if summary.base is not None:
             order = (summary.base.attempt, summary.base.seq)
-            if order > view.base_order:
-                view.base_order = order
+            self.discarded(view, order)
             if self.base is None or order > (self.base.attempt, self.base.seq):
                 self.base = summary.base
         view.trainers = summary.trainers
         if summary.staged == view.staged:
             return {}
         return self.place(view, summary.staged)
+
+    def discarded(self, view: HostView, order: tuple[int, int]) -> None:
+        """The host has carried out the Invalidate with this (attempt, seq)."""
+        view.base_order = max(view.base_order, order)
+
+    def rebase(self, base: Invalidate) -> None:
+        """A recovery has decided what counts from now on."""
+        self.base = base
 
     # ---------------------------------------------------------------- what can be recovered
 

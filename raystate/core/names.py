@@ -32,6 +32,7 @@ class Lineage:
 
     @classmethod
     def parse(cls, text: str) -> Lineage:
+        """The inverse of str()."""
         attempt, counter, nonce = text.split(".", 2)
         return cls(int(attempt), int(counter), nonce)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Literal
 
 from raystate.core.desk import NAMED, Desk, Lookout
+from raystate.core.discards import Discards
 from raystate.core.errors import InvalidTransitionError
 from raystate.core.group import Group, Joins
 from raystate.core.inquiry import RestoreInquiry
@@ -47,20 +48,23 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
 }
 
 
-class Recovery:
+class Restores:
     """One restore at a time, through its phases. What the ranks want, what the hosts hold and what can be restored are parts of it."""
 
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
+    def __init__(
+        self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots, discards: Discards
+    ):
         self.desk = desk
         self.memory = memory
         self.joins = joins
         self.journal = journal
         self.saves = saves
         self.snapshots = snapshots
+        self.discards = discards
         self.phase: Phase = "idle"
         self._wishes = Wishes(0.0)
         self._inquiry = RestoreInquiry(desk, memory, snapshots)
-        self._restorable = Restorable(memory, journal)
+        self._restorable = Restorable(memory, journal, saves)
         self.withdrawals = Withdrawals(desk, journal, saves)
         self._group: Group | None = None
         self._want: int | None = None
@@ -173,7 +177,7 @@ class Recovery:
             self._retired(group)
         if self.phase == "looking" and not self._waiting_for(group):
             self._choose(group)
-        if self.phase == "discarding" and self.snapshots.not_discarded() is None:
+        if self.phase == "discarding" and self.discards.first_undone() is None:
             self._announce()
         if self.phase == "trying" and len(self._tried) == group.world:
             self._judge(group)
@@ -200,24 +204,7 @@ class Recovery:
             unheard = self._late_ranks.first(range(group.world or 0), lambda rank: not group.heard(rank, wishes.word(rank)))
             if unheard is not None:
                 return f"a report of what {self.joins.where([unheard])} had saved when it asked"
-        return self._waiting_for_storage()
-
-    def _waiting_for_storage(self) -> str:
-        """Which commit or publication has to end before the choice; "" if none."""
-        job = self.saves.running
-        committing = job is not None and job.phase in ("packaging", "committing")
-        best = self._restorable.newest_in_memory() if self._want is None else None
-        if best is not None:
-            on_the_way = [*self.journal.publishing, *([job.key.step] if job is not None and committing else [])]
-            if all(step <= best.step for step in on_the_way):
-                return ""  # whatever becomes of them, memory has something newer: storage that is slow or out holds nobody up
-        if self.journal.publishing:
-            return (
-                f"the publication of steps {list(self.journal.publishing)} ({'; '.join(self.journal.troubles[-1:]) or 'under way'})"
-            )
-        if self.journal.busy or committing:
-            return f"the commit of step {job.key.step}" if job is not None else "a log entry"
-        return ""
+        return self._restorable.unsettled(self._want)
 
     # ---------------------------------------------------------------- the choice
 
@@ -230,7 +217,8 @@ class Recovery:
         snap, stored, damaged = self._restorable.in_memory(want), self._restorable.stored(), self._restorable.damaged
         if want is not None:
             if snap is None and want not in stored:
-                self._not_found(want, stored)
+                error, text, available = self._restorable.why_not(want)
+                self._fail(error, text, step=want, available=available)
                 return
             if self._rollback and (refused := self.withdrawals.refuse_rollback(want)) is not None:
                 self._fail("StorageError", f"rollback to step {want}: {refused}", step=want)
@@ -257,22 +245,11 @@ class Recovery:
             self._group = group = self.joins.renew()
         return group
 
-    def _not_found(self, want: int, stored: list[int]) -> None:
-        held = self._restorable.all_in_memory()
-        damaged = [why for step, why in self._restorable.damaged if step == want]
-        text = f"step {want} can't be restored: {damaged[-1]}" if damaged else f"step {want} does not exist"
-        self._fail(
-            "CorruptCheckpointError" if damaged else "StepNotFoundError",
-            f"{text}; durable steps: {stored}, in memory: {held}",
-            step=want,
-            available=sorted({*stored, *held}),
-        )
-
     def _discard(self, group: Group, choice: RestoreChoice) -> None:
         self._choice = choice
         self.desk.log("info", f"lineage {group.lineage} restores step {choice.step} from {choice.tier}: {choice.reason}")
         kept = (choice.lineage, choice.step) if choice.tier == "memory" else ("", -1)
-        self.snapshots.rebase(group.lineage, *kept)
+        self.discards.begin(group.lineage, *kept)
         self.saves.forget_unbelieved()
         self._enter("discarding")
 
@@ -340,7 +317,7 @@ class Recovery:
             self._settle(group, choice)
 
     def _settle(self, group: Group, choice: RestoreChoice) -> None:
-        group.decided = True
+        group.decide()
         step = choice.step
         self.saves.protect(-1)
         tier = max(
@@ -391,7 +368,7 @@ class Recovery:
         elif self.phase in ("looking", "retiring"):
             self._tick_looking(group, waited_s)
         elif self.phase == "discarding" and waited_s >= settings.host_timeout_s:
-            while (view := self.snapshots.not_discarded()) is not None:
+            while (view := self.discards.first_undone()) is not None:
                 self.snapshots.give_up_on(view.host, f"it has not discarded what the restore gives up within {waited_s:.1f} s")
             self.desk.stir = True
         elif self.phase == "trying" and waited_s >= settings.restore_timeout_s:

@@ -23,6 +23,8 @@ TIERS = ("memory", "peer", "storage", "source", "init")  # fastest first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinReply:
+    """The group is complete, and this is its first lineage."""
+
     lineage: str
     attempt: int
     hosts: tuple[tuple[int, HostId], ...]  # rank -> host
@@ -74,6 +76,8 @@ class RestoreSettled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushReply:
+    """What a rank waited for is durable, but for `errors`. Also the answer to a delete."""
+
     durable_step: int  # newest published step, -1: none
     errors: tuple[str, ...] = ()  # what was promised and is not durable, and why
     lost: tuple[SnapshotId, ...] = ()  # those snapshots
@@ -81,6 +85,8 @@ class FlushReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveReply:
+    """The run is released."""
+
     step: int  # the durable last step, -1 if none was ever saved
     errors: tuple[str, ...] = ()  # what was promised, is not durable, and was not said before
 

@@ -26,6 +26,7 @@ class Staged:
 
     @property
     def id(self) -> SnapshotId:
+        """The snapshot that it is a piece of."""
         return SnapshotId(self.lineage, self.step, self.again)
 
 
@@ -98,7 +99,7 @@ class HostWord:
 
     @classmethod
     def saying(cls, grants: tuple[int, ...], advice: Advice | None) -> HostWord:
-        """What the host tells a trainer."""
+        """The word by which a host tells a trainer its grants and the Coordinator's advice."""
         if advice is None:
             return cls(grants=grants)
         return cls(

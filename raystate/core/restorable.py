@@ -6,14 +6,16 @@ from raystate.core.group import Group
 from raystate.core.journal import Journal
 from raystate.core.memory import Memory, Snap
 from raystate.core.messages import RestoreChoice, SnapshotId, Tier
+from raystate.core.saves import Saves
 
 
 class Restorable:
     """Offers the steps of all tiers to one restore, without those that it has tried in vain."""
 
-    def __init__(self, memory: Memory, journal: Journal):
+    def __init__(self, memory: Memory, journal: Journal, saves: Saves):
         self._memory = memory
         self._journal = journal
+        self._saves = saves
         self._excluded: set[tuple[Tier, SnapshotId]] = set()
         self._damaged: list[tuple[int, str]] = []
         self._aside: list[tuple[int, str]] = []  # damaged in storage, to be set aside once an older step is chosen
@@ -64,6 +66,29 @@ class Restorable:
     def all_in_memory(self) -> list[int]:
         """Steps that are complete in memory, damaged ones included; for messages."""
         return sorted({snap.step for snap in self._memory.candidates()})
+
+    def why_not(self, want: int) -> tuple[str, str, list[int]]:
+        """Why nobody can restore the step `want`: the error's name, its text, and the steps that there are."""
+        stored, held = self.stored(), self.all_in_memory()
+        damaged = [why for step, why in self._damaged if step == want]
+        error = "CorruptCheckpointError" if damaged else "StepNotFoundError"
+        text = f"step {want} can't be restored: {damaged[-1]}" if damaged else f"step {want} does not exist"
+        return error, f"{text}; durable steps: {stored}, in memory: {held}", sorted({*stored, *held})
+
+    def unsettled(self, want: int | None) -> str:
+        """Which commit or publication has to end before a choice; "" if none."""
+        journal, job = self._journal, self._saves.running
+        committing = job is not None and job.phase in ("packaging", "committing")
+        best = self.newest_in_memory() if want is None else None
+        if best is not None:
+            on_the_way = [*journal.publishing, *([job.key.step] if job is not None and committing else [])]
+            if all(step <= best.step for step in on_the_way):
+                return ""  # whatever becomes of them, memory has something newer: storage that is slow or out holds nobody up
+        if journal.publishing:
+            return f"the publication of steps {list(journal.publishing)} ({'; '.join(journal.troubles[-1:]) or 'under way'})"
+        if journal.busy or committing:
+            return f"the commit of step {job.key.step}" if job is not None else "a log entry"
+        return ""
 
     def _in_memory(self) -> list[Snap]:
         return [snap for snap in self._memory.candidates() if ("memory", snap.id) not in self._excluded]

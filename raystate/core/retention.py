@@ -11,7 +11,7 @@ Keep = Callable[[Sequence[LiveStep]], Collection[int]]
 
 
 def keep_newest(count: int | None) -> Keep:
-    """Keep so many; None: all."""
+    """A policy that keeps the newest `count` steps; None: all."""
     return lambda live: [one.step for one in (live if count is None else live[-count:])]
 
 

@@ -62,6 +62,8 @@ class Job:
 
 
 class Saves:
+    """Which snapshots are to become durable, and the one save that is running."""
+
     def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal):
         self.desk = desk
         self.memory = memory
@@ -127,7 +129,7 @@ class Saves:
         return None, f"step {key.step} is not committed: {self.joins.missing_text(key)}"
 
     def lost(self, key: SnapshotId, why: str) -> None:
-        """A promised snapshot can never be complete."""
+        """Note that a promised snapshot can never become complete, so whoever waits for it is told."""
         if key not in self.failed and key.step not in self.journal.live:
             self._give_up(key, why)
 
@@ -161,6 +163,7 @@ class Saves:
     # ---------------------------------------------------------------- running
 
     def turn(self) -> None:
+        """Begin the next save if none is running, and give up those that can't be made any more."""
         self._drop_overwritten()
         if self._kept is not None and not self.journal.publishing and not self.journal.busy:
             self._retire_the_rest()
@@ -223,6 +226,7 @@ class Saves:
         desk.stir = True
 
     def written(self, event: Written) -> None:
+        """A host has written its pieces, or could not."""
         job = self.running
         if job is None or job.save != event.save or job.phase != "writing" or event.host not in job.waiting:
             return
@@ -237,6 +241,7 @@ class Saves:
             self.desk.out.append(BuildPackage(save=job.save, lineage=key.lineage, step=key.step, hosts=job.hosts, live=live))
 
     def packaged(self, event: Packaged) -> None:
+        """The package of the running save is built, or could not be."""
         job = self.running
         if job is None or job.save != event.save or job.phase != "packaging":
             return
@@ -253,6 +258,7 @@ class Saves:
     # ---------------------------------------------------------------- its entries in the log
 
     def change(self, request: Request) -> Change | None:
+        """A commit's step with this save's retention choice, or only what an earlier choice could not retire yet."""
         tail = self.journal.tail
         assert tail is not None
         if request.kind == "retention":
@@ -291,6 +297,7 @@ class Saves:
             self.journal.request(Request(kind="retention", why="retention"))
 
     def logged(self, request: Request, entry: LogEntry | None) -> None:
+        """The commit is in the log: the save is done. Without an entry it has failed."""
         if request.kind == "retention":
             return  # the journal carries the retirements out
         job = self.running
@@ -317,6 +324,7 @@ class Saves:
             self._fail(job, f"host {host} is gone: {why}")
 
     def tick(self) -> None:
+        """Act on deadlines, and repeat orders whose answer may be lost."""
         now_s, limit_s = self.desk.now_s, self.desk.settings.save_timeout_s
         if any(not one.gives_way and now_s - one.due_s >= GIVES_WAY_S for one in self.jobs.values()):
             self.desk.stir = True  # what must stay in memory may be less now

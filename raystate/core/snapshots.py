@@ -6,11 +6,11 @@ get a larger common interval.
 
 from __future__ import annotations
 
-from typing import Any
-
-from raystate.core.desk import NAMED, Desk, Lookout, named
+from raystate.core.desk import Desk, named
+from raystate.core.discards import Discards
 from raystate.core.group import RESEND_S, Joins
 from raystate.core.journal import Journal
+from raystate.core.laggards import Laggards
 from raystate.core.memory import HostView, Memory, Snap
 from raystate.core.messages import (
     NOWHERE,
@@ -21,27 +21,28 @@ from raystate.core.messages import (
     HostId,
     HostReported,
     HostUp,
-    Invalidate,
-    Invalidated,
     Proposal,
     SnapshotId,
 )
 from raystate.core.saves import Saves
 
 MAX_INTERVAL = 64
-_NO_HOST = HostId("")
 CALM_SNAPSHOTS = 8  # stable snapshots in a row without a skip before the interval is halved
 TOLERATED_EVERY = 4  # a skip after so many stable snapshots is a hiccup: the interval stays
 JOIN_GRACE_S = 60.0  # from a join until its HostActor, which may have to start first, reports the trainer
 
 
 class Snapshots:
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves):
+    """Takes the hosts' reports, judges each snapshot by them, and advises the hosts."""
+
+    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, discards: Discards):
         self.desk = desk
         self.memory = memory
         self.joins = joins
         self.journal = journal
         self.saves = saves
+        self._discards = discards
+        self._laggards = Laggards(desk, joins)
         self.stable: tuple[int, int] = NOWHERE  # places in the present lineage
         self.dead: set[tuple[int, int]] = set()
         self.interval = 1
@@ -59,14 +60,12 @@ class Snapshots:
         self._demanded_s = 0.0
         self._mark = -1  # skips up to this step were caused by the interval before
         self._calm = CALM_SNAPSHOTS
-        self._base_seq = 0
-        self._lag_s: float | None = None
         self._untold: list[HostView] = []  # hosts that need the present advice once more
-        self._undiscarded = Lookout()
 
     # ---------------------------------------------------------------- events
 
     def start(self, hosts: tuple[str, ...]) -> None:
+        """This attempt owns the run: nothing is decided before the hosts that there are have reported, or have had their time to."""
         self.gathering = set(hosts)
         self.gather_until_s = self.desk.now_s + self.desk.settings.host_timeout_s
         self.last_trainer_s = self.desk.now_s
@@ -76,6 +75,7 @@ class Snapshots:
         self.last_trainer_s = self.desk.now_s + JOIN_GRACE_S
 
     def host_up(self, event: HostUp) -> None:
+        """A HostActor has started, perhaps anew."""
         view = self.memory.view(event.host, self.desk.now_s)
         if self._speaks(view, event.incarnation, 0):
             self._rise(view)
@@ -97,23 +97,21 @@ class Snapshots:
         return new is not None
 
     def _rise(self, view: HostView) -> None:
-        view.heard_s = self.desk.now_s
-        if not view.up:
-            view.up = True
-            view.up_s = self.desk.now_s
+        if view.rise(self.desk.now_s):
             self._untold.append(view)
             self.desk.log("info", f"host {view.host} is back")
             self.desk.stir = True
 
     def host_down(self, event: HostDown) -> None:
+        """A HostActor has died, perhaps with its whole node."""
         view = self.memory.hosts.get(event.host)
         if view is not None and view.up:
             if view.staged and not event.gone:
                 # Its arena outlives the actor: a recovery waits a while for the pieces to be reported again.
-                view.back_until_s = self.desk.now_s + self.desk.settings.host_timeout_s
+                view.expect_back(self.desk.now_s + self.desk.settings.host_timeout_s)
             self._fall(view, event.reason)
         if view is not None and event.gone:
-            view.back_until_s = -1e9
+            view.expect_back(-1e9)
             self.desk.stir = True
 
     def had_its_time(self, view: HostView) -> bool:
@@ -132,6 +130,7 @@ class Snapshots:
         self.desk.stir = True
 
     def reported(self, event: HostReported) -> None:
+        """A host tells what it holds and what its trainers say. An older report than the last, or of a dead incarnation, is ignored."""
         summary = event.summary
         memory = self.memory
         view = memory.view(summary.host, self.desk.now_s)
@@ -159,10 +158,10 @@ class Snapshots:
             self._find_dead(view, [key for key, new in touched.items() if new and key.lineage == group.lineage])
         if view.sent is not None and (view.advised is None or view.advised < (self.desk.attempt, view.sent_seq)):
             if self.desk.now_s - view.sent_s >= RESEND_S:
-                view.sent = None
+                view.tell_again()
                 self._untold.append(view)
                 self.desk.stir = True
-        self._tell_base(view)
+        self._discards.tell(view)
 
     # ---------------------------------------------------------------- stable and dead
 
@@ -176,7 +175,7 @@ class Snapshots:
         self.interval = 1
         self._mark = -1
         self._calm = CALM_SNAPSHOTS
-        self._lag_s = None
+        self._laggards.forget()
         self.failure = None
         if not group.adopted:
             self.proposal = None
@@ -197,7 +196,7 @@ class Snapshots:
         group = self.joins.group
         assert group is not None
         self.stable = place
-        group.decided = True
+        group.decide()
         if self.dead:
             self.dead = {one for one in self.dead if one > place}
         self._calm += 1
@@ -262,44 +261,6 @@ class Snapshots:
         self.desk.stir = True
         self.desk.log("info", f"snapshots every {interval * max(1, self.desk.settings.snapshot_every_steps)} steps from now: {why}")
 
-    # ---------------------------------------------------------------- recovery's decisions reach the hosts
-
-    def rebase(self, by: str, lineage: str, step: int) -> None:
-        """Only (lineage, <= step) and what `by` and later lineages stage counts from now on, wherever it is held."""
-        self._base_seq += 1
-        self.memory.base = Invalidate(
-            host=_NO_HOST, lineage=lineage, step=step, by=by, attempt=self.desk.attempt, seq=self._base_seq
-        )
-        for view in self.memory.views:
-            view.told_base_s = -1e9
-            self._tell_base(view)
-        self.desk.stir = True
-
-    def not_discarded(self) -> HostView | None:
-        """A host that has not yet discarded what the newest recovery decision gives up."""
-        return self._undiscarded.first(self.memory.views, lambda view: view.up and not self.has_base(view))
-
-    def has_base(self, view: HostView) -> bool:
-        base = self.memory.base
-        return base is None or view.base_order >= (base.attempt, base.seq)
-
-    def _tell_base(self, view: HostView) -> None:
-        base = self.memory.base
-        if base is None or not view.up or view.base_order >= (base.attempt, base.seq):
-            return
-        if self.desk.now_s - view.told_base_s >= RESEND_S:
-            view.told_base_s = self.desk.now_s
-            self.desk.out.append(
-                Invalidate(host=view.host, lineage=base.lineage, step=base.step, by=base.by, attempt=base.attempt, seq=base.seq)
-            )
-
-    def invalidated(self, event: Invalidated) -> None:
-        view, base = self.memory.hosts.get(event.host), self.memory.base
-        if view is None or base is None or (event.lineage, event.step) != (base.lineage, base.step):
-            return
-        view.base_order = max(view.base_order, (base.attempt, base.seq))
-        self.desk.stir = True
-
     # ---------------------------------------------------------------- advice
 
     def propose(self, proposal: Proposal | None, *, inheriting: bool = False) -> None:
@@ -342,6 +303,7 @@ class Snapshots:
         return self.seq
 
     def advise(self) -> None:
+        """Give the hosts new advice if it differs from the last, and those that have missed the last the same once more."""
         group = self.joins.group
         if group is None or self.gathering:
             return
@@ -349,7 +311,7 @@ class Snapshots:
             self._follow()
         if not group.decided and group.world is not None and len(group.seen) == group.world:
             if all(seen.newest_step >= 0 for seen in group.seen.values()):
-                group.decided = True
+                group.decide()
         journal, base = self.journal, self.memory.base
         decided = group.decided or self.stable != NOWHERE or (base is not None and base.by == group.lineage)
         content = (
@@ -382,58 +344,22 @@ class Snapshots:
                     durable_step=journal.durable_step,
                     save_errors=tuple(journal.troubles),
                 )
-            view.sent = self.seq
-            view.sent_seq = self.seq
-            view.sent_s = self.desk.now_s
+            view.told(self.seq, self.desk.now_s)
             self.desk.out.append(Advise(host=view.host, advice=advice))
 
     # ---------------------------------------------------------------- time
 
     def tick(self) -> None:
+        """Count silent hosts as down, and look whether some ranks have stopped saving."""
         now_s, settings = self.desk.now_s, self.desk.settings
         for view in self.memory.views:
             if view.up and now_s - view.heard_s >= settings.host_timeout_s:
                 self._fall(view, f"it has said nothing for {now_s - view.heard_s:.1f} s")
             elif view.up:
-                self._tell_base(view)
+                self._discards.tell(view)
         if self.gathering and now_s >= self.gather_until_s:
             self.desk.log("warning", f"hosts {named(sorted(self.gathering))} have not reported; going on without them")
             self.gathering = set()
             self.desk.stir = True
-        self._watch_lag()
-
-    def _watch_lag(self) -> None:
-        """Some ranks save and others don't: say so instead of waiting for ever."""
-        group = self.joins.group
-        if group is None or not group.alive or group.world is None or len(group.seen) < group.world or self.failure is not None:
-            return
-        newest = group.newest
-        behind = [rank for rank, seen in group.seen.items() if seen.newest_step < newest]
-        limit_s = self.desk.settings.barrier_timeout_s
-        lagging = [rank for rank in behind if self.desk.now_s - group.moved_s.get(rank, group.first_s) >= limit_s]
-        if not lagging:
-            self._lag_s = None
-            return
-        if self._lag_s is None:
-            # Until now everybody was level, or the others had stopped too.
-            self._lag_s = min(
-                group.moved_s[rank] for rank in group.seen if group.seen[rank].newest_step == newest and rank in group.moved_s
-            )
-        waited_s = self.desk.now_s - self._lag_s
-        if waited_s < limit_s:
-            return
-        lagging.sort()
-        message = (
-            f"save() of step {newest} was not called by {self.joins.where(lagging)} within {waited_s:.1f} s, while others did; "
-            "every process must call save() for the same steps"
-        )
-        self.desk.log("error", message)
-        details: dict[str, Any] = {
-            "missing_ranks": lagging[:NAMED],
-            "hosts": [group.hosts.get(rank) for rank in lagging[:NAMED]],
-            "missing_count": len(lagging),
-            "step": newest,
-            "phase": "save",
-            "waited_s": waited_s,
-        }
-        self.fail(Failure(error="BarrierTimeoutError", message=message, details=details))
+        if self.failure is None and (failure := self._laggards.look()) is not None:
+            self.fail(failure)

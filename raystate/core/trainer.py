@@ -9,48 +9,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from raystate.core.errors import InvalidTransitionError, StepOrderError, error_from_name
 from raystate.core.messages import HostWord, Proposal, SnapshotId, TrainerWord
-
-Action = Literal["none", "skip", "stage", "hold"]
+from raystate.core.save_decision import Action, SaveDecision
 
 _WAYS_OUT = (
     "restore(step=…, rollback=True) retires the newer steps, restore() goes on from the newest, and another `storage` begins a run of "
     "its own"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveDecision:
-    """What to do with the state that save() was given.
-
-    Attributes:
-        action: "stage" copies it into `slot`; "hold" keeps a copy on the device until `take_slot` gives a slot (it replaces the one
-            held before, if any: see `dropped`); "skip": a snapshot was due but has no slot; "none": nothing was due.
-        promised: what save() returns.
-        again: which save() of this step it is: part of the snapshot's identity.
-        slot: index of the granted slot, with "stage".
-        wait: an acknowledged proposal is undecided at its step: read the host's word again and call `on_save` again with the same
-            arguments, until a deadline. Nothing else of the decision holds then, but `word` has to be written.
-        stop: this is the step at which all ranks stop: once it is durable the attempt ends with `Interrupted(reason)`.
-        dropped: a promised step whose held copy is given up for this one; it will be reported as not durable.
-        ignored: the step is saved already; nothing of this call counts.
-        word: to be written into the trainer's cell now.
-    """
-
-    action: Action
-    promised: bool
-    again: int
-    slot: int | None
-    reason: str
-    wait: bool
-    stop: bool
-    dropped: int | None
-    ignored: bool
-    word: TrainerWord
 
 
 class Trainer:
@@ -141,7 +109,7 @@ class Trainer:
             self._promises = (*self._promises, self.kept)
 
     def memento(self) -> dict[str, Any]:
-        """For `put_back`."""
+        """What the machine is now, for `put_back`."""
         return {name: copy.copy(value) for name, value in vars(self).items()}
 
     def put_back(self, memento: dict[str, Any]) -> None:
@@ -170,7 +138,7 @@ class Trainer:
 
     @property
     def number(self) -> int:
-        """Of the newest word."""
+        """The number of the newest word."""
         return self._number
 
     def word(self) -> TrainerWord:
@@ -195,7 +163,7 @@ class Trainer:
 
     @property
     def staging(self) -> bool:
-        """A slot is being filled."""
+        """Whether a slot is being filled."""
         return bool(self._staging)
 
     def _free_slot(self, host_word: HostWord | None) -> int | None:
@@ -412,4 +380,5 @@ class Trainer:
         self.error = error
 
     def closing(self) -> None:
+        """The user has called close()."""
         self.phase = "closing"

@@ -43,7 +43,7 @@ class LeafSpec:
 
     @property
     def name(self) -> str:
-        """Orbax's parameter name."""
+        """The leaf's name in Orbax's files."""
         return ".".join(str(key) for key in self.path)
 
 
@@ -61,10 +61,12 @@ class TreeSpec:
         return dataclasses.replace(self, leaves=tuple(leaves))
 
     def to_json(self) -> dict[str, Any]:
+        """For a layout's JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> TreeSpec:
+        """The inverse of `to_json`."""
         return cls(item=raw["item"], leaves=tuple(_leaf_from_json(leaf) for leaf in raw["leaves"]))
 
 
@@ -90,10 +92,12 @@ class Piece:
     owned: bool
 
     def to_json(self) -> list[Any]:
+        """For a layout's JSON: short, since there are many pieces."""
         return [self.tree, self.leaf, self.start, self.shape, self.offset, self.nbytes, int(self.owned)]
 
     @classmethod
     def from_json(cls, raw: list[Any]) -> Piece:
+        """The inverse of `to_json`."""
         tree, leaf, start, shape, offset, nbytes, owned = raw
         return cls(tree=tree, leaf=leaf, start=tuple(start), shape=tuple(shape), offset=offset, nbytes=nbytes, owned=bool(owned))
 
@@ -107,6 +111,7 @@ class Layout:
 
     @property
     def data_bytes(self) -> int:
+        """How many bytes the pieces take in a slot."""
         return max((piece.offset + piece.nbytes for piece in self.pieces), default=0)
 
     @property
@@ -127,11 +132,13 @@ class Layout:
         return hashlib.sha256(json.dumps(trees, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_bytes(self) -> bytes:
+        """As it is stored in an arena."""
         raw = {"trees": [t.to_json() for t in self.trees], "pieces": [p.to_json() for p in self.pieces]}
         return json.dumps(raw, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Layout:
+        """The inverse of `to_bytes`."""
         raw = json.loads(data)
         return cls(
             trees=tuple(TreeSpec.from_json(tree) for tree in raw["trees"]),
@@ -174,12 +181,14 @@ class SlotTable:
     custom: Any = None
 
     def to_bytes(self) -> bytes:
+        """As it is stored in a slot."""
         raw = dataclasses.asdict(self)
         raw["iterators"] = {item: base64.b64encode(state).decode() for item, state in self.iterators.items()}
         return json.dumps(raw, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SlotTable:
+        """The inverse of `to_bytes`."""
         raw = json.loads(data)
         raw["crc32c"] = tuple(raw["crc32c"])
         raw["values"] = tuple(tuple(values) for values in raw["values"])
@@ -217,6 +226,7 @@ class Package:
     format: int = 1
 
     def to_bytes(self) -> bytes:
+        """As it is stored, sealed with a checksum."""
         raw = dataclasses.asdict(self)
         raw["files"] = {name: base64.b64encode(data).decode() for name, data in sorted(self.files.items())}
         return seal(raw)

@@ -12,7 +12,7 @@ from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 
 
-class Ending:
+class Departure:
     """One trainer's.
 
     Args:

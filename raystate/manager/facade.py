@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -18,16 +17,18 @@ from raystate.arrays import check_custom, check_metrics, check_step, pack_items
 from raystate.config import StateConfig
 from raystate.core.errors import ConfigError, Interrupted, RaystateError, StorageError
 from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply
-from raystate.core.trainer import SaveDecision
-from raystate.launch_context import check_world, current, note
-from raystate.manager.ending import Ending
-from raystate.manager.pipeline import Given, Pipeline
+from raystate.core.save_decision import SaveDecision
+from raystate.launch_context import current, note
+from raystate.manager.ending import Departure
+from raystate.manager.opening import OpenManagers, membership, ray_link
+from raystate.manager.pipeline import Pipeline
 from raystate.manager.restoring import Restoring, Wanted, abstract_state, restore_from_source
 from raystate.manager.session import Session
+from raystate.manager.staging import SaveArguments
 from raystate.reader import Reader, StepMetadata
 from raystate.restored import ReadOptions, Restored
 from raystate.runtime.link import Link
-from raystate.storage import open_storage, run_hash
+from raystate.storage import open_storage
 
 logger = logging.getLogger("raystate")
 
@@ -57,17 +58,17 @@ class StateManager:
                 f"StateManager() needs a StateConfig, not a {type(given).__name__}: StateConfig(storage={str(given)!r}, run=…)",
                 field="config",
             )
-        _close_earlier(given, takeover=takeover)
-        rank, world, group = _membership(context)
+        _managers.close_earlier(given, takeover=takeover)
+        rank, world, group = membership(context)
         launch = context.launch if context is not None else None if world == 1 else group
-        self._open(given, _ray_link(given, launch, rank), rank, world, group, launched=context is not None, takeover=takeover)
+        self._open(given, ray_link(given, launch, rank), rank, world, group, launched=context is not None, takeover=takeover)
 
     def _open(self, config: StateConfig, link: Link, rank: int, world: int, group: str, *, launched: bool, takeover: bool) -> None:
         self.config: StateConfig = config
         self._launched = launched
         self._rank, self._world = rank, world
         self._interrupted: Interrupted | None = None
-        self._last: Given | None = None  # the newest save, to stage it at the end if it wasn't
+        self._last: SaveArguments | None = None  # the newest save, to stage it at the end if it wasn't
         self._durable_step = -1  # as an answer told; the host's word may be a moment behind
         self._as_of = (0, 0)  # (attempt, seq) of the newest Advice at the last restore: what is older is of before it
         self._storage = open_storage(config.storage)
@@ -76,8 +77,8 @@ class StateManager:
         self._session = Session(link, config, rank=rank, world=world, group=group)
         self._pipeline = Pipeline(self._session, config)
         self._restoring = Restoring(self._session, self._pipeline, self._storage)
-        self._ending = Ending(self._session, self._pipeline, launched=launched)
-        _managers[run_hash(config.storage, config.run)] = self
+        self._ending = Departure(self._session, self._pipeline, launched=launched)
+        _managers.add(config, self)
 
     @classmethod
     def _over(cls, link: Link, config: StateConfig, *, rank: int, world: int, group: str) -> StateManager:
@@ -209,7 +210,7 @@ class StateManager:
             CapacityError, BarrierTimeoutError (names the ranks that don't save), StaleAttemptError, Interrupted.
         """
         self._check_open()
-        given = Given(
+        given = SaveArguments(
             step=check_step(step),
             state=state,
             metrics=check_metrics(metrics),
@@ -350,60 +351,14 @@ class StateManager:
         self._ending.fail(error)
 
     def _forget(self) -> None:
-        name = run_hash(self.config.storage, self.config.run)
-        if _managers.get(name) is self:
-            del _managers[name]
+        _managers.remove(self.config, self)
 
     def _check_open(self) -> None:
         if self._ending.detached:
             raise RaystateError("this StateManager is closed", rank=self._rank)
 
 
-_managers: dict[str, StateManager] = {}  # the open ones of this process, by run
-
-
-def _close_earlier(config: StateConfig, *, takeover: bool) -> None:
-    """A notebook's cell that is run again opens its manager again: the one before is closed first.
-
-    With `takeover` also one that uses the storage under another run's name: ended from outside, it would take this process with it.
-    """
-    earlier = _managers.get(run_hash(config.storage, config.run))
-    if earlier is None and takeover:
-        earlier = next((one for one in _managers.values() if one.config.storage == config.storage), None)
-    if earlier is None:
-        return
-    if jax.process_count() > 1:
-        raise RaystateError(f"a StateManager of run {config.run!r} is open in this process: close() it first (on every process)")
-    logger.info("run %r: the StateManager that this process has open is closed first", earlier.config.run)
-    try:
-        earlier.close()
-    except RaystateError as error:
-        logger.warning("closing the earlier StateManager of run %r: %s", earlier.config.run, error)
-
-
-def _ray_link(config: StateConfig, launch: str | None, rank: int) -> Link:
-    import ray
-
-    from raystate.actors.link import RayLink
-    from raystate.actors.own_ray import start_ray
-
-    if not ray.is_initialized():
-        start_ray()
-    return RayLink(config, run_hash(config.storage, config.run), launch, rank)
-
-
-def _membership(context: Any) -> tuple[int, int, str]:
-    """(rank, world, group token) of this process."""
-    rank, world = jax.process_index(), jax.process_count()
-    if context is not None:
-        check_world(context.world)
-        return rank, world, context.group
-    if world == 1:
-        return 0, 1, secrets.token_hex(8)
-    from jax.experimental import multihost_utils
-
-    token = np.frombuffer(secrets.token_bytes(8), np.uint8)
-    return rank, world, bytes(np.asarray(multihost_utils.broadcast_one_to_all(token))).hex()
+_managers = OpenManagers()
 
 
 def _check_items(items: Any) -> None:

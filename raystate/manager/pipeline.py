@@ -5,29 +5,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-import jax
-import numpy as np
-
-from raystate import fault_points
-from raystate.arena import Slot, SlotHeader
-from raystate.arrays import Described, Held, PackedItems, Plan, Spare, copy, describe, hold, hold_metrics
+from raystate.arrays import Described, PackedItems, Plan, Spare, describe
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError
-from raystate.core.local_values import digest, local_checksums
 from raystate.core.messages import JoinReply, SnapshotId
-from raystate.core.trainer import SaveDecision, Trainer
-from raystate.core.tree import SlotTable
+from raystate.core.save_decision import SaveDecision
+from raystate.core.trainer import Trainer
 from raystate.manager.session import Session
+from raystate.manager.staging import SaveArguments, StepCopy, keep, stage, table_bytes_of
 from raystate.restored import STATE
 
 logger = logging.getLogger("raystate")
@@ -37,35 +29,6 @@ PROGRESS_LOOK_S = 0.1
 GRANT_WAIT_S = 5.0  # then training begins without; slots come when the HostActor is back
 LEAST_TABLE_BYTES = 64 << 10  # for items, metrics and custom
 REMEMBERED_ERRORS = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """What one `save` was given, checked."""
-
-    step: int
-    state: Any
-    items: PackedItems
-    metrics: Mapping[str, Any]  # numbers, or 0-d arrays that may still be computing
-    custom: Any
-
-    def kept(self) -> Given:
-        """The same for later: whatever the caller does to its containers and numpy arrays. jax.Arrays don't change."""
-        items = dataclasses.replace(self.items, trees=jax.tree_util.tree_map(_own, self.items.trees))
-        return dataclasses.replace(self, state=jax.tree_util.tree_map(_own, self.state), items=items)
-
-
-@dataclass(kw_only=True)
-class _Job:
-    """One step on its way into a slot. `slot` is None for a promised step that found none free: it waits here, not the trainer."""
-
-    snapshot: SnapshotId
-    slot: int | None
-    held: Held
-    table: SlotTable  # without what is only known when the bytes are there
-    metrics: Mapping[str, Any]
-    promised: bool
-    give_up_s: float
 
 
 class Pipeline:
@@ -94,8 +57,8 @@ class Pipeline:
         self._spare = Spare()
         self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
         self._buffer_bytes = 0  # that writing one of the slots takes
-        self._jobs: deque[_Job] = deque()
-        self._running: _Job | None = None
+        self._jobs: deque[StepCopy] = deque()
+        self._running: StepCopy | None = None
         self._paused = 0
         self._slots_come = True  # the last wait for a slot found one
         self._waited_since_s: float | None = None  # at an agreed step
@@ -109,7 +72,7 @@ class Pipeline:
         """What the state looks like. Raises for leaves that can't be kept; nothing else happens."""
         return describe({STATE: state, **items.trees}, process_index=self._session.rank, previous=self._plan)
 
-    def save(self, given: Given, *, force: bool = False) -> SaveDecision:
+    def save(self, given: SaveArguments, *, force: bool = False) -> SaveDecision:
         """Decide about a step, and keep its bytes if the decision says so. A save that raises leaves no trace.
 
         Raises:
@@ -126,13 +89,13 @@ class Pipeline:
             # At an agreed step: wait until all ranks have acknowledged it, or it is withdrawn.
             self._agreed_or_raise(given.step)
 
-    def _decide(self, given: Given, described: Described, force: bool) -> SaveDecision:
+    def _decide(self, given: SaveArguments, described: Described, force: bool) -> SaveDecision:
         with self._lock:
             memento = self.machine.memento()
             busy = self._running is not None or bool(self._jobs)
             decision = self.machine.on_save(given.step, force=force, host_word=self._session.host_word(), stager_busy=busy)
             try:
-                job = self._job(given, described, decision) if decision.action in ("stage", "hold") else None
+                job = self._keep(given, described, decision) if decision.action in ("stage", "hold") else None
             except BaseException:
                 self.machine.put_back(memento)
                 raise
@@ -160,21 +123,13 @@ class Pipeline:
             )  # fmt: skip
         link.rest()
 
-    def _job(self, given: Given, described: Described, decision: SaveDecision) -> _Job:
-        table = SlotTable(
-            layout_ref="",
-            crc32c=(),
-            values=described.values,
-            iterators=dict(given.items.iterators),
-            json_items=dict(given.items.json_items),
-            custom=given.custom,
-        )
-        return _Job(
+    def _keep(self, given: SaveArguments, described: Described, decision: SaveDecision) -> StepCopy:
+        return keep(
+            given,
+            described,
+            self._spare,
             snapshot=SnapshotId(self.machine.lineage, given.step, decision.again),
             slot=decision.slot,
-            held=hold(described, self._spare),
-            table=table,
-            metrics=hold_metrics(given.metrics),
             promised=decision.promised,
             give_up_s=self._session.link.clock() + self._config.save_timeout_s,
         )
@@ -207,7 +162,7 @@ class Pipeline:
             self._jobs.remove(job)
             self._break_promise(job, "no slot became free for it before the next durable step")
 
-    def _break_promise(self, job: _Job, why: str) -> None:
+    def _break_promise(self, job: StepCopy, why: str) -> None:
         job.held.release()
         if job.promised:
             self._lost[job.snapshot] = f"step {job.snapshot.step}: {why}"
@@ -228,16 +183,16 @@ class Pipeline:
     def prepare(self, state: Any, items: PackedItems) -> None:
         """Slots before the first step, so that the loop never waits for them."""
         described = self.describe(state, items)
-        self._make_room(described, Given(step=0, state=None, items=items, metrics={}, custom=None))
+        self._make_room(described, SaveArguments(step=0, state=None, items=items, metrics={}, custom=None))
         self._plan = described.plan
 
-    def _make_room(self, described: Described, given: Given) -> None:
+    def _make_room(self, described: Described, given: SaveArguments) -> None:
         """Larger slots, if this step needs them. What is held or promised in the ones before stays."""
         if described.plan is self._plan and self._table_fits(described, given):
             return
         arena, layout = self._session.arena, described.layout
         data_bytes, buffer_bytes = layout.data_bytes, max(self._buffer_bytes, layout.write_buffer_bytes)
-        table_bytes = _table_bytes(described, given)
+        table_bytes = table_bytes_of(described, given)
         if arena is not None:
             fits = data_bytes <= arena.data_capacity_bytes and table_bytes <= arena.table_capacity_bytes
             if fits and buffer_bytes <= self._buffer_bytes:
@@ -259,9 +214,9 @@ class Pipeline:
         # The HostActor grants new slots within milliseconds; without them the first steps would be skipped.
         self._wait(self._is_granted, GRANT_WAIT_S)
 
-    def _table_fits(self, described: Described, given: Given) -> bool:
+    def _table_fits(self, described: Described, given: SaveArguments) -> bool:
         arena = self._session.arena
-        return arena is not None and _table_bytes(described, given) <= arena.table_capacity_bytes
+        return arena is not None and table_bytes_of(described, given) <= arena.table_capacity_bytes
 
     def _is_granted(self) -> bool:
         word = self._session.host_word()
@@ -281,7 +236,11 @@ class Pipeline:
             self._running = job
         error: Exception | None = None
         try:
-            self._stage(job)
+            # Values that this rank holds for itself are compared at the first snapshot of a line, and before every commit (by
+            # whoever builds the package).
+            first = self._session.world > 1 and job.snapshot.lineage != self._compared
+            stage(job, self._session, compared=first)
+            self._compared = job.snapshot.lineage
         except Exception as caught:
             error = caught
         slot, step = job.slot, job.snapshot.step
@@ -299,7 +258,7 @@ class Pipeline:
             self._changed.notify_all()
         return True
 
-    def _find_slot(self, job: _Job) -> bool:
+    def _find_slot(self, job: StepCopy) -> bool:
         taken = self.machine.take_slot(self._session.host_word())
         if taken is not None:
             job.slot = taken[0]
@@ -313,40 +272,6 @@ class Pipeline:
             self._session.write_word(self.machine.word())
             self._changed.notify_all()
         return taken is not None
-
-    def _stage(self, job: _Job) -> None:
-        arena, session, snapshot = self._session.arena, self._session, job.snapshot
-        assert arena is not None and job.slot is not None
-        plan = job.held.plan
-        # Compared at the first snapshot of a line, and before every commit (by whoever builds the package).
-        first = session.world > 1 and snapshot.lineage != self._compared
-        ref = arena.put_layout(plan.layout_bytes)
-        slot: Slot = arena.slots[job.slot]
-        slot.begin()
-        crcs = copy(job.held, slot.data_mut)
-        fault_points.reached("staging")
-        table = SlotTable(
-            layout_ref=ref,
-            crc32c=crcs,
-            values=job.table.values,
-            iterators=job.table.iterators,
-            json_items=job.table.json_items,
-            metrics={name: float(np.asarray(value)) for name, value in job.metrics.items()},
-            custom=job.table.custom,
-        )
-        header = SlotHeader(
-            lineage=snapshot.lineage,
-            step=snapshot.step,
-            again=snapshot.again,
-            rank=session.rank,
-            world=session.world,
-            layout=plan.layout_hash,
-            promised=job.promised,
-            data_bytes=plan.layout.data_bytes,
-            local=digest(local_checksums(plan.layout, table)) if first else 0,
-        )
-        slot.commit(header, table.to_bytes())
-        self._compared = snapshot.lineage
 
     # ------------------------------------------------------------ waiting
 
@@ -455,18 +380,3 @@ class Pipeline:
             for job in self._jobs:
                 job.held.release()
             self._jobs.clear()
-
-
-def _own(leaf: Any) -> Any:
-    return np.array(cast("Any", leaf)) if isinstance(leaf, np.ndarray) else leaf
-
-
-def _table_bytes(described: Described, given: Given) -> int:
-    """At most so many bytes does the slot's table take: JSON of checksums, scalars, items, metrics and custom."""
-    items = given.items
-    size = 4096 + 11 * len(described.layout.pieces)
-    for values in described.values:
-        size += sum(6 * len(value) + 3 if isinstance(value, str) else 32 for value in values)
-    size += sum(6 * len(name) + 2 * len(state) + 16 for name, state in items.iterators.items())
-    size += sum(6 * len(name) + 40 for name in given.metrics)
-    return size + len(json.dumps(items.json_items)) + len(json.dumps(given.custom))

@@ -35,7 +35,7 @@ _SEQUENCE_KEY = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class MetadataNode:
     """A leaf as `_METADATA` describes it."""
 
     path: tuple[PathKey, ...]
@@ -48,13 +48,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeMetadata:
-    nodes: tuple[Node, ...]
+    nodes: tuple[MetadataNode, ...]
     zarr3: bool
     ocdbt: bool | None  # None: the file does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepMetadata:
+class CheckpointMetadata:
     handlers: dict[str, str]  # item -> name of the handler's class; empty if the file does not say
     custom: dict[str, Any]
 
@@ -80,11 +80,11 @@ def parse_shardings(data: bytes, what: str) -> dict[str, str]:
         raise CorruptCheckpointError(f"{what} has not the form of Orbax's shardings: {error!r}", path=what) from error
 
 
-def parse_step(data: bytes, what: str) -> StepMetadata:
+def parse_step(data: bytes, what: str) -> CheckpointMetadata:
     """Parse `_CHECKPOINT_METADATA`."""
     raw = _object(data, what)
     handlers = raw.get("item_handlers")
-    return StepMetadata(
+    return CheckpointMetadata(
         handlers={str(k): str(v) for k, v in cast("dict[str, Any]", handlers).items()} if isinstance(handlers, dict) else {},
         custom=raw.get("custom_metadata") or {},
     )
@@ -120,12 +120,12 @@ def parse_key_impls(data: bytes, what: str) -> dict[str, str]:
         raise CorruptCheckpointError(f"{what} has not the form of Orbax's array metadata: {error!r}", path=what) from error
 
 
-def _node(entry: dict[str, Any], what: str) -> Node:
+def _node(entry: dict[str, Any], what: str) -> MetadataNode:
     path = tuple(int(key["key"]) if key["key_type"] == _SEQUENCE_KEY else str(key["key"]) for key in entry["key_metadata"])
     value_type = entry["value_metadata"]["value_type"]
     if value_type not in _KINDS:
         raise CorruptCheckpointError(f"{what}: leaf {path} is of the unknown type {value_type!r}", path=what)
-    return Node(path=path, kind=_KINDS[value_type])
+    return MetadataNode(path=path, kind=_KINDS[value_type])
 
 
 def _object(data: bytes, what: str) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
 from raystate.orbax.step_metadata import (
     CUSTOM_KEY,
-    Node,
-    StepMetadata,
+    CheckpointMetadata,
+    MetadataNode,
     TreeMetadata,
     parse_key_impls,
     parse_shardings,
@@ -83,7 +83,7 @@ class StepReader:
         self._timeout_s = timeout_s
         self._context = kv.context(io_concurrency=io_concurrency)
         self._lock = threading.RLock()
-        self._metadata: StepMetadata | None = None
+        self._metadata: CheckpointMetadata | None = None
         self._items: dict[str, ItemKind] | None = None if item is None else {item: "arrays"}
         self._only = item
         self._trees: dict[str, TreeMetadata] = {}
@@ -304,10 +304,10 @@ class StepReader:
         kv.open_store(spec, timeout_s=self._timeout_s, ctx=self._context).write("manifest.ocdbt", data).result(self._timeout_s)
         return spec
 
-    def _step_metadata(self) -> StepMetadata:
+    def _step_metadata(self) -> CheckpointMetadata:
         with self._lock:
             if self._only is not None:
-                return StepMetadata(handlers={}, custom={})
+                return CheckpointMetadata(handlers={}, custom={})
             if self._metadata is None:
                 data = self._file("_CHECKPOINT_METADATA")
                 if data is None and not self._names(""):
@@ -372,7 +372,7 @@ def _read_spec(base: dict[str, Any], manifest: dict[str, Any] | None, name: str,
     }
 
 
-def _array_spec(store: ts.TensorStore, sharding: str | None, key_impl: str | None, node: Node) -> ArraySpec:
+def _array_spec(store: ts.TensorStore, sharding: str | None, key_impl: str | None, node: MetadataNode) -> ArraySpec:
     # A dimension of size 0 may have a chunk of 0 in zarr2.
     chunk = tuple(max(1, size or 1) for size in store.chunk_layout.read_chunk.shape or ())
     return ArraySpec(

@@ -69,7 +69,7 @@ class Hosts(Protocol):
 
 
 class CoordinatorLoop:
-    """See the module.
+    """Carries out what one Coordinator decides.
 
     Args:
         settings: what the decisions depend on.

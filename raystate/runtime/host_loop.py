@@ -63,7 +63,7 @@ WRITERS = 2  # saves at once: one is the rule, a second when the Coordinator has
 
 
 class HostLoop:
-    """See the module.
+    """Carries out what one HostActor's machine decides.
 
     Args:
         arena: this node's shared memory; the loop closes it.

@@ -23,7 +23,7 @@ REMEMBERED_LINEAGES = 8  # their ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class LoggedRecovery:
     """One restart of the trainers. `seconds`: from the news of the death to the first new step."""
 
     attempt: int
@@ -55,7 +55,7 @@ class Ledger:
         self._blamed: dict[str, str] = {}  # group -> why it ended, as its launcher says
         self._open: dict[str, Any] | None = None
         self.presence = Presence()
-        self.recoveries: list[Recovery] = []
+        self.recoveries: list[LoggedRecovery] = []
         self.newest_step = -1
 
     def begin(self, attempt: int) -> None:
@@ -121,7 +121,7 @@ class Ledger:
         """A recovery ends with the first new step of a living worker group."""
         if self._open is None or "step" not in self._open or nonce in self._ended or newest_step <= self._open["step"]:
             return
-        recovery = Recovery(
+        recovery = LoggedRecovery(
             attempt=self._attempt,
             group=self._group.get(nonce, ""),
             cause=self._cause(self._open["nonce"]),
@@ -148,15 +148,15 @@ class Ledger:
             logger.warning("the ledger could not be written: %s", error)
 
 
-def read_recoveries(storage: Storage) -> list[Recovery]:
+def read_recoveries(storage: Storage) -> list[LoggedRecovery]:
     """All recoveries of a run, oldest first."""
-    recoveries: list[Recovery] = []
-    fields = {field.name for field in dataclasses.fields(Recovery)}
+    recoveries: list[LoggedRecovery] = []
+    fields = {field.name for field in dataclasses.fields(LoggedRecovery)}
     for info in sorted(storage.list(EVENTS), key=lambda info: info.name):
         try:
             raw = json.loads(storage.read(info.name))
             if raw["kind"] == "recovery":
-                recoveries.append(Recovery(**{key: raw[key] for key in fields}))
+                recoveries.append(LoggedRecovery(**{key: raw[key] for key in fields}))
         except (ValueError, KeyError, TypeError) as error:
             logger.warning("%s can't be read and is left out: %s", info.name, error)
     return recoveries

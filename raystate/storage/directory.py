@@ -9,16 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
-from raystate.checksum import crc32c
 from raystate.core.errors import StorageError
+from raystate.storage import posix
 from raystate.storage.attempts import attempt, describe
 from raystate.storage.base import (
     TEMPORARY_PREFIX,
@@ -34,8 +30,6 @@ from raystate.storage.names import SELF_TEST, STATE
 
 Result = TypeVar("Result")
 
-_ABSENT = (FileNotFoundError, NotADirectoryError)  # a file in the place of a folder: what lies "below" it is absent, too
-_BUFFER_BYTES = 1 << 20  # stays in a core's cache between reading and checksumming
 _FOREIGN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL)  # what fsync of other people's directories may say
 _SELF_TESTS = 3
 _UNFIT = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL)  # what mounts say that lack it
@@ -68,7 +62,7 @@ class DirectoryStorage(Storage):
 
         def create() -> None:
             self._make_parents(path)
-            _link_once(path, data)
+            posix.link_once(path, data)
 
         for tries_left in reversed(range(_CREATE_TRIES)):
             try:
@@ -95,40 +89,40 @@ class DirectoryStorage(Storage):
     def stat(self, name: str) -> ObjectInfo:
         path = self._path(name)
         status = self._call("stat", path, lambda: os.stat(path))
-        if not _is_file(status):
+        if not posix.is_file(status):
             raise ObjectMissingError(f"{path} is not an object", operation="stat", path=path)
-        return ObjectInfo(name=name, size=status.st_size, generation=_generation(status))
+        return ObjectInfo(name=name, size=status.st_size, generation=posix.generation(status))
 
     def list(self, prefix: str = "", recursive: bool = True) -> Listing:
         path = self._path(prefix) if prefix else self._root
         below = f"{prefix}/" if prefix else ""
-        return self._call("list", path, lambda: sorted(_scan(path, below, recursive), key=lambda info: info.name))
+        return self._call("list", path, lambda: sorted(posix.scan(path, below, recursive), key=lambda info: info.name))
 
     def checksums(self, name: str) -> tuple[int, str]:
         path = self._path(name)
-        return self._call("read", path, lambda: _checksums(path))
+        return self._call("read", path, lambda: posix.checksums(path))
 
     def delete(self, name: str, generation: str | None = None) -> bool:
         path = self._path(name)
 
         def delete() -> bool:
             try:
-                if generation is not None and (got := _generation(os.stat(path))) != generation:
+                if generation is not None and (got := posix.generation(os.stat(path))) != generation:
                     raise ObjectChangedError(
                         f"delete {path} refused: it is another object now", operation="delete", path=path,
                         expected=generation, got=got,
                     )  # fmt: skip
                 os.unlink(path)
-            except (*_ABSENT, IsADirectoryError):  # a folder is no object
+            except (*posix.ABSENT, IsADirectoryError):  # a folder is no object
                 return False
-            _fsync(os.path.dirname(path))
+            posix.fsync(os.path.dirname(path))
             return True
 
         return self._call("delete", path, delete)
 
     def delete_tree(self, prefix: str) -> None:
         path = self._path(prefix)
-        self._call("delete_tree", path, lambda: _remove_tree(path))
+        self._call("delete_tree", path, lambda: posix.remove_tree(path))
 
     def copy(self, source: str, target: str) -> None:
         self.create_or_same(target, self.read(source))
@@ -146,11 +140,11 @@ class DirectoryStorage(Storage):
 
         def fsync() -> None:
             # Bottom-up, so that no directory entry is durable before what it names.
-            for folder, _, files in os.walk(path, topdown=False, onerror=_unless_missing):
+            for folder, _, files in os.walk(path, topdown=False, onerror=posix.unless_missing):
                 for file in files:
-                    _fsync(os.path.join(folder, file))
-                _fsync(folder)
-            _fsync_above(path, self._root)
+                    posix.fsync(os.path.join(folder, file))
+                posix.fsync(folder)
+            posix.fsync_above(path, self._root)
 
         self._call("fsync", path, fsync)
 
@@ -165,8 +159,8 @@ class DirectoryStorage(Storage):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target_path)
             self._make_parents(target_path)
             os.rename(source_path, target_path)
-            _fsync(os.path.dirname(target_path))
-            _fsync(os.path.dirname(source_path))
+            posix.fsync(os.path.dirname(target_path))
+            posix.fsync(os.path.dirname(source_path))
 
         self._call("rename", f"{source_path} -> {target_path}", rename)
 
@@ -178,7 +172,7 @@ class DirectoryStorage(Storage):
             for folder, _, files in os.walk(path):
                 for file in files:
                     if file.startswith(TEMPORARY_PREFIX):
-                        removed += _unlink_quietly(os.path.join(folder, file))
+                        removed += posix.unlink_quietly(os.path.join(folder, file))
             return removed
 
         return self._call("sweep", path, sweep)
@@ -211,7 +205,7 @@ class DirectoryStorage(Storage):
         """
         unsure: list[tuple[str, bool]] = []
         folder = os.path.dirname(path)
-        while folder != "/" and (identity := _identity(folder)) not in self._durable_folders:
+        while folder != "/" and (identity := posix.identity(folder)) not in self._durable_folders:
             unsure.append((folder, identity is not None))
             folder = os.path.dirname(folder)
         for folder, is_there in reversed(unsure):
@@ -223,12 +217,12 @@ class DirectoryStorage(Storage):
             if not os.path.isdir(folder):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
             try:
-                _fsync(os.path.dirname(folder))
+                posix.fsync(os.path.dirname(folder))
             except OSError as error:
                 # Somebody else's directory above the run's, which we may only pass through.
                 if not is_there or folder.startswith(f"{self._root}/") or error.errno not in _FOREIGN:
                     raise
-            if (identity := _identity(folder)) is not None:
+            if (identity := posix.identity(folder)) is not None:
                 self._durable_folders.add(identity)
 
     def _self_test(self, scratch: str) -> None:
@@ -273,7 +267,7 @@ class DirectoryStorage(Storage):
         def mapped() -> Result:
             try:
                 return call()
-            except _ABSENT as error:
+            except posix.ABSENT as error:
                 if operation in ("create", "rename") and error.errno == errno.ENOTDIR:
                     raise  # not absent: a file stands where a folder is needed
                 raise ObjectMissingError(
@@ -288,128 +282,3 @@ class DirectoryStorage(Storage):
                 raise
 
         return attempt(operation, path, mapped, timeout_s=self._timeout_s)
-
-
-def _link_once(path: str, data: bytes) -> None:
-    folder = os.path.dirname(path)
-    temporary = f"{folder}/{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-            os.fsync(descriptor)
-            identity = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            # NFS repeats a link() whose answer was lost and then reports its own success as EEXIST.
-            if not _is_same_file(path, identity):
-                raise
-        _fsync(folder)
-    finally:
-        _unlink_quietly(temporary)
-
-
-def _checksums(path: str) -> tuple[int, str]:
-    """Those of a file, read into one small buffer: fresh memory of the file's size would cost the most."""
-    buffer = np.empty(_BUFFER_BYTES, np.uint8)
-    crc = other = 0
-    with open(path, "rb", buffering=0) as file:
-        while got := file.readinto(buffer.data):
-            crc, other = crc32c(buffer[:got], crc), zlib.crc32(buffer[:got].data, other)
-    return crc, f"crc32:{other:08x}"
-
-
-def _identity(folder: str) -> tuple[str, int, int] | None:
-    try:
-        status = os.stat(folder)
-    except FileNotFoundError:
-        return None
-    return (folder, status.st_dev, status.st_ino)
-
-
-def _fsync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _fsync_above(path: str, root: str) -> None:
-    while path != root:
-        path = os.path.dirname(path)
-        if os.path.isdir(path):
-            _fsync(path)
-
-
-def _scan(path: str, below: str, recursive: bool) -> Iterator[ObjectInfo]:
-    try:
-        entries = list(os.scandir(path))
-    except _ABSENT:
-        return
-    for entry in entries:
-        if entry.name.startswith(TEMPORARY_PREFIX):
-            continue
-        name = below + entry.name
-        # A step that somebody replaced by a symbolic link to elsewhere still lists as a folder.
-        if entry.is_dir():
-            if recursive:
-                yield from _scan(entry.path, f"{name}/", recursive)
-            else:
-                yield ObjectInfo(name=f"{name}/", size=0)
-            continue
-        try:
-            status = entry.stat()
-        except FileNotFoundError:  # deleted since, or a dangling link
-            continue
-        yield ObjectInfo(name=name, size=status.st_size, generation=_generation(status))
-
-
-def _remove_tree(path: str) -> None:
-    if os.path.islink(path):  # only our name goes, never what somebody else's link points to
-        _unlink_quietly(path)
-    elif os.path.lexists(path):
-        shutil.rmtree(path, onerror=_unless_absent)
-    else:
-        return
-    _fsync(os.path.dirname(path))
-
-
-def _unless_missing(error: OSError) -> None:
-    if not isinstance(error, _ABSENT):
-        raise error
-
-
-def _unless_absent(_function: Any, _path: str, info: Any) -> None:
-    if not isinstance(info[1], FileNotFoundError):  # another remover was faster
-        raise info[1]
-
-
-def _unlink_quietly(path: str) -> bool:
-    try:
-        os.unlink(path)
-    except OSError:
-        return False
-    return True
-
-
-def _is_file(status: os.stat_result) -> bool:
-    return (status.st_mode & 0o170000) == 0o100000
-
-
-def _is_same_file(path: str, identity: os.stat_result) -> bool:
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return (found.st_dev, found.st_ino) == (identity.st_dev, identity.st_ino)
-
-
-def _generation(status: os.stat_result) -> str:
-    # Objects are never modified in place: another object of the same name has another inode or, if that was reused, another time.
-    return f"{status.st_ino}.{status.st_mtime_ns}"

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import tenacity
 
-from raystate.core.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, Plan, WrittenEntry, plan, rebuilt_base
+from raystate.core.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, PlannedEntry, WrittenEntry, plan, rebuilt_base
 from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StorageError
 from raystate.core.messages import Appended
 from raystate.storage.base import ObjectMissingError, Storage
@@ -67,7 +67,7 @@ class RunLog:
         self._storage = storage
         self._lock = threading.Lock()  # guards _newest only; never held during I/O
         self._newest: Tail | None = None  # entries are immutable and never deleted, so it stays true, only not the newest
-        self._plan: Plan | None = None  # of the last entry that was appended, or tried to be
+        self._plan: PlannedEntry | None = None  # of the last entry that was appended, or tried to be
         self._guarded = False
 
     def tail(self) -> LogEntry | None:
@@ -210,7 +210,7 @@ class RunLog:
             self._remove_base(previous.base.before)
         return Appended(seq=entry.seq, outcome="ok")
 
-    def _planned(self, entry: LogEntry) -> Plan | None:
+    def _planned(self, entry: LogEntry) -> PlannedEntry | None:
         """How to write an entry; None: it may not follow the one before it, or the log has gone on long ago.
 
         Raises:
@@ -232,7 +232,7 @@ class RunLog:
                 ) from None
         return plan(entry, previous.entry, previous.base) if _may_follow(entry, previous.entry) else None
 
-    def _create_base(self, planned: Plan) -> None:
+    def _create_base(self, planned: PlannedEntry) -> None:
         if planned.base_data is not None:  # durable before anything names it
             self._storage.create_or_same(base_name(planned.base.name), planned.base_data)
 

@@ -104,7 +104,7 @@ class RayTrainCallback(_Callback):
     def _reset(self) -> None:
         """What only the controller's copy uses."""
         self._workers: list[Any] = []
-        self._failures: dict[int, endings.Failure] = {}
+        self._failures: dict[int, endings.RankFailure] = {}
         self._told: tuple[End, ...] = ()  # what the Coordinator knew of their order
         self._groups = 0
         self._policy = RetryPolicy(self._max_failures, getattr(self._config, "idle_timeout_s", _DEFAULT_START_LIMIT_S))

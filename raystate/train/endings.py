@@ -45,7 +45,7 @@ _ENDS_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class RankFailure:
     """One rank's end. `died`: its process is gone (or doesn't answer); `preempted`: with its node, as announced."""
 
     error: BaseException
@@ -59,26 +59,26 @@ class Failure:
         return not self.died and is_collateral(self.error, self.traceback)
 
 
-def failures(statuses: Mapping[int, Any]) -> dict[int, Failure]:
+def failures(statuses: Mapping[int, Any]) -> dict[int, RankFailure]:
     """The failures in Ray Train's poll, by rank."""
     return {rank: _failure(status.error) for rank, status in statuses.items() if status.error is not None}
 
 
-def _failure(error: BaseException) -> Failure:
+def _failure(error: BaseException) -> RankFailure:
     if isinstance(error, UserExceptionWithTraceback):
-        return Failure(error=error._base_exc, traceback=error._traceback_str)
+        return RankFailure(error=error._base_exc, traceback=error._traceback_str)
     if isinstance(error, WorkerHealthCheckFailedError):
         error = error.health_check_failure
     died = isinstance(error, (RayActorError, WorkerHealthCheckTimeoutError))
-    return Failure(error=error, died=died, preempted=bool(getattr(error, "preempted", False)))
+    return RankFailure(error=error, died=died, preempted=bool(getattr(error, "preempted", False)))
 
 
-def late_failures(workers: list[Any], failed: set[int], *, grace_s: float) -> dict[int, Failure]:
+def late_failures(workers: list[Any], failed: set[int], *, grace_s: float) -> dict[int, RankFailure]:
     """Give the other ranks a moment to fail or finish by themselves: the first error that is seen needn't be the cause.
 
     A rank that has died ends the wait: the others won't say anything of their own any more.
     """
-    found: dict[int, Failure] = {}
+    found: dict[int, RankFailure] = {}
     open_ranks = set(range(len(workers))) - failed
     end_s = time.monotonic() + grace_s
     while open_ranks and not any(one.died for one in found.values()) and (left_s := end_s - time.monotonic()) > 0:
@@ -123,7 +123,7 @@ def told_ends(run_hash: str, group: str, dead: set[int]) -> tuple[End, ...]:
         time.sleep(_ENDS_POLL_S)
 
 
-def classify(error: TrainingFailedError, found: Mapping[int, Failure], told: Sequence[End] = ()) -> Ending:
+def classify(error: TrainingFailedError, found: Mapping[int, RankFailure], told: Sequence[End] = ()) -> Ending:
     """What Ray Train's error, the ranks' failures and what the Coordinator was told of them amount to."""
     found = _with_unread(found, told)
     errors: dict[int, BaseException] = {rank: failure.error for rank, failure in found.items()}
@@ -146,16 +146,16 @@ def classify(error: TrainingFailedError, found: Mapping[int, Failure], told: Seq
     return _of_rank("failed", rank, found[rank])
 
 
-def _with_unread(found: Mapping[int, Failure], told: Sequence[End]) -> dict[int, Failure]:
+def _with_unread(found: Mapping[int, RankFailure], told: Sequence[End]) -> dict[int, RankFailure]:
     """With the exceptions of ranks that were gone before Ray Train had read them."""
     result = dict(found)
     for end in told:
         if end.rank in result and not result[end.rank].died:
             continue
         if end.kind == "raised":
-            result[end.rank] = Failure(error=exception_of(end), traceback=end.traceback)
+            result[end.rank] = RankFailure(error=exception_of(end), traceback=end.traceback)
         elif end.rank not in result:
-            result[end.rank] = Failure(error=RuntimeError(end.reason), died=True)
+            result[end.rank] = RankFailure(error=RuntimeError(end.reason), died=True)
     return result
 
 
@@ -175,7 +175,7 @@ def _was_replaced(error: BaseException) -> bool:
     return isinstance(error, StaleAttemptError) and bool(error.replaced)
 
 
-def _of_rank(kind: Any, rank: int, failure: Failure) -> Ending:
+def _of_rank(kind: Any, rank: int, failure: RankFailure) -> Ending:
     if failure.died:
         return Ending(kind=kind, cause=f"the process of rank {rank} died", rank=rank)
     if failure.collateral:

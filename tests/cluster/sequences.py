@@ -39,6 +39,7 @@ class _Told:
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.published: dict[int, set[float]] = {}
+        self.newest = float("inf")  # of all ranks: not known here
 
     token_of = staticmethod(Truth.token_of)
 
@@ -74,6 +75,7 @@ class RankActor:
         self.donates = False
         self.calm = False
         self.rolling_back: dict[int, int] = {}
+        self.deleted: set[int] = set()
         self.group = group_number
         self.told: list[str] = []
         self.truth = _Told()

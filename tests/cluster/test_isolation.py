@@ -18,7 +18,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import raystate
-from raystate.actors.coordinator import CoordinatorActor, Hello, this_owner
+from raystate.actors.coordinator import CoordinatorActor, Welcome, this_owner
 from raystate.actors.host import HostActor
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
 from raystate.core.messages import Failure
@@ -108,9 +108,9 @@ def test_two_submissions_that_race_for_one_storage(ray_cluster: Any, make_run: A
 class OlderCoordinator(CoordinatorActor):
     """What an installation of another version has left behind."""
 
-    async def hello(self, owner: Any, takeover: bool) -> Hello:
+    async def hello(self, owner: Any, takeover: bool) -> Welcome:
         del owner, takeover
-        return Hello(attempt=1, pid=os.getpid(), protocol=0, newest_step=-1)
+        return Welcome(attempt=1, pid=os.getpid(), protocol=0, newest_step=-1)
 
     async def protocol(self) -> int:
         return 0
@@ -181,7 +181,7 @@ def test_a_restarted_coordinator_knows_whose_the_run_is(ray_cluster: Any, make_r
         refused, accepted = ray.get([coordinator.hello.remote(one, False) for one in (other, mine)], timeout=300.0)
         assert isinstance(refused, Failure)
         assert refused.error == "RunInUseError"
-        assert isinstance(accepted, Hello)
+        assert isinstance(accepted, Welcome)
 
 
 # ---------------------------------------------------------------- a sweep

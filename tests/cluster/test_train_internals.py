@@ -110,7 +110,7 @@ def test_deaths_and_preemptions_are_recognized() -> None:
 
 def test_what_an_ending_amounts_to() -> None:
     def of(**errors: BaseException) -> Any:
-        found = {int(rank[1:]): endings.Failure(error=error) for rank, error in errors.items()}
+        found = {int(rank[1:]): endings.RankFailure(error=error) for rank, error in errors.items()}
         return endings.classify(WorkerGroupError("x", {}), found)
 
     gloo = ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
@@ -120,7 +120,7 @@ def test_what_an_ending_amounts_to() -> None:
     assert of(r0=gloo).kind == "failed"
     assert "another process dies" in of(r0=gloo).cause
     died = endings.classify(
-        WorkerGroupError("x", {}), {0: endings.Failure(error=gloo), 3: endings.Failure(error=OSError(), died=True)}
+        WorkerGroupError("x", {}), {0: endings.RankFailure(error=gloo), 3: endings.Failure(error=OSError(), died=True)}
     )
     assert died.cause == "the process of rank 3 died"
     for mistake in (raystate.ReferenceMismatchError("r"), raystate.ItemTopologyError("i"), raystate.StepOrderError("s")):
@@ -131,7 +131,7 @@ def test_what_an_ending_amounts_to() -> None:
 
 
 def test_an_exception_that_ray_train_has_not_read_is_told_by_the_coordinator() -> None:
-    dead = {rank: endings.Failure(error=OSError(), died=True) for rank in (0, 1)}
+    dead = {rank: endings.RankFailure(error=OSError(), died=True) for rank in (0, 1)}
     ended = End(rank=0, kind="ended", reason="trainer rank 0 was ended")
     ending = endings.classify(WorkerGroupError("x", {}), dead, (raised(1, ValueError("bad batch 7")), ended))
     assert (ending.rank, ending.cause) == (1, "rank 1 raised ValueError: bad batch 7")

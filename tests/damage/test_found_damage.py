@@ -16,7 +16,7 @@ from raystate.arrays import set_iterators
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, LeafSpec
 from raystate.orbax.array_reads import read_boxes
-from raystate.runtime.ledger import EVENTS, Recovery, read_recoveries
+from raystate.runtime.ledger import EVENTS, LoggedRecovery, read_recoveries
 from raystate.storage import open_storage
 from raystate.storage.names import GUARD, LOG, PACKAGES
 from tests.damage.a_run import STEPS, Counting
@@ -159,8 +159,8 @@ def test_a_damaged_iterator_state_names_its_item():
 
 def test_a_damaged_event_does_not_keep_the_others_from_the_report(tmp_path: Path):
     storage = open_storage(tmp_path)
-    recovery = Recovery(attempt=1, group="g", cause="killed", step=4, tier="memory", seconds=1.0, steps_repeated=0)
-    fields = {name: getattr(recovery, name) for name in Recovery.__slots__}
+    recovery = LoggedRecovery(attempt=1, group="g", cause="killed", step=4, tier="memory", seconds=1.0, steps_repeated=0)
+    fields = {name: getattr(recovery, name) for name in LoggedRecovery.__slots__}
     for number, data in enumerate(
         [b'{"kind": "reco', b"[]", b'{"kind": "recovery"}', json.dumps({"kind": "recovery", **fields}).encode()]
     ):

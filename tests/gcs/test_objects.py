@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from raystate.testing.gcs.answers import Answer, GcsError
+from raystate.testing.gcs.answers import GcsAnswer, GcsError
 from raystate.testing.gcs.backend_client import BackendClient
 from raystate.testing.gcs.counts import WritePace
 from raystate.testing.gcs.objects import Objects
@@ -32,10 +32,10 @@ class Replacing:
             self.generation = 2
         return described
 
-    async def media(self, method: str, bucket: str, name: str, generation: int | None, headers: Mapping[str, str]) -> Answer:
+    async def media(self, method: str, bucket: str, name: str, generation: int | None, headers: Mapping[str, str]) -> GcsAnswer:
         if generation not in (None, self.generation):
-            return Answer(status=404)
-        return Answer(headers={"X-Goog-Generation": str(self.generation)}, body=b"%d" % self.generation)
+            return GcsAnswer(status=404)
+        return GcsAnswer(headers={"X-Goog-Generation": str(self.generation)}, body=b"%d" % self.generation)
 
     async def call(self, method: str, target: str, body: bytes = b"") -> tuple[int, Any]:
         if method == "POST" and f"sourceGeneration={self.generation}" not in target:

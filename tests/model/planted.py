@@ -104,7 +104,7 @@ def _a_repeat_is_the_same_save() -> Any:
 def _tables_do_not_grow() -> Any:
     """(6) The table has a fixed room, and a step that doesn't fit is dropped in silence."""
     return _patched(
-        (pipeline, "_table_bytes", lambda *_: 4096),
+        (pipeline, "table_bytes_of", lambda *_: 4096),
         (pipeline.Pipeline, "_break_promise", lambda _self, job, _why: job.held.release()),
     )
 

@@ -66,7 +66,7 @@ MOODS = (
 IN_A_MOOD = (2, 8)  # last digits of the seeds that have one
 
 
-def draw(rng: Random, number: int, weights: dict[str, int]) -> Call:
+def draw(rng: Random, number: int, weights: dict[str, int] = ANY) -> Call:
     """A random call."""
     names = [name for name, often in weights.items() for _ in range(often)]
     return Call(name=rng.choice(names), number=number, amount=rng.randint(1, 3), flag=rng.random() < 0.5)
@@ -348,10 +348,10 @@ class Player:
         step = self.line.newest + 1
         line: Any = self.manager._pipeline
 
-        def refuse(*_: Any) -> Any:
+        def refuse(*_: Any, **__: Any) -> Any:
             raise CapacityError("no room on the devices")
 
-        line._job = refuse
+        line._keep = refuse
         try:
             self.manager.save(step, self.state(0.0), force=True)
         except CapacityError:
@@ -361,7 +361,7 @@ class Player:
         else:
             raise Violation(f"save({step}) was taken although its bytes could not be kept")
         finally:
-            del line._job
+            del line._keep
         if call.flag:
             self.save(step, self.token(call.number, 0), force=call.amount == 1)
 

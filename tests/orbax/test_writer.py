@@ -14,7 +14,7 @@ from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
 from raystate.orbax import writer as writer_module
 from raystate.orbax.writer import write_item
 from raystate.runtime.share import write_share
-from raystate.storage import directory, open_storage
+from raystate.storage import open_storage, posix
 from tests.orbax.published import kv_base, pieces, state_tree
 from tests.orbax.state_example import ARRAYS, bits
 
@@ -40,7 +40,7 @@ def test_what_save_accepts_is_what_zarr3_can_hold():
 
 
 def test_objects_are_listed_as_storage_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(directory, "_BUFFER_BYTES", 100)  # so that reading back takes many reads
+    monkeypatch.setattr(posix, "_BUFFER_BYTES", 100)  # so that reading back takes many reads
     tree = state_tree()
     objects = write_share(open_storage(tmp_path), "7", "a1k2h0", tree, pieces(tree, 0, 1))
     files = {path.relative_to(tmp_path / "7").as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from raystate.core import group, held, host, inquiry, journal, memory, restorable, saves, slots, snapshots, trainer
+from raystate.core import discards, group, held, host, inquiry, journal, memory, restorable, saves, slots, trainer
 from raystate.core.host_messages import Empty
 from raystate.core.messages import EndTrainers, LiveStep, SnapshotId, Staged, Write
 
@@ -182,7 +182,7 @@ def _rejoin_without_discard() -> Any:
 
     @contextmanager
     def both() -> Iterator[frozenset[str]]:
-        with mock.patch.object(memory.Memory, "believed", _always), mock.patch.object(snapshots.Snapshots, "has_base", _always):
+        with mock.patch.object(memory.Memory, "believed", _always), mock.patch.object(discards.Discards, "is_done", _always):
             yield frozenset({"keep_slots"})
 
     return both()
@@ -219,7 +219,7 @@ def _ends_not_fenced() -> Any:
 def _discarded_while_read() -> Any:
     """A HostActor discards a slot although it is being written to storage."""
 
-    def discard(self: held.Held, one: held.SlotSet, number: int) -> None:
+    def discard(self: held.Held, one: held.HeldSet, number: int) -> None:
         one.slots[number].content = None
         self.out.append(Empty(index=one.index, slot=number, reason="planted"))
 

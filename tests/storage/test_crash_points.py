@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from raystate.core import journal
-from raystate.core.entries import Plan
+from raystate.core.entries import PlannedEntry
 from raystate.core.log import key_of
 from raystate.core.messages import Appended, LogEntry
 from raystate.core.tree import Package
@@ -132,7 +132,7 @@ def _bytes_not_compared(patch: pytest.MonkeyPatch) -> None:
 
 def _base_after_its_entry(patch: pytest.MonkeyPatch) -> None:
     create, append = RunLog._create_base, RunLog.append
-    waiting: list[tuple[RunLog, Plan]] = []
+    waiting: list[tuple[RunLog, PlannedEntry]] = []
 
     def late(self: RunLog, entry: LogEntry) -> Appended:
         outcome = append(self, entry)

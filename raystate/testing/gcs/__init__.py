@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raystate.testing.gcs.control import GcsControl
-    from raystate.testing.gcs.counts import Counts, LogEntry
+    from raystate.testing.gcs.counts import Counts, LoggedRequest
     from raystate.testing.gcs.faults import FaultRule
     from raystate.testing.gcs.server import GcsServer
 
-__all__ = ["Counts", "FaultRule", "GcsControl", "GcsServer", "LogEntry"]
+__all__ = ["Counts", "FaultRule", "GcsControl", "GcsServer", "LoggedRequest"]
 
-_MODULES = {"Counts": "counts", "FaultRule": "faults", "GcsControl": "control", "GcsServer": "server", "LogEntry": "counts"}
+_MODULES = {"Counts": "counts", "FaultRule": "faults", "GcsControl": "control", "GcsServer": "server", "LoggedRequest": "counts"}
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class GcsAnswer:
     """One response.
 
     Attributes:
@@ -68,9 +68,9 @@ class GcsError(Exception):
         self.status, self.message, self.headers = status, message, headers or {}
         self.reason = reason or _REASONS.get(status, "unknown")
 
-    def answer(self) -> Answer:
+    def answer(self) -> GcsAnswer:
         if self.status == 304:
-            return Answer(status=304, headers=self.headers)
+            return GcsAnswer(status=304, headers=self.headers)
         detail = {"domain": "global", "reason": self.reason, "message": self.message}
         return json_answer({"error": {"code": self.status, "message": self.message, "errors": [detail]}}, self.status, self.headers)
 
@@ -79,8 +79,8 @@ class ConnectionCutError(Exception):
     """A fault rule wants the connection cut instead of an answer."""
 
 
-def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    return Answer(
+def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> GcsAnswer:
+    return GcsAnswer(
         status=status,
         headers={"Content-Type": "application/json; charset=UTF-8", **(headers or {})},
         body=json.dumps(value).encode(),

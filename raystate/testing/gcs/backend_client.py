@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import aiohttp
 from yarl import URL
 
-from raystate.testing.gcs.answers import Answer, GcsError, no_such_bucket
+from raystate.testing.gcs.answers import GcsAnswer, GcsError, no_such_bucket
 
 _PIECE_BYTES = 1 << 20  # of a body that is passed on in pieces
 
@@ -92,7 +92,7 @@ class BackendClient:
             raise GcsError(response.status, f"upload of {bucket}/{metadata['name']}: {answer[:500].decode(errors='replace')}")
         return json.loads(answer)
 
-    async def media(self, method: str, bucket: str, name: str, generation: int | None, headers: Mapping[str, str]) -> Answer:
+    async def media(self, method: str, bucket: str, name: str, generation: int | None, headers: Mapping[str, str]) -> GcsAnswer:
         """The bytes of an object, or of the range that `headers` ask for.
 
         Args:
@@ -114,8 +114,8 @@ class BackendClient:
         if method == "HEAD" or response.status >= 400 or length <= _PIECE_BYTES:
             async with response:
                 body = await response.read()
-            return Answer(status=response.status, headers=kept, body=body, length=length if method == "HEAD" else None)
-        return Answer(status=response.status, headers=kept, stream=response, length=length)
+            return GcsAnswer(status=response.status, headers=kept, body=body, length=length if method == "HEAD" else None)
+        return GcsAnswer(status=response.status, headers=kept, stream=response, length=length)
 
     def _request(self, method: str, target: str, headers: Mapping[str, str], body: Any = None) -> Any:
         return self._session.request(

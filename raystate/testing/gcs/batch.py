@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from multidict import CIMultiDict
 
-from raystate.testing.gcs.answers import Answer, GcsError
+from raystate.testing.gcs.answers import GcsAnswer, GcsError
 
 _MOST = 1000  # requests in a batch; Cloud Storage recommends at most 100, and its own client sends up to 1000
 
@@ -52,7 +52,7 @@ def parse_batch(content_type: str, body: bytes) -> list[Part]:
     return parts
 
 
-def join_answers(parts: Iterable[Part], answers: Iterable[Answer]) -> Answer:
+def join_answers(parts: Iterable[Part], answers: Iterable[GcsAnswer]) -> GcsAnswer:
     """One answer with those of all parts, in their order."""
     boundary = f"batch_{secrets.token_urlsafe(16)}"
     pieces: list[bytes] = []
@@ -71,7 +71,7 @@ def join_answers(parts: Iterable[Part], answers: Iterable[Answer]) -> Answer:
         ]
         pieces += ["\r\n".join(lines).encode(), answer.body, b"\r\n"]
     pieces.append(f"--{boundary}--\r\n".encode())
-    return Answer(headers={"Content-Type": f"multipart/mixed; boundary={boundary}"}, body=b"".join(pieces))
+    return GcsAnswer(headers={"Content-Type": f"multipart/mixed; boundary={boundary}"}, body=b"".join(pieces))
 
 
 def _part(message: Message) -> Part:

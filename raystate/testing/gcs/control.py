@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from raystate.core.errors import ConfigError, StorageError
-from raystate.testing.gcs.counts import Counts, LogEntry
+from raystate.testing.gcs.counts import Counts, LoggedRequest
 from raystate.testing.gcs.faults import FaultRule, Rules, parse_rules
 
 _TIMEOUT_S = 30.0
@@ -75,9 +75,9 @@ class GcsControl:
         """Begin to count anew; returns the counts up to now."""
         return _counts(self._call("DELETE", "counts"))
 
-    def log(self, last: int | None = None) -> list[LogEntry]:
+    def log(self, last: int | None = None) -> list[LoggedRequest]:
         """The newest operations in the order in which they ended; at most `last`, and never more than the 10,000 that are kept."""
-        entries = [LogEntry(**entry) for entry in self._call("GET", "log")]
+        entries = [LoggedRequest(**entry) for entry in self._call("GET", "log")]
         return entries if last is None else entries[max(0, len(entries) - last) :]
 
     # ------------------------------------------------------------ settings

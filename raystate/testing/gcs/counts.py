@@ -36,7 +36,7 @@ _REMEMBERED = 100_000  # names after which those that nobody wrote lately are fo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogEntry:
+class LoggedRequest:
     """One operation: a request, or a part of a batch.
 
     Attributes:
@@ -105,7 +105,7 @@ class Counters:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._start_s = clock()
-        self.log: deque[LogEntry] = deque(maxlen=_LOGGED)
+        self.log: deque[LoggedRequest] = deque(maxlen=_LOGGED)
         self.reset()
 
     def reset(self) -> None:
@@ -120,7 +120,7 @@ class Counters:
         """Seconds since the server's start."""
         return self._clock() - self._start_s
 
-    def record(self, entry: LogEntry, *, carried_out: bool) -> None:
+    def record(self, entry: LoggedRequest, *, carried_out: bool) -> None:
         """Count one operation.
 
         Args:

@@ -24,7 +24,7 @@ import pydantic
 from pydantic import Field
 
 from raystate.core.errors import ConfigError
-from raystate.testing.gcs.answers import Answer, GcsError
+from raystate.testing.gcs.answers import GcsAnswer, GcsError
 from raystate.testing.gcs.operations import KINDS, Kind
 
 Mode: TypeAlias = Literal["status", "delay", "stall", "reset", "reset_after_commit", "truncate", "outage"]
@@ -100,11 +100,11 @@ class FaultRule(pydantic.BaseModel, frozen=True):
             raise ValueError(f"{given[0]}: an outage is for every request; mode 'status' can choose")
         return self
 
-    def answer(self) -> Answer:
+    def answer(self) -> GcsAnswer:
         """What a request gets in the modes "status" and "outage"."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         if self.body is not None:
-            return Answer(
+            return GcsAnswer(
                 status=self.status, headers={"Content-Type": "text/plain; charset=UTF-8", **headers}, body=self.body.encode()
             )
         return GcsError(self.status, f"An injected fault ({self.mode})", reason=self.reason, headers=headers).answer()

@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from raystate.testing.gcs.answers import Answer, GcsError, json_answer
+from raystate.testing.gcs.answers import GcsAnswer, GcsError, json_answer
 
 Selection: TypeAlias = dict[str, "Selection"]  # an empty one: everything below
 
 _TOKENS = re.compile(r"[^,()/\s]+|[,()/]")
 
 
-def show(value: Mapping[str, Any], query: Mapping[str, str]) -> Answer:
+def show(value: Mapping[str, Any], query: Mapping[str, str]) -> GcsAnswer:
     """An answer with what a request's query wants of `value`: an object, a bucket, or a list of them in `items`.
 
     Raises:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 from weakref import WeakValueDictionary
 
-from raystate.testing.gcs.answers import Answer, GcsError, no_such_bucket, no_such_object
+from raystate.testing.gcs.answers import GcsAnswer, GcsError, no_such_bucket, no_such_object
 from raystate.testing.gcs.backend_client import BackendClient, bucket_path, object_path
 from raystate.testing.gcs.conditions import ABSENT, Conditions, Version, number
 from raystate.testing.gcs.counts import WritePace
@@ -166,7 +166,7 @@ class Objects:
         self._check(operation, found, reading=True)
         return found
 
-    async def read_media(self, operation: Operation, headers: Mapping[str, str]) -> Answer:
+    async def read_media(self, operation: Operation, headers: Mapping[str, str]) -> GcsAnswer:
         """The bytes of an object, of exactly the generation that the request's conditions were checked against."""
         generation = number(operation.query, "generation")
         asked = self.strict and bool(Conditions.from_query(operation.query))

@@ -11,11 +11,11 @@ import aiohttp
 from aiohttp import web
 
 from raystate.core.errors import ConfigError
-from raystate.testing.gcs.answers import Answer, ConnectionCutError, GcsError, json_answer
+from raystate.testing.gcs.answers import ConnectionCutError, GcsAnswer, GcsError, json_answer
 from raystate.testing.gcs.backend_client import BackendClient, bucket_path
 from raystate.testing.gcs.batch import join_answers, parse_batch
 from raystate.testing.gcs.conditions import Conditions
-from raystate.testing.gcs.counts import Counters, LogEntry, WritePace
+from raystate.testing.gcs.counts import Counters, LoggedRequest, WritePace
 from raystate.testing.gcs.faults import FaultRule, Faults, parse_rules
 from raystate.testing.gcs.fields import show
 from raystate.testing.gcs.listing import list_buckets, list_objects
@@ -78,7 +78,7 @@ class Proxy:
 
     async def _perform(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes, base_url: str, *, in_batch: bool = False
-    ) -> tuple[Answer, FaultRule | None]:
+    ) -> tuple[GcsAnswer, FaultRule | None]:
         """Play faults, then carry the request out. Returns its answer, and the rule that acted on it.
 
         Raises:
@@ -133,7 +133,7 @@ class Proxy:
     async def _carry_out(
         self, operation: Operation, upload: Upload | None, headers: Mapping[str, str], body: bytes, base_url: str, in_batch: bool,
         at_s: float, rule: FaultRule | None,
-    ) -> Answer:  # fmt: skip
+    ) -> GcsAnswer:  # fmt: skip
         try:
             if in_batch and operation.kind in _NOT_IN_A_BATCH:
                 raise GcsError(400, f"A batch can't hold an operation of kind {operation.kind}")
@@ -155,7 +155,7 @@ class Proxy:
 
     async def _execute(
         self, operation: Operation, upload: Upload | None, headers: Mapping[str, str], body: bytes, base_url: str
-    ) -> Answer:
+    ) -> GcsAnswer:
         objects, query = self.objects, operation.query
         match operation.kind:
             case "upload" | "upload_chunk" if upload is None:
@@ -179,7 +179,7 @@ class Proxy:
                 return show(await list_objects(self._backend, objects, operation.bucket, query), query)
             case "delete":
                 await objects.delete(operation)
-                return Answer(status=204)
+                return GcsAnswer(status=204)
             case "patch":
                 return show(await objects.patch(operation, body), query)
             case "rewrite":
@@ -192,7 +192,7 @@ class Proxy:
             case _:
                 return await self._pass_on(operation, body)
 
-    async def _pass_on(self, operation: Operation, body: bytes) -> Answer:
+    async def _pass_on(self, operation: Operation, body: bytes) -> GcsAnswer:
         """Buckets and the like: what the backend does well enough."""
         if operation.kind == "write_bucket":
             wanted = parse_json(body)
@@ -202,20 +202,20 @@ class Proxy:
         status, value = await self._backend.call(operation.method, operation.target, body)
         if operation.kind == "delete_bucket":
             if status == 200:
-                return Answer(status=204)
+                return GcsAnswer(status=204)
             if status == 412:  # Cloud Storage calls it a conflict
                 raise GcsError(409, f"The bucket you tried to delete is not empty: {operation.bucket}")
         if status >= 400:
             raise GcsError(status, value.get("error", {}).get("message") or f"{operation.method} {bucket_path(operation.bucket)}")
         return show(value, operation.query) if isinstance(value, dict) else json_answer(value)
 
-    async def _batch(self, headers: Mapping[str, str], body: bytes, base_url: str) -> Answer:
+    async def _batch(self, headers: Mapping[str, str], body: bytes, base_url: str) -> GcsAnswer:
         parts = parse_batch(headers.get("Content-Type", ""), body)
         performed = await asyncio.gather(
             *(self._perform(part.method, part.target, part.headers, part.body, base_url, in_batch=True) for part in parts),
             return_exceptions=True,
         )
-        answers: list[Answer] = []
+        answers: list[GcsAnswer] = []
         for outcome in performed:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -224,9 +224,9 @@ class Proxy:
 
     def _count(
         self, operation: Operation, at_s: float, body: bytes, status: int, *, carried_out: bool, rule: FaultRule | None = None,
-        answer: Answer | None = None,
+        answer: GcsAnswer | None = None,
     ) -> None:  # fmt: skip
-        entry = LogEntry(
+        entry = LoggedRequest(
             at_s=at_s,
             took_s=self.counters.now_s() - at_s,
             method=operation.method,
@@ -243,7 +243,7 @@ class Proxy:
 
     # ------------------------------------------------------------ the server itself
 
-    async def _control(self, method: str, target: str, body: bytes) -> Answer:
+    async def _control(self, method: str, target: str, body: bytes) -> GcsAnswer:
         """Requests that no fault acts on, and that count nowhere."""
         try:
             return json_answer(await self._controlled(method, target, body))
@@ -292,6 +292,6 @@ def _rewritten(resource: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "storage#rewriteResponse", "totalBytesRewritten": size, "objectSize": size, "done": True, "resource": resource}
 
 
-def _close_answer(task: asyncio.Task[Answer]) -> None:
+def _close_answer(task: asyncio.Task[GcsAnswer]) -> None:
     if not task.cancelled() and task.exception() is None:
         close(task.result())

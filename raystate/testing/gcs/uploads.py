@@ -17,7 +17,7 @@ from typing import Any
 
 import google_crc32c
 
-from raystate.testing.gcs.answers import Answer, GcsError
+from raystate.testing.gcs.answers import GcsAnswer, GcsError
 from raystate.testing.gcs.conditions import Conditions
 from raystate.testing.gcs.fields import show
 from raystate.testing.gcs.objects import Objects, parse_json
@@ -155,7 +155,7 @@ class ContentRange:
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class UploadSession:
     """A resumable upload. `start` is the request that began it."""
 
     start: Operation
@@ -175,7 +175,7 @@ class Sessions:
 
     def __init__(self, objects: Objects):
         self._objects = objects
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, UploadSession] = {}
 
     def recognize(self, operation: Operation, content_range: str | None, size: int) -> Operation:
         """The request of a session, with its bucket and object, and as an "upload" if it completes it."""
@@ -190,7 +190,7 @@ class Sessions:
                 pass  # is reported when it is carried out
         return operation.about(session.start.bucket, session.start.name, "upload" if completes else None)
 
-    async def start(self, operation: Operation, headers: Mapping[str, str], body: bytes, base_url: str) -> Answer:
+    async def start(self, operation: Operation, headers: Mapping[str, str], body: bytes, base_url: str) -> GcsAnswer:
         """Begin one: its URL is in the answer's Location."""
         metadata = parse_json(body)
         operation = operation.about(operation.bucket, object_name(operation, metadata))
@@ -200,13 +200,13 @@ class Sessions:
         if content_type:
             metadata["contentType"] = content_type
         upload_id = secrets.token_urlsafe(24)
-        self._sessions[upload_id] = Session(start=operation, metadata=metadata, conditions=conditions)
+        self._sessions[upload_id] = UploadSession(start=operation, metadata=metadata, conditions=conditions)
         location = f"{base_url}{operation.target}&upload_id={upload_id}"
-        return Answer(
+        return GcsAnswer(
             headers={"Location": location, "X-GUploader-UploadID": upload_id, "Content-Type": "text/plain; charset=utf-8"}
         )
 
-    async def send(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def send(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> GcsAnswer:
         """Take a chunk; the last one makes the object. The answer says how far the upload is, or describes the object."""
         session = self._find(operation)
         async with session.lock:
@@ -233,23 +233,23 @@ class Sessions:
             session.content = bytearray()
             return show(session.made, session.start.query)
 
-    def cancel(self, operation: Operation) -> Answer:
+    def cancel(self, operation: Operation) -> GcsAnswer:
         self._find(operation)
         del self._sessions[operation.query["upload_id"]]
-        return Answer(status=499)  # Cloud Storage's own word for it
+        return GcsAnswer(status=499)  # Cloud Storage's own word for it
 
-    def _find(self, operation: Operation) -> Session:
+    def _find(self, operation: Operation) -> UploadSession:
         session = self._sessions.get(operation.query["upload_id"])
         if session is None:
             raise GcsError(404, "There is no such resumable upload: it was cancelled, or belongs to another server")
         return session
 
 
-def _incomplete(held: int, headers: Mapping[str, str]) -> Answer:
+def _incomplete(held: int, headers: Mapping[str, str]) -> GcsAnswer:
     had = {"Range": f"bytes=0-{held - 1}"} if held else {}
     if headers.get("X-GUploader-No-308", "").lower() == "yes":
-        return Answer(headers={**had, "X-HTTP-Status-Code-Override": "308"})
-    return Answer(status=308, headers=had)
+        return GcsAnswer(headers={**had, "X-HTTP-Status-Code-Override": "308"})
+    return GcsAnswer(status=308, headers=had)
 
 
 # ------------------------------------------------------------ multipart/related

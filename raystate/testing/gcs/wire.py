@@ -7,7 +7,7 @@ import struct
 
 from aiohttp import web
 
-from raystate.testing.gcs.answers import Answer
+from raystate.testing.gcs.answers import GcsAnswer
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, and throw away what wasn't sent
 _PIECE_BYTES = 1 << 20
@@ -21,7 +21,7 @@ async def read_body(request: web.Request) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def send(request: web.Request, answer: Answer) -> web.StreamResponse:
+async def send(request: web.Request, answer: GcsAnswer) -> web.StreamResponse:
     """Answer, and close what was streamed."""
     if answer.length is None:
         return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
@@ -37,7 +37,7 @@ async def send(request: web.Request, answer: Answer) -> web.StreamResponse:
     return response
 
 
-async def send_half(request: web.Request, answer: Answer) -> web.StreamResponse:
+async def send_half(request: web.Request, answer: GcsAnswer) -> web.StreamResponse:
     """Promise everything, send half of it, end the connection in good order: bytes are missing, and nothing else tells."""
     response = web.StreamResponse(status=answer.status, headers=answer.headers)
     response.content_length = answer.body_bytes
@@ -66,7 +66,7 @@ def reset(request: web.Request) -> web.Response:
     return web.Response()  # goes nowhere; aiohttp wants one
 
 
-def close(answer: Answer) -> None:
+def close(answer: GcsAnswer) -> None:
     """Let go of a streamed answer. Without effect after its end: its connection is back in the pool by then."""
     if answer.stream is not None:
         answer.stream.close()

@@ -1,0 +1,58 @@
+"""A restore's choice reaches the hosts: everything that it gives up is discarded wherever it is held."""
+
+from __future__ import annotations
+
+from raystate.core.desk import Desk, Lookout
+from raystate.core.group import RESEND_S
+from raystate.core.memory import HostView, Memory
+from raystate.core.messages import HostId, Invalidate, Invalidated
+
+_NO_HOST = HostId("")
+
+
+class Discards:
+    """Tells every host the newest choice until the host says that it has discarded what the choice gives up."""
+
+    def __init__(self, desk: Desk, memory: Memory):
+        self._desk = desk
+        self._memory = memory
+        self._seq = 0
+        self._told_s: dict[HostId, float] = {}  # when each host was told last
+        self._undone = Lookout()
+
+    def begin(self, by: str, lineage: str, step: int) -> None:
+        """From now on only (lineage, <= step) counts, and what `by` and later lineages stage, wherever it is held."""
+        self._seq += 1
+        self._memory.rebase(Invalidate(host=_NO_HOST, lineage=lineage, step=step, by=by, attempt=self._desk.attempt, seq=self._seq))
+        self._told_s = {}
+        for view in self._memory.views:
+            self.tell(view)
+        self._desk.stir = True
+
+    def first_undone(self) -> HostView | None:
+        """A host that has not yet discarded what the newest choice gives up."""
+        return self._undone.first(self._memory.views, lambda view: view.up and not self.is_done(view))
+
+    def is_done(self, view: HostView) -> bool:
+        """Whether the host has discarded what the newest choice gives up."""
+        base = self._memory.base
+        return base is None or view.base_order >= (base.attempt, base.seq)
+
+    def tell(self, view: HostView) -> None:
+        """Give the host the order, if it has not carried it out and has not just been told."""
+        base = self._memory.base
+        if base is None or not view.up or view.base_order >= (base.attempt, base.seq):
+            return
+        if self._desk.now_s - self._told_s.get(view.host, -1e9) >= RESEND_S:
+            self._told_s[view.host] = self._desk.now_s
+            self._desk.out.append(
+                Invalidate(host=view.host, lineage=base.lineage, step=base.step, by=base.by, attempt=base.attempt, seq=base.seq)
+            )
+
+    def invalidated(self, event: Invalidated) -> None:
+        """A host says that it has discarded what an order gave up."""
+        view, base = self._memory.hosts.get(event.host), self._memory.base
+        if view is None or base is None or (event.lineage, event.step) != (base.lineage, base.step):
+            return
+        self._memory.discarded(view, (base.attempt, base.seq))
+        self._desk.stir = True

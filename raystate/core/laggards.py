@@ -1,0 +1,58 @@
+"""Some ranks call save() and others don't: found out, so that nobody waits for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raystate.core.desk import NAMED, Desk
+from raystate.core.group import Joins
+from raystate.core.messages import Failure
+
+
+class Laggards:
+    """Watches how far the ranks of the present group are apart."""
+
+    def __init__(self, desk: Desk, joins: Joins):
+        self._desk = desk
+        self._joins = joins
+        self._since_s: float | None = None  # since when some ranks are ahead of others; None: nobody lags
+
+    def forget(self) -> None:
+        """Another lineage is the present one now."""
+        self._since_s = None
+
+    def look(self) -> Failure | None:
+        """What the trainers' next save() has to raise, if some ranks have not called it for too long while others did."""
+        group = self._joins.group
+        if group is None or not group.alive or group.world is None or len(group.seen) < group.world:
+            return None
+        newest = group.newest
+        behind = [rank for rank, seen in group.seen.items() if seen.newest_step < newest]
+        limit_s = self._desk.settings.barrier_timeout_s
+        lagging = [rank for rank in behind if self._desk.now_s - group.moved_s.get(rank, group.first_s) >= limit_s]
+        if not lagging:
+            self._since_s = None
+            return None
+        if self._since_s is None:
+            # Until now everybody was level, or the others had stopped too.
+            self._since_s = min(
+                group.moved_s[rank] for rank in group.seen if group.seen[rank].newest_step == newest and rank in group.moved_s
+            )
+        waited_s = self._desk.now_s - self._since_s
+        if waited_s < limit_s:
+            return None
+        lagging.sort()
+        message = (
+            f"save() of step {newest} was not called by {self._joins.where(lagging)} within {waited_s:.1f} s, while others did; "
+            "every process must call save() for the same steps"
+        )
+        self._desk.log("error", message)
+        details: dict[str, Any] = {
+            "missing_ranks": lagging[:NAMED],
+            "hosts": [group.hosts.get(rank) for rank in lagging[:NAMED]],
+            "missing_count": len(lagging),
+            "step": newest,
+            "phase": "save",
+            "waited_s": waited_s,
+        }
+        return Failure(error="BarrierTimeoutError", message=message, details=details)

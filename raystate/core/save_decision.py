@@ -1,0 +1,40 @@
+"""What a trainer decides about one call of save()."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from raystate.core.messages import TrainerWord
+
+Action = Literal["none", "skip", "stage", "hold"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveDecision:
+    """What to do with the state that save() was given.
+
+    Attributes:
+        action: "stage" copies it into `slot`; "hold" keeps a copy on the device until `take_slot` gives a slot (it replaces the one
+            held before, if any: see `dropped`); "skip": a snapshot was due but has no slot; "none": nothing was due.
+        promised: what save() returns.
+        again: which save() of this step it is: part of the snapshot's identity.
+        slot: index of the granted slot, with "stage".
+        wait: an acknowledged proposal is undecided at its step: read the host's word again and call `on_save` again with the same
+            arguments, until a deadline. Nothing else of the decision holds then, but `word` has to be written.
+        stop: this is the step at which all ranks stop: once it is durable the attempt ends with `Interrupted(reason)`.
+        dropped: a promised step whose held copy is given up for this one; it will be reported as not durable.
+        ignored: the step is saved already; nothing of this call counts.
+        word: to be written into the trainer's cell now.
+    """
+
+    action: Action
+    promised: bool
+    again: int
+    slot: int | None
+    reason: str
+    wait: bool
+    stop: bool
+    dropped: int | None
+    ignored: bool
+    word: TrainerWord

@@ -1,0 +1,92 @@
+"""Before a `StateManager` opens: who this process is in the run, over which link it speaks, and which manager it has to close first."""
+
+# JAX's own functions are only partly typed; everything of ours is checked strictly.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from raystate.config import StateConfig
+from raystate.core.errors import RaystateError
+from raystate.launch_context import check_world
+from raystate.runtime.link import Link
+from raystate.storage import run_hash
+
+logger = logging.getLogger("raystate")
+
+
+class Closable(Protocol):
+    """An open manager, as the next one sees it."""
+
+    config: StateConfig
+
+    def close(self) -> None: ...
+
+
+class OpenManagers:
+    """The open managers of this process, one for each run."""
+
+    def __init__(self) -> None:
+        self._by_run: dict[str, Closable] = {}
+
+    def add(self, config: StateConfig, manager: Closable) -> None:
+        """It is open now."""
+        self._by_run[run_hash(config.storage, config.run)] = manager
+
+    def remove(self, config: StateConfig, manager: Closable) -> None:
+        """It is closed."""
+        name = run_hash(config.storage, config.run)
+        if self._by_run.get(name) is manager:
+            del self._by_run[name]
+
+    def close_earlier(self, config: StateConfig, *, takeover: bool) -> None:
+        """A notebook's cell that is run again opens its manager again: the one before is closed first.
+
+        With `takeover` also one that uses the storage under another run's name: ended from outside, it would take this process with
+        it.
+        """
+        earlier = self._by_run.get(run_hash(config.storage, config.run))
+        if earlier is None and takeover:
+            earlier = next((one for one in self._by_run.values() if one.config.storage == config.storage), None)
+        if earlier is None:
+            return
+        run = earlier.config.run
+        if jax.process_count() > 1:
+            raise RaystateError(f"a StateManager of run {run!r} is open in this process: close() it first (on every process)")
+        logger.info("run %r: the StateManager that this process has open is closed first", run)
+        try:
+            earlier.close()
+        except RaystateError as error:
+            logger.warning("closing the earlier StateManager of run %r: %s", run, error)
+
+
+def ray_link(config: StateConfig, launch: str | None, rank: int) -> Link:
+    """The way to the run's actors. Starts a local Ray if this process is in none."""
+    import ray
+
+    from raystate.actors.link import RayLink
+    from raystate.actors.own_ray import start_ray
+
+    if not ray.is_initialized():
+        start_ray()
+    return RayLink(config, run_hash(config.storage, config.run), launch, rank)
+
+
+def membership(context: Any) -> tuple[int, int, str]:
+    """(rank, world, group token) of this process."""
+    rank, world = jax.process_index(), jax.process_count()
+    if context is not None:
+        check_world(context.world)
+        return rank, world, context.group
+    if world == 1:
+        return 0, 1, secrets.token_hex(8)
+    from jax.experimental import multihost_utils
+
+    token = np.frombuffer(secrets.token_bytes(8), np.uint8)
+    return rank, world, bytes(np.asarray(multihost_utils.broadcast_one_to_all(token))).hex()

@@ -1,0 +1,131 @@
+"""From what `save` was given to the bytes in a slot: what is kept of a step, how large its table is, and the copy itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from raystate import fault_points
+from raystate.arena import Slot, SlotHeader
+from raystate.arrays import Described, HeldState, PackedItems, Spare, copy, hold, hold_metrics
+from raystate.core.local_values import digest, local_checksums
+from raystate.core.messages import SnapshotId
+from raystate.core.tree import SlotTable
+from raystate.manager.session import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveArguments:
+    """What one `save` was given, checked."""
+
+    step: int
+    state: Any
+    items: PackedItems
+    metrics: Mapping[str, Any]  # numbers, or 0-d arrays that may still be computing
+    custom: Any
+
+    def kept(self) -> SaveArguments:
+        """The same for later: whatever the caller does to its containers and numpy arrays. jax.Arrays don't change."""
+        items = dataclasses.replace(self.items, trees=jax.tree_util.tree_map(_own, self.items.trees))
+        return dataclasses.replace(self, state=jax.tree_util.tree_map(_own, self.state), items=items)
+
+
+@dataclass(kw_only=True)
+class StepCopy:
+    """One step on its way into a slot. `slot` is None for a promised step that found none free: it waits here, not the trainer."""
+
+    snapshot: SnapshotId
+    slot: int | None
+    held: HeldState
+    table: SlotTable  # without what is only known when the bytes are there
+    metrics: Mapping[str, Any]
+    promised: bool
+    give_up_s: float
+
+
+def keep(
+    given: SaveArguments,
+    described: Described,
+    spare: Spare,
+    *,
+    snapshot: SnapshotId,
+    slot: int | None,
+    promised: bool,
+    give_up_s: float,
+) -> StepCopy:
+    """Hold the bytes of a step on the devices, so that the training may go on and donate its state."""
+    table = SlotTable(
+        layout_ref="",
+        crc32c=(),
+        values=described.values,
+        iterators=dict(given.items.iterators),
+        json_items=dict(given.items.json_items),
+        custom=given.custom,
+    )
+    return StepCopy(
+        snapshot=snapshot,
+        slot=slot,
+        held=hold(described, spare),
+        table=table,
+        metrics=hold_metrics(given.metrics),
+        promised=promised,
+        give_up_s=give_up_s,
+    )
+
+
+def stage(kept: StepCopy, session: Session, *, compared: bool) -> None:
+    """Copy a step into its slot; the header comes last.
+
+    Args:
+        compared: the header says what this rank holds for itself, so that the ranks' values can be compared.
+    """
+    arena, snapshot = session.arena, kept.snapshot
+    assert arena is not None and kept.slot is not None
+    plan = kept.held.plan
+    ref = arena.put_layout(plan.layout_bytes)
+    slot: Slot = arena.slots[kept.slot]
+    slot.begin()
+    crcs = copy(kept.held, slot.data_mut)
+    fault_points.reached("staging")
+    table = SlotTable(
+        layout_ref=ref,
+        crc32c=crcs,
+        values=kept.table.values,
+        iterators=kept.table.iterators,
+        json_items=kept.table.json_items,
+        metrics={name: float(np.asarray(value)) for name, value in kept.metrics.items()},
+        custom=kept.table.custom,
+    )
+    header = SlotHeader(
+        lineage=snapshot.lineage,
+        step=snapshot.step,
+        again=snapshot.again,
+        rank=session.rank,
+        world=session.world,
+        layout=plan.layout_hash,
+        promised=kept.promised,
+        data_bytes=plan.layout.data_bytes,
+        local=digest(local_checksums(plan.layout, table)) if compared else 0,
+    )
+    slot.commit(header, table.to_bytes())
+
+
+def table_bytes_of(described: Described, given: SaveArguments) -> int:
+    """At most so many bytes does the slot's table take: JSON of checksums, scalars, items, metrics and custom."""
+    items = given.items
+    size = 4096 + 11 * len(described.layout.pieces)
+    for values in described.values:
+        size += sum(6 * len(value) + 3 if isinstance(value, str) else 32 for value in values)
+    size += sum(6 * len(name) + 2 * len(state) + 16 for name, state in items.iterators.items())
+    size += sum(6 * len(name) + 40 for name in given.metrics)
+    return size + len(json.dumps(items.json_items)) + len(json.dumps(given.custom))
+
+
+def _own(leaf: Any) -> Any:
+    return np.array(cast("Any", leaf)) if isinstance(leaf, np.ndarray) else leaf

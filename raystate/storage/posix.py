@@ -1,0 +1,153 @@
+"""What a directory storage does with files: durable, create-once, and calm when somebody else was faster."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from raystate.checksum import crc32c
+from raystate.storage.base import TEMPORARY_PREFIX, ObjectInfo
+
+ABSENT = (FileNotFoundError, NotADirectoryError)  # a file in the place of a folder: what lies "below" it is absent, too
+_BUFFER_BYTES = 1 << 20  # stays in a core's cache between reading and checksumming
+
+
+def link_once(path: str, data: bytes) -> None:
+    """Create a file with this content durably, or raise FileExistsError: the name never shows a part of it."""
+    folder = os.path.dirname(path)
+    temporary = f"{folder}/{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+            written = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            # NFS repeats a link() whose answer was lost and then reports its own success as EEXIST.
+            if not _is_same_file(path, written):
+                raise
+        fsync(folder)
+    finally:
+        unlink_quietly(temporary)
+
+
+def checksums(path: str) -> tuple[int, str]:
+    """Those of a file, read into one small buffer: fresh memory of the file's size would cost the most."""
+    buffer = np.empty(_BUFFER_BYTES, np.uint8)
+    crc = other = 0
+    with open(path, "rb", buffering=0) as file:
+        while got := file.readinto(buffer.data):
+            crc, other = crc32c(buffer[:got], crc), zlib.crc32(buffer[:got].data, other)
+    return crc, f"crc32:{other:08x}"
+
+
+def identity(folder: str) -> tuple[str, int, int] | None:
+    """What tells a folder from another one that takes its name later; None: it is not there."""
+    try:
+        status = os.stat(folder)
+    except FileNotFoundError:
+        return None
+    return (folder, status.st_dev, status.st_ino)
+
+
+def fsync(path: str) -> None:
+    """Make a file, or the entries of a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_above(path: str, root: str) -> None:
+    """Make the folders from that of `path` up to `root` durable, as far as they are there."""
+    while path != root:
+        path = os.path.dirname(path)
+        if os.path.isdir(path):
+            fsync(path)
+
+
+def scan(path: str, below: str, recursive: bool) -> Iterator[ObjectInfo]:
+    """The objects in a folder, and its folders unless `recursive`; `below` goes before each name."""
+    try:
+        entries = list(os.scandir(path))
+    except ABSENT:
+        return
+    for entry in entries:
+        if entry.name.startswith(TEMPORARY_PREFIX):
+            continue
+        name = below + entry.name
+        # A step that somebody replaced by a symbolic link to elsewhere still lists as a folder.
+        if entry.is_dir():
+            if recursive:
+                yield from scan(entry.path, f"{name}/", recursive)
+            else:
+                yield ObjectInfo(name=f"{name}/", size=0)
+            continue
+        try:
+            status = entry.stat()
+        except FileNotFoundError:  # deleted since, or a dangling link
+            continue
+        yield ObjectInfo(name=name, size=status.st_size, generation=generation(status))
+
+
+def remove_tree(path: str) -> None:
+    """Remove a folder with all in it, or a link to one."""
+    if os.path.islink(path):  # only our name goes, never what somebody else's link points to
+        unlink_quietly(path)
+    elif os.path.lexists(path):
+        shutil.rmtree(path, onerror=_unless_absent)
+    else:
+        return
+    fsync(os.path.dirname(path))
+
+
+def unless_missing(error: OSError) -> None:
+    """For os.walk: what is gone by now is no error."""
+    if not isinstance(error, ABSENT):
+        raise error
+
+
+def _unless_absent(_function: Any, _path: str, info: Any) -> None:
+    if not isinstance(info[1], FileNotFoundError):  # another remover was faster
+        raise info[1]
+
+
+def unlink_quietly(path: str) -> bool:
+    """Whether the file was there and is removed."""
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
+
+
+def is_file(status: os.stat_result) -> bool:
+    """Whether it is an ordinary file."""
+    return (status.st_mode & 0o170000) == 0o100000
+
+
+def _is_same_file(path: str, identity: os.stat_result) -> bool:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == (identity.st_dev, identity.st_ino)
+
+
+def generation(status: os.stat_result) -> str:
+    """What tells an object from another one of its name."""
+    # Objects are never modified in place: another object of the same name has another inode or, if that was reused, another time.
+    return f"{status.st_ino}.{status.st_mtime_ns}"
