@@ -168,7 +168,7 @@ class _Matcher:
         if _is_key(dtype):
             return self._keys(value, shape, dtype, stored, index)
         self._check_shape(shape, stored.shape)
-        if dtype != have and not self.cast:
+        if np.dtype(dtype).newbyteorder("=") != have and not self.cast:
             raise _DifferenceError(f"expected dtype {dtype.name}, the checkpoint has {have.name}")
         if isinstance(value, np.generic):
             if stored.shape != ():

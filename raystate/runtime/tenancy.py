@@ -17,6 +17,7 @@ from raystate.core.messages import (
     HostReported,
     Joined,
     JoinReply,
+    LeaveAsked,
     TrainerExited,
     group_of,
 )
@@ -24,6 +25,7 @@ from raystate.core.messages import (
 STARTING_S = 10.0  # an owner's trainers start, or start again: nobody else gets in between
 CONNECT_S = 5.0  # a trainer that its HostActor doesn't know so long after it has joined is gone
 JOINED_S = 60.0  # the same where the HostActor itself says nothing
+LEAVING_S = 60.0  # closing takes at most about so long, else something is wrong
 SILENT_S = 10.0  # a report that is older says nothing about who is alive
 
 
@@ -64,6 +66,7 @@ class Presence:
         self._joined: dict[tuple[str, int], tuple[HostId, float]] = {}  # (group, rank) that no host has listed yet
         self._held: dict[HostId, int] = {}  # newest step in memory
         self._durable_step = -1
+        self._leaving_s = float("-inf")  # when a trainer has last asked to leave
         self.heard_s = float("-inf")  # when something was last heard of a trainer, the news of its end included
         self.joined_s = float("-inf")  # when one last joined
 
@@ -78,6 +81,7 @@ class Presence:
                 self._joined = {key: value for key, value in self._joined.items() if key[0] == group}
                 self._joined |= {(group, rank): (host, now_s) for rank, host in hosts if (group, rank) not in self._joined}
                 del self._asked[ask]
+                self._leaving_s = float("-inf")
             case Answer(ask=ask) if ask in self._asked:
                 del self._asked[ask]  # refused
             case HostReported(summary=summary):
@@ -98,8 +102,14 @@ class Presence:
                 self._asked = {ask: value for ask, value in self._asked.items() if value[0] != host}
             case Advise(advice=advice):
                 self._durable_step = max(self._durable_step, advice.durable_step)
+            case LeaveAsked():
+                self._leaving_s = now_s
             case _:
                 pass
+
+    def leaving(self, now_s: float) -> bool:
+        """Whether trainers are closing their managers, as far as this is known."""
+        return now_s - self._leaving_s < LEAVING_S
 
     def alive(self, now_s: float) -> bool:
         """Whether a trainer is there, as far as this is known."""
@@ -152,6 +162,9 @@ def admit(
         failure = in_use(owner, state, age_s=now_s - max(owner_s, presence.heard_s), storage=config.storage, run=run)
         return Admission(kind="refused", failure=failure)
     unlike = differences(owner.config, asking.config)
+    if same and unlike and presence.leaving(now_s):
+        # It has closed its manager and opens another, while other processes still close theirs.
+        return Admission(kind="refused", failure=in_use(owner, "starting", age_s=0.0, storage=config.storage, run=run))
     if same and unlike and (state == "in use" or presence.joined_s < owner_s):
         message = f"the processes of one launch of run {run!r} have different configurations: {told_differences(unlike)}"
         return Admission(kind="refused", failure=Failure(error="ConfigError", message=message, details=_details(unlike)))

@@ -19,6 +19,7 @@ from raystate.core.messages import (
     HostSummary,
     Joined,
     JoinReply,
+    LeaveAsked,
     Staged,
     TrainerExited,
     TrainerSeen,
@@ -207,3 +208,18 @@ def test_policies_are_compared_by_what_they_are():
     assert differences(config(Plain(1)), config(Plain(1))) == {}
     assert set(differences(config(Plain(1)), config(Plain(2)))) == {"keep_policy"}
     assert differences(None, CONFIG) == {}
+
+
+def test_a_launch_may_open_again_with_another_configuration_while_some_of_its_ranks_still_close():
+    presence = Presence()
+    owner = dataclasses.replace(FIT, config=CONFIG)
+    asking = dataclasses.replace(FIT, config=CONFIG.replace(keep_last=2))
+    joins(presence, 1.0, world=2)
+    reports(presence, 2.0, 0, 1)
+    assert admitted(owner, asking, presence, 3.0).failure.error == "ConfigError", "they train with another one"
+    presence.observe(LeaveAsked(ask=Ask("x"), lineage="1.1.x", rank=1), 4.0)
+    refusal = admitted(owner, asking, presence, 5.0).failure
+    assert refusal.error == "RunInUseError"
+    assert refusal.details["starting"], "it asks again"
+    joins(presence, 6.0, lineage="1.2.y", world=2)
+    assert admitted(owner, asking, presence, 7.0).failure.error == "ConfigError"

@@ -19,7 +19,7 @@ class Batches:
         self.position = 0
 
     def __next__(self):
-        time.sleep(0.1)  # a batch takes a while to be read
+        time.sleep(0.25)  # a batch takes a while to be read
         x = np.random.default_rng(self.position).standard_normal(32).astype(np.float32)
         self.position += 1
         return x, 3.0 * x + 1.0

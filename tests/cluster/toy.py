@@ -133,6 +133,7 @@ def train(config: dict[str, Any]) -> Any:
         events.write(json.dumps({"t": time.time(), "pid": os.getpid(), "rank": rank, **facts}) + "\n")
 
     iterator = Numbers()
+    loss = None  # an attempt that begins behind the last step computes none
     with raystate.StateManager() as manager:
         restored = manager.restore_or_init(init, shardings, items={"data": iterator})
         state = restored.state
@@ -148,4 +149,4 @@ def train(config: dict[str, Any]) -> Any:
             if config.get("dump_every") and (step + 1) % config["dump_every"] == 0:
                 dump(state, os.path.join(config["out"], f"dump-{step + 1}-{rank}.pickle"))
         say(event="end", digest=digest(state, iterator))
-    return float(loss)
+    return None if loss is None else float(loss)

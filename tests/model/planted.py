@@ -151,7 +151,7 @@ def _checked_after_the_decision() -> Any:
 
 def _due_saves_wait() -> Any:
     """(13) A due save waits for storage, however long that is out."""
-    return _patched((pipeline, "NO_PROGRESS_S", 1e6))
+    return _patched((pipeline, "NO_PROGRESS_S", 1e6), (saves, "GIVES_WAY_S", 1e6))
 
 
 def _text_is_a_metric() -> Any:

@@ -41,34 +41,49 @@ class Call:
     flag: bool = False
 
 
-# How often each call is drawn.
-ANY = {
-    "save": 10,
-    "force": 4,
-    "again": 3,
-    "repeat": 2,
-    "flush": 4,
-    "restore": 2,
-    "older": 2,
-    "rollback": 3,
-    "bad": 2,
-    "crash": 2,
-    **dict.fromkeys(("missing", "delete", "grow", "change", "reopen", "order", "latest", "large", "exhausted", "deleted"), 1),
-}
+TROUBLES = ("coordinator", "host", "outage", "slow", "stuck", "trainer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mood:
+    """What a sequence is drawn from: how often each call, and which circumstances."""
+
+    calls: dict[str, int]
+    ranks: tuple[int, ...] = (1, 1, 1, 2, 2, 3)
+    save_every_steps: tuple[int, ...] = (1, 2, 3, 100)
+    troubles: tuple[str, ...] = TROUBLES
+    most_troubles: int = 2  # at a start
+
+
+ANY = Mood(
+    calls={
+        "save": 10,
+        "force": 4,
+        "again": 3,
+        "repeat": 2,
+        "flush": 4,
+        "restore": 2,
+        "older": 2,
+        "rollback": 3,
+        "bad": 2,
+        "crash": 2,
+        **dict.fromkeys(("missing", "delete", "grow", "change", "reopen", "order", "latest", "large", "exhausted", "deleted"), 1),
+    }
+)
 # Few kinds of calls, many times: what needs three of a kind in a row hardly comes up among twenty kinds (Groce et al., Swarm
 # Testing, ISSTA 2012).
 MOODS = (
-    {"force": 5, "older": 4, "reopen": 4, "flush": 1},
-    {"save": 8, "force": 1, "flush": 1},
-    {"save": 8, "force": 2, "grow": 2, "change": 4},
-    {"save": 4, "force": 1, "reopen": 4, "crash": 3, "restore": 1},
+    Mood(calls={"force": 5, "older": 4, "reopen": 4, "flush": 1}),
+    Mood(calls={"save": 8, "force": 1, "flush": 1}, ranks=(1,), save_every_steps=(1,), troubles=("outage", "slow", "stuck")),
+    Mood(calls={"save": 8, "force": 2, "grow": 2, "change": 4}),
+    Mood(calls={"save": 4, "force": 1, "reopen": 4, "crash": 3, "restore": 1}, troubles=("trainer", "slow"), most_troubles=4),
 )
 IN_A_MOOD = (2, 8)  # last digits of the seeds that have one
 
 
-def draw(rng: Random, number: int, weights: dict[str, int] = ANY) -> Call:
+def draw(rng: Random, number: int, mood: Mood = ANY) -> Call:
     """A random call."""
-    names = [name for name, often in weights.items() for _ in range(often)]
+    names = [name for name, often in mood.calls.items() for _ in range(often)]
     return Call(name=rng.choice(names), number=number, amount=rng.randint(1, 3), flag=rng.random() < 0.5)
 
 
@@ -95,14 +110,15 @@ class Sequence:
     def __init__(self, seed: int):
         rng = Random(seed)
         self.seed = seed
-        self.ranks = rng.choice((1, 1, 1, 2, 2, 3))
+        self.mood = mood = MOODS[seed // 10 % len(MOODS)] if seed % 10 in IN_A_MOOD else ANY
+        self.ranks = rng.choice(mood.ranks)
         impatient = {"save_timeout_s": 3.0, "barrier_timeout_s": 5.0} if rng.random() < 0.1 else {}
         self.world = World(
             seed,
             ranks=self.ranks,
             nodes=rng.randint(1, self.ranks),
             paces=[rng.choice((1.0, 1.0, 1.0, 20.0)) for _ in range(self.ranks)],
-            save_every_steps=rng.choice((1, 2, 3, 100)),
+            save_every_steps=rng.choice(mood.save_every_steps),
             snapshot_every_steps=rng.choice((0, 1, 1, 2)),
             keep_last=rng.choice((1, 2, None)),
             **impatient,
@@ -110,8 +126,7 @@ class Sequence:
         self.donates = self.ranks == 1 and rng.random() < 0.5
         self.truth = Truth(storage=self.world.config.storage, ranks=self.ranks)
         self.world.published = self.truth.publish
-        weights = MOODS[seed // 10 % len(MOODS)] if seed % 10 in IN_A_MOOD else ANY
-        self.calls = [draw(rng, number, weights) for number in range(CALLS)]
+        self.calls = [draw(rng, number, mood) for number in range(CALLS)]
         self.trouble = rng.random() < 0.5
         self.calm = not self.trouble and not impatient
         self._rng = rng
@@ -146,7 +161,7 @@ class Sequence:
         self.made = 0
         ranks = [Rank(world, number, self._script(calls, group, last=last)) for number in range(self.ranks)]
         if self.trouble and self.group <= TROUBLED_STARTS:
-            for _ in range(self._rng.randint(0, 2)):
+            for _ in range(self._rng.randint(0, self.mood.most_troubles)):
                 world.at(0.2 + 3.0 * self._rng.random(), self._trouble(self._rng))
         world.run(ranks)
         world.crashed = world.crashed or not last
@@ -164,7 +179,7 @@ class Sequence:
 
     def _trouble(self, rng: Random) -> Callable[[], None]:
         world = self.world
-        kind = rng.choice(("coordinator", "host", "outage", "slow", "stuck", "trainer"))
+        kind = rng.choice(self.mood.troubles)
         host = rng.choice(list(world.hosts.values()))
         rank = rng.randrange(self.ranks)
 

@@ -31,7 +31,7 @@ KEPT = (
 KNOWN = {
     "a repeat is the same save": 6,
     "a restored step counts as durable": 16,
-    "abandoned copies go on": 62,
+    "abandoned copies go on": 17,
     "judged on older reports": 6,
     "long words are not sent": 6,
     "old slots are a dead trainer's": 1,
@@ -39,8 +39,13 @@ KNOWN = {
     "tables do not grow": 14,
     "the last step is not kept": 11,
     "a failed save leaves traces": 3,
-    "checked after the decision": 7,
+    "checked after the decision": 0,
     "text is a metric": 0,
+    "retention by number": 528,
+    "due saves wait": 92,
+    "released under a new group": 592,
+    "a restored step counts as durable": 185,
+    "slots replaced while one is to be filled": 342,
 }
 
 
