@@ -44,7 +44,6 @@ KNOWN = {
     "retention by number": 528,
     "due saves wait": 92,
     "released under a new group": 592,
-    "a restored step counts as durable": 185,
     "slots replaced while one is to be filled": 342,
 }
 
