@@ -226,7 +226,7 @@ def kill_host_actor(run: Run) -> Kill:
     names = sorted(actor["name"] for actor in actors if actor["namespace"] == "raystate" and actor["name"].startswith("host-"))
     if not names:
         raise DemoFailed("there is no HostActor to kill: has the run ended already?")
-    pid = ray.get(ray.get_actor(names[0], namespace="raystate").pid.remote(), timeout=20)
+    pid: Any = ray.get(ray.get_actor(names[0], namespace="raystate").pid.remote(), timeout=20)
     step, now_s = run.newest_step(), time.time()
     os.kill(pid, signal.SIGKILL)
     return Kill(what="HostActor", pid=pid, at_step=step, at_s=now_s)
