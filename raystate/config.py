@@ -210,25 +210,17 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         parse_memory(value, total_bytes=1 << 40)  # its ConfigError names the field already
         return value
 
-    @pydantic.field_validator("arena_dir", mode="before")
+    @pydantic.field_validator("arena_dir", "record_dir", mode="before")
     @classmethod
-    def _arena_dir_is_absolute(cls, value: object) -> object:
+    def _directory_is_absolute(cls, value: object, info: pydantic.ValidationInfo) -> object:
         if value is None:
             return None
         text = str(value) if isinstance(value, str | PurePath) else ""
         if not os.path.isabs(text):
-            raise ValueError("must be an absolute directory (every node opens it) or None")
-        check_arena_dir(os.path.normpath(text))  # its ConfigError names the field already
-        return os.path.normpath(text)
-
-    @pydantic.field_validator("record_dir", mode="before")
-    @classmethod
-    def _record_dir_is_absolute(cls, value: object) -> object:
-        if value is None:
-            return None
-        text = str(value) if isinstance(value, str | PurePath) else ""
-        if not os.path.isabs(text):
-            raise ValueError("must be an absolute directory (on the Coordinator's node) or None")
+            where = "every node opens it" if info.field_name == "arena_dir" else "on the Coordinator's node"
+            raise ValueError(f"must be an absolute directory ({where}) or None")
+        if info.field_name == "arena_dir":
+            check_arena_dir(os.path.normpath(text))  # its ConfigError names the field already
         return os.path.normpath(text)
 
     @pydantic.field_validator("best_metric")

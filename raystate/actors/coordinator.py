@@ -55,10 +55,7 @@ class Welcome:
     `outdated`: but this Coordinator has another configuration: field -> (its value, the asker's). The asker ends it and makes its own.
     """
 
-    attempt: int
-    pid: int
     protocol: int
-    newest_step: int
     outdated: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict[str, tuple[Any, Any]])
 
 
@@ -228,13 +225,7 @@ class CoordinatorActor:
             self._owner = owner
             self._kept_owner.put(owner)
         self._owner_s = now_s
-        return Welcome(
-            attempt=service.attempt,
-            pid=os.getpid(),
-            protocol=PROTOCOL,
-            newest_step=service.ledger.newest_step,
-            outdated=admission.replaces,
-        )
+        return Welcome(protocol=PROTOCOL, outdated=admission.replaces)
 
     async def _other_uses(self, other: Tenant, takeover: bool) -> Failure:
         """Why another run has the storage; with `release`, the asker may end it first."""

@@ -11,6 +11,7 @@ import functools
 import json
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from raystate.core.errors import CapacityError
@@ -137,53 +138,86 @@ def _to_json(word: TrainerWord | HostWord) -> bytes:
 
 def _parse(kind: type[_Word], data: bytes) -> _Word:
     try:
-        return _read(kind, json.loads(data), kind.__name__)
+        return _read_dataclass(kind, json.loads(data))
     except RecursionError:
         raise ValueError(f"{kind.__name__}: nested too deeply") from None
+    except _Unfit as error:
+        raise ValueError(f"{kind.__name__}{error}") from None
+
+
+class _Unfit(ValueError):  # noqa: N818 - the text says what is wrong, from the field on: ".grants: expected …"
+    """JSON that stands for no value of the type."""
 
 
 @functools.cache
-def _fields(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
+    return {name: _reader(one) for name, one in typing.get_type_hints(kind).items()}
 
 
-def _read(kind: Any, raw: Any, where: str) -> Any:
-    """The value of type `kind` that `raw`, read from JSON, stands for. ValueError if it stands for none."""
-    kind = getattr(kind, "__supertype__", kind)
-    origin, args = get_origin(kind), get_args(kind)
-    value: Any = raw  # pyright forgets what `raw` was once it has looked at it
-    if kind is Any:
-        return value
-    if isinstance(raw, dict) and dataclasses.is_dataclass(kind):
-        return _read_dataclass(typing.cast(type, kind), typing.cast(dict[str, Any], raw), where)
-    if origin in (Union, types.UnionType):
-        if raw is None and type(None) in args:
-            return None
-        (only,) = (arg for arg in args if arg is not type(None))
-        return _read(only, value, where)
-    if origin is Literal and value in args:
-        return value
-    if origin is tuple and isinstance(raw, list):
-        items = typing.cast(list[Any], raw)
-        kinds = args[:1] * len(items) if args[-1] is ... else args
-        if len(kinds) == len(items):
-            return tuple(_read(one, item, where) for one, item in zip(kinds, items, strict=True))
-    if origin is dict and isinstance(raw, dict):
-        found = typing.cast(dict[str, Any], raw)
-        return {name: _read(args[1], one, where) for name, one in found.items()}
-    if kind in (int, str, bool, float) and type(value) is kind:
-        return value
-    if kind is float and type(value) is int:
-        return float(value)
-    raise ValueError(f"{where}: expected {kind}, got {json.dumps(value)[:100]}")
-
-
-def _read_dataclass(kind: type, raw: dict[str, Any], where: str) -> Any:
-    fields = _fields(kind)
-    if unknown := sorted(raw.keys() - fields.keys()):
-        raise ValueError(f"{where}: unknown fields {', '.join(unknown)}")
-    values = {name: _read(fields[name], value, f"{where}.{name}") for name, value in raw.items()}
+def _read_dataclass(kind: Any, raw: Any) -> Any:
+    readers = _readers(kind)
+    if not isinstance(raw, dict):
+        raise _misfit(kind, raw)
+    fields = typing.cast(dict[str, Any], raw)
+    if unknown := sorted(fields.keys() - readers.keys()):
+        raise _Unfit(f": unknown fields {', '.join(unknown)}")
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        try:
+            values[name] = readers[name](value)
+        except _Unfit as error:
+            raise _Unfit(f".{name}{error}") from None
     try:
         return kind(**values)
     except TypeError as error:  # a field without a default is missing
-        raise ValueError(f"{where}: {error}") from None
+        raise _Unfit(f": {error}") from None
+
+
+@functools.cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Gives the value of type `kind` that its argument, read from JSON, stands for. It raises _Unfit if that stands for none.
+
+    Made once for each type: words are read many times a second, beside the training.
+    """
+    kind = getattr(kind, "__supertype__", kind)
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return lambda raw: raw
+    if dataclasses.is_dataclass(kind):
+        return functools.partial(_read_dataclass, kind)
+    if origin in (Union, types.UnionType):
+        (only,) = (_reader(arg) for arg in args if arg is not type(None))
+        return only if type(None) not in args else lambda raw: None if raw is None else only(raw)
+    if origin is tuple:
+        return functools.partial(_read_tuple, kind, [_reader(arg) for arg in args if arg is not ...], args[-1] is ...)
+    if origin is dict:
+        return functools.partial(_read_dict, kind, _reader(args[1]))
+
+    def read(raw: Any) -> Any:
+        if (origin is Literal and raw in args) or type(raw) is kind:
+            return raw
+        if kind is float and type(raw) is int:
+            return float(raw)
+        raise _misfit(kind, raw)
+
+    return read
+
+
+def _read_tuple(kind: Any, readers: list[Callable[[Any], Any]], any_length: bool, raw: Any) -> tuple[Any, ...]:
+    if isinstance(raw, list):
+        items = typing.cast(list[Any], raw)
+        if any_length:
+            return tuple(map(readers[0], items))
+        if len(readers) == len(items):
+            return tuple(read(item) for read, item in zip(readers, items, strict=True))
+    raise _misfit(kind, raw)
+
+
+def _read_dict(kind: Any, reader: Callable[[Any], Any], raw: Any) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise _misfit(kind, raw)
+    return {name: reader(one) for name, one in typing.cast(dict[str, Any], raw).items()}
+
+
+def _misfit(kind: Any, raw: Any) -> _Unfit:
+    return _Unfit(f": expected {kind}, got {json.dumps(raw)[:100]}")

@@ -97,10 +97,10 @@ class Departure:
         self._say_phase(reason)
         with contextlib.suppress(Exception):
             session.say_failed(reason, error)
-        self._pipeline.close()
-        with contextlib.suppress(Exception):
-            self._pipeline.speak()
-            if not self._launched:  # nobody restarts this script: what is in memory becomes durable now
+        if not self._launched:  # nobody restarts this script: what is in memory becomes durable now
+            self._pipeline.close()
+            with contextlib.suppress(Exception):
+                self._pipeline.speak()
                 self._release(reason)
         self.detach(failed=reason)
 

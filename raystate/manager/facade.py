@@ -120,7 +120,7 @@ class StateManager:
 
         Args:
             step: exactly this one. Newer ones stay in storage, and their numbers can't be saved again, unless `rollback`.
-            rollback: with `step`: the newer steps of all tiers are retired first.
+            rollback: with `step`: the newer steps of all tiers are retired once every process has this one.
 
         Raises:
             StepNotFoundError: `step` was given and is in no tier.

@@ -21,10 +21,10 @@ from raystate.core.messages import (
     TrainerExited,
     group_of,
 )
+from raystate.core.snapshots import JOIN_GRACE_S
 
 STARTING_S = 10.0  # an owner's trainers start, or start again: nobody else gets in between
 CONNECT_S = 5.0  # a trainer that its HostActor doesn't know so long after it has joined is gone
-JOINED_S = 60.0  # the same where the HostActor itself says nothing
 LEAVING_S = 60.0  # closing takes at most about so long, else something is wrong
 SILENT_S = 10.0  # a report that is older says nothing about who is alive
 
@@ -115,13 +115,13 @@ class Presence:
         """Whether a trainer is there, as far as this is known."""
         if any(listed and now_s - when_s < SILENT_S for when_s, listed in self._listed.values()):
             return True
-        if any(now_s - since_s < JOINED_S for _, since_s in self._asked.values()):
+        if any(now_s - since_s < JOIN_GRACE_S for _, since_s in self._asked.values()):
             return True  # it waits for the other ranks; only afterwards it connects to its HostActor
         return any(self._may_connect(host, since_s, now_s) for host, since_s in self._joined.values())
 
     def _may_connect(self, host: HostId, since_s: float, now_s: float) -> bool:
         reported_s, _ = self._listed.get(host, (float("-inf"), None))
-        return now_s - since_s < JOINED_S and reported_s - since_s < CONNECT_S
+        return now_s - since_s < JOIN_GRACE_S and reported_s - since_s < CONNECT_S
 
     @property
     def only_in_memory(self) -> tuple[int, int] | None:
@@ -135,12 +135,11 @@ class Admission:
     """What a process that wants to use the run is told.
 
     Attributes:
-        kind: "in": it may. "replace": it may, and has another configuration: it ends this Coordinator and makes one of its own.
-            "refused": see `failure`.
-        replaces: fields that differ, with both values: field -> (here, asked for).
+        replaces: it may, and has another configuration: it ends this Coordinator and makes one of its own. The fields that differ,
+            with both values: field -> (here, asked for).
+        failure: it may not.
     """
 
-    kind: Literal["in", "replace", "refused"]
     replaces: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict[str, tuple[Any, Any]])
     failure: Failure | None = None
 
@@ -160,17 +159,17 @@ def admit(
     state = occupancy(owner, presence, owner_s=owner_s, now_s=now_s)
     if not same and not takeover and state != "free":
         failure = in_use(owner, state, age_s=now_s - max(owner_s, presence.heard_s), storage=config.storage, run=run)
-        return Admission(kind="refused", failure=failure)
+        return Admission(failure=failure)
     unlike = differences(owner.config, asking.config)
     if same and unlike and presence.leaving(now_s):
         # It has closed its manager and opens another, while other processes still close theirs.
-        return Admission(kind="refused", failure=in_use(owner, "starting", age_s=0.0, storage=config.storage, run=run))
+        return Admission(failure=in_use(owner, "starting", age_s=0.0, storage=config.storage, run=run))
     if same and unlike and (state == "in use" or presence.joined_s < owner_s):
         message = f"the processes of one launch of run {run!r} have different configurations: {told_differences(unlike)}"
-        return Admission(kind="refused", failure=Failure(error="ConfigError", message=message, details=_details(unlike)))
+        return Admission(failure=Failure(error="ConfigError", message=message, details=_details(unlike)))
     changed = differences(config, asking.config)
     if not changed:
-        return Admission(kind="in")
+        return Admission()
     if "arena_dir" in changed and not takeover and (only := presence.only_in_memory) is not None:
         held, durable = only
         here, there = changed["arena_dir"]
@@ -179,8 +178,8 @@ def admit(
             f"durable step is {'none' if durable < 0 else durable}. Start with {_shown_dir(here)} instead of {_shown_dir(there)}, or "
             f"pass takeover=True to give up what is in memory"
         )
-        return Admission(kind="refused", failure=Failure(error="ConfigError", message=message, details=_details(changed)))
-    return Admission(kind="replace", replaces=changed)
+        return Admission(failure=Failure(error="ConfigError", message=message, details=_details(changed)))
+    return Admission(replaces=changed)
 
 
 Occupancy = Literal["in use", "starting", "free"]

@@ -204,7 +204,7 @@ class Storage(abc.ABC):
 
         Raises:
             ObjectMissingError: there is no `source`.
-            ObjectExistsError: there is a `target`.
+            ObjectExistsError: there is a `target`, and it is not an empty folder.
         """
 
     @abc.abstractmethod

@@ -154,8 +154,8 @@ class DirectoryStorage(Storage):
         def rename() -> None:
             if not os.path.lexists(source_path):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source_path)
-            # rename() itself refuses a folder with something in it, which is what matters; it would replace an empty one.
-            if os.path.lexists(target_path):
+            # rename() replaces a folder only if that is empty: one that somebody has made there is in nobody's way.
+            if os.path.lexists(target_path) and (os.path.islink(target_path) or not os.path.isdir(target_path)):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target_path)
             self._make_parents(target_path)
             os.rename(source_path, target_path)

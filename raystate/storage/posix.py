@@ -104,8 +104,8 @@ def scan(path: str, below: str, recursive: bool) -> Iterator[ObjectInfo]:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder with all in it, or a link to one."""
-    if os.path.islink(path):  # only our name goes, never what somebody else's link points to
+    """Remove a folder with all in it, a link to one, or a file that lies where a folder should."""
+    if os.path.islink(path) or os.path.isfile(path):  # of a link only our name goes, never what it points to
         unlink_quietly(path)
     elif os.path.lexists(path):
         shutil.rmtree(path, onerror=_unless_absent)

@@ -154,8 +154,10 @@ class StepFolder:
                 try:
                     self.storage.rename_tree(work, self.name)
                     return
-                except (ObjectMissingError, ObjectExistsError) as error:
+                except ObjectMissingError as error:
                     missing = error.message
+                except ObjectExistsError:
+                    missing = f"{self.name} is there and is no checkpoint: move it away"
             why = missing
         raise self._error("publish", f"it is neither published nor complete in {work}: {why}")
 
@@ -210,7 +212,7 @@ class StepFolder:
 
     def _check_equal(self, package: Package) -> None:
         if (differing := self._differing_file(self.name, package)) is not None:
-            raise self._error("publish", f"another step is there: {differing}; nothing was overwritten")
+            raise self._error("publish", f"something else is there: {differing}; nothing was overwritten")
 
     def _check_mine(self, package: Package) -> None:
         if (package.step, package.save) != (self.step, self.save):

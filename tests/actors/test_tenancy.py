@@ -24,7 +24,7 @@ from raystate.core.messages import (
     TrainerExited,
     TrainerSeen,
 )
-from raystate.runtime.tenancy import Owner, Presence, admit, differences, in_use, occupancy
+from raystate.runtime.tenancy import Admission, Owner, Presence, admit, differences, in_use, occupancy
 
 HOST = HostId("a" * 56)
 SCRIPT = Owner(job_id="01", node=HOST, launch="script", pid=7)
@@ -114,20 +114,20 @@ def test_a_killed_script_frees_the_run_at_once_and_a_launcher_is_waited_for():
     reports(presence, 2.0, 0)
     for owner in (SCRIPT, FIT):
         refused = admitted(owner, OTHER, presence, 3.0)
-        assert (refused.kind, refused.failure.details["starting"]) == ("refused", False)
-        assert admitted(owner, OTHER, presence, 3.0, takeover=True).kind == "in"
-        assert admitted(owner, owner, presence, 3.0).kind == "in"
+        assert refused.failure.details["starting"] is False
+        assert admitted(owner, OTHER, presence, 3.0, takeover=True) == Admission()
+        assert admitted(owner, owner, presence, 3.0) == Admission()
     exits(presence, 100.0)
-    assert admitted(SCRIPT, OTHER, presence, 100.0).kind == "in"
+    assert admitted(SCRIPT, OTHER, presence, 100.0) == Admission()
     refused = admitted(FIT, OTHER, presence, 105.0)
     assert refused.failure.details["starting"] is True, "its launcher starts the next worker group"
-    assert admitted(FIT, OTHER, presence, 111.0).kind == "in"
+    assert admitted(FIT, OTHER, presence, 111.0) == Admission()
 
 
 def test_a_script_that_has_just_said_hello_and_not_joined_yet_is_starting():
     refused = admitted(SCRIPT, OTHER, Presence(), 5.0)
     assert refused.failure.details["starting"] is True
-    assert admitted(SCRIPT, OTHER, Presence(), 11.0).kind == "in"
+    assert admitted(SCRIPT, OTHER, Presence(), 11.0) == Admission()
 
 
 def test_the_refusal_names_everything():
@@ -150,11 +150,11 @@ def test_another_launch_gets_its_own_configuration():
     exits(presence, 2.0)
     asking = dataclasses.replace(OTHER, config=CONFIG.replace(keep_last=None, host_memory="10%"))
     admission = admitted(SCRIPT, asking, presence, 100.0)
-    assert admission.kind == "replace"
+    assert admission.replaces
     assert admission.replaces == {"keep_last": (1, None), "host_memory": ("40%", "10%")}
-    assert admitted(SCRIPT, dataclasses.replace(OTHER, config=CONFIG.replace()), presence, 100.0).kind == "in"
+    assert admitted(SCRIPT, dataclasses.replace(OTHER, config=CONFIG.replace()), presence, 100.0) == Admission()
     # The second rank of that launch asks the same Coordinator: it is told the same.
-    assert admitted(asking, dataclasses.replace(asking, rank=1), presence, 100.0, owner_s=100.0).kind == "replace"
+    assert admitted(asking, dataclasses.replace(asking, rank=1), presence, 100.0, owner_s=100.0).replaces
 
 
 def test_the_processes_of_one_launch_have_one_configuration():
@@ -175,7 +175,7 @@ def test_a_notebook_may_change_its_mind_between_two_managers():
     cell, edited = (dataclasses.replace(SCRIPT, config=config) for config in (CONFIG, CONFIG.replace(keep_last=7)))
     assert admitted(cell, edited, presence, 3.0).failure.error == "ConfigError", "the first is still open"
     exits(presence, 4.0, clean=True)
-    assert admitted(cell, edited, presence, 5.0).kind == "replace"
+    assert admitted(cell, edited, presence, 5.0).replaces
 
 
 def test_an_arena_that_holds_what_storage_does_not_have_is_not_left_behind():
@@ -186,9 +186,9 @@ def test_an_arena_that_holds_what_storage_does_not_have_is_not_left_behind():
     assert refused.failure.error == "ConfigError"
     assert "step 20 of run 'a' lies only in memory, in the system's shared memory" in refused.failure.message
     assert "the newest durable step is none" in refused.failure.message
-    assert admitted(SCRIPT, asking, presence, 100.0, takeover=True).kind == "replace"
+    assert admitted(SCRIPT, asking, presence, 100.0, takeover=True).replaces
     presence.observe(Advise(host=HOST, advice=Advice(attempt=1, seq=1, lineage="", durable_step=20)), 101.0)
-    assert admitted(SCRIPT, asking, presence, 102.0).kind == "replace"
+    assert admitted(SCRIPT, asking, presence, 102.0).replaces
 
 
 class Plain:

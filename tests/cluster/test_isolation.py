@@ -110,7 +110,7 @@ class OlderCoordinator(CoordinatorActor):
 
     async def hello(self, owner: Any, takeover: bool) -> Welcome:
         del owner, takeover
-        return Welcome(attempt=1, pid=os.getpid(), protocol=0, newest_step=-1)
+        return Welcome(protocol=0)
 
     async def protocol(self) -> int:
         return 0

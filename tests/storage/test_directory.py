@@ -221,9 +221,11 @@ def test_rename_is_durable_on_both_sides(root: Path, monkeypatch: pytest.MonkeyP
 def test_rename_never_replaces(root: Path, monkeypatch: pytest.MonkeyPatch):
     storage = open_storage(root)
     storage.create("a/f", b"1")
-    (root / "empty").mkdir()
-    with pytest.raises(ObjectExistsError):
-        storage.rename_tree("a", "empty")
+    (root / "file").write_bytes(b"3")
+    (root / "link").symlink_to(root / "nowhere")
+    for there in ("file", "link"):
+        with pytest.raises(ObjectExistsError):
+            storage.rename_tree("a", there)
     storage.create("full/f", b"2")
     with monkeypatch.context() as patch:
         patch.setattr(os.path, "lexists", lambda path: path == str(root / "a"))  # it appears after the look

@@ -67,6 +67,31 @@ def test_everything_twice(storage: Storage):
         folder.discard()
 
 
+def test_what_others_put_at_the_place_of_a_step(storage: Storage):
+    """An empty folder is in nobody's way. Anything else is named, and when it has been moved away the step is published."""
+    if not storage.is_directory:
+        return  # an object store has no places, only names
+    package, data = a_package()
+    folder = write_data(storage, package, data)
+    folder.assemble(package)
+    folder.put_package(package)
+    place = storage.local_path(str(STEP))
+    for occupy in (lambda: place.write_text("mine"), lambda: place.symlink_to("nowhere")):
+        occupy()
+        assert visible_steps(storage) == ()
+        with pytest.raises(StorageError, match=f"{STEP} is there and is no checkpoint: move it away"):
+            folder.publish(package)
+        place.unlink()
+    place.mkdir()
+    assert visible_steps(storage) == ()
+    folder.publish(package)
+    assert tree(storage, str(STEP)) == step_tree(package, data)
+    folder.retire()
+    place.write_text("mine")
+    folder.retire()
+    assert storage.list(TRASH) == []
+
+
 def test_where_hosts_write(storage: Storage):
     prefix = StepFolder(storage, 7, "a2k3").write_prefix
     assert prefix == (".raystate/work/7.a2k3" if storage.is_directory else "7")
