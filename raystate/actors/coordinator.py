@@ -182,6 +182,7 @@ class CoordinatorActor:
             # This actor's name is unique in its cluster: whoever had it before is dead.
             is_dead=lambda writer: writer.startswith(f"{identity}."),
             on_end=self._on_end,
+            on_crash=lambda: ray.kill(self._kill_me, no_restart=False),
             restarted=bool(ray.get_runtime_context().was_current_actor_reconstructed),
             recorder=Recorder(_record_folder(self._config, self._run_hash)),
         )

@@ -336,7 +336,7 @@ class HostArena:
                 cell.clear()
             held.host_cell.clear()
             new = trainer_lock(held.path, trainer)
-            layouts.unmark(held.path)  # its slots name what is still needed
+            layouts.unmark_all(held.path)  # its slots name what is still needed
             for lock in locks:
                 if lock.path == new:
                     lock.write(b"")

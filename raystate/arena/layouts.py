@@ -76,10 +76,15 @@ def marked(slot_set: Path) -> set[str]:
     return {path.name.removeprefix(MARK_PREFIX) for path in slot_set.glob(f"{MARK_PREFIX}*")}
 
 
-def unmark(slot_set: Path) -> None:
+def unmark(slot_set: Path, ref: str) -> None:
+    """The set's trainer needs this layout only while a slot names it."""
+    remove_entry(slot_set / f"{MARK_PREFIX}{ref}")
+
+
+def unmark_all(slot_set: Path) -> None:
     """The set's trainer is gone: only what its slots name is needed from now on. For who holds all locks of the set."""
     for ref in marked(slot_set):
-        remove_entry(slot_set / f"{MARK_PREFIX}{ref}")
+        unmark(slot_set, ref)
 
 
 def prune_layouts(arena: Path, sets: Iterable[SlotSet], keep: Collection[str] = ()) -> list[str]:
@@ -106,7 +111,7 @@ def prune_layouts(arena: Path, sets: Iterable[SlotSet], keep: Collection[str] = 
                 if locks is None:
                     needed |= marked(held.path)
                 else:
-                    unmark(held.path)
+                    unmark_all(held.path)
                 needed |= {ref for slot in held.slots if (ref := _named_by(slot)) is not None}
             finally:
                 release_all(locks or [])

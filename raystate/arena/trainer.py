@@ -16,6 +16,8 @@ from raystate.arena.slot_set import SetInfo, SlotSet, attach_note, read_note, tr
 from raystate.arena.word import WordCell
 from raystate.core.errors import RaystateError
 
+MARKED_LAYOUTS = 8  # so many of a trainer are kept although no slot names them: it may be about to
+
 
 class TrainerArena:
     """One incarnation's hold on its slot set, from `attach` to `close` or to the end of the process."""
@@ -23,7 +25,7 @@ class TrainerArena:
     def __init__(self, opened: SlotSet, lock: FileLock, trainer: str):
         self._set = opened
         self._lock = lock
-        self._put: set[str] = set()
+        self._put: dict[str, None] = {}  # the last used is the last
         self.trainer = trainer
         self.path = opened.path
 
@@ -98,8 +100,8 @@ class TrainerArena:
         return self._set.host_cell
 
     def put_layout(self, data: bytes) -> str:
-        """Keep a layout in the arena; returns the name that the slot's table has to say. It is kept while this trainer is attached,
-        and after that while a slot names it.
+        """Keep a layout in the arena; returns the name that the slot's table has to say. It is kept while a slot names it, and while
+        it is among the newest few that this trainer, attached, has put.
 
         Raises:
             RaystateError: the arena is gone, or its layouts were locked by another process for too long.
@@ -107,9 +109,13 @@ class TrainerArena:
         if self._set.closed:
             raise RaystateError(f"slot set {self.path} is closed: trainer {self.trainer!r} has detached", path=str(self.path))
         ref = layouts.layout_name(data)
-        if ref not in self._put:  # until it detaches, nobody removes it
+        if ref not in self._put:
             layouts.put_layout(self.path.parent, data, slot_set=self.path)
-            self._put.add(ref)
+        self._put.pop(ref, None)
+        self._put[ref] = None
+        for old in list(self._put)[:-MARKED_LAYOUTS]:
+            layouts.unmark(self.path, old)
+            del self._put[old]
         return ref
 
     def get_layout(self, ref: str) -> bytes:

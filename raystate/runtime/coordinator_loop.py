@@ -54,6 +54,7 @@ logger = logging.getLogger("raystate.coordinator")
 TICK_S = 0.1
 CLAIM_AGAIN_S = 1.0
 LOOK_FOR_DEAD_S = 15.0
+CRASHED_AGAIN_S = 10.0  # a new attempt that fails so soon would fail again and again
 REMEMBERED_ASKS = 4096
 
 
@@ -80,7 +81,8 @@ class CoordinatorLoop:
         writer: random id of this process, for the log.
         is_dead: tells whether the process behind a log writer id is known to be dead.
         on_end: called once from the loop's thread when the run is released, can't be claimed, was taken by another cluster, or the loop
-            has failed.
+            has failed for good.
+        on_crash: called instead when it has failed, which a new attempt may mend: it begins with what storage and the hosts say.
         restarted: it follows a Coordinator that was killed: while storage is out, whoever trains goes on, and is kept waiting.
         workers: who carries out the slow commands; None: threads of its own.
         packager: makes a step's package of what the hosts have written.
@@ -103,6 +105,7 @@ class CoordinatorLoop:
         writer: str,
         is_dead: Callable[[str], bool],
         on_end: Callable[[str], None],
+        on_crash: Callable[[], None] | None = None,
         restarted: bool = False,
         workers: Workers | None = None,
         packager: Packager | None = None,
@@ -119,6 +122,8 @@ class CoordinatorLoop:
         self._recorder = recorder
         self._is_dead = is_dead
         self._on_end = on_end
+        self._on_crash = on_crash
+        self._began_s = clock()
         self._restarted = restarted
         self._claim_s = float("-inf")  # when to try (again)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
@@ -189,6 +194,11 @@ class CoordinatorLoop:
                 self.turn(TICK_S)
         except Exception as error:
             logger.exception("the coordinator stopped")
+            again_at_once = self._restarted and self._clock() - self._began_s < CRASHED_AGAIN_S
+            if self._on_crash is not None and not again_at_once:
+                self._ended.set()
+                self._on_crash()
+                return
             self._fail_all(
                 Failure(error="RaystateError", message=f"the coordinator of run {self._settings.run!r} stopped: {error}")
             )

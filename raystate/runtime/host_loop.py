@@ -59,6 +59,7 @@ from raystate.storage import Storage
 logger = logging.getLogger("raystate.host")
 
 LOOK_INTERVAL_S = 0.25  # words are looked at even when no bell rings (a lost ring costs no more than this)
+PRUNE_EVERY_S = 60.0
 WRITERS = 2  # saves at once: one is the rule, a second when the Coordinator has given the first up
 
 
@@ -102,6 +103,7 @@ class HostLoop:
         self._answer: Future[HostPart] | Exception | None = None  # of the order at hand
         self._held: tuple[Place, ...] = ()  # for the reader at hand
         self._to_remove: set[int] = set()
+        self._prune_s = clock() + PRUNE_EVERY_S
         self._stopping = False
         self._writers = writers or ThreadPoolExecutor(WRITERS, thread_name_prefix="raystate-write", initializer=give_way)
         self._door = Door(arena.path)
@@ -150,6 +152,9 @@ class HostLoop:
                 self._feed(unlocked)
         self._to_remove = {index for index in self._to_remove if not self._store.remove(index)}
         self._feed(Look())
+        if self._clock() >= self._prune_s:  # a state whose tree changes leaves a layout behind each time
+            self._prune_s = self._clock() + PRUNE_EVERY_S
+            self.arena.prune_layouts()
 
     def _on_ready(self, source: Any) -> None:
         if source is self._wake_r:

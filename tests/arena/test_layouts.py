@@ -13,6 +13,7 @@ import pytest
 from raystate.arena import HostArena, SlotHeader, SlotSet, TrainerArena, arena_path
 from raystate.arena import layouts as module
 from raystate.arena.locks import FileLock
+from raystate.arena.trainer import MARKED_LAYOUTS
 from raystate.core.errors import CapacityError, CorruptCheckpointError, RaystateError
 from raystate.core.tree import SlotTable
 from tests.arena.conftest import NODE
@@ -75,6 +76,18 @@ def test_what_a_trainer_never_named_goes_after_it(host: HostArena, held: SlotSet
         one, two = trainer.put_layout(b"one"), trainer.put_layout(b"two")
         commit(trainer, two)
     assert host.prune_layouts() == [one] and kept(host) == [two]
+
+
+def test_a_tree_that_changes_at_each_step_leaves_no_heap_of_layouts(host: HostArena, held: SlotSet):
+    with TrainerArena.attach(held.path, trainer="t1") as trainer:
+        for step in range(5 * MARKED_LAYOUTS):
+            ref = trainer.put_layout(f"tree {step}".encode())
+            commit(trainer, ref)
+        assert len(kept(host)) == 5 * MARKED_LAYOUTS
+        host.prune_layouts()
+        assert len(kept(host)) <= MARKED_LAYOUTS + len(held.slots)
+        assert trainer.get_layout(ref) == f"tree {step}".encode()
+        assert trainer.put_layout(b"tree 0") in kept(host)
 
 
 def test_another_trainers_layouts_are_its_own_business(host: HostArena, held: SlotSet):

@@ -14,9 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import ray
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import raystate
+from raystate.actors.naming import NAMESPACE, coordinator_name
+from raystate.storage import run_hash
 
 
 def state(value: float, size: int = 1000) -> dict[str, Any]:
@@ -276,3 +279,18 @@ def test_a_takeover_within_one_process(ray_cluster: Any, fresh_run: Any) -> None
         restored = second.restore(state(0))
         assert restored is not None
         assert restored.step == 1
+
+
+def test_a_coordinator_that_stops_with_an_exception_comes_back(ray_cluster: Any, fresh_run: Any) -> None:
+    """Whatever it stumbled over: a new attempt begins with what storage and the hosts say. One that stumbles at once again ends."""
+    with raystate.StateManager(config_of(fresh_run, save_every_steps=1)) as manager:
+        manager.restore()
+        assert manager.save(1, state(1))
+        manager.wait_until_finished()
+        coordinator = ray.get_actor(coordinator_name(run_hash(fresh_run.storage, fresh_run.run)), namespace=NAMESPACE)
+        before = ray.get(coordinator.pid.remote())
+        coordinator.tell.remote("no event")
+        assert manager.save(2, state(2))
+        manager.wait_until_finished()
+        assert ray.get(coordinator.pid.remote()) != before
+    assert stored(fresh_run) == 2.0
