@@ -147,7 +147,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The run is released: end the HostActors (with their arenas), remove garbage, end this actor."""
+    """The run is released: end the HostActors with their arenas, remove what no step needs from storage, end this actor."""
 
     reason: str
 

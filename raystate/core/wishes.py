@@ -62,11 +62,11 @@ class Wishes:
         return self._barrier.missing(world)
 
     def is_older(self, lineage: str) -> bool:
-        """What was resumed belongs to a restore that whoever asks from this lineage has finished."""
+        """Whether a rank that asks from this lineage has finished the restore that was resumed: what is known of that is old."""
         return bool(self._resumed_in) and has_passed(lineage, self._resumed_in)
 
     def is_over(self, lineage: str) -> bool:
-        """Some rank has asked after it had finished the restore with which this lineage began."""
+        """Whether some rank has finished the restore with which this lineage began, and has asked for another since."""
         return bool(self._asked_in) and has_passed(self._asked_in, lineage)
 
     def differences(self) -> str:

@@ -52,7 +52,8 @@ class Restoring:
 
         Raises:
             StepNotFoundError, BarrierTimeoutError, StorageError, CorruptCheckpointError: nothing was given up.
-            The caller's mistake (ReferenceMismatchError, …): the step is restored on the other ranks all the same.
+            ReferenceMismatchError, ConfigError, or what the caller's own code raised: a mistake of this process; the other ranks have
+                restored the step all the same.
         """
         session = self._session
         with self._pipeline.paused():

@@ -1,4 +1,4 @@
-"""The ledger of a run: what died, what came back, from where, and how long it took. For reports; nothing depends on it."""
+"""The ledger of a run: what died, what came back, from where, and how long it took; and who is present, which decides who gets in."""
 
 from __future__ import annotations
 
