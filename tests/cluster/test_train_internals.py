@@ -120,7 +120,7 @@ def test_what_an_ending_amounts_to() -> None:
     assert of(r0=gloo).kind == "failed"
     assert "another process dies" in of(r0=gloo).cause
     died = endings.classify(
-        WorkerGroupError("x", {}), {0: endings.RankFailure(error=gloo), 3: endings.Failure(error=OSError(), died=True)}
+        WorkerGroupError("x", {}), {0: endings.RankFailure(error=gloo), 3: endings.RankFailure(error=OSError(), died=True)}
     )
     assert died.cause == "the process of rank 3 died"
     for mistake in (raystate.ReferenceMismatchError("r"), raystate.ItemTopologyError("i"), raystate.StepOrderError("s")):
