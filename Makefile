@@ -43,11 +43,13 @@ test: test-first
 	$(PYTEST) -rP $(TIMED) $(ARGS)
 
 # Every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other, failing
-# buckets and disks, every crash point, 30,000 sequences of calls, arrays under meshes that are set: about two hours.
+# buckets and disks, every program, every crash point, 30,000 sequences of calls, arrays under meshes that are set: about two hours.
 test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster/test_matrix.py tests/cluster/test_outside.py tests/cluster/test_combinations.py \
 	  tests/cluster/test_isolation.py tests/cluster/test_train_fit.py tests/cluster/test_job_stop.py tests/cluster/test_digits.py \
-	  tests/cluster/test_gcs.py tests/cluster/test_full_disk.py tests/cluster/test_any_sequence.py tests/reshard $(ARGS)
+	  tests/cluster/test_gcs.py tests/cluster/test_full_disk.py tests/cluster/test_any_sequence.py tests/cluster/test_train_blame.py \
+	  tests/cluster/test_sharing.py tests/reshard $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) -n 2 --dist loadfile tests/programs $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) -n 2 --dist loadfile -rP tests/storage tests/damage $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh auto $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh explicit $(ARGS)

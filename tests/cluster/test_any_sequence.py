@@ -11,7 +11,7 @@ import pytest
 from tests.cluster import sequences
 from tests.model import script, truth, world
 
-SEEDS = 40 if os.environ.get("RAYSTATE_ALL") else 6
+SEEDS = 40 if os.environ.get("RAYSTATE_ALL") else 3
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -211,7 +211,7 @@ def test_a_second_name_on_one_storage(ray_cluster: Any, make_run: Any, tmp_path:
 # ---------------------------------------------------------------- a Ray of its own
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("own", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_script_with_a_ray_of_its_own_is_told_what_that_means(
     own: bool, ray_cluster: Any, make_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

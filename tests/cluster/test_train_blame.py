@@ -74,6 +74,7 @@ def raises_on_both_ranks(config: dict[str, Any]) -> None:
         raise ValueError(f"bad batch on rank {jax.process_index()}")
 
 
+@pytest.mark.long
 def test_an_exception_on_both_ranks_that_comes_back_each_step(config: raystate.StateConfig, tmp_path: Path) -> None:
     """Each attempt gains a step, and still it is the same failure: it ends the run, with the exception."""
     out = tmp_path / "out"
@@ -173,6 +174,7 @@ def does_nothing_more(config: dict[str, Any]) -> int:
     return restored.step
 
 
+@pytest.mark.long
 def test_a_finished_run_started_again_has_its_metrics(config: raystate.StateConfig, tmp_path: Path) -> None:
     first, second = (Training(config, tmp_path / str(i), train_fn=does_nothing_more).finish(FINISH_S) for i in range(2))
     assert (first.step, first.metrics, first.return_value) == (3, {"loss": 3.5}, 0)

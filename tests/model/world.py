@@ -1,7 +1,8 @@
 """A cluster in one process, without Ray: real managers, hosts, Coordinator, shared memory and storage, in an order that a seed draws.
 
 Each rank's script runs on a thread of its own, but only one thread runs at a time, and only until it waits for something: then the
-world picks who goes on. So a sequence that failed fails again. Seconds are virtual: a turn takes two milliseconds.
+world picks who goes on. So a sequence that failed fails again. Seconds are virtual: a turn takes two milliseconds, or ten while all
+wait.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from raystate.runtime.retention import orbax_keep
 from raystate.storage import Storage, StorageWrapper, open_storage, run_hash
 
 TURN_S = 0.002
+WAITING_TURNS = 20  # so long nothing was ordered and nothing has arrived: all wait for something slow, and time goes faster
+WAITING_TURN_S = 0.01
 STUCK_S = 15.0  # storage that neither answers nor fails
 MOST_TURNS = 150_000
 CAP_BYTES = 64 << 20
@@ -355,6 +358,7 @@ class World:
         self.slow = self.stuck = False
         self.finished = False
         self.tasks: list[tuple[float, Callable[[], None]]] = []
+        self._waiting = 0  # turns since something was ordered or has arrived
         self.turns: dict[tuple[int, int], Callable[[], bool]] = {}
         self.events: list[tuple[float, Callable[[], None]]] = []  # of the world's own, such as a crash
         self.playing: list[Rank] = []
@@ -544,7 +548,8 @@ class World:
                 raise rank.error
 
     def _turn(self, ranks: list[Rank]) -> None:
-        self.now_s += TURN_S
+        waiting = (len(self.tasks), len(self.events))
+        self.now_s += TURN_S if self._waiting < WAITING_TURNS else WAITING_TURN_S
         now_s = self.now_s
         choices: list[Callable[[], Any]] = [rank.step for rank in ranks if not rank.finished and rank.wake_s <= now_s]
         choices += self.turns.values()
@@ -558,6 +563,7 @@ class World:
                 choices += [lambda one=chosen, waiting=waiting: self._take(waiting, one)] * 3
         if choices:
             self.rng.choice(choices)()
+        self._waiting = self._waiting + 1 if waiting == (len(self.tasks), len(self.events)) else 0
 
     @staticmethod
     def _take(waiting: list[tuple[float, Callable[[], None]]], one: tuple[float, Callable[[], None]]) -> None:

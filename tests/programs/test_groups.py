@@ -29,6 +29,7 @@ def fitted(seed: int, steps: int) -> dict[str, str]:
     return digests(state)
 
 
+@pytest.mark.long
 def test_quickstart_of_ray_with_equal_values(ray_address: str, place: Callable[[str], Place]) -> None:
     there = place("killed")
     fit(there, there.given("quickstart", 1, seed="same"), ranks=2, devices=1)
@@ -46,6 +47,7 @@ def test_quickstart_of_ray_as_it_stands_is_refused(ray_address: str, place: Call
     assert there.end(2).digests == [fitted(0, STEPS)] * 2
 
 
+@pytest.mark.long
 def test_gpt2_of_ray_with_a_dataset(groups: Any) -> None:
     from tests.programs.gpt2 import dataset
 
