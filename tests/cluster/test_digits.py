@@ -35,8 +35,7 @@ print(json.dumps(train_digits.train(storage, steps=150)._asdict()))
 
 
 def _run(*command: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(REPO)}
-    environment.pop("RAY_ADDRESS", None)
+    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(REPO), "RAY_ADDRESS": "local"}
     return subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, timeout=timeout_s, check=False, cwd=REPO, env=environment
     )

@@ -180,8 +180,8 @@ def actor_pid(config: raystate.StateConfig, *, coordinator: bool) -> int:
 
 
 def test_a_host_actor_that_does_not_answer(config: raystate.StateConfig) -> None:
-    impatient = config.replace(start_timeout_s=3.0)
-    with raystate.StateManager(impatient) as manager:
+    with raystate.StateManager(config) as manager:
+        manager._session.config = config.replace(start_timeout_s=3.0)  # by now everybody has started
         node = find_hosts(run_hash(config.storage, config.run))[0]
         with asleep(actor_pid(config, coordinator=False)), pytest.raises(raystate.BarrierTimeoutError) as caught:
             manager.save(1, _state(1))

@@ -57,8 +57,8 @@ class Run:
     """The script, with a Ray of its own."""
 
     def __init__(self, script: Path, storage: Path):
-        environment = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": ""}
-        environment.pop("RAY_ADDRESS", None)
+        # A Ray of its own, not that of another test, which may be killed at any time.
+        environment = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": "", "RAY_ADDRESS": "local"}
         self._log = script.with_suffix(".log")
         with open(self._log, "wb") as stream:
             self._process = subprocess.Popen(

@@ -62,7 +62,11 @@ def test_2_a_restore_while_a_save_is_on_its_way(ray_cluster: Any, fresh_run: Any
         manager.wait_until_finished()
         assert manager.save(6, state(60), force=True)
         manager.restore(state(0), step=5)
-        assert manager.save(6, state(66), force=True)
+        try:
+            assert manager.save(6, state(66), force=True)
+        except raystate.StepOrderError:  # the first 6 was durable before the restore, and is kept
+            assert stored(fresh_run, 6) == 60.0
+            return
         try:
             manager.wait_until_finished()
         except raystate.StorageError as error:  # the first 6, unless it was durable before the restore

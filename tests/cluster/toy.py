@@ -75,7 +75,9 @@ def build(width: int) -> Any:
         params = optax.apply_updates(state["params"], updates)
         return {"params": params, "opt": opt, "rng": state["rng"] + 1}, loss
 
-    return mesh, init, shardings, jax.jit(step, donate_argnums=0)
+    # As they are restored: a digest is of what each process holds, also of an attempt that has no step left to do.
+    placed = shardings(jax.eval_shape(init))
+    return mesh, init, shardings, jax.jit(step, donate_argnums=0, out_shardings=(placed, None))
 
 
 def digest(state: Any, iterator: Numbers) -> str:
