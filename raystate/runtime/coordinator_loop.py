@@ -123,7 +123,6 @@ class CoordinatorLoop:
         self._is_dead = is_dead
         self._on_end = on_end
         self._on_crash = on_crash
-        self._began_s = clock()
         self._restarted = restarted
         self._claim_s = float("-inf")  # when to try (again)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
@@ -189,12 +188,13 @@ class CoordinatorLoop:
     # ------------------------------------------------------------ the machine's thread
 
     def _run(self) -> None:
+        began_s = self._clock()
         try:
             while not self._ended.is_set():
                 self.turn(TICK_S)
         except Exception as error:
             logger.exception("the coordinator stopped")
-            again_at_once = self._restarted and self._clock() - self._began_s < CRASHED_AGAIN_S
+            again_at_once = self._restarted and self._clock() - began_s < CRASHED_AGAIN_S
             if self._on_crash is not None and not again_at_once:
                 self._ended.set()
                 self._on_crash()

@@ -244,14 +244,14 @@ class Storing:
     def _collect_garbage(self, entry: LogEntry) -> None:
         try:
             collect_garbage(self._storage, {s.save for s in entry.live if s.save} | {i.save for i in entry.intents if i.save})
-        except StorageError as error:
+        except Exception as error:
             logger.warning("left-overs of earlier attempts stay for now: %s", error)
 
     def _look_for_dead(self) -> None:
         try:
             for attempt in assumed_dead(self._storage):
                 self._post(AttemptDead(attempt=attempt))
-        except StorageError as error:
+        except Exception as error:
             logger.debug("attempts assumed dead could not be listed: %s", error)
 
 
