@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from raystate import fault_points
-from raystate.core.errors import ConfigError, StorageError
+from raystate.core.errors import ConfigError
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Append,
