@@ -311,7 +311,7 @@ def save(path: StorageUrl, tree: object) -> None:
     if storage.list(recursive=False):
         raise StorageError(f"{storage.url} exists already: save elsewhere, or remove it first", operation="save", path=storage.url)
     try:
-        ocp.save(_plain_path(path), tree)
+        ocp.save(storage.url.removeprefix("file://"), tree)
     except (ValueError, OSError, RuntimeError) as error:
         raise StorageError(f"{storage.url} could not be written: {error}", operation="save", path=storage.url) from error
 
@@ -348,8 +348,3 @@ def load(
 def metadata(path_or_run: StorageUrl, step: int | None = None) -> StepMetadata:
     """What the checkpoint at a path, or a step of a run (None: the newest), holds. Raises as `Reader.metadata`."""
     return Reader(path_or_run).metadata(step)
-
-
-def _plain_path(path: StorageUrl) -> str:
-    url = open_storage(path).url
-    return url.removeprefix("file://")

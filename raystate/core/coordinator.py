@@ -118,7 +118,7 @@ class Coordinator:
             Appended: self.journal.appended,
             PublishDone: self.journal.publish_done,
             RetireDone: self.journal.retire_done,
-            AttemptDead: self._attempt_dead,
+            AttemptDead: self.journal.attempt_dead,
             Tick: self._tick,
         }
 
@@ -303,15 +303,12 @@ class Coordinator:
             # Nothing that this training makes can ever be durable: better said now than at its end.
             self.snapshots.fail(Failure(error="ConfigError", message=mistake[1], details={"step": mistake[0].step}))
 
-    def _attempt_dead(self, event: AttemptDead) -> None:
-        self.journal.attempt_dead(event.attempt)
-
     def _give_up_waiting(self) -> None:
         """No process sleeps for so long: what it may still carry out is closed, and its steps are free."""
         if self._desk.now_s - self._claimed_s >= self.settings.assume_dead_after_s:
             for attempt in sorted(self.journal.held_by):
                 self._desk.log("warning", f"attempt {attempt} has not come back: its process is taken for dead")
-                self._attempt_dead(AttemptDead(attempt=attempt))
+                self.journal.attempt_dead(AttemptDead(attempt=attempt))
 
     def _tick(self, _: Tick) -> None:
         self._give_up_waiting()

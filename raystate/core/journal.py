@@ -16,6 +16,7 @@ from raystate.core.log import IntentKey, carriers, is_closed, key_of, next_entry
 from raystate.core.messages import (
     Append,
     Appended,
+    AttemptDead,
     Claimed,
     Intent,
     LiveStep,
@@ -178,10 +179,10 @@ class Journal:
             self.troubles = [*self.troubles[-4:], text]
         self.desk.stir = True
 
-    def attempt_dead(self, attempt: int) -> None:
+    def attempt_dead(self, event: AttemptDead) -> None:
         """The process of an older attempt is gone: it carries nothing out any more."""
-        if attempt < self.desk.attempt and attempt not in self.dead:
-            self.dead.add(attempt)
+        if event.attempt < self.desk.attempt and event.attempt not in self.dead:
+            self.dead.add(event.attempt)
             self.desk.stir = True
 
     # ---------------------------------------------------------------- writing entries

@@ -139,12 +139,12 @@ def is_file(status: os.stat_result) -> bool:
     return (status.st_mode & 0o170000) == 0o100000
 
 
-def _is_same_file(path: str, identity: os.stat_result) -> bool:
+def _is_same_file(path: str, written: os.stat_result) -> bool:
     try:
         found = os.stat(path)
     except FileNotFoundError:
         return False
-    return (found.st_dev, found.st_ino) == (identity.st_dev, identity.st_ino)
+    return (found.st_dev, found.st_ino) == (written.st_dev, written.st_ino)
 
 
 def generation(status: os.stat_result) -> str:

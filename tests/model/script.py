@@ -248,19 +248,18 @@ class Player:
         self.reopened = 0
         self.group = group
         self.flushed = False  # the newest promise has been waited for, and nothing has been saved since
-        self.manager = self.open()
+        self.open()
 
-    def open(self) -> StateManager:
-        """A manager that has restored the newest step."""
+    def open(self) -> None:
+        """Make a manager, and restore the newest step."""
         try:
-            self.manager = self.rank.open(self.group)
+            self.manager: StateManager = self.rank.open(self.group)
             self.restore(None)
         except StorageError as error:
             if self.sequence.calm:
                 raise
             self.note(f"refused: {error}")
             raise Ended("a run that begins in an outage is refused: the launcher starts this script again") from error
-        return self.manager
 
     def note(self, text: str) -> None:
         if self.me == 0:
