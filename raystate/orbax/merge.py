@@ -91,7 +91,6 @@ def build_files(
         if metadatas := _array_metadatas(tree):
             files[f"{tree.item}/array_metadatas/process_0"] = metadatas
     small = scratch.small_files(
-        step,
         trees,
         strings,
         json_items=json_items,

@@ -2,6 +2,7 @@
 
 Orbax's own commit cannot be fenced, so raystate never lets it see the shared storage. Here it gets a tree whose arrays are mere
 stand-ins: their data was written by the hosts. What it leaves in the scratch directory is read back and the directory removed.
+Steps that differ only in values (JSON items, metrics, custom metadata, times) share one such visit.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import logging
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,10 @@ from raystate.core.tree import LeafSpec, TreeSpec
 
 # Orbax says these when arrays are written by others, which is what we want. Each stands at one place in Orbax.
 _EXPECTED_WARNINGS = ("No jax.Array in TypeHandlerRegistry", "Skipping merge of OCDBT checkpoints: No")
+# Where Orbax's handlers put JSON, by their default and by CheckpointManager's choice.
+_JSON_FILE = "metadata"
+_METRICS_FILE = "metrics"
+_STEP_METADATA = "_CHECKPOINT_METADATA"
 _one_at_a_time = threading.Lock()  # Orbax counts its saves in globals
 
 
@@ -52,7 +59,6 @@ _TYPESTRS = {JaxArray: "jax.Array", NumpyArray: "np.ndarray", Scalar: "scalar"} 
 
 
 def small_files(
-    step: int,
     trees: Sequence[TreeSpec],
     values: Sequence[Mapping[int, Any]],
     *,
@@ -63,32 +69,52 @@ def small_files(
     """Every file that Orbax writes for such a step, except array data: name relative to the step's folder -> bytes.
 
     Args:
-        step: number of the step.
         trees: the array items.
         values: per tree: leaf index -> value of its string leaves.
         json_items: item -> value.
         metrics: written as CheckpointManager does; nothing if empty.
         custom: `custom_metadata` of the step.
     """
+    began_ns = time.time_ns()
+    files = dict(
+        _written_by_orbax(
+            tuple(trees), tuple(tuple(sorted(strings.items())) for strings in values), frozenset(json_items), bool(metrics)
+        )
+    )
+    for item, value in json_items.items():
+        files[f"{item}/{_JSON_FILE}"] = json.dumps(value).encode()
+    if metrics:
+        files[f"metrics/{_METRICS_FILE}"] = json.dumps(dict(metrics)).encode()
+    step_metadata = json.loads(files[_STEP_METADATA])
+    step_metadata |= {"init_timestamp_nsecs": began_ns, "commit_timestamp_nsecs": time.time_ns(), "custom_metadata": custom}
+    files[_STEP_METADATA] = json.dumps(step_metadata).encode()
+    return files
+
+
+@functools.lru_cache(maxsize=8)  # from one step to the next only values change; Orbax takes tens of milliseconds
+def _written_by_orbax(
+    trees: tuple[TreeSpec, ...], strings: tuple[tuple[tuple[int, Any], ...], ...], json_items: frozenset[str], with_metrics: bool
+) -> Mapping[str, bytes]:
+    """The files of a step with these trees and items, whose JSON values, metrics and custom metadata are empty."""
     api = load_orbax()
     ocp = api.ocp
     with tempfile.TemporaryDirectory(prefix="raystate-scratch-") as scratch, _one_at_a_time, _expected_warnings_silenced():
         handlers: dict[str, Any] = {}
         args: dict[str, Any] = {}
-        for tree, strings in zip(trees, values, strict=True):
+        for tree, texts in zip(trees, map(dict, strings), strict=True):
             handlers[tree.item] = api.tree_handler()
             args[tree.item] = ocp.args.PyTreeSave(
-                nest(tree, {i: stand_in(leaf, strings.get(i)) for i, leaf in enumerate(tree.leaves)})
+                nest(tree, {i: stand_in(leaf, texts.get(i)) for i, leaf in enumerate(tree.leaves)})
             )
-        for item, value in json_items.items():
-            handlers[item] = ocp.JsonCheckpointHandler()
-            args[item] = ocp.args.JsonSave(value)
-        if metrics:
-            handlers["metrics"] = ocp.JsonCheckpointHandler(filename="metrics")
-            args["metrics"] = ocp.args.JsonSave(dict(metrics))
-        root = Path(scratch) / str(step)
+        for item in json_items:
+            handlers[item] = ocp.JsonCheckpointHandler(filename=_JSON_FILE)
+            args[item] = ocp.args.JsonSave({})
+        if with_metrics:
+            handlers["metrics"] = ocp.JsonCheckpointHandler(filename=_METRICS_FILE)
+            args["metrics"] = ocp.args.JsonSave({})
+        root = Path(scratch) / "0"
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as checkpointer:
-            checkpointer.save(root, args=ocp.args.Composite(**args), custom_metadata=custom)
+            checkpointer.save(root, args=ocp.args.Composite(**args), custom_metadata={})
         return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
