@@ -1,5 +1,5 @@
 # Everything runs in .venv, which is made on the first call from nothing but python3, pip and make.
-#   make demo [GCS=1] [ARGS=…]   make test   make test-first   make test-core   make test-all   make check
+#   make demo [GCS=1] [ARGS=…]   make test   make test-first   make test-core   make test-timed   make test-all   make check
 #   make bench [ARGS=--quick]    make format   make clean
 
 PYTHON ?= python3
@@ -13,11 +13,10 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 FIRST := $(addprefix tests/,house config arena arrays orbax testing cli package actors record)
 # Each has a Ray cluster of its own.
 CLUSTER := tests/cluster tests/programs
-# They compare seconds, so nothing else runs beside them.
-TIMED := tests/cluster/test_cost.py tests/cluster/test_recovery_time.py
+TIMED := tests/timed
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 
-.PHONY: demo test test-first test-core test-all check bench format clean venv
+.PHONY: demo test test-first test-core test-timed test-all check bench format clean venv
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -37,9 +36,12 @@ demo: $(STAMP)
 # Fast layers first: what core decides is wrong long before a cluster shows it.
 test: test-first
 	$(PYTEST) -n 2 tests/model $(ARGS)
-	$(PYTEST) -n 2 --dist loadfile tests $(addprefix --ignore=,tests/core tests/model $(FIRST) $(CLUSTER)) $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile tests $(addprefix --ignore=,tests/core tests/model $(FIRST) $(CLUSTER) $(TIMED)) $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/programs $(ARGS)
-	$(PYTEST) -n 2 --dist loadfile -rP tests/cluster $(addprefix --ignore=,$(TIMED)) $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile -rP tests/cluster $(ARGS)
+
+# What saving and recovery cost, beside Orbax and plain Ray Train: for a machine that does nothing else.
+test-timed: $(STAMP)
 	$(PYTEST) -rP $(TIMED) $(ARGS)
 
 # Every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other, failing
@@ -48,7 +50,7 @@ test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster/test_matrix.py tests/cluster/test_outside.py tests/cluster/test_combinations.py \
 	  tests/cluster/test_isolation.py tests/cluster/test_train_fit.py tests/cluster/test_job_stop.py tests/cluster/test_digits.py \
 	  tests/cluster/test_gcs.py tests/cluster/test_full_disk.py tests/cluster/test_any_sequence.py tests/cluster/test_train_blame.py \
-	  tests/cluster/test_sharing.py tests/reshard $(ARGS)
+	  tests/cluster/test_sharing.py tests/cluster/test_seen.py tests/reshard $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) -n 2 --dist loadfile tests/programs $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) -n 2 --dist loadfile -rP tests/storage tests/damage $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh auto $(ARGS)

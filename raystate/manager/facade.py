@@ -75,7 +75,7 @@ class StateManager:
         self._reader = Reader(config.storage)
         link.enter(takeover=takeover)
         self._session = Session(link, config, rank=rank, world=world, group=group)
-        self._pipeline = Pipeline(self._session, config)
+        self._pipeline = Pipeline(self._session)
         self._restoring = Restoring(self._session, self._pipeline, self._storage)
         self._ending = Departure(self._session, self._pipeline, launched=launched)
         _managers.add(config, self)

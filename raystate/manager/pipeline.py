@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from raystate.arrays import Described, PackedItems, Plan, Spare, describe
-from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError
 from raystate.core.messages import JoinReply, SnapshotId
 from raystate.core.save_decision import SaveDecision
@@ -39,9 +38,9 @@ class Pipeline:
         config: of the run.
     """
 
-    def __init__(self, session: Session, config: StateConfig):
+    def __init__(self, session: Session):
+        config = session.config
         self._session = session
-        self._config = config
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         joined: JoinReply = session.joined
@@ -111,7 +110,7 @@ class Pipeline:
             return decision
 
     def _agreed_or_raise(self, step: int) -> None:
-        link, limit_s = self._session.link, self._config.barrier_timeout_s
+        link, limit_s = self._session.link, self._session.config.barrier_timeout_s
         now_s = link.clock()
         if self._waited_since_s is None:
             self._waited_since_s = now_s
@@ -131,7 +130,7 @@ class Pipeline:
             snapshot=SnapshotId(self.machine.lineage, given.step, decision.again),
             slot=decision.slot,
             promised=decision.promised,
-            give_up_s=self._session.link.clock() + self._config.save_timeout_s,
+            give_up_s=self._session.link.clock() + self._session.config.save_timeout_s,
         )
 
     def _wait_for_turn(self, step: int, force: bool) -> None:
@@ -141,7 +140,7 @@ class Pipeline:
         with self._lock:
             if self.machine.held is None or not (force or self.machine.would_be_durable(step)):
                 return
-        self._wait(lambda: self._running is None, self._config.save_timeout_s)
+        self._wait(lambda: self._running is None, self._session.config.save_timeout_s)
         link, progress = self._session.link, self._progress()
         since_s = link.clock()
         while self._slots_come and not self._wait(lambda: self.machine.held is None, PROGRESS_LOOK_S):
@@ -203,11 +202,11 @@ class Pipeline:
             table_bytes = max(LEAST_TABLE_BYTES, 2 * table_bytes)
         with self.paused():
             self._session.allot(
-                data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=buffer_bytes, slots=self._config.snapshot_slots
+                data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=buffer_bytes, slots=self._session.config.snapshot_slots
             )
             self._buffer_bytes = buffer_bytes
             with self._lock:
-                self.machine.new_slots(self._config.snapshot_slots)
+                self.machine.new_slots(self._session.config.snapshot_slots)
                 self._session.write_word(self.machine.word())
         if self._end is None:
             self._end = self._session.link.spawn(self.turn, self._changed, "raystate-stager")
@@ -267,7 +266,7 @@ class Pipeline:
             self._jobs.popleft()
             self.machine.give_up_held()
             self._break_promise(
-                job, f"no slot became free within {self._config.save_timeout_s:.0f} s (earlier saves still hold them)"
+                job, f"no slot became free within {self._session.config.save_timeout_s:.0f} s (earlier saves still hold them)"
             )
             self._session.write_word(self.machine.word())
             self._changed.notify_all()
@@ -289,7 +288,7 @@ class Pipeline:
 
     def drain(self) -> None:
         """Return when everything that was kept is staged, or is known to be lost. Raises BarrierTimeoutError."""
-        timeout_s = self._config.save_timeout_s
+        timeout_s = self._session.config.save_timeout_s
         if not self._wait(lambda: self._running is None and not self._jobs, timeout_s):
             raise BarrierTimeoutError(
                 f"rank {self._session.rank}: staging did not end within {timeout_s:.0f} s",
@@ -299,7 +298,7 @@ class Pipeline:
     @contextmanager
     def paused(self) -> Generator[None, None, None]:
         """What has a slot is copied into it, and nothing else begins. Raises BarrierTimeoutError."""
-        timeout_s = self._config.save_timeout_s
+        timeout_s = self._session.config.save_timeout_s
         if not self._wait(self._pause_if_idle, timeout_s):
             raise BarrierTimeoutError(
                 f"rank {self._session.rank}: a copy of the state did not end within {timeout_s:.0f} s",
@@ -370,7 +369,7 @@ class Pipeline:
 
     def close(self) -> None:
         """End the background turn: copies that have a slot are finished, what still waits for one is given up."""
-        self._wait(self._is_idle, self._config.save_timeout_s)
+        self._wait(self._is_idle, self._session.config.save_timeout_s)
         with self._lock:
             self._paused += 1
         if self._end is not None:

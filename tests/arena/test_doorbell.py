@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from raystate.core.errors import RaystateError
 from raystate.runtime import doorbell
 from raystate.runtime.doorbell import BYE, MAX_LINE_BYTES, RING, Bell, Caller, Door, Hello, socket_path
+from tests.patience import PATIENCE_S
 
 HELLO = Hello(rank=1, world=2, lineage="1.1.a", incarnation="i1")
-LIMIT_S = 30.0  # of waiting for what is bound to come
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def ring_up(door: Door) -> Iterator[Callable[[], tuple[socket.socket, Caller]]]:
 
 
 def ready(what: Door | Caller) -> None:
-    assert select.select([what], [], [], LIMIT_S)[0], "nothing came"
+    assert select.select([what], [], [], PATIENCE_S)[0], "nothing came"
 
 
 def accepted(door: Door) -> Caller:
@@ -171,7 +171,7 @@ def test_who_sends_garbage_for_ever_is_disconnected(ring_up: Callable[[], tuple[
     sender.start()
     assert not read_until(caller, lambda: False)
     caller.close()
-    sender.join(LIMIT_S)
+    sender.join(PATIENCE_S)
     assert sent_to_the_end == [False] and caller.trouble
 
 
@@ -214,7 +214,7 @@ def test_without_file_descriptors_the_door_turns_callers_away_and_goes_on(
     root: Path, child: Callable[..., subprocess.Popen[bytes]]
 ):
     process = child(_OUT_OF_FILES, root)
-    said, _ = process.communicate(timeout=300)
+    said, _ = process.communicate(timeout=PATIENCE_S)
     assert said == b"done\n"
 
 
@@ -273,7 +273,7 @@ def test_a_bell_waits_for_a_host_that_is_about_to_come(root: Path):
     door = Door(root)
     caller = accepted(door)
     assert read_until(caller, lambda: caller.hello == HELLO)
-    ringing.join(LIMIT_S)
+    ringing.join(PATIENCE_S)
     made[0].close()
     caller.close()
     door.close()

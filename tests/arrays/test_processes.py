@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from raystate.core.local_values import disagreement
-
-DEADLINE_S = 240
+from tests.patience import PATIENCE_S
 
 PROGRAM = """
 import pickle, sys
@@ -94,7 +93,7 @@ def test_two_processes(tmp_path: Path, mesh: str):
     commands = [[sys.executable, "-c", PROGRAM, str(rank), str(port), str(tmp_path), mesh] for rank in range(2)]
     processes = [subprocess.Popen(c, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
     try:
-        output = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
+        output = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -15,6 +15,7 @@ from raystate.core.log import claim_entry
 from raystate.core.tree import Package
 from raystate.storage import RunLog, StepFolder, open_storage
 from tests.orbax.published import publish
+from tests.patience import PATIENCE_S
 from tests.record.a_record import play
 from tests.storage.backends import a_package
 
@@ -25,7 +26,7 @@ def raystate(*arguments: object, **environment: str) -> tuple[int, str, str]:
         [sys.executable, "-m", "raystate.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
         env={**os.environ, **environment},
     )

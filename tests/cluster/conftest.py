@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import raystate
 from raystate.fault_points import FOLDER
 from raystate.testing.gcs import GcsServer
 from tests.cluster import strikes, toy
-from tests.cluster.training import NODE, NODES, STEPS, Training
+from tests.cluster.training import NODE, NODES, STEPS, Training, wait_for
 from tests.storage.backends import GCS_SERVER_RUNS
 
 
@@ -64,11 +65,30 @@ class Calm:
 
 @pytest.fixture(scope="session")
 def calm(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Calm:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    config = raystate.StateConfig(storage=str(folder / "run"), run=f"calm-{os.getpid()}", save_every_steps=30, keep_last=10)
-    training = Training(config, folder / "out", steps=STEPS, step_s=0.0, dump_every=30)
-    training.finish()
-    return Calm(folder / "run", folder / "out", training.digests())
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "undisturbed"  # one for all processes of xdist
+    digests = folder / "digests.json"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        problem = folder / "problem"
+        wait_for(
+            digests.exists,
+            "the undisturbed run of another process",
+            failed=lambda: (problem.exists() and problem.read_text()) or None,
+        )
+    else:
+        config = raystate.StateConfig(storage=str(folder / "run"), run=f"calm-{os.getpid()}", save_every_steps=30, keep_last=10)
+        training = Training(config, folder / "out", steps=STEPS, step_s=0.0, dump_every=30)
+        try:
+            training.finish()
+        except BaseException as error:
+            (folder / "problem").write_text(repr(error))
+            raise
+        written = folder / "digests"
+        written.write_text(json.dumps(training.digests()))
+        written.rename(digests)
+    return Calm(folder / "run", folder / "out", json.loads(digests.read_text()))
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from raystate.core.errors import RaystateError
 from raystate.fault_points import FOLDER
 from raystate.storage import run_hash
 from tests.cluster.training import Training, wait_for
+from tests.patience import PATIENCE_S
 
 PHASES = ("training", "staging", "writing", "publishing")
 SEED = int(os.environ["RAYSTATE_SEED"])  # drawn by tests/conftest.py, which prints it
@@ -148,7 +149,7 @@ def _kill_node(training: Training, cluster: Any) -> None:
     for process in doomed:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(doomed, timeout=30)
+    psutil.wait_procs(doomed, timeout=PATIENCE_S)
     run = run_hash(training.config.storage, training.config.run)
     shutil.rmtree(arena_path(default_root(None), run, node.node_id), ignore_errors=True)
     cluster.remove_node(node, allow_graceful=False)

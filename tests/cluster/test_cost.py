@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,9 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import raystate
-
-REPO = Path(__file__).parents[2]
-SMALL = ["--state-mib", "128", "--step-s", "0.1", "--rounds", "2", "--skip-every-step"]
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -46,20 +39,6 @@ def test_save_returns_while_the_step_is_still_computing(ray_cluster: Any, make_r
     for step, value in expected.items():
         restored = raystate.Reader(run.storage).restore({"x": np.empty_like(start)}, step)
         assert restored.state["x"].tobytes() == value.tobytes()
-
-
-def test_cheaper_than_orbax_in_the_same_loop(tmp_path: Path) -> None:
-    """The benchmark of README at a smaller size; it prints both."""
-    done = subprocess.run(
-        [sys.executable, "benchmarks/save_cost.py", *SMALL, "--json", "--dir", str(tmp_path)],
-        capture_output=True, text=True, timeout=110, check=False, cwd=REPO,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])["per_save"]
-    for name, row in found.items():
-        sys.stdout.write(f"{name}: blocked {row['blocked_ms']:.0f} ms, training time lost per save {row['lost_ms']:.0f} ms\n")
-    assert found["raystate"]["blocked_ms"] < found["orbax"]["blocked_ms"]
-    assert found["raystate"]["lost_ms"] < found["orbax"]["lost_ms"]
 
 
 def test_steps_of_milliseconds_keep_every_promise(ray_cluster: Any, make_run: Any) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import raystate
 from tests.cluster import toy
+from tests.patience import PATIENCE_S
 
 WIDTH = 32
 DUMPED = (30, 60, 90)
@@ -68,7 +69,7 @@ def test_stock_orbax_reads_every_step(saved: tuple[Path, Path]) -> None:
     storage, out = saved
     done = subprocess.run(
         [sys.executable, "-c", STOCK, str(storage), str(out)],
-        capture_output=True, text=True, timeout=100, env=_environment(1), cwd=out, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, env=_environment(1), cwd=out, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -91,7 +92,7 @@ def test_restored_on_another_topology(saved: tuple[Path, Path], processes: int, 
         for index in range(processes)
     ]  # fmt: skip
     try:
-        answers = [process.communicate(timeout=100) for process in running]
+        answers = [process.communicate(timeout=PATIENCE_S) for process in running]
     finally:
         for process in running:
             process.kill()

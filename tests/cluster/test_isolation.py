@@ -25,7 +25,8 @@ from raystate.core.messages import Failure
 from raystate.storage import run_hash
 from tests.cluster.scripts import Script
 from tests.cluster.strikes import newest_in_memory, pid_of
-from tests.cluster.training import STEPS, WAIT_S, Training, wait_for
+from tests.cluster.training import STEPS, Training, wait_for
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,7 +69,7 @@ def test_two_runs_of_one_name_beside_each_other(ray_cluster: Any, make_run: Any,
     assert len(find_hosts(run_hash(configs[0].storage, configs[0].run))) == 1
     first.kill_trainer(1)
     results = [first.finish(), second.finish()]
-    follower.join(WAIT_S)
+    follower.join(PATIENCE_S)
     assert first.digests() == second.digests() == undisturbed
     assert [[recovery.tier for recovery in result.recoveries] for result in results] == [["memory"], []]
     assert not problems
@@ -97,7 +98,7 @@ def test_two_submissions_that_race_for_one_storage(ray_cluster: Any, make_run: A
         assert "takeover=True" in message
         wait_for(lambda: len(winner.said("step")) > 3, "the winner's training")
         (tmp_path / "stop").touch()
-        assert winner.process.wait(WAIT_S) == 0, winner.out.read_text()
+        assert winner.process.wait(PATIENCE_S) == 0, winner.out.read_text()
     finally:
         for script in scripts:
             script.end()
@@ -146,13 +147,16 @@ def test_a_newer_version_replaces_the_actors_and_adopts_what_they_held(ray_clust
         .options(name=host_name(name, host), scheduling_strategy=NodeAffinitySchedulingStrategy(host, soft=False), **options)
         .remote(run=run.run, run_hash=name, storage_url=config.storage, host=host, host_memory="40%", arena_dir=None)
     )
-    assert ray.get([old_coordinator.protocol.remote(), old_host.protocol.remote()], timeout=300.0) == [0, 0]
+    assert ray.get([old_coordinator.protocol.remote(), old_host.protocol.remote()], timeout=PATIENCE_S) == [0, 0]
     with raystate.StateManager(config) as manager:
         restored = manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
         assert (restored.tier, restored.step) == ("memory", newest)
         assert np.asarray(restored.state["x"]).tolist() == [restored.step] * 4
         living = [find_actor(actor) for actor in run_actors(name)]
-        assert ray.get([actor.protocol.remote() for actor in living if actor is not None], timeout=300.0) == [PROTOCOL, PROTOCOL]
+        assert ray.get([actor.protocol.remote() for actor in living if actor is not None], timeout=PATIENCE_S) == [
+            PROTOCOL,
+            PROTOCOL,
+        ]
 
 
 @pytest.mark.long
@@ -177,7 +181,7 @@ def test_a_restarted_coordinator_knows_whose_the_run_is(ray_cluster: Any, make_r
         assert coordinator is not None
         link: Any = manager._session.link
         mine, other = link._owner, this_owner("another")
-        refused, accepted = ray.get([coordinator.hello.remote(one, False) for one in (other, mine)], timeout=300.0)
+        refused, accepted = ray.get([coordinator.hello.remote(one, False) for one in (other, mine)], timeout=PATIENCE_S)
         assert isinstance(refused, Failure)
         assert refused.error == "RunInUseError"
         assert isinstance(accepted, Welcome)

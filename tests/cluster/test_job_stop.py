@@ -13,6 +13,7 @@ import pytest
 
 import raystate
 from raystate.storage import run_hash
+from tests.patience import PATIENCE_S
 
 REPO = Path(__file__).parents[2]
 
@@ -59,7 +60,7 @@ def test_a_stopped_job_leaves_its_newest_snapshot_and_nothing_else(make_run: Any
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run(
         [sys.executable, "-c", STOPS, str(tmp_path / "given.json"), str(out), run_hash(run.storage, run.run)],
-        capture_output=True, text=True, timeout=220, check=False, cwd=REPO, env=environment,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=REPO, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

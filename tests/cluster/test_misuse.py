@@ -32,9 +32,7 @@ def _state(step: int = 0) -> dict[str, Any]:
 @pytest.fixture
 def config(ray_cluster: Any, make_run: Any) -> raystate.StateConfig:
     run = make_run()
-    return raystate.StateConfig(
-        storage=run.storage, run=run.run, save_every_steps=2, barrier_timeout_s=10.0, start_timeout_s=30.0, save_timeout_s=30.0
-    )
+    return raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=2)
 
 
 def test_older_equal_and_missing_steps(config: raystate.StateConfig) -> None:
@@ -85,7 +83,7 @@ def test_reference_that_differs_in_everything(config: raystate.StateConfig) -> N
 def test_unusable_storage(ray_cluster: Any, tmp_path: Path, make_run: Any) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
-    config = raystate.StateConfig(storage=str(blocked / "run"), run=make_run().run, start_timeout_s=20.0)
+    config = raystate.StateConfig(storage=str(blocked / "run"), run=make_run().run)
     with pytest.raises(raystate.StorageError) as caught:
         raystate.StateManager(config)
     assert str(blocked) in str(caught.value)
@@ -149,7 +147,7 @@ def train_where_only_rank_0_saves(config: dict[str, Any]) -> None:
 
 def test_one_rank_saves_and_the_other_does_not(config: raystate.StateConfig, tmp_path: Path) -> None:
     training = Training(
-        config.replace(barrier_timeout_s=3.0, save_every_steps=1000),
+        config.replace(barrier_timeout_s=10.0, save_every_steps=1000),
         tmp_path / "out",
         steps=600,
         train_fn=train_where_only_rank_0_saves,
@@ -160,7 +158,18 @@ def test_one_rank_saves_and_the_other_does_not(config: raystate.StateConfig, tmp
     cause = caught.value.__cause__
     assert isinstance(cause, raystate.BarrierTimeoutError), cause
     assert "rank 1" in str(cause)
-    assert cause.waited_s >= 3.0
+    assert cause.waited_s >= 10.0
+
+
+@contextlib.contextmanager
+def impatient(manager: raystate.StateManager, **timeouts: float) -> Iterator[None]:
+    """Short deadlines for this block only: a start, a restore or a close takes a while on a busy machine."""
+    patient = manager._session.config
+    manager._session.config = patient.replace(**timeouts)
+    try:
+        yield
+    finally:
+        manager._session.config = patient
 
 
 @contextlib.contextmanager
@@ -181,9 +190,12 @@ def actor_pid(config: raystate.StateConfig, *, coordinator: bool) -> int:
 
 def test_a_host_actor_that_does_not_answer(config: raystate.StateConfig) -> None:
     with raystate.StateManager(config) as manager:
-        manager._session.config = config.replace(start_timeout_s=3.0)  # by now everybody has started
         node = find_hosts(run_hash(config.storage, config.run))[0]
-        with asleep(actor_pid(config, coordinator=False)), pytest.raises(raystate.BarrierTimeoutError) as caught:
+        with (
+            impatient(manager, start_timeout_s=3.0),
+            asleep(actor_pid(config, coordinator=False)),
+            pytest.raises(raystate.BarrierTimeoutError) as caught,
+        ):
             manager.save(1, _state(1))
         assert str(caught.value) == f"rank 0: the HostActor of node {node[:8]} did not answer 'allot' within 3 s"
         manager.save(2, _state(2))
@@ -192,10 +204,13 @@ def test_a_host_actor_that_does_not_answer(config: raystate.StateConfig) -> None
 
 def test_a_coordinator_that_does_not_answer(config: raystate.StateConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_session, "REPLY_MARGIN_S", 1.0)
-    impatient = config.replace(save_timeout_s=1.0, barrier_timeout_s=1.0)
-    with raystate.StateManager(impatient) as manager:
-        manager.restore(_state())  # and nothing is saved, which would have to be durable within a second at the end
-        with asleep(actor_pid(config, coordinator=True)), pytest.raises(raystate.BarrierTimeoutError) as caught:
+    with raystate.StateManager(config) as manager:
+        manager.restore(_state())
+        with (
+            impatient(manager, save_timeout_s=1.0, barrier_timeout_s=1.0),
+            asleep(actor_pid(config, coordinator=True)),
+            pytest.raises(raystate.BarrierTimeoutError) as caught,
+        ):
             manager.wait_until_finished()
         assert re.fullmatch(
             r"rank 0: no answer from the Coordinator in phase 'flush' for \d+ s \(GetTimeoutError\)", str(caught.value)
@@ -206,13 +221,15 @@ def test_a_coordinator_that_does_not_answer(config: raystate.StateConfig, monkey
             while True:
                 manager._pipeline._agreed_or_raise(7)  # as at a step that was agreed and never confirmed
 
-        with pytest.raises(raystate.BarrierTimeoutError, match=r"rank 0 \(host \w{8}\) waited 1 s at step 7 for the other ranks"):
+        with (
+            impatient(manager, barrier_timeout_s=1.0),
+            pytest.raises(raystate.BarrierTimeoutError, match=r"rank 0 \(host \w{8}\) waited 1 s at step 7 for the other ranks"),
+        ):
             wait()
 
 
 def test_a_write_that_does_not_end(config: raystate.StateConfig) -> None:
-    impatient = config.replace(save_timeout_s=6.0)
-    with raystate.StateManager(impatient) as manager:
+    with raystate.StateManager(config.replace(save_timeout_s=20.0)) as manager:
         manager.restore(_state())
         with held("writing", SimpleNamespace(error=None), before=lambda: manager.save(2, _state(2))):
             with pytest.raises(raystate.StorageError, match=r"step 2 is not committed.* \(after \d+\.\d s\)"):

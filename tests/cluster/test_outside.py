@@ -19,6 +19,7 @@ import pytest
 import raystate
 from raystate.storage import run_hash
 from tests.cluster import strikes
+from tests.patience import PATIENCE_S
 
 REPO = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("outside_script.py")
@@ -74,7 +75,7 @@ class Run:
         return None if self._process.poll() in (None, 0) else self._log.read_text()[-3000:]
 
     def finish(self) -> None:
-        self._process.wait(150.0)
+        self._process.wait(PATIENCE_S)
         assert self.error is None, self.error
 
     def kill(self) -> None:
@@ -85,7 +86,7 @@ class Run:
             for process in doomed:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(doomed, timeout=30)
+            psutil.wait_procs(doomed, timeout=PATIENCE_S)
             self._process.wait()
 
 

@@ -21,7 +21,8 @@ from raystate.actors.naming import find_hosts, run_actors
 from raystate.storage import run_hash
 from tests.cluster.scripts import Script
 from tests.cluster.strikes import newest_in_memory
-from tests.cluster.training import WAIT_S, Training, wait_for
+from tests.cluster.training import Training, wait_for
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -121,7 +122,7 @@ def test_a_live_script_is_named(ray_cluster: Any, make_run: Any, tmp_path: Path)
         steps = first.newest()
         wait_for(lambda: first.newest() > steps + 5, "more steps", failed=lambda: first.error)
         (tmp_path / "stop").touch()
-        assert first.process.wait(WAIT_S) == 0
+        assert first.process.wait(PATIENCE_S) == 0
     finally:
         first.end()
 

@@ -19,11 +19,11 @@ import psutil
 
 import raystate
 from tests.cluster import toy
+from tests.patience import PATIENCE_S
 
 REPO = Path(__file__).parents[2]
 NODES = 3
 NODE = {"num_cpus": 2, "resources": {"trainer": 1}, "object_store_memory": 100 << 20}  # of the simulated nodes
-WAIT_S = 300.0  # a limit for what is bound to come, on a machine that does much else
 STEPS = 90  # of the runs that are compared with the undisturbed one
 POLL_S = 0.02
 
@@ -58,7 +58,9 @@ class Events:
         return sum(event["event"] == "start" and event["rank"] == 0 for event in self.read())
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, failed: Callable[[], Any] = lambda: None) -> Any:
+def wait_for(
+    condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S, failed: Callable[[], Any] = lambda: None
+) -> Any:
     """Poll until `condition` is true; fail naming `what` at the deadline, or with what `failed` says."""
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -117,7 +119,7 @@ class Training:
         os.kill(self.events.pids()[rank], signal.SIGKILL)
         return before, now
 
-    def finish(self, timeout_s: float = 600.0) -> Any:
+    def finish(self, timeout_s: float = PATIENCE_S) -> Any:
         self.thread.join(timeout_s)
         assert not self.thread.is_alive(), f"fit did not end within {timeout_s:.0f} s; newest step {self.events.newest_step()}"
         if self.error is not None:
@@ -179,12 +181,12 @@ class Driver(Training):
         for process in doomed:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(doomed, timeout=30)
+        psutil.wait_procs(doomed, timeout=PATIENCE_S)
 
     def process_tree(self) -> psutil.Process:
         return psutil.Process(self.process.pid)
 
-    def finish(self, timeout_s: float = 600.0) -> Any:
+    def finish(self, timeout_s: float = PATIENCE_S) -> Any:
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:

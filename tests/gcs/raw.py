@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from multidict import CIMultiDict
 
 from raystate.testing.gcs import GcsControl
+from tests.patience import PATIENCE_S
 
 Result = TypeVar("Result")
 
@@ -174,14 +175,14 @@ def at_once(count: int, call: Callable[[int], Result]) -> list[Result]:
     results: dict[int, Result] = {}
 
     def run(index: int) -> None:
-        start.wait(timeout=30)
+        start.wait(timeout=PATIENCE_S)
         results[index] = call(index)
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=300)
+        thread.join(timeout=PATIENCE_S)
     return [results[index] for index in range(count)]
 
 

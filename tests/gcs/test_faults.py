@@ -14,6 +14,7 @@ from raystate.core.errors import ConfigError
 from raystate.testing.gcs import FaultRule, GcsServer
 from raystate.testing.gcs.faults import Faults, parse_rules
 from tests.gcs.raw import Raw
+from tests.patience import PATIENCE_S
 
 CUT = (ConnectionResetError, BrokenPipeError)
 
@@ -190,7 +191,7 @@ def test_stall_until_the_rules_are_replaced(raw: Raw, server: GcsServer):
         assert stalled.is_alive()
     assert raw.get("name").status == 404
     server.clear()
-    stalled.join(timeout=30)
+    stalled.join(timeout=PATIENCE_S)
     assert isinstance(ended[0], CUT)
     assert raw.get("name").status == 404
 

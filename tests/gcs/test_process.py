@@ -18,6 +18,7 @@ import pytest
 from raystate.core.errors import ConfigError, StorageError
 from raystate.testing.gcs import GcsControl, GcsServer
 from tests.gcs.raw import Raw
+from tests.patience import PATIENCE_S
 
 COMMAND = [sys.executable, "-m", "raystate.testing.gcs"]
 
@@ -42,7 +43,7 @@ class Family:
 def run(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
     """The command in a fresh interpreter that first runs `before`."""
     program = f"{before}\nimport sys\nfrom raystate.testing.gcs.__main__ import main\nsys.exit(main({list(arguments)!r}))"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_servers_are_apart():
@@ -77,7 +78,7 @@ def test_it_ends_with_the_process_that_started_it(how: signal.Signals):
     assert parent.stdout is not None
     processes = Family(int(parent.stdout.readline()))
     parent.send_signal(how)
-    parent.communicate(timeout=30)
+    parent.communicate(timeout=PATIENCE_S)
     processes.wait()
 
 
@@ -114,7 +115,7 @@ def test_the_command_says_what_to_do_and_ends_calmly(tmp_path: Path):
     assert (raw.media("name", b"data").status, raw.list().status) == (200, 502)
     processes = Family(process.pid)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, said) == (0, "")
     processes.wait()
     assert list(tmp_path.iterdir()) == [rules]

@@ -9,6 +9,7 @@ import pytest
 
 import raystate
 import raystate.core
+from tests.patience import PATIENCE_S
 
 HEAVY = ("ray", "jax", "jaxlib", "numpy", "orbax", "tensorstore", "fsspec", "gcsfs", "pydantic", "yaml", "flax")
 
@@ -20,7 +21,7 @@ def loaded_after(statements: str) -> set[str]:
         f"{statements}\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in set(sys.modules) - before})))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 

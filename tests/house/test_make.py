@@ -11,17 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 
 
 def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     # By itself, although this may run under `make check`: what that make hands down changes what this one prints.
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
-    return subprocess.run(["make", *arguments], cwd=cwd, env=alone, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(["make", *arguments], cwd=cwd, env=alone, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def lay_out(target: Path) -> Path:
     """A folder with what decides the set-up, and no environment."""
+    target.mkdir(exist_ok=True)
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         (target / name).write_text((ROOT / name).read_text())
     return target
@@ -108,15 +111,16 @@ def test_what_a_target_runs_is_there(target: str, tmp_path: Path):
 @pytest.mark.parametrize("module", HELPFUL)
 def test_a_targets_module_helps(module: str):
     done = subprocess.run(
-        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout
 
 
 def test_no_test_is_left_out_of_make_test(tmp_path: Path):
-    """Each folder of tests, and each file of a folder that is cut into pieces, is run by exactly one command."""
-    run = [[word for word in line if "tests" in word] for line in commands("test", tmp_path) if "pytest" in line]
+    """Each folder of tests, and each file of a folder that is cut into pieces, is run by exactly one command of .ci/run."""
+    lines = [*commands("test", tmp_path / "test"), *commands("test-timed", tmp_path / "timed")]
+    run = [[word for word in line if "tests" in word] for line in lines if "pytest" in line]
     files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
 
     def within(file: str, place: str) -> bool:
@@ -129,7 +133,7 @@ def test_no_test_is_left_out_of_make_test(tmp_path: Path):
             if any(within(file, word) for word in words)
             and not any(within(file, word.removeprefix("--ignore=")) for word in words if word.startswith("--ignore="))
         ]
-        assert len(taken) == 1, f"{file} is run by {len(taken)} commands of make test"
+        assert len(taken) == 1, f"{file} is run by {len(taken)} commands"
 
 
 def test_clean_removes_what_was_made_and_nothing_else(tmp_path: Path):
@@ -148,7 +152,7 @@ def test_clean_removes_what_was_made_and_nothing_else(tmp_path: Path):
 def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "XLA_FLAGS": ""}
     command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_benchmarks_are_all_listed_and_help():

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from raystate import ray_version
+from tests.patience import PATIENCE_S
 
 REPO = Path(__file__).parents[2]
 PRIVATE = re.compile(r"ray\.(.*\.)?_|ray\.train\.v2\._internal|ray\.experimental\.internal_kv")
@@ -53,7 +54,7 @@ def test_an_untested_version_is_named_once(monkeypatch: pytest.MonkeyPatch, capl
 )
 def test_a_ray_without_what_we_import_is_an_error_that_says_so(lacks: str, use: str):
     program = f"import sys, ray; sys.modules[{lacks!r}] = None\nimport raystate\n{use}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     error = done.stderr.strip().splitlines()[-1]
     assert error.startswith("raystate.core.errors.RaystateError: Ray 2.60"), done.stderr
     assert lacks in error

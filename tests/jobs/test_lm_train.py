@@ -15,6 +15,7 @@ from jobs.lm import train as lm_train
 from jobs.lm.config import Config, validate
 from jobs.lm.corpus import CorpusError
 from tests.jobs.lm_fake_manager import FakeManager
+from tests.patience import PATIENCE_S
 
 
 def _config(**train: Any) -> Config:
@@ -98,5 +99,5 @@ def test_every_step_is_saved_with_its_own_loss() -> None:
 def test_the_driver_starts_light() -> None:
     """A mistake in the configuration is reported without loading jax or ray."""
     code = "import sys; import jobs.train_lm; print(sorted({'jax', 'ray', 'flax', 'grain'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stdout.strip() == "[]"

@@ -21,6 +21,7 @@ from raystate.storage.names import MARKER
 from raystate.verification import verify_log, verify_step
 from tests.orbax.published import publish
 from tests.orbax.state_example import ARRAYS, array
+from tests.patience import PATIENCE_S
 from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
 
 pytestmark = pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
@@ -82,7 +83,7 @@ def a_run(tmp_path: Path) -> Storage:
 
 
 def test_a_bucket_that_orbax_alone_wrote(bucket: Storage) -> None:
-    subprocess.run([sys.executable, "-c", STOCK, bucket.url], check=True, capture_output=True, timeout=100)
+    subprocess.run([sys.executable, "-c", STOCK, bucket.url], check=True, capture_output=True, timeout=PATIENCE_S)
     assert visible_steps(bucket) == (3, 7)
     assert raystate.Reader(bucket.url).restore().state["w"].tolist() == np.full((5, 3), 7, np.float32).tolist()
     assert [(one.step, one.save) for one in claim(bucket).live] == [(3, None), (7, None)]

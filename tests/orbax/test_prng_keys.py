@@ -22,13 +22,16 @@ from raystate.orbax.step_metadata import parse_key_impls
 from tests.orbax import from_state
 from tests.orbax.from_state import Source, reader_of
 from tests.orbax.stock_keys import keyed, shown
+from tests.patience import PATIENCE_S
 
 IMPLS = {"key": "threefry2x32", "many.rbg": "rbg", "dropout.rngs.key": "threefry2x32"}
 
 
 def stock(asked: dict[str, Any]) -> dict[str, Any]:
     program = Path(__file__).with_name("stock_keys.py")
-    done = subprocess.run([sys.executable, program, json.dumps(asked)], capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(
+        [sys.executable, program, json.dumps(asked)], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

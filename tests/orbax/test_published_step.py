@@ -25,6 +25,7 @@ from raystate.orbax.writer import write_item
 from raystate.storage.names import save_of
 from tests.orbax.published import CUSTOM, JSON_ITEM, METRICS, SHARDING, kv_base, notes_tree, pieces, publish, state_tree
 from tests.orbax.state_example import ARRAYS, SCALARS, array, bits
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stock(asked: dict[str, Any]) -> dict[str, Any]:
     program = Path(__file__).with_name("stock_orbax.py")
-    done = subprocess.run([sys.executable, program, json.dumps(asked)], capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(
+        [sys.executable, program, json.dumps(asked)], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -254,7 +257,7 @@ def test_the_merge_can_be_repeated_in_a_thread_and_leaves_nothing(tmp_path: Path
         for step in (2, 3):
             thread = threading.Thread(target=publish, args=(tmp_path, step))
             thread.start()
-            thread.join(timeout=300)
+            thread.join(timeout=PATIENCE_S)
             assert whole(reader_of(tmp_path, str(step)), "state")
     assert threading.active_count() <= before
     assert set(Path(tempfile.gettempdir()).glob("raystate-scratch-*")) <= scratch

@@ -19,6 +19,7 @@ from raystate.core.messages import LogEntry
 from raystate.storage import RunLog, Storage, foreign_checkpoints, foreign_steps, open_storage
 from raystate.storage.names import log_name
 from tests.orbax.published import publish
+from tests.patience import PATIENCE_S
 
 STOCK = """
 import sys
@@ -55,7 +56,7 @@ v1.save_pytree(root / "v1", tree(8))
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("stock")
-    done = subprocess.run([sys.executable, "-c", STOCK, str(root)], capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run([sys.executable, "-c", STOCK, str(root)], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return root
 

@@ -17,6 +17,7 @@ from raystate.orbax.step_metadata import parse_shardings, parse_step, parse_tree
 from raystate.orbax.step_reader import StepReader
 from tests.orbax.published import kv_base
 from tests.orbax.state_example import ARRAYS, SCALARS, array, bits
+from tests.patience import PATIENCE_S
 
 LAYOUTS = {"v0": "default", "v0_plain": "default", "v1": "state"}
 REPLACED = {"bits.f8", "bits.i4", "empty"}  # zeros((8,), float32): see stock_orbax.py
@@ -27,7 +28,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     root = tmp_path_factory.mktemp("stock")
     program = Path(__file__).with_name("stock_orbax.py")
     asked = json.dumps({"write": str(root)})
-    done = subprocess.run([sys.executable, program, asked], capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run([sys.executable, program, asked], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-4000:]
     return root, json.loads(done.stdout.splitlines()[-1])["write"]
 

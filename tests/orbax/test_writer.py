@@ -17,6 +17,7 @@ from raystate.runtime.share import write_share
 from raystate.storage import open_storage, posix
 from tests.orbax.published import kv_base, pieces, state_tree
 from tests.orbax.state_example import ARRAYS, bits
+from tests.patience import PATIENCE_S
 
 
 def one(dtype: str = "float32", shape: tuple[int, ...] = (4, 2), chunk: tuple[int, ...] = (2, 2)) -> TreeSpec:
@@ -135,7 +136,7 @@ print(Layout(trees=(tree,), pieces=pieces).write_buffer_bytes, max(peak - before
 @pytest.mark.parametrize("chunk", ["256x4096", "1024x1024"])
 def test_writing_takes_the_memory_that_is_counted_for_it(tmp_path: Path, chunk: str):
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path), chunk], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", MEASURE, str(tmp_path), chunk], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     counted, taken, written = map(int, done.stdout.split())
     assert counted == (0 if chunk == "256x4096" else written)

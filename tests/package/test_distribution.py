@@ -24,6 +24,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 REPO = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 
@@ -31,7 +33,7 @@ PROJECT: dict[str, Any] = tomllib.loads((REPO / "pyproject.toml").read_text())["
 def run(command: Sequence[str | os.PathLike[str]], cwd: Path) -> str:
     """The output of a command that must succeed, run without this session's import path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import raystate
-
-WAIT_S = 300.0
+from tests.patience import PATIENCE_S
 
 
 def attempt(given: dict[str, Any]) -> None:
@@ -63,9 +62,9 @@ def _first(mark: Path) -> bool:
 
 def _wait_for_a_step(manager: raystate.StateManager) -> None:
     """Steps of a millisecond end before anything could be taken: there must be a step to come back to."""
-    deadline_s = time.monotonic() + WAIT_S
+    deadline_s = time.monotonic() + PATIENCE_S
     while (manager.latest_step() or 0) <= 0:
-        assert time.monotonic() < deadline_s, f"no step is durable after {WAIT_S:.0f} s"
+        assert time.monotonic() < deadline_s, f"no step is durable after {PATIENCE_S:.0f} s"
         time.sleep(0.01)
 
 

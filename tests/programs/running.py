@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import raystate
+from tests.patience import PATIENCE_S
 from tests.programs.attempt import attempt
 
 REPO = Path(__file__).parents[2]
-SCRIPT_S = 300.0
 STEPS, DIES_AFTER, SAVE_EVERY = 14, 9, 4
 
 
@@ -73,7 +73,7 @@ def run_script(place: Place, address: str, given: dict[str, Any], devices: int) 
     command = [sys.executable, "-m", "tests.programs.attempt", json.dumps({**given, "state": state})]
     with open(place.out / "log", "ab") as log:
         done = subprocess.run(
-            command, stdout=log, stderr=subprocess.STDOUT, cwd=REPO, env=environment, timeout=SCRIPT_S, check=False
+            command, stdout=log, stderr=subprocess.STDOUT, cwd=REPO, env=environment, timeout=PATIENCE_S, check=False
         )
     return done.returncode
 

@@ -25,6 +25,7 @@ from raystate.runtime.record_codec import KINDS, UnknownMessageError, decode, en
 from raystate.storage import open_storage
 from tests.model import world
 from tests.model.script import play as play_model
+from tests.patience import PATIENCE_S
 from tests.record.a_record import play, recorded
 from tests.sim import simulate
 
@@ -168,7 +169,7 @@ def test_another_process_decides_the_same(tmp_path: Path) -> None:
             [sys.executable, "-c", code, str(tmp_path / "record")],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=PATIENCE_S,
             check=True,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
         )

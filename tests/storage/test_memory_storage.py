@@ -10,6 +10,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from raystate.storage import ObjectExistsError
+from tests.patience import PATIENCE_S
 from tests.storage.backends import memory_backend
 
 
@@ -40,5 +41,5 @@ def test_two_creators_cannot_both_find_the_name_free(tmp_path: Path, monkeypatch
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=30)
+            thread.join(timeout=PATIENCE_S)
     assert sorted(outcomes) == ["created", "exists"]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from raystate.storage.base import TEMPORARY_PREFIX
+from tests.patience import PATIENCE_S
 from tests.power.recorder import Event, Recording, RecordingUnavailableError, Replay, record, replays
 from tests.storage.power_examiner import Examiner
 from tests.storage.power_scenario import HOSTS, PLACE
@@ -29,7 +30,7 @@ def recorded(scenario: str, root: Path) -> Recording:
     play = f"from tests.storage import power_scenario as p; p.have_bases_early(); p.{scenario}({str(root)!r})"
     code = f"import sys; sys.path.insert(0, {str(REPO)!r}); {play}"
     try:
-        return record([sys.executable, "-c", code], root, timeout_s=100)
+        return record([sys.executable, "-c", code], root, timeout_s=PATIENCE_S)
     except RecordingUnavailableError as error:
         pytest.skip(f"a power cut cannot be played here: {error}")
 

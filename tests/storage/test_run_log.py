@@ -14,10 +14,11 @@ from raystate.storage import RunLog, Storage
 from raystate.storage.log import Tail
 from raystate.storage.names import GUARD, log_name
 from raystate.testing.storage import DiedError, DyingAt, Failing, LosingAnswers, Recording
+from tests.patience import PATIENCE_S
 
 
 def claim(log: RunLog, writer: str) -> LogEntry:
-    return log.claim(lambda tail: claim_entry(tail, writer, "lm"), timeout_s=30.0)
+    return log.claim(lambda tail: claim_entry(tail, writer, "lm"), timeout_s=PATIENCE_S)
 
 
 def following(tail: LogEntry, step: int = 1) -> LogEntry:
@@ -92,14 +93,14 @@ def test_racing_claims_leave_no_hole_and_no_tie(storage: Storage):
 
     def run(name: str) -> None:
         log = RunLog(storage)
-        start.wait(timeout=30)
+        start.wait(timeout=PATIENCE_S)
         won.extend(claim(log, name) for _ in range(5))
 
     threads = [threading.Thread(target=run, args=(f"w{index}",)) for index in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=300)
+        thread.join(timeout=PATIENCE_S)
     assert sorted(won, key=lambda entry: entry.seq) == entries(storage)
     assert [entry.attempt for entry in entries(storage)] == list(range(1, 31))
 
@@ -112,7 +113,7 @@ def test_one_of_many_appenders_wins_each_number(storage: Storage):
     def run(writer: str) -> None:
         log = RunLog(storage)
         entry = dataclasses.replace(following(tail), writer=writer)
-        start.wait(timeout=30)
+        start.wait(timeout=PATIENCE_S)
         appended = log.append(entry)
         assert appended.seq == 2
         if appended.outcome == "taken":
@@ -123,7 +124,7 @@ def test_one_of_many_appenders_wins_each_number(storage: Storage):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=300)
+        thread.join(timeout=PATIENCE_S)
     winners = [writer for outcome, writer in outcomes if outcome == "ok"]
     assert sorted(outcome for outcome, _ in outcomes) == ["ok", *["taken"] * 7]
     assert winners == [entries(storage)[1].writer]
@@ -218,7 +219,7 @@ def test_claim_outlives_an_outage_and_gives_up_at_its_deadline(storage: Storage)
 
     calls: list[LogEntry | None] = []
     failing.operations = ()
-    assert RunLog(failing).claim(recover, timeout_s=30.0).seq == 1
+    assert RunLog(failing).claim(recover, timeout_s=PATIENCE_S).seq == 1
     assert len(calls) == 2
 
 

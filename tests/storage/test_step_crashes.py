@@ -16,6 +16,7 @@ from raystate.storage import StepFolder, Storage, open_storage, visible_steps
 from raystate.storage.names import package_name
 from raystate.testing.storage import DiedError, DyingAt
 from raystate.testing.storage.contract import tree
+from tests.patience import PATIENCE_S
 from tests.storage.backends import SAVE, STEP, a_package, step_tree
 
 Act = Callable[[Storage], None]
@@ -175,7 +176,7 @@ def test_two_publishers_at_once(storage: Storage):
         failed: list[BaseException] = []
 
         def run(start: threading.Barrier = start, failed: list[BaseException] = failed) -> None:
-            start.wait(timeout=30)
+            start.wait(timeout=PATIENCE_S)
             try:
                 publish(storage)
             except StorageError as error:
@@ -185,7 +186,7 @@ def test_two_publishers_at_once(storage: Storage):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=300)
+            thread.join(timeout=PATIENCE_S)
         assert failed == []
         assert tree(storage, str(STEP)) == step_tree(*a_package())
 
