@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import raystate
@@ -16,6 +18,7 @@ from raystate.fault_points import FOLDER
 from raystate.testing.gcs import GcsServer
 from tests.cluster import strikes, toy
 from tests.cluster.training import NODE, NODES, STEPS, Training, wait_for
+from tests.patience import PATIENCE_S
 from tests.storage.backends import GCS_SERVER_RUNS
 
 
@@ -30,21 +33,40 @@ def gcs_server() -> Iterator[GcsServer | None]:
         yield server
 
 
+def _start_cluster() -> Any:
+    """A cluster of NODES nodes; None if one took longer to start than Ray waits (30 s, by no setting more)."""
+    from ray.cluster_utils import Cluster
+
+    # A dead node is noticed within a second or two, not fifteen.
+    noticed = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    here = psutil.Process()
+    before = here.children(recursive=True)
+    try:
+        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "_system_config": noticed})
+        for _ in range(NODES - 1):
+            cluster.add_node(**NODE)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        started = [process for process in here.children(recursive=True) if process not in before]
+        for process in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(started, timeout=PATIENCE_S)
+        return None
+    return cluster
+
+
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory, gcs_server: GcsServer | None) -> Iterator[Any]:
     import ray
     from ray import cloudpickle
-    from ray.cluster_utils import Cluster
 
     os.environ[FOLDER] = str(tmp_path_factory.mktemp("fault-points"))  # everything that Ray starts inherits it
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
-    # A dead node is noticed within a second or two, not fifteen.
-    noticed = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "_system_config": noticed})
-    for _ in range(NODES - 1):
-        cluster.add_node(**NODE)
+    cluster = wait_for(_start_cluster, "a Ray cluster")
     ray.init(address=cluster.address, namespace="tests", log_to_driver=False)
-    cluster.wait_for_nodes()
+    cluster.wait_for_nodes(PATIENCE_S)
     # Waiting processes double what each of the many short runs costs. Where they matter a test switches them on: so not before Ray
     # has started, whose processes inherit it.
     os.environ["RAYSTATE_STANDBY"] = "0"

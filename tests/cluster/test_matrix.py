@@ -18,6 +18,7 @@ from raystate.storage import run_hash
 from tests.cluster import strikes
 from tests.cluster.strikes import ROUNDS, VICTIMS, came_of, held, newest_in_memory, phase_of, strike
 from tests.cluster.training import NODE, NODES, STEPS, Driver, wait_for
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("turn", ROUNDS)
@@ -62,7 +63,7 @@ def test_one_death_of_each_kind(turn: int, ray_cluster: Any, make_run: Any, tmp_
         training.kill()
         while len(ray_cluster.list_all_nodes()) < NODES:
             ray_cluster.add_node(**NODE)
-        ray_cluster.wait_for_nodes()
+        ray_cluster.wait_for_nodes(PATIENCE_S)
     start = training.events.newest_start()
     came["driver", phase] = came_of(training, before)
     assert start["tier"] in ("memory", "peer")  # a new driver's ranks may land on each other's nodes

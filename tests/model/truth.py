@@ -40,6 +40,7 @@ class Truth:
     given_up: dict[float, str] = field(default_factory=dict)  # tokens that must never be seen again, and since when
     line_of: dict[float, int] = field(default_factory=dict)
     line: int = 0  # grows with each settled restore
+    base_of: dict[int, float | None] = field(default_factory=dict)  # line -> the token that it began with
     newest: int = -1  # step of this line
     floor: tuple[int, str] = (-1, "")  # no restore of the newest may fall below, and why
     settled: dict[int, set[tuple[int, float | None]]] = field(default_factory=dict)
@@ -105,17 +106,27 @@ class Truth:
 
     def begin(self, step: int, token: float | None, *, rollback: bool, stored: Iterable[int]) -> None:
         """A restore has settled: what was not durable and lies beyond it is gone for ever."""
+        past = self._past(token)
         self.line += 1
+        self.base_of[self.line] = token
         self.newest = step
         visible = set(stored)
         for old, its_step in self.given.items():
-            kept = old == token or (its_step <= step and self.line_of.get(old) == self.line_of.get(token or -1.0))
+            kept = old == token or its_step <= past.get(self.line_of.get(old, -1), -1)
             in_storage = old in self.published.get(its_step, ()) and its_step in visible
             if not kept and not in_storage:
                 self.given_up.setdefault(old, f"which a restore of step {step} had given up")
         self.floor = (max((one for one in visible), default=-1), "was durable")
         if rollback and any(one > step for one in visible):
             raise Violation(f"rolled back to step {step}, and steps {sorted(visible)} are in storage")
+
+    def _past(self, token: float | None) -> dict[int, int]:
+        """What this token's training has gone through: line -> its newest step of it."""
+        past: dict[int, int] = {}
+        while token is not None and (line := self.line_of.get(token)) is not None:
+            past[line] = self.given[token]
+            token = self.base_of.get(line)
+        return past
 
     def crashed(self, stored: Iterable[int], held: Iterable[Staged] = (), lineage: str = "") -> None:
         """All trainers are dead. What is complete in memory, of the newest line, must come back, or something newer.

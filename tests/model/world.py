@@ -362,7 +362,7 @@ class World:
         self.turns: dict[tuple[int, int], Callable[[], bool]] = {}
         self.events: list[tuple[float, Callable[[], None]]] = []  # of the world's own, such as a crash
         self.playing: list[Rank] = []
-        self.found: list[str] = []  # what no host may do
+        self.found: list[str] = []  # what nobody may do
         self.crashed = False  # a rank was killed: its launcher starts the group again
         self.published: Callable[[int], None] = lambda step: None
         self._number = 0
@@ -432,7 +432,10 @@ class World:
 
         def post(event: Any) -> None:
             if isinstance(event, PublishDone) and not event.error:
-                self.published(event.step)
+                try:
+                    self.published(event.step)
+                except Violation as error:  # raised here, it would be taken for a failure of storage
+                    self.found.append(str(error))
             real(event)
 
         loop.post = post
