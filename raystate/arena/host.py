@@ -7,7 +7,7 @@ import dataclasses
 import errno
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +31,7 @@ from raystate.arena.files import (
 from raystate.arena.locks import FileLock
 from raystate.arena.meta import ArenaMeta, lock_arena
 from raystate.arena.processes import ProcessMark, boot_id, is_gone, mark_process
-from raystate.arena.slot import SlotHeader, create_slot_file, slot_file_bytes
+from raystate.arena.slot import create_slot_file, slot_file_bytes
 from raystate.arena.slot_set import SetInfo, SlotSet, create_set, read_note, release_all, seize, trainer_lock
 from raystate.arena.word import CELL_BYTES, WordCell
 from raystate.core.errors import ConfigError, RaystateError
@@ -140,7 +140,7 @@ class HostArena:
             pid: the trainer's process on this node, so that a trainer that dies before it attaches doesn't keep its set.
 
         Raises:
-            CapacityError: it does not fit; nothing was reserved, every set stays with its trainer. `drop_stale_sets` may make room.
+            CapacityError: it does not fit; nothing was reserved, every set stays with its trainer.
             ConfigError: more than `MAX_SLOTS` slots, of which a control word could not tell.
         """
         if not 1 <= slots <= MAX_SLOTS:
@@ -165,19 +165,6 @@ class HostArena:
                     return held
             need = _need(data_bytes, table_bytes, slots, buffer_bytes)
             return self._create(trainer, need, data_bytes=data_bytes, table_bytes=table_bytes, pid=pid)
-
-    def check(self, *, data_bytes: int, table_bytes: int, slots: int, buffer_bytes: int = 0) -> None:
-        """Whether so many more slots would fit, without reserving any (say, this node's own and its peers' together).
-
-        Raises:
-            CapacityError: with the numbers and what would fit.
-        """
-        check_capacity(
-            self.path.parent,
-            _need(data_bytes, table_bytes, slots, buffer_bytes),
-            cap_bytes=self.cap_bytes,
-            memory_threshold=self._memory_threshold,
-        )
 
     def trainer_state(self, held: SlotSet) -> TrainerState:
         """ "attached": its process holds the lock. "expected": allotted, and it has not come yet. "gone": nobody has the set."""
@@ -231,21 +218,6 @@ class HostArena:
             finally:
                 release_all(locks)
             self.prune_layouts()
-
-    def drop_stale_sets(self, keep: Callable[[SlotHeader], bool]) -> list[int]:
-        """Remove sets without a trainer, there or expected, that hold no snapshot for which `keep` is true; returns their indices.
-
-        Say True for what is being written, sent or read, and for everything a recovery might need.
-        """
-        with self._guard:
-            dropped: list[int] = []
-            for held in list(self.sets):
-                headers = [header for slot in held.slots if (header := slot.read_header())]
-                if self.trainer_state(held) == "gone" and not any(keep(header) for header in headers):
-                    with contextlib.suppress(RaystateError):
-                        self.remove_set(held)
-                        dropped.append(held.index)
-            return dropped
 
     # ------------------------------------------------------------ layouts
 

@@ -22,6 +22,7 @@ from raystate.arena.slot_set import read_note, trainer_lock
 from raystate.config import StateConfig
 from raystate.core.errors import ConfigError, RaystateError
 from tests.arena.conftest import NODE
+from tests.arena.sets import remove_gone
 
 OpenHost = Callable[..., HostArena]
 SIZES = {"data_bytes": 8192, "table_bytes": 100}
@@ -165,7 +166,7 @@ def test_in_the_place_of_a_file_of_the_arena(
     host.close()
     host = open_host()
     assert host.adopted and new.index in [one.index for one in host.sets]
-    host.drop_stale_sets(lambda _: False)
+    remove_gone(host)
     host.close(remove=True)
     assert not os.path.lexists(arena) and os.listdir(outside) == ["theirs"]
 

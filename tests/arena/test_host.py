@@ -16,6 +16,7 @@ from raystate.arena.processes import is_gone, mark_process
 from raystate.arena.word import CELL_BYTES
 from raystate.core.errors import CapacityError, ConfigError, RaystateError
 from raystate.core.words import MAX_SLOTS
+from tests.arena.sets import remove_gone
 
 NODE = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 OpenHost = Callable[..., HostArena]
@@ -157,7 +158,7 @@ def test_a_trainer_that_grows_keeps_its_old_set_until_it_detaches(open_host: Ope
             assert old.trainer_cell.read() is None and large.trainer_cell.read() == (1, b"new")
             with pytest.raises(RaystateError, match="'t1' is attached"):
                 host.remove_set(small)
-            assert host.drop_stale_sets(lambda _: False) == []
+            assert remove_gone(host) == []
             view = small.slots[0].read()
             assert old.close()
             assert [host.trainer_state(held) for held in host.sets] == ["gone", "attached"]
@@ -204,7 +205,7 @@ def test_a_set_that_its_trainer_never_came_for_does_not_stay_with_it_when_it_ask
     small = host.allot(trainer="t1", pid=os.getpid(), **SIZES)
     assert host.trainer_state(small) == "expected"
     host.allot(trainer="t1", pid=os.getpid(), data_bytes=81920, table_bytes=100)
-    assert host.trainer_state(small) == "gone" and host.drop_stale_sets(lambda _: False) == [0]
+    assert host.trainer_state(small) == "gone" and remove_gone(host) == [0]
 
 
 @pytest.mark.parametrize("slots", [0, -1, MAX_SLOTS + 1])
@@ -223,10 +224,10 @@ def test_a_zombies_set_is_neither_handed_out_nor_removed(open_host: OpenHost):
         host = open_host()
         assert host.allot(trainer="new", **SIZES).index == 1
         assert not host.release(host.sets[0])
-        assert host.drop_stale_sets(lambda _: False) == []
+        assert remove_gone(host) == []
         with pytest.raises(RaystateError, match="'zombie' is attached"):
             host.remove_set(host.sets[0])
-    assert host.drop_stale_sets(lambda _: False) == [0]
+    assert remove_gone(host) == [0]
 
 
 def test_a_trainer_that_comes_late_finds_its_set_taken(open_host: OpenHost):
@@ -281,16 +282,14 @@ def test_a_forked_child_does_not_keep_its_parents_lock(open_host: OpenHost):
         os.waitpid(pid, 0)
 
 
-def test_drop_stale_sets_keeps_what_is_wanted_or_awaited(open_host: OpenHost):
+def test_a_view_outlives_its_set(open_host: OpenHost):
     host = open_host()
-    names = ["old", "wanted", "awaited"]
-    sets = [host.allot(trainer=name, **SIZES) for name in names]
-    stage(sets[0].path, "old", step=1)
-    stage(sets[1].path, "wanted", step=2)
-    content = sets[0].slots[0].read()
-    assert host.drop_stale_sets(lambda header: header.step == 2) == [0]
-    assert [held.index for held in host.sets] == [1, 2] and not sets[0].path.exists()
-    assert content is not None and bool((content.data == 1).all())  # a view outlives the file
+    held = host.allot(trainer="old", **SIZES)
+    stage(held.path, "old", step=1)
+    content = held.slots[0].read()
+    assert remove_gone(host) == [0]
+    assert host.sets == [] and not held.path.exists()
+    assert content is not None and bool((content.data == 1).all())
 
 
 def test_close_with_remove_leaves_nothing(root: Path, open_host: OpenHost):

@@ -17,6 +17,7 @@ from raystate.arena.trainer import MARKED_LAYOUTS
 from raystate.core.errors import CapacityError, CorruptCheckpointError, RaystateError
 from raystate.core.tree import SlotTable
 from tests.arena.conftest import NODE
+from tests.arena.sets import remove_gone
 
 OpenHost = Callable[..., HostArena]
 Child = Callable[..., "subprocess.Popen[bytes]"]
@@ -121,7 +122,7 @@ def test_removing_a_set_takes_its_layouts_with_it(host: HostArena, held: SlotSet
         commit(two, shared)
     host.remove_set(held)
     assert kept(host) == [shared]
-    assert host.drop_stale_sets(lambda _: False) == [1] and kept(host) == []
+    assert remove_gone(host) == [1] and kept(host) == []
 
 
 def test_a_host_that_adopts_knows_what_attached_trainers_have_put(open_host: OpenHost, host: HostArena, held: SlotSet):
