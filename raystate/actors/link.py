@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import threading
 import time
@@ -25,7 +26,10 @@ from raystate.runtime.link import Gone, Unreachable
 
 RECOVERIES_TIMEOUT_S = 5.0
 END_TIMEOUT_S = 20.0  # for the actors to go; fit and the next start look after what is left
+logger = logging.getLogger("raystate")
+
 SPAWN_POLL_S = 0.005
+FAILED_TURN_S = 1.0
 JOIN_TIMEOUT_S = 30.0
 
 
@@ -111,9 +115,14 @@ class RayLink:
 
         def run() -> None:
             while not ended.is_set():
-                if not turn():
+                try:
+                    pause_s = 0.0 if turn() else SPAWN_POLL_S
+                except Exception:  # a thread that ended here would be missed only by the deadlines of saves
+                    logger.exception("%s: a turn failed; the next one is in %g s", name, FAILED_TURN_S)
+                    pause_s = FAILED_TURN_S
+                if pause_s:
                     with condition:
-                        condition.wait(SPAWN_POLL_S)
+                        condition.wait(pause_s)
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
