@@ -24,10 +24,10 @@ from raystate.core.messages import HostId, Joined, Reply, TrainerExited
 from raystate.runtime.doorbell import Bell, Hello
 from raystate.runtime.link import Gone, Unreachable
 
-RECOVERIES_TIMEOUT_S = 5.0
-END_TIMEOUT_S = 20.0  # for the actors to go; fit and the next start look after what is left
 logger = logging.getLogger("raystate")
 
+RECOVERIES_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 20.0  # for the actors to go; fit and the next start look after what is left
 SPAWN_POLL_S = 0.005
 FAILED_TURN_S = 1.0
 JOIN_TIMEOUT_S = 30.0
