@@ -55,6 +55,8 @@ test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) -n 2 --dist loadfile -rP tests/storage tests/damage $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh auto $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh explicit $(ARGS)
+	$(PYTEST) tests/cluster/test_seen.py --under-mesh auto $(ARGS)
+	$(PYTEST) tests/cluster/test_seen.py --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) -n 2 tests/model $(ARGS)
 
 # The simulator keeps both cores busy by itself.
