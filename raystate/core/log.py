@@ -149,7 +149,7 @@ def refuse_retire(
 ) -> str | None:
     """Why this step may not be retired now, or None if it may."""
     if all(one.step != step for one in entry.live):
-        return f"step {step} is not live"
+        return f"there is no durable step {step}"
     for one in entry.intents:
         if one.step == step and not is_closed(one, attempt=attempt, carried=carried, dead=dead):
             return _held(one, attempt, dead, "retired")

@@ -95,6 +95,8 @@ class Departure:
         # Its word says so before anybody hears of it: a trainer that leaves by itself is not ended with the others of its group. And the
         # others hear of it before a copy, which may wait for a computation that never ends, is waited for.
         self._say_phase(reason)
+        if session.arena is None:
+            session.hang_up()  # it has no word yet that could say so
         with contextlib.suppress(Exception):
             session.say_failed(reason, error)
         if not self._launched:  # nobody restarts this script: what is in memory becomes durable now

@@ -45,7 +45,9 @@ class StateManager:
     Raises:
         ConfigError: no config, or the world size does not match `jax.process_count()`.
         RunInUseError, StorageError, BarrierTimeoutError.
-        RaystateError: another StateManager of this process is open.
+
+    A second manager of the same run in one process closes the first, as when a notebook's cell is run again (with several processes
+    that is a RaystateError); one of another run is nobody's business.
     """
 
     def __init__(self, config: StateConfig | None = None, *, takeover: bool = False):
@@ -166,6 +168,12 @@ class StateManager:
             partial: paths that the checkpoint lacks are initialized.
         """
         self._check_open()
+        if not callable(init_fn):
+            raise ConfigError(
+                f"restore_or_init() needs a function that makes the state, not a {type(init_fn).__name__}; "
+                "for a state that is there already: restore(state)",
+                field="init_fn",
+            )
         reference, init = abstract_state(init_fn, shardings)
         if partial:
             # Leaves that the checkpoint lacks keep the reference's value: they need real ones.

@@ -193,9 +193,13 @@ class Session:
                 self.number = word.number
         self._bell.ring()
 
+    def hang_up(self) -> None:
+        """Leave on purpose, as far as the HostActor is concerned."""
+        self._bell.close()
+
     def close(self) -> None:
         """Detach on purpose."""
-        self._bell.close()
+        self.hang_up()
         with self._word_lock:
             if self.arena is not None:
                 self.arena.close()

@@ -23,7 +23,7 @@ from tests.storage.backends import a_package
 def raystate(*arguments: object, **environment: str) -> tuple[int, str, str]:
     """(exit code, standard output, standard error)."""
     done = subprocess.run(
-        [sys.executable, "-m", "raystate.cli", *map(str, arguments)],
+        [sys.executable, "-m", "raystate", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -103,6 +103,8 @@ def test_unknown_leaf(config: raystate.StateConfig) -> None:
     with raystate.StateManager(config) as manager:
         with pytest.raises(raystate.RaystateError, match=r"bad"):
             manager.save(1, {"bad": object()})
+        with pytest.raises(raystate.ConfigError, match="a function that makes the state, not a dict"):
+            manager.restore_or_init(_state())  # pyright: ignore[reportArgumentType]
         manager.save(2, _state(2))
     assert raystate.Reader(config.storage).latest_step() == 2
 

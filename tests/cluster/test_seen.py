@@ -191,6 +191,18 @@ def test_11_and_12_a_mistake_leaves_no_trace(ray_cluster: Any, fresh_run: Any) -
             manager.wait_until_finished()
 
 
+def test_a_mistake_before_there_are_slots(ray_cluster: Any, fresh_run: Any) -> None:
+    """The user sees the error: a trainer that says that it has failed is not ended as a survivor of its own failure."""
+    with (
+        pytest.raises(raystate.RaystateError, match="f"),
+        raystate.StateManager(config_of(fresh_run, save_every_steps=2)) as manager,
+    ):
+        manager.save(1, {"w": jnp.ones(3), "f": jnp.ravel})
+    with raystate.StateManager(config_of(fresh_run, save_every_steps=2)) as manager:
+        manager.save(2, state(2))
+    assert stored(fresh_run) == 2.0
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_16_a_mesh_of_several_devices_is_set(kind: AxisType, ray_cluster: Any, fresh_run: Any) -> None:
     mesh = jax.make_mesh((2,), ("x",), axis_types=(kind,), devices=jax.devices()[:2])

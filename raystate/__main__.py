@@ -1,0 +1,6 @@
+"""python -m raystate"""
+
+from raystate.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,0 @@
-"""python -m raystate.cli"""
-
-from raystate.cli import main
-
-main()
