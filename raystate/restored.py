@@ -9,7 +9,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from raystate.arrays import PieceSource, ReadRequest, array_leaves, describe, is_iterator, restore_tree, set_iterators
+from raystate.arrays import (
+    PieceSource,
+    ReadRequest,
+    array_leaves,
+    describe,
+    is_iterator,
+    match_reference,
+    restore_tree,
+    set_iterators,
+)
 from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.step_reader import StepReader
@@ -77,23 +86,15 @@ class StepContent:
         Raises:
             ReferenceMismatchError: all differences in one; ItemTopologyError; CorruptCheckpointError.
         """
+        self.check(reference, items, options)
         state = self.tree(STATE, reference, options)
         got: dict[str, Any] = dict(self.json_items)
         iterators: dict[str, Any] = {}
         for name, wanted in (items or {}).items():
             if is_iterator(wanted):
-                if name not in self.iterators:
-                    raise ReferenceMismatchError(
-                        f"step {self.step} has no iterator item {name!r}; it has {sorted(self.iterators)}",
-                        step=self.step,
-                        item=name,
-                    )
                 iterators[name] = got[name] = wanted
             elif name in self.trees:
                 got[name] = self.tree(name, wanted, options)
-            elif name not in self.json_items and not options.partial:
-                have = sorted({*self.json_items, *self.iterators, *self.trees} - {STATE})
-                raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
         if iterators:
             states = {name: self.iterator_states(name) for name in iterators}
             old_world = max(world for _, world in states.values())
@@ -108,14 +109,43 @@ class StepContent:
             tier=self.used_tier(),
         )
 
-    def tree(self, item: str, reference: Any, options: ReadOptions) -> Any:
-        """Read an item of arrays. Raises as `restore`."""
+    def check(self, reference: object, items: Mapping[str, object] | None, options: ReadOptions) -> None:
+        """Refuse what does not fit this step, before any of it is read. What `transforms` make of it is not known here.
+
+        Raises:
+            ReferenceMismatchError: all differences in one.
+        """
+        self._check_tree(STATE, reference, options)
+        for name, wanted in (items or {}).items():
+            if is_iterator(wanted):
+                if name not in self.iterators:
+                    raise ReferenceMismatchError(
+                        f"step {self.step} has no iterator item {name!r}; it has {sorted(self.iterators)}",
+                        step=self.step,
+                        item=name,
+                    )
+            elif name in self.trees:
+                self._check_tree(name, wanted, options)
+            elif name not in self.json_items and not options.partial:
+                have = sorted({*self.json_items, *self.iterators, *self.trees} - {STATE})
+                raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
+
+    def _check_tree(self, item: str, reference: Any, options: ReadOptions) -> None:
+        self._find(item)
+        if reference is not None and options.transforms is None:
+            match_reference(reference, self.trees[item], partial=options.partial, cast=options.cast, shapes=options.shapes)
+
+    def _find(self, item: str) -> None:
         if item == STATE and self.no_state is not None:
             raise self.no_state
         if item not in self.trees:
             raise ReferenceMismatchError(
                 f"step {self.step} has no item {item!r} of arrays; it has {sorted(self.trees)}", step=self.step, item=item
             )
+
+    def tree(self, item: str, reference: Any, options: ReadOptions) -> Any:
+        """Read an item of arrays. Raises as `restore`."""
+        self._find(item)
         spec, source = self.trees[item], self.source(item)
         if options.transforms is not None:
             raw = options.transforms(restore_tree(None, spec, source))

@@ -3,6 +3,7 @@
 from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
 from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iterators
 from raystate.arrays.memory import Holding, MemorySource, UncoveredError, common_values
+from raystate.arrays.reference import match_reference
 from raystate.arrays.restore import PieceSource, ReadRequest, restore_tree
 from raystate.arrays.stage import HeldState, Spare, copy, hold
 from raystate.arrays.tree import Described, Plan, array_leaves, describe
@@ -28,6 +29,7 @@ __all__ = [
     "hold",
     "hold_metrics",
     "is_iterator",
+    "match_reference",
     "pack_items",
     "restore_tree",
     "set_iterators",

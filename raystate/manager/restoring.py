@@ -52,10 +52,11 @@ class Restoring:
 
         Raises:
             StepNotFoundError, BarrierTimeoutError, StorageError, CorruptCheckpointError: nothing was given up.
-            ReferenceMismatchError, ConfigError, or what the caller's own code raised: a mistake of this process; the other ranks have
-                restored the step all the same.
+            ReferenceMismatchError: nothing was given up if `step` was given and is durable. Otherwise, and for a ConfigError or what the
+                caller's own code raised: a mistake of this process; the other ranks have restored the step all the same.
         """
         session = self._session
+        self._check_beforehand(wanted)
         with self._pipeline.paused():
             reply: RestoreChoice | RestoreSettled = session.ask(
                 RestoreChoice,
@@ -99,6 +100,16 @@ class Restoring:
         for bad_step, reason in set_aside:
             logger.warning("step %d was set aside: %s", bad_step, reason)
         return dataclasses.replace(restored, tier=reply.tier or restored.tier, set_aside=set_aside), reply
+
+    def _check_beforehand(self, wanted: Wanted) -> None:
+        """A reference that does not fit the durable step that was asked for is refused before anything is given up for it."""
+        if wanted.step is None:
+            return
+        try:
+            content = content_from_storage(open_step(self._storage, wanted.step), wanted.step)
+        except _PROBLEMS:
+            return  # whether there is such a step, and a whole one, is decided with the other ranks
+        content.check(wanted.reference, wanted.items, wanted.options)
 
     def _settled(self, reply: RestoreSettled) -> None:
         with self._pipeline.locked() as machine:

@@ -191,6 +191,25 @@ def test_11_and_12_a_mistake_leaves_no_trace(ray_cluster: Any, fresh_run: Any) -
             manager.wait_until_finished()
 
 
+def test_a_reference_that_does_not_fit_gives_nothing_up(ray_cluster: Any, fresh_run: Any) -> None:
+    mistakes: list[dict[str, Any]] = [
+        {"reference": {"wrong": jnp.ones(9)}},
+        {"reference": state(0), "items": {"data": {"a": jnp.ones(1)}}},
+        {"reference": {"wrong": jnp.ones(9)}, "rollback": True},
+    ]
+    with raystate.StateManager(config_of(fresh_run, save_every_steps=2, keep_last=None)) as manager:
+        manager.restore()
+        for step in (1, 2, 3):
+            manager.save(step, state(step))
+        manager.wait_until_finished()
+        assert manager.save(5, state(5), force=True)
+        for mistake in mistakes:
+            with pytest.raises(raystate.ReferenceMismatchError, match=r"wrong|no item 'data'"):
+                manager.restore(step=2, **mistake)
+        manager.save(7, state(7))
+    assert raystate.Reader(fresh_run.storage).all_steps() == [2, 5, 7]
+
+
 def test_a_mistake_before_there_are_slots(ray_cluster: Any, fresh_run: Any) -> None:
     """The user sees the error: a trainer that says that it has failed is not ended as a survivor of its own failure."""
     with (
