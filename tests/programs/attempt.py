@@ -42,10 +42,13 @@ def attempt(given: dict[str, Any]) -> None:
                 file.write(f"{step - 1}\n")
         if step == given["config"]["steps"]:
             (out / f"end-{rank}.json").write_text(json.dumps(digests(state)))
+        every = manager.config.save_every_steps
+        if jax.process_count() == 1 and every and step % every == 0:
+            _wait_until_durable(manager, step)
         if kill is None or rank != kill["rank"]:
             return
         if step == kill["step"] - 1:
-            _wait_for_a_step(manager)
+            _wait_until_durable(manager, 1)
         if step == kill["step"] and _first(out / "killed"):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -60,11 +63,11 @@ def _first(mark: Path) -> bool:
     return True
 
 
-def _wait_for_a_step(manager: raystate.StateManager) -> None:
-    """Steps of a millisecond end before anything could be taken: there must be a step to come back to."""
+def _wait_until_durable(manager: raystate.StateManager, step: int) -> None:
+    """Steps of a millisecond are faster than storage: due ones would give way, and a kill would find no step to come back to."""
     deadline_s = time.monotonic() + PATIENCE_S
-    while (manager.latest_step() or 0) <= 0:
-        assert time.monotonic() < deadline_s, f"no step is durable after {PATIENCE_S:.0f} s"
+    while (manager.latest_step() or 0) < step:
+        assert time.monotonic() < deadline_s, f"step {step} is not durable after {PATIENCE_S:.0f} s"
         time.sleep(0.01)
 
 
