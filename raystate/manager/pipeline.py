@@ -35,7 +35,6 @@ class Pipeline:
 
     Args:
         session: the trainer's connection; joined.
-        config: of the run.
     """
 
     def __init__(self, session: Session):

@@ -90,15 +90,15 @@ def build_files(
             files[f"{tree.item}/_sharding"] = shardings
         if metadatas := _array_metadatas(tree):
             files[f"{tree.item}/array_metadatas/process_0"] = metadatas
-    small = scratch.small_files(
+    files |= scratch.small_files(
         trees,
         strings,
         json_items=json_items,
         metrics=metrics or {},
         custom=_custom_metadata(custom),
+        handlers=dict.fromkeys(iterators, GRAIN_HANDLER),
     )
-    files |= small | _iterator_files(iterators, world)
-    files["_CHECKPOINT_METADATA"] = _with_handlers(small["_CHECKPOINT_METADATA"], dict.fromkeys(iterators, GRAIN_HANDLER))
+    files |= _iterator_files(iterators, world)
     for name in files:
         if name.rpartition("/")[2] == MARKER:  # Orbax writes the path of the scratch directory into it
             files[name] = f"step {step}, save {save}\n".encode()
@@ -277,16 +277,6 @@ def _iterator_files(iterators: Mapping[str, Mapping[int, bytes]], world: int) ->
         files[f"{item}/{MARKER}"] = b""
         files |= {f"{item}/process_{process}-of-{world}.json": state for process, state in states.items()}
     return files
-
-
-def _with_handlers(checkpoint_metadata: bytes, handlers: Mapping[str, str]) -> bytes:
-    """`_CHECKPOINT_METADATA` with more items.
-
-    Orbax itself can't be told: its registry is per process, and a second handler of grain's name would break `import grain`.
-    """
-    raw = json.loads(checkpoint_metadata)
-    raw["item_handlers"] |= handlers
-    return json.dumps(raw).encode()
 
 
 def _custom_metadata(custom: Any) -> dict[str, Any]:

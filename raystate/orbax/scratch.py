@@ -65,6 +65,7 @@ def small_files(
     json_items: Mapping[str, Any],
     metrics: Mapping[str, float],
     custom: dict[str, Any],
+    handlers: Mapping[str, str],
 ) -> dict[str, bytes]:
     """Every file that Orbax writes for such a step, except array data: name relative to the step's folder -> bytes.
 
@@ -74,6 +75,8 @@ def small_files(
         json_items: item -> value.
         metrics: written as CheckpointManager does; nothing if empty.
         custom: `custom_metadata` of the step.
+        handlers: items that are written elsewhere -> what their handlers call themselves. Orbax itself can't be told: its registry is
+            per process, and a second handler of grain's name would break `import grain`.
     """
     began_ns = time.time_ns()
     files = dict(
@@ -87,6 +90,7 @@ def small_files(
         files[f"metrics/{_METRICS_FILE}"] = json.dumps(dict(metrics)).encode()
     step_metadata = json.loads(files[_STEP_METADATA])
     step_metadata |= {"init_timestamp_nsecs": began_ns, "commit_timestamp_nsecs": time.time_ns(), "custom_metadata": custom}
+    step_metadata["item_handlers"] |= handlers
     files[_STEP_METADATA] = json.dumps(step_metadata).encode()
     return files
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -14,10 +13,11 @@ import psutil
 import pytest
 
 import raystate
+from raystate.arena.locks import FileLock
 from raystate.fault_points import FOLDER
 from raystate.testing.gcs import GcsServer
 from tests.cluster import strikes, toy
-from tests.cluster.training import NODE, NODES, STEPS, Training, wait_for
+from tests.cluster.training import NODE, NODES, STEPS, Training, kill_all, wait_for
 from tests.patience import PATIENCE_S
 from tests.storage.backends import GCS_SERVER_RUNS
 
@@ -48,11 +48,7 @@ def _start_cluster() -> Any:
     except Exception as error:
         if "timed out during startup" not in str(error):
             raise
-        started = [process for process in here.children(recursive=True) if process not in before]
-        for process in started:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(started, timeout=PATIENCE_S)
+        kill_all(process for process in here.children(recursive=True) if process not in before)
         return None
     return cluster
 
@@ -89,27 +85,16 @@ class Calm:
 def calm(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Calm:
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "undisturbed"  # one for all processes of xdist
+    folder.mkdir(exist_ok=True)
     digests = folder / "digests.json"
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        problem = folder / "problem"
-        wait_for(
-            digests.exists,
-            "the undisturbed run of another process",
-            failed=lambda: (problem.exists() and problem.read_text()) or None,
-        )
-    else:
-        config = raystate.StateConfig(storage=str(folder / "run"), run=f"calm-{os.getpid()}", save_every_steps=30, keep_last=10)
-        training = Training(config, folder / "out", steps=STEPS, step_s=0.0, dump_every=30)
-        try:
+    lock = FileLock.take(folder, shared=False, directory=True, timeout_s=PATIENCE_S)
+    assert lock is not None, "another process of these tests still trains the undisturbed run"
+    with lock:
+        if not digests.exists():
+            config = raystate.StateConfig(storage=str(folder / "run"), run=f"calm-{os.getpid()}", save_every_steps=30, keep_last=10)
+            training = Training(config, folder / "out", steps=STEPS, step_s=0.0, dump_every=30)
             training.finish()
-        except BaseException as error:
-            (folder / "problem").write_text(repr(error))
-            raise
-        written = folder / "digests"
-        written.write_text(json.dumps(training.digests()))
-        written.rename(digests)
+            digests.write_text(json.dumps(training.digests()))
     return Calm(folder / "run", folder / "out", json.loads(digests.read_text()))
 
 

@@ -19,8 +19,7 @@ from raystate.arena import SlotSet, arena_path, default_root
 from raystate.core.errors import RaystateError
 from raystate.fault_points import FOLDER
 from raystate.storage import run_hash
-from tests.cluster.training import Training, wait_for
-from tests.patience import PATIENCE_S
+from tests.cluster.training import Training, kill_family, wait_for
 
 PHASES = ("training", "staging", "writing", "publishing")
 SEED = int(os.environ["RAYSTATE_SEED"])  # drawn by tests/conftest.py, which prints it
@@ -145,11 +144,7 @@ def raylet_of_a_trainer(training: Training, cluster: Any) -> tuple[int, Any]:
 def _kill_node(training: Training, cluster: Any) -> None:
     """The raylet, all that it has started, and the node's arena: what a vanished machine takes with it."""
     raylet, node = raylet_of_a_trainer(training, cluster)
-    doomed = [psutil.Process(raylet), *psutil.Process(raylet).children(recursive=True)]
-    for process in doomed:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(doomed, timeout=PATIENCE_S)
+    kill_family(psutil.Process(raylet))
     run = run_hash(training.config.storage, training.config.run)
     shutil.rmtree(arena_path(default_root(None), run, node.node_id), ignore_errors=True)
     cluster.remove_node(node, allow_graceful=False)

@@ -68,8 +68,10 @@ def test_a_run_in_a_bucket(ray_cluster: Any, server: GcsServer, make_run: Any, t
     assert reader.latest_step() == STEPS
     assert reader.restore().step == STEPS
     check_clean(config)
-    # What only one writer writes, it writes again only when a request of its got no answer in time: no matter of pace.
-    assert [name for name in server.counts().too_soon if "/ocdbt.process_" not in name] == []
+    hot = server.counts().too_soon
+    # The name of a data file is random: a writer that changes one twice has repeated a request, for want of an answer in time.
+    repeating = tuple(name.rpartition("d/")[0] for name in hot if "/ocdbt.process_" in name and "/d/" in name)
+    assert [name for name in hot if not name.startswith(repeating)] == []
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import runpy
@@ -19,6 +18,7 @@ import pytest
 import raystate
 from raystate.storage import run_hash
 from tests.cluster import strikes
+from tests.cluster.training import kill_family
 from tests.patience import PATIENCE_S
 
 REPO = Path(__file__).parents[2]
@@ -81,12 +81,7 @@ class Run:
     def kill(self) -> None:
         """The script, its Ray, and all that this has started."""
         if self._process.poll() is None:
-            here = psutil.Process(self._process.pid)
-            doomed = [*here.children(recursive=True), here]
-            for process in doomed:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(doomed, timeout=PATIENCE_S)
+            kill_family(psutil.Process(self._process.pid))
             self._process.wait()
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,20 @@ def wait_for(
         assert problem is None, f"while waiting for {what}: {problem!r}"
         assert time.monotonic() < deadline_s, f"no {what} within {timeout_s:.0f} s"
         time.sleep(POLL_S)
+
+
+def kill_all(doomed: Iterable[psutil.Process]) -> None:
+    """SIGKILL; returns when they are gone."""
+    doomed = list(doomed)
+    for process in doomed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(doomed, timeout=PATIENCE_S)
+
+
+def kill_family(process: psutil.Process) -> None:
+    """SIGKILL a process and all that it has started."""
+    kill_all([process, *process.children(recursive=True)])
 
 
 class Training:
@@ -177,14 +191,7 @@ class Driver(Training):
         """SIGKILL the driver and whatever it has started: its cluster, if it has one. Nothing if it has ended."""
         if self.process.poll() is not None:
             return
-        doomed = [self.process_tree(), *self.process_tree().children(recursive=True)]
-        for process in doomed:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(doomed, timeout=PATIENCE_S)
-
-    def process_tree(self) -> psutil.Process:
-        return psutil.Process(self.process.pid)
+        kill_family(psutil.Process(self.process.pid))
 
     def finish(self, timeout_s: float = PATIENCE_S) -> Any:
         try:

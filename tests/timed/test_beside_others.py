@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.patience import PATIENCE_S
 
@@ -14,17 +15,20 @@ REPO = Path(__file__).parents[2]
 SMALL = ["--state-mib", "128", "--step-s", "0.1", "--rounds", "2", "--skip-every-step"]
 
 
-def test_cheaper_than_orbax_in_the_same_loop(tmp_path: Path) -> None:
-    """The benchmark of README at a smaller size; it prints both."""
-    environment = {**os.environ}
-    for ours in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"):  # it chooses its devices, and compiles as users' jobs do
-        environment.pop(ours, None)
+def measured(*command: str, **environment: str) -> Any:
+    """What a benchmark prints as JSON. It chooses its devices, and compiles as users' jobs do."""
+    users = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")}
     done = subprocess.run(
-        [sys.executable, "benchmarks/save_cost.py", *SMALL, "--json", "--dir", str(tmp_path)],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=REPO, env=environment,
+        [sys.executable, *command, "--json"],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=REPO, env={**users, **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])["per_save"]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_cheaper_than_orbax_in_the_same_loop(tmp_path: Path) -> None:
+    """The benchmark of README at a smaller size; it prints both."""
+    found = measured("benchmarks/save_cost.py", *SMALL, "--dir", str(tmp_path))["per_save"]
     for name, row in found.items():
         sys.stdout.write(f"{name}: blocked {row['blocked_ms']:.0f} ms, training time lost per save {row['lost_ms']:.0f} ms\n")
     assert found["raystate"]["blocked_ms"] < found["orbax"]["blocked_ms"]
@@ -32,14 +36,7 @@ def test_cheaper_than_orbax_in_the_same_loop(tmp_path: Path) -> None:
 
 
 def test_back_in_half_the_time_of_plain_ray_and_orbax() -> None:
-    environment = {**os.environ, "XLA_FLAGS": "", "RAYSTATE_STANDBY": "1"}
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # both have to compile again, as users' jobs do
-    done = subprocess.run(
-        [sys.executable, "benchmarks/recovery.py", "--ranks", "1", "--settle-s", "8", "--json"],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=REPO, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = measured("benchmarks/recovery.py", "--ranks", "1", "--settle-s", "8", XLA_FLAGS="", RAYSTATE_STANDBY="1")
     seconds = {name: rows[0]["to_new_step_s"] for name, rows in found.items()}
     sys.stdout.write(f"to the next new step: plain {seconds['plain']:.1f} s, raystate {seconds['raystate']:.1f} s")
     assert seconds["raystate"] <= 0.5 * seconds["plain"]
