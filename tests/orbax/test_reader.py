@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate import reader as reader_module
 from raystate.core.tree import Package
 from raystate.orbax.step_reader import StepReader
+from raystate.reader import steps as reader_module
 from raystate.storage import StepFolder, StorageWrapper, open_storage
 from tests.orbax.published import publish
 

@@ -1,4 +1,4 @@
-"""Reading without Ray: claims nothing, writes nothing; safe beside a running training."""
+"""Steps of a run, or of what Orbax alone wrote."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any, Literal, TypeVar
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.step_reader import STATE_ITEMS, StepReader
+from raystate.reader.alone import SingleCheckpoint, single_checkpoint
 from raystate.restored import STATE, ReadOptions, Restored, content_from_storage, open_step
-from raystate.storage import Storage, StorageUrl, describe_foreign, foreign_checkpoints, open_storage, visible_steps
-from raystate.storage.names import MARKER, METADATA, TREE_METADATA, step_of
+from raystate.storage import StorageUrl, describe_foreign, foreign_checkpoints, open_storage, visible_steps
+from raystate.storage.names import MARKER
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ class Reader:
 
         return self._read(step, place)
 
-    def _load(self, reference: Any, *, step: int | None, item: str | None, options: ReadOptions) -> Any:
+    def load_tree(self, reference: object, *, step: int | None, item: str | None, options: ReadOptions) -> Any:
         """One tree: the state, or an item of arrays. See `raystate.load`."""
 
         def place(chosen: int, reader: StepReader) -> Any:
@@ -244,41 +245,8 @@ class Reader:
         return open_step(self._storage, step) if self._alone is None else self._alone.open()
 
     @functools.cached_property
-    def _alone(self) -> _Checkpoint | None:
-        for name in (TREE_METADATA, METADATA):  # a bare tree may have both
-            if self._storage.exists(name):
-                return _Checkpoint(self._storage, name)
-        return None  # a run, or nothing yet
-
-
-class _Checkpoint:
-    """The folder of one checkpoint, or of one item: a tree that Orbax wrote without items lies like one.
-
-    Args:
-        storage: its folder.
-        metadata: the file of it that says which of both it is.
-    """
-
-    def __init__(self, storage: Storage, metadata: str):
-        self._storage = storage
-        self._metadata = metadata
-        self._above, _, self._name = storage.url.rpartition("/")
-        self.step = step_of(self._name) or 0
-
-    def is_there(self) -> bool:
-        markers = [self._metadata]
-        if self._metadata == METADATA and not self._storage.is_directory:
-            markers.append(MARKER)
-        return all(self._storage.exists(name) for name in markers)
-
-    def open(self) -> StepReader:
-        if self._metadata == TREE_METADATA:
-            folder = self._storage.kvstore("")
-            above = {**folder, "path": folder["path"].removesuffix(f"{self._name}/")}
-            return StepReader(lambda _: above, self._name, item=self._name)
-        if step_of(self._name) is not None and not self._above.endswith("/"):
-            return open_step(open_storage(self._above), self.step)
-        return StepReader(lambda _: self._storage.kvstore(""), self._name)
+    def _alone(self) -> SingleCheckpoint | None:
+        return single_checkpoint(self._storage)
 
 
 def _number(metrics: Mapping[str, Any], names: str | list[str]) -> Iterator[float]:
@@ -287,64 +255,3 @@ def _number(metrics: Mapping[str, Any], names: str | list[str]) -> Iterator[floa
         value = metrics.get(name)
         if isinstance(value, int | float) and not math.isnan(value):
             yield value
-
-
-def save(path: StorageUrl, tree: object) -> None:
-    """Write one pytree as a plain Orbax checkpoint at `path`, which must not exist yet. No run, no step, no Ray.
-
-    Args:
-        path: gs://…, file://…, a directory or a PathLike.
-        tree: as the state of `StateManager.save`; a single array or number, too.
-
-    Raises:
-        ConfigError: a leaf can't be kept, or a name can't be written; names its path and type.
-        StorageError: there is something at `path`, or storage failed.
-    """
-    import jax
-    from orbax.checkpoint import v1 as ocp
-
-    from raystate.arrays import describe
-
-    if not jax.tree_util.all_leaves([tree]):
-        describe({STATE: tree})  # Orbax would write two arrays of one name over each other
-    storage = open_storage(path)
-    if storage.list(recursive=False):
-        raise StorageError(f"{storage.url} exists already: save elsewhere, or remove it first", operation="save", path=storage.url)
-    try:
-        ocp.save(storage.url.removeprefix("file://"), tree)
-    except (ValueError, OSError, RuntimeError) as error:
-        raise StorageError(f"{storage.url} could not be written: {error}", operation="save", path=storage.url) from error
-
-
-def load(
-    path_or_run: StorageUrl,
-    reference: object = None,
-    *,
-    step: int | None = None,
-    item: str | None = None,
-    partial: bool = False,
-    cast: bool = False,
-    shapes: Literal["match", "checkpoint"] = "match",
-    transforms: Callable[[Any], object] | None = None,
-) -> Any:
-    """One tree, placed as `reference` says (None: numpy arrays).
-
-    Args:
-        path_or_run: a run, or the folder of one step, of one plain Orbax checkpoint or of one of its items.
-        reference: see DESIGN.md, References.
-        step: of a run; None: its newest.
-        item: an item of arrays; None: the state.
-        partial, cast, shapes, transforms: as `Reader.restore`.
-
-    Raises:
-        StepNotFoundError: there is none, or it was retired meanwhile.
-        ReferenceMismatchError: the step has no such item, no state, or other leaves; says what there is.
-        CorruptCheckpointError, StorageError.
-    """
-    options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
-    return Reader(path_or_run)._load(reference, step=step, item=item, options=options)
-
-
-def metadata(path_or_run: StorageUrl, step: int | None = None) -> StepMetadata:
-    """What the checkpoint at a path, or a step of a run (None: the newest), holds. Raises as `Reader.metadata`."""
-    return Reader(path_or_run).metadata(step)
