@@ -31,6 +31,7 @@ from raystate.core.retention import choose_retired
 
 MAX_TRIES = 3
 GIVES_WAY_S = 4.0  # for so long a save that is due may hold up snapshots while storage is busy with another one
+FIRST_GIVES_WAY_S = 30.0  # before the first commit of an attempt: what builds packages may still be loading
 REPEAT_S = 15.0
 _REMEMBERED = 256
 
@@ -146,8 +147,12 @@ class Saves:
         room = max(1, self.desk.settings.snapshot_slots - 2)
         for key in waiting[room:]:
             job = self.jobs[key]
-            job.gives_way = job.gives_way or self.desk.now_s - job.due_s >= GIVES_WAY_S
+            job.gives_way = job.gives_way or self.desk.now_s - job.due_s >= self._patience_s()
         return sorted(key for place, key in enumerate(waiting) if place < room or not self.jobs[key].gives_way)
+
+    def _patience_s(self) -> float:
+        begun = self.saved or self.failed or any(job.tries > 1 for job in self.jobs.values())
+        return GIVES_WAY_S if begun else FIRST_GIVES_WAY_S
 
     def _by_turn(self, key: SnapshotId) -> tuple[bool, int, str, int]:
         return (self.jobs[key] is not self.running, *_by_step(key))
@@ -326,7 +331,7 @@ class Saves:
     def tick(self) -> None:
         """Act on deadlines, and repeat orders whose answer may be lost."""
         now_s, limit_s = self.desk.now_s, self.desk.settings.save_timeout_s
-        if any(not one.gives_way and now_s - one.due_s >= GIVES_WAY_S for one in self.jobs.values()):
+        if any(not one.gives_way and now_s - one.due_s >= self._patience_s() for one in self.jobs.values()):
             self.desk.stir = True  # what must stay in memory may be less now
         job = self.running
         if job is not None:

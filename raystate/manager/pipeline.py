@@ -24,6 +24,7 @@ from raystate.restored import STATE
 logger = logging.getLogger("raystate")
 
 NO_PROGRESS_S = 4.0  # for so long a promised step may hold up the next one while storage does nothing
+FIRST_PROGRESS_S = 30.0  # the same until a step has become durable: what writes it may still be loading
 PROGRESS_LOOK_S = 0.1
 GRANT_WAIT_S = 5.0  # then training begins without; slots come when the HostActor is back
 LEAST_TABLE_BYTES = 64 << 10  # for items, metrics and custom
@@ -59,6 +60,7 @@ class Pipeline:
         self._running: StepCopy | None = None
         self._paused = 0
         self._slots_come = True  # the last wait for a slot found one
+        self._durable_at_first = joined.newest_step
         self._waited_since_s: float | None = None  # at an agreed step
         self._compared = ""  # the lineage whose first snapshot says what this rank holds for itself
         self._lost: dict[SnapshotId, str] = {}  # promises that were broken here, and not told yet
@@ -146,7 +148,8 @@ class Pipeline:
             if self._progress() != progress:
                 since_s, progress = link.clock(), self._progress()
             word = self._session.host_word()
-            if link.clock() - since_s > NO_PROGRESS_S or (word is not None and word.save_errors):
+            patience_s = FIRST_PROGRESS_S if progress[0] == self._durable_at_first else NO_PROGRESS_S
+            if link.clock() - since_s > patience_s or (word is not None and word.save_errors):
                 self._slots_come = False  # until one does
 
     def _progress(self) -> tuple[int, tuple[int, ...]]:

@@ -150,8 +150,23 @@ def test_a_lost_host_fails_the_save_at_once():
     assert [one.save for one in driver.take(Discard)] == [save]
 
 
+def test_the_first_save_of_an_attempt_has_time():
+    """What builds packages is still loading: steps that are due must not give way for that."""
+    driver = running()
+    driver.auto = False
+    for step in (2, 4, 6):
+        driver.stage(step, promised=True)
+    all_three = tuple(driver.key(step) for step in (2, 4, 6))
+    driver.tick(29.0)
+    assert driver.core.snapshots.keep() == all_three
+    driver.tick(1.0)
+    assert driver.core.snapshots.keep() == (driver.key(2),), "a crash then must not cost all that was trained since"
+
+
 def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
     driver = running()
+    driver.stage(1, promised=True)
+    driver.take(Write)
     driver.auto = False
     for step in (2, 4, 6):
         driver.stage(step, promised=True)
@@ -176,6 +191,8 @@ def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
 def test_a_due_save_that_gave_way_to_another_lineage_holds_up_nobody():
     """The group died while saves were waiting; the next one fills the slots, and its end must not wait for what is gone."""
     driver = running()
+    driver.stage(1, promised=True)
+    driver.take(Write)
     driver.auto = False
     for step in (2, 4):
         driver.stage(step, promised=True)

@@ -151,7 +151,10 @@ def _checked_after_the_decision() -> Any:
 
 def _due_saves_wait() -> Any:
     """(13) A due save waits for storage, however long that is out."""
-    return _patched((pipeline, "NO_PROGRESS_S", 1e6), (saves, "GIVES_WAY_S", 1e6))
+    return _patched(
+        *((pipeline, name, 1e6) for name in ("NO_PROGRESS_S", "FIRST_PROGRESS_S")),
+        *((saves, name, 1e6) for name in ("GIVES_WAY_S", "FIRST_GIVES_WAY_S")),
+    )
 
 
 def _text_is_a_metric() -> Any:
