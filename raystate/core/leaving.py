@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from raystate.core.agreement import Agreement
-from raystate.core.desk import NAMED, Barrier, Desk, Lookout
+from raystate.core.desk import NAMED, Barrier, Desk, Lookout, named
 from raystate.core.group import Group, Joins
 from raystate.core.inquiry import Inquiry
 from raystate.core.journal import Journal
@@ -154,6 +154,8 @@ class Leaving:
     def _unheard_of(self, group: Group | None) -> str:
         """Whose report has to come before anything is decided about the end; "" if nobody's."""
         if group is not None:
+            if gathering := self.snapshots.gathering:  # a rank that has saved nothing since its restore has no word to be heard
+                return f"no report of hosts {named(sorted(gathering))}"
             ranks = range(group.world or 0)
             rank = self._unheard.first(ranks, lambda rank: not group.heard(rank, self._left[rank].word))
             return "" if rank is None else f"no report of what {self.joins.where([rank])} has saved"

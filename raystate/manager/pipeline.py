@@ -24,7 +24,7 @@ from raystate.restored import STATE
 logger = logging.getLogger("raystate")
 
 NO_PROGRESS_S = 4.0  # for so long a promised step may hold up the next one while storage does nothing
-FIRST_PROGRESS_S = 30.0  # the same until a step has become durable: what writes it may still be loading
+FIRST_PROGRESS_S = 8.0  # the same until a step has become durable: what writes it may still be loading
 PROGRESS_LOOK_S = 0.1
 GRANT_WAIT_S = 5.0  # then training begins without; slots come when the HostActor is back
 LEAST_TABLE_BYTES = 64 << 10  # for items, metrics and custom

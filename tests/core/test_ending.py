@@ -56,6 +56,20 @@ def test_a_new_coordinator_knows_which_save_of_a_step_is_durable():
     assert driver.replies(FlushReply)[-1].lost == (driver.key(5, again=1),)
 
 
+def test_a_new_coordinator_hears_all_hosts_before_it_ends_a_run():
+    """The model's seed 12677: after a restore from memory the trainers had said nothing yet that could be missing."""
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver.hold(0, 5)
+    mine = replace(driver.staged["a"][0], rank=1)
+    driver.numbers.clear()
+    driver.leave(driver.key(5))
+    assert driver.replies(LeaveReply) == []
+    driver.staged["b"] = [mine]
+    driver.word(1, 5)
+    assert driver.replies(LeaveReply) == [LeaveReply(step=5), LeaveReply(step=5)]
+
+
 def test_flush_has_a_deadline():
     driver = running(save_timeout_s=20.0)
     driver.flush(0, driver.key(2))

@@ -28,7 +28,9 @@ from tests.model.world import Ended, Rank, Violation, World
 CALLS = 14
 TROUBLED_STARTS = 6
 MOST_FLOATS = 300_000  # of an array; the slots of three ranks have to fit into a host's memory
-MOST_WAIT_S = 8.0  # of one due save: an outage is noticed meanwhile, and a staging copy ends
+MOST_WAIT_S = (
+    12.0  # of one due save: an outage is noticed meanwhile, even before the first step is durable, and a staging copy ends
+)
 
 
 @dataclass(frozen=True, kw_only=True)

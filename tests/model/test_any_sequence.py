@@ -24,6 +24,7 @@ KEPT = (
     235,  # a restored step whose save was under way: force said that it needs no other, and nobody waited for it
     389,  # a rank whose newest step was restored counted as having skipped the forced save of that step
     459,  # a rollback returned while the newer steps could still be seen in slow storage
+    12677,  # nothing saved after a restore from memory: a new Coordinator ended the run without having heard the hosts that held it
     323,  # a Coordinator that was killed came back while storage was out, and ended the run
 )
 
