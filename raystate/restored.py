@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,12 +18,10 @@ from raystate.arrays import (
     restore_tree,
     set_iterators,
 )
-from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
+from raystate.core.errors import ReferenceMismatchError
 from raystate.core.tree import TreeSpec
+from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
-from raystate.storage import Storage, find_package
-
-logger = logging.getLogger("raystate")
 
 STATE = "state"
 
@@ -182,17 +179,6 @@ class _StorageSource:
         return self.reader.read(self.item, [(r.leaf, r.start, r.shape) for r in requests])
 
 
-def open_step(storage: Storage, step: int) -> StepReader:
-    """A step in storage, to be read as its package says where it has one."""
-    try:
-        package = find_package(storage, step)
-    except CorruptCheckpointError as error:
-        # Its data are protected by checksums of their own; only the small files can't be checked without it.
-        logger.warning("step %d is read without its package: %s", step, error.message)
-        package = None
-    return StepReader(storage, str(step), package=package)
-
-
 def content_from_storage(reader: StepReader, step: int) -> StepContent:
     """A step in storage: raystate's own, or stock Orbax's. One without a state can be looked at, and its other items read.
 
@@ -207,7 +193,9 @@ def content_from_storage(reader: StepReader, step: int) -> StepContent:
         state_item = reader.state_item()
     except ReferenceMismatchError as mistake:
         no_state = mistake
-    orbax_name = {(STATE if name == state_item else name): name for name in arrays}
+    orbax_name = {(STATE if name == state_item and name in STATE_ITEMS else name): name for name in arrays}
+    if no_state is None:
+        orbax_name[STATE] = state_item  # which also keeps a name of its own
     return StepContent(
         step=step,
         tier="storage",

@@ -15,11 +15,12 @@ import jax
 from raystate import fault_points
 from raystate.core.errors import BarrierTimeoutError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
 from raystate.core.messages import RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
+from raystate.inspection import open_step
 from raystate.manager.memory import MemorySnapshot, content_from_memory
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 from raystate.reader import Reader
-from raystate.restored import ReadOptions, Restored, content_from_storage, open_step
+from raystate.restored import ReadOptions, Restored, content_from_storage
 from raystate.storage import Storage
 
 logger = logging.getLogger("raystate")

@@ -32,6 +32,7 @@ _KINDS: dict[str, NodeKind] = {
     "Tuple": "list",  # raystate's trees have no tuples
 }
 _SEQUENCE_KEY = 1
+_LONGEST_LIST = 1 << 24  # a list is made as long as its largest index says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,17 @@ class TreeMetadata:
     zarr3: bool
     ocdbt: bool | None  # None: the file does not say
 
+    @property
+    def has_arrays(self) -> bool:
+        return any(node.kind in ("jax.Array", "np.ndarray") for node in self.nodes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMetadata:
     handlers: dict[str, str]  # item -> name of the handler's class; empty if the file does not say
     custom: dict[str, Any]
+    begun_s: float | None = None  # wall clock; None if the file does not say
+    committed_s: float | None = None
 
 
 def parse_tree(data: bytes, what: str) -> TreeMetadata:
@@ -87,6 +94,8 @@ def parse_step(data: bytes, what: str) -> CheckpointMetadata:
     return CheckpointMetadata(
         handlers={str(k): str(v) for k, v in cast("dict[str, Any]", handlers).items()} if isinstance(handlers, dict) else {},
         custom=raw.get("custom_metadata") or {},
+        begun_s=_seconds(raw.get("init_timestamp_nsecs")),
+        committed_s=_seconds(raw.get("commit_timestamp_nsecs")),
     )
 
 
@@ -120,8 +129,14 @@ def parse_key_impls(data: bytes, what: str) -> dict[str, str]:
         raise CorruptCheckpointError(f"{what} has not the form of Orbax's array metadata: {error!r}", path=what) from error
 
 
+def _seconds(nsecs: object) -> float | None:
+    return nsecs / 1e9 if isinstance(nsecs, int) and nsecs > 0 else None
+
+
 def _node(entry: dict[str, Any], what: str) -> MetadataNode:
     path = tuple(int(key["key"]) if key["key_type"] == _SEQUENCE_KEY else str(key["key"]) for key in entry["key_metadata"])
+    if any(isinstance(key, int) and not 0 <= key < _LONGEST_LIST for key in path):
+        raise CorruptCheckpointError(f"{what}: leaf {path} has an index that no list has", path=what)
     value_type = entry["value_metadata"]["value_type"]
     if value_type not in _KINDS:
         raise CorruptCheckpointError(f"{what}: leaf {path} is of the unknown type {value_type!r}", path=what)

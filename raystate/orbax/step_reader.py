@@ -15,14 +15,15 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import tensorstore as ts
 
-from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError
-from raystate.core.tree import ArraySpec, LeafSpec, Package, TreeSpec
+from raystate.core.errors import CorruptCheckpointError, StepNotFoundError
+from raystate.core.tree import LeafSpec, Package, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
+from raystate.orbax.array_specs import describe_store, plain_spec, read_spec
+from raystate.orbax.state_item import choose_state
 from raystate.orbax.step_metadata import (
     CUSTOM_KEY,
     CheckpointMetadata,
-    MetadataNode,
     TreeMetadata,
     parse_key_impls,
     parse_shardings,
@@ -30,12 +31,14 @@ from raystate.orbax.step_metadata import (
     parse_strings,
     parse_tree,
 )
+from raystate.orbax.stored import StoredValue, stored_values
 
 ItemKind = Literal["arrays", "json", "iterator", "other"]
 
-STATE_ITEMS = ("state", "default")  # raystate's and Orbax v1's name, Orbax v0's
+BARE_ITEM = "state"  # what a tree is called that lies in its folder without an item
 
 _METRICS = "metrics"
+_OF_A_TREE = ("_sharding", "manifest.ocdbt")  # what an item of arrays has beside its metadata
 _ITERATOR_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
 _JSON_FILES = ("metadata", "data.json")  # Orbax v0's and v1's names
 
@@ -51,10 +54,10 @@ class StepReader:
 
     Args:
         storage: where; or a callable prefix -> kvstore spec.
-        step_prefix: the step's folder, such as "1200".
+        step_prefix: the step's folder, such as "1200": of items, or of one tree that lies in it without an item and is the state.
+        step: number of completed steps, for errors; None: as the folder is called.
         package: of a step that raystate wrote. Its bytes are used instead of the published small files, so that only the array
             data, which carry checksums of their own, are taken from there.
-        item: look at nothing but this item of arrays, which is the state then.
         bytes_in_flight: at most so many bytes of arrays are being read at a time (one request may be larger).
         io_concurrency: requests to storage at a time.
         timeout_s: for each wait on storage.
@@ -68,8 +71,8 @@ class StepReader:
         storage: HasKvstore | Callable[[str], dict[str, Any]],
         step_prefix: str,
         *,
+        step: int | None = None,
         package: Package | None = None,
-        item: str | None = None,
         bytes_in_flight: int = 1 << 30,
         io_concurrency: int = 32,
         timeout_s: float = 600.0,
@@ -77,15 +80,15 @@ class StepReader:
         spec_of = storage if callable(storage) else storage.kvstore
         self._base = spec_of(step_prefix.strip("/"))
         last = step_prefix.strip("/").rpartition("/")[2]
-        self._step: int | str = int(last) if last.isdigit() else last
+        self._step: int | str = step if step is not None else int(last) if last.isdigit() else last
         self._package = package
         self._bytes_in_flight = bytes_in_flight
         self._timeout_s = timeout_s
         self._context = kv.context(io_concurrency=io_concurrency)
         self._lock = threading.RLock()
         self._metadata: CheckpointMetadata | None = None
-        self._items: dict[str, ItemKind] | None = None if item is None else {item: "arrays"}
-        self._only = item
+        self._items: dict[str, ItemKind] | None = None
+        self._bare: bool | None = None
         self._trees: dict[str, TreeMetadata] = {}
         self._specs: dict[str, TreeSpec] = {}
         self._stores: dict[str, dict[str, ts.TensorStore]] = {}
@@ -96,35 +99,28 @@ class StepReader:
     def items(self) -> dict[str, ItemKind]:
         """item -> what it is stored as, sorted; metrics are no item. Raises StepNotFoundError if there is no such step."""
         with self._lock:
-            if self._items is None:
+            if self._items is None and self.is_bare():
+                self._items = {BARE_ITEM: "arrays"}
+            elif self._items is None:
                 names = set(self._step_metadata().handlers) or self._listed_items()
                 self._items = {name: self._kind(name) for name in sorted(names - {_METRICS})}
             return dict(self._items)
 
-    def state_item(self) -> str:
-        """The item that holds the state: "state" (raystate, Orbax v1), or "default" (Orbax v0).
+    def is_bare(self) -> bool:
+        """Whether a tree lies in this folder without an item, as `PyTreeCheckpointer` writes it."""
+        with self._lock:
+            if self._bare is None:
+                self._bare = self._file("_METADATA") is not None
+            return self._bare
 
-        Raises:
-            ReferenceMismatchError: the step was written with other items; says which. Nothing is wrong with it.
-            CorruptCheckpointError: its metadata names an item of which nothing is there, or a state that is no tree of arrays.
-        """
-        items = self.items()
-        for name in STATE_ITEMS if self._only is None else (self._only,):
-            if items.get(name) == "arrays":
-                return name
-        lost = [item for item, kind in items.items() if kind == "other" and (item in STATE_ITEMS or not self._names(f"{item}/"))]
-        if lost:
-            message = f"step {self._step} has lost the metadata of its item {lost[0]!r}, of {list(items)}"
-            raise CorruptCheckpointError(message, step=self._step, item=lost[0])
-        arrays = [item for item, kind in items.items() if kind == "arrays"]
-        message = f"step {self._step} has no item 'state' or 'default'"
-        if arrays:
-            named = ", ".join(repr(item) for item in arrays)
-            message += f": its arrays are in {named}. raystate.load(…, item={arrays[0]!r}) reads one item"
-        else:
-            kinds = ", ".join(f"{item!r} ({kind})" for item, kind in items.items() if "/" not in item)
-            message += f" and no other item of arrays; there is {kinds or 'no item at all'}"
-        raise ReferenceMismatchError(message, step=self._step, expected=STATE_ITEMS, got=arrays)
+    def state_item(self) -> str:
+        """The item that holds the state. Raises as `state_item.choose_state`."""
+        return choose_state(
+            self._step,
+            self.items(),
+            has_lost_its_tree=self._has_lost_its_tree,
+            has_arrays=lambda item: self._tree_metadata(item).has_arrays,
+        )
 
     @property
     def save(self) -> str | None:
@@ -168,6 +164,23 @@ class StepReader:
             self.bytes_read += fetched
         return parts
 
+    def item_store(self, item: str) -> dict[str, Any]:
+        """The TensorStore kvstore spec of the folder in which an item lies."""
+        return self._base if self.is_bare() else kv.below(self._base, f"{item}/")
+
+    def spec_of(self, item: str, name: str) -> dict[str, Any]:
+        """The TensorStore spec of an array or scalar, as anybody can open it."""
+        return plain_spec(self.item_store(item), name, zarr3=self._tree_metadata(item).zarr3, ocdbt=self._is_ocdbt(item))
+
+    def stored(self, item: str) -> dict[str, StoredValue] | None:
+        """Key -> where its value lies, of an array item that is an OCDBT database; None: it is plain files."""
+        if not self._is_ocdbt(item):
+            return None
+        with self._named(f"looking at the database of item {item!r}", item=item):
+            specs = self.item_store(item), self._manifest(item) or self.item_store(item)
+            base, manifest = (kv.open_store(spec, timeout_s=self._timeout_s, ctx=self._context) for spec in specs)
+            return stored_values(base, manifest, timeout_s=self._timeout_s)
+
     def has_checksums(self, item: str, name: str) -> bool:
         """Whether the chunks of an array carry checksums, so that `read` refuses a flipped bit."""
         return '"crc32c"' in json.dumps(self._open(item)[name].spec().to_json())
@@ -203,7 +216,7 @@ class StepReader:
 
     def metrics(self) -> dict[str, Any]:
         """What was given to save; empty if nothing was."""
-        if self._only is not None:
+        if self.is_bare():
             return {}
         for name in (f"{_METRICS}/{_METRICS}", f"{_METRICS}/metadata"):
             data = self._file(name)
@@ -216,11 +229,16 @@ class StepReader:
         custom = self._step_metadata().custom
         return custom[CUSTOM_KEY] if set(custom) == {CUSTOM_KEY} else custom or None
 
+    def times(self) -> tuple[float | None, float | None]:
+        """(begin of the save, its commit) in wall clock seconds; None where nobody wrote it down."""
+        metadata = self._step_metadata()
+        return metadata.begun_s, metadata.committed_s
+
     # ------------------------------------------------------------ inside
 
     def _read_tree(self, item: str) -> TreeSpec:
         metadata = self._tree_metadata(item)
-        sharding_data, strings_data = self._file(f"{item}/_sharding"), self._file(f"{item}/_strings.json")
+        sharding_data, strings_data = self._file(self._within(item, "_sharding")), self._file(self._within(item, "_strings.json"))
         shardings = parse_shardings(sharding_data, self._what(f"{item}/_sharding")) if sharding_data else {}
         string_of = parse_strings(strings_data or b"{}", self._what(f"{item}/_strings.json"))
         key_impls = self._key_impls(item)
@@ -234,7 +252,7 @@ class StepReader:
         for node in metadata.nodes:
             match node.kind:
                 case "jax.Array" | "np.ndarray":
-                    array = _array_spec(stores[node.name], shardings.get(node.name), key_impls.get(node.name), node)
+                    array = describe_store(stores[node.name], shardings.get(node.name), key_impls.get(node.name), node)
                     leaves.append(LeafSpec(path=node.path, kind="array", array=array))
                 case "scalar":
                     leaves.append(LeafSpec(path=node.path, kind="scalar", value=scalars[node.name]))
@@ -249,10 +267,10 @@ class StepReader:
 
     def _key_impls(self, item: str) -> dict[str, str]:
         """Parameter name -> implementation of its typed PRNG keys. Every process of a save writes the same; the first will do."""
-        name = f"{item}/array_metadatas/process_0"
+        name = self._within(item, "array_metadatas/process_0")
         data = self._file(name)
         if data is None:
-            for name in self._names(f"{item}/array_metadatas/process_")[:1]:
+            for name in self._names(self._within(item, "array_metadatas/process_"))[:1]:
                 data = self._file(name)
         if data is None:
             return {}  # early Orbax wrote none, and none is written for a tree without a jax.Array
@@ -261,7 +279,7 @@ class StepReader:
     def _tree_metadata(self, item: str) -> TreeMetadata:
         with self._lock:
             if item not in self._trees:
-                data = self._file(f"{item}/_METADATA")
+                data = self._file(self._within(item, "_METADATA"))
                 if data is None:
                     self._step_metadata()  # says so if it is the step that is missing
                     raise CorruptCheckpointError(f"step {self._step} has no array item {item!r}", step=self._step, item=item)
@@ -273,17 +291,15 @@ class StepReader:
         with self._lock:
             if item not in self._stores:
                 metadata = self._tree_metadata(item)
-                base = kv.below(self._base, f"{item}/")
-                ocdbt = metadata.ocdbt
-                if ocdbt is None:
-                    ocdbt = self._file(f"{item}/manifest.ocdbt") is not None
+                base = self.item_store(item)
+                ocdbt = self._is_ocdbt(item)
                 manifest = self._manifest(item) if ocdbt else None
                 if not ocdbt:  # a name is a path then
                     for node in metadata.nodes:
                         self._check_inside(node.name, f"array {node.name!r} of item {item!r}")
                 opening = {
                     node.name: ts.open(
-                        ts.Spec(_read_spec(base, manifest, node.name, zarr3=metadata.zarr3, ocdbt=ocdbt)), context=self._context
+                        ts.Spec(read_spec(base, manifest, node.name, zarr3=metadata.zarr3, ocdbt=ocdbt)), context=self._context
                     )
                     for node in metadata.nodes
                     if node.kind in ("jax.Array", "np.ndarray", "scalar")
@@ -295,9 +311,13 @@ class StepReader:
                 self._stores[item] = stores
             return self._stores[item]
 
+    def _is_ocdbt(self, item: str) -> bool:
+        said = self._tree_metadata(item).ocdbt
+        return said if said is not None else self._file(self._within(item, "manifest.ocdbt")) is not None
+
     def _manifest(self, item: str) -> dict[str, Any] | None:
         """Where the package's manifest of an item's database can be read: in memory. None: where the step has it."""
-        data = self._file(f"{item}/manifest.ocdbt") if self._package is not None else None
+        data = self._file(self._within(item, "manifest.ocdbt")) if self._package is not None else None
         if data is None:
             return None
         spec = {"driver": "memory", "path": f"{item}/"}
@@ -306,8 +326,6 @@ class StepReader:
 
     def _step_metadata(self) -> CheckpointMetadata:
         with self._lock:
-            if self._only is not None:
-                return CheckpointMetadata(handlers={}, custom={})
             if self._metadata is None:
                 data = self._file("_CHECKPOINT_METADATA")
                 if data is None and not self._names(""):
@@ -323,11 +341,18 @@ class StepReader:
         if name.startswith("/") or "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
             raise CorruptCheckpointError(f"step {self._step}: {what} is no name inside the checkpoint", step=self._step, path=name)
 
+    def _within(self, item: str, name: str) -> str:
+        return name if self.is_bare() else f"{item}/{name}"
+
+    def _has_lost_its_tree(self, item: str) -> bool:
+        left = {name.removeprefix(f"{item}/").split("/")[0] for name in self._names(f"{item}/")}
+        return not left or not left.isdisjoint(_OF_A_TREE)
+
     def _listed_items(self) -> set[str]:
         return {name.split("/")[0] for name in self._names("") if "/" in name}
 
     def _kind(self, item: str) -> ItemKind:
-        if self._file(f"{item}/_METADATA") is not None:
+        if self._file(self._within(item, "_METADATA")) is not None:
             return "arrays"
         if any(self._file(f"{item}/{name}") is not None for name in _JSON_FILES):
             return "json"
@@ -359,27 +384,3 @@ class StepReader:
 
     def _named(self, what: str, **facts: Any):
         return kv.named_errors(f"step {self._step}: {what}", damage=True, step=self._step, **facts)
-
-
-def _read_spec(base: dict[str, Any], manifest: dict[str, Any] | None, name: str, *, zarr3: bool, ocdbt: bool) -> dict[str, Any]:
-    return {
-        "driver": "zarr3" if zarr3 else "zarr",
-        "kvstore": kv.ocdbt(base, f"{name}/", manifest=manifest) if ocdbt else kv.below(base, f"{name}/"),
-        "fill_missing_data_reads": False,  # a missing chunk is an error, not zeros
-        "open": True,
-        "recheck_cached_data": False,
-        "recheck_cached_metadata": False,
-    }
-
-
-def _array_spec(store: ts.TensorStore, sharding: str | None, key_impl: str | None, node: MetadataNode) -> ArraySpec:
-    # A dimension of size 0 may have a chunk of 0 in zarr2.
-    chunk = tuple(max(1, size or 1) for size in store.chunk_layout.read_chunk.shape or ())
-    return ArraySpec(
-        shape=tuple(store.shape),
-        dtype=store.dtype.name,
-        chunk=chunk,
-        sharding=sharding,
-        typestr="np.ndarray" if node.kind == "np.ndarray" else "jax.Array",
-        key_impl=key_impl,
-    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from raystate.reader.steps import Reader, StepMetadata
+from raystate.inspection import StepMetadata
+from raystate.reader.steps import Reader
 from raystate.restored import ReadOptions
 from raystate.storage import StorageUrl
 

@@ -6,31 +6,18 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
-from raystate.core.tree import TreeSpec
-from raystate.orbax.step_reader import STATE_ITEMS, StepReader
-from raystate.reader.alone import SingleCheckpoint, single_checkpoint
-from raystate.restored import STATE, ReadOptions, Restored, content_from_storage, open_step
-from raystate.storage import StorageUrl, describe_foreign, foreign_checkpoints, open_storage, visible_steps
-from raystate.storage.names import MARKER
+from raystate.core.errors import ConfigError, StepNotFoundError
+from raystate.inspection import Checkpoints, StepMetadata, look
+from raystate.orbax.state_item import STATE_ITEMS
+from raystate.orbax.step_reader import StepReader
+from raystate.restored import STATE, ReadOptions, Restored, content_from_storage
+from raystate.storage import StorageUrl
 
 T = TypeVar("T")
 
 FOLLOW_POLL_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepMetadata:
-    """What a step holds, without its bytes."""
-
-    step: int
-    trees: Mapping[str, TreeSpec]
-    items: tuple[str, ...]
-    metrics: Mapping[str, float]
-    custom: Any
 
 
 class Reader:
@@ -38,18 +25,19 @@ class Reader:
 
     Args:
         storage: gs://…, file://…, a directory or a PathLike: of a run, or the folder of one step, of one plain Orbax checkpoint or
-            of one of its items.
+            of one of its items. Steps may be named as Orbax does with `step_prefix` or `step_format_fixed_length`.
+
+    Raises:
+        ConfigError: no usable URL, or a file. A directory may be missing yet: it has no steps then.
     """
 
     def __init__(self, storage: StorageUrl):
-        self._storage = open_storage(storage)
+        self._checkpoints = Checkpoints(storage)
         self.bytes_read: int = 0  # array bytes that restores have read from storage
 
     def all_steps(self) -> list[int]:
         """Complete, visible steps, ascending. Of a single checkpoint: its folder's number, 0 if that is none."""
-        if self._alone is None:
-            return sorted(visible_steps(self._storage))
-        return [self._alone.step] if self._alone.is_there() else []
+        return self._checkpoints.steps()
 
     def latest_step(self) -> int | None:
         """The newest of `all_steps`, None if there is none."""
@@ -78,7 +66,7 @@ class Reader:
             try:
                 for step in steps:
                     if step not in by_step:
-                        by_step[step] = self._read_step(step, lambda reader: reader.metrics())
+                        by_step[step] = self._checkpoints.read_existing(step, lambda reader: reader.metrics())
                 break
             except StepNotFoundError:
                 continue  # retired since they were listed
@@ -92,20 +80,12 @@ class Reader:
         return -min(scored)[1] if scored else None
 
     def metadata(self, step: int | None = None) -> StepMetadata:
-        """What a step (None: the newest) holds.
+        """What a step (None: the newest) holds: its trees with an object for each array, its items, metrics and times.
 
         Raises:
             StepNotFoundError: also when retention takes the step meanwhile. CorruptCheckpointError, StorageError.
         """
-
-        def look(chosen: int, reader: StepReader) -> StepMetadata:
-            content = content_from_storage(reader, chosen)
-            names = sorted({*content.json_items, *content.iterators, *content.trees})
-            return StepMetadata(
-                step=chosen, trees=content.trees, items=tuple(names), metrics=dict(content.metrics), custom=content.custom
-            )
-
-        return self._read(step, look)
+        return self._read(step, functools.partial(look, self._checkpoints))
 
     def restore(
         self,
@@ -188,65 +168,7 @@ class Reader:
     # ------------------------------------------------------------ inside
 
     def _read(self, step: int | None, read: Callable[[int, StepReader], T]) -> T:
-        """Read exactly this step; or, None, the newest, also if it is retired under our hands and another one is the newest then."""
-        while True:
-            chosen = self._existing(step)
-            try:
-                return self._read_step(chosen, functools.partial(read, chosen))
-            except StepNotFoundError:
-                if step is not None or self.latest_step() in (None, chosen):
-                    raise
-
-    def _read_step(self, step: int, read: Callable[[StepReader], T]) -> T:
-        """The one place that tells damage from a step that somebody else has retired, or saved anew, while it was read.
-
-        Raises:
-            StepNotFoundError: it is gone.
-            CorruptCheckpointError, StorageError: as `read`; the step is there.
-        """
-        while True:
-            reader: StepReader | None = None
-            try:
-                reader = self._open(step)
-                got = read(reader)
-                # Without a package a small file that goes looks as if it had never been there.
-                if reader.save is not None or step in self.all_steps():
-                    return got
-                raise StepNotFoundError("its files went one after the other")
-            except (CorruptCheckpointError, StorageError, StepNotFoundError) as error:
-                if step not in self.all_steps():
-                    message = f"step {step} of {self._storage.url} was retired while it was read"
-                    raise StepNotFoundError(message, step=step, path=self._storage.url) from error
-                if reader is None or self._open(step).save == reader.save:
-                    raise
-
-    def _existing(self, step: int | None) -> int:
-        steps = self.all_steps()
-        if step is None:
-            if not steps:
-                raise StepNotFoundError(f"{self._storage.url} has no step{self._what_else()}", path=self._storage.url)
-            return steps[-1]
-        if step not in steps:
-            why = self._what_else() if not steps else ""
-            if self._storage.list(str(step), recursive=False):
-                why = f"; there is a folder {step}/, but no {MARKER} in it: an unfinished save, or a copy that has lost its marker"
-            raise StepNotFoundError(
-                f"{self._storage.url} has no step {step}; it has {steps[-10:]}{why}", step=step, path=self._storage.url
-            )
-        return step
-
-    def _what_else(self) -> str:
-        if self._alone is not None:
-            return f": it is the folder of one checkpoint, and has no {MARKER}: unfinished, or a copy that has lost its marker"
-        found = foreign_checkpoints(self._storage)
-        return f": {describe_foreign(self._storage.url, found)}; raystate.load(…) reads one by its own path" if found else ""
-
-    def _open(self, step: int) -> StepReader:
-        return open_step(self._storage, step) if self._alone is None else self._alone.open()
-
-    @functools.cached_property
-    def _alone(self) -> SingleCheckpoint | None:
-        return single_checkpoint(self._storage)
+        return self._checkpoints.read(step, read)
 
 
 def _number(metrics: Mapping[str, Any], names: str | list[str]) -> Iterator[float]:

@@ -1,9 +1,11 @@
 """Objects under a URL: create-once, list, delete; the log of a run and the life of a step on top of them."""
 
+from raystate.storage.absence import why_empty
 from raystate.storage.base import ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.foreign import describe_foreign, foreign_checkpoints, refuse_foreign
 from raystate.storage.garbage import Garbage, assume_dead, assumed_dead, collect_garbage, find_garbage, remove_garbage
 from raystate.storage.log import RunLog
+from raystate.storage.namings import number_in, step_folders
 from raystate.storage.pins import pinned, pinned_steps
 from raystate.storage.steps import StepFolder, data_objects, find_package, foreign_steps, marked_save, visible_steps
 from raystate.storage.url import StorageUrl, canonical_url, open_storage, run_hash
@@ -31,11 +33,14 @@ __all__ = [
     "foreign_checkpoints",
     "foreign_steps",
     "marked_save",
+    "number_in",
     "open_storage",
     "pinned",
     "pinned_steps",
     "refuse_foreign",
     "remove_garbage",
     "run_hash",
+    "step_folders",
     "visible_steps",
+    "why_empty",
 ]

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from raystate.core.messages import SnapshotId, Staged
-from raystate.restored import content_from_storage, open_step
+from raystate.inspection import open_step
+from raystate.restored import content_from_storage
 from raystate.storage import open_storage
 from tests.model.world import Violation
 

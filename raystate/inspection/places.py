@@ -1,0 +1,179 @@
+"""The complete checkpoints at a URL, and how each is opened: steps of a run, of what Orbax alone wrote, or one checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
+from raystate.orbax.step_reader import StepReader
+from raystate.storage import (
+    Storage,
+    StorageUrl,
+    describe_foreign,
+    find_package,
+    foreign_checkpoints,
+    number_in,
+    open_storage,
+    step_folders,
+    why_empty,
+)
+from raystate.storage.names import MARKER, METADATA, TREE_METADATA, step_of
+
+logger = logging.getLogger("raystate")
+
+T = TypeVar("T")
+
+
+def open_step(storage: Storage, step: int, folder: str | None = None) -> StepReader:
+    """A step in storage, to be read as its package says where it has one. `folder`: where it lies; None: where a run has it."""
+    try:
+        package = find_package(storage, step) if folder in (None, str(step)) else None
+    except CorruptCheckpointError as error:
+        # Its data are protected by checksums of their own; only the small files can't be checked without it.
+        logger.warning("step %d is read without its package: %s", step, error.message)
+        package = None
+    return StepReader(storage, folder or str(step), step=step, package=package)
+
+
+class Checkpoints:
+    """Steps of a run, of a directory that Orbax alone wrote, or one checkpoint: the folder of a step, of a tree or of an item.
+
+    Args:
+        url: gs://…, file://…, a directory or a PathLike. Nothing needs to be there yet.
+
+    Raises:
+        ConfigError: it is no usable URL, or a file.
+    """
+
+    def __init__(self, url: StorageUrl):
+        self.storage = open_storage(url)
+        if self.storage.is_directory and self.storage.local_path("").is_file():
+            raise ConfigError(
+                f"storage: {self.storage.url} is a file; expected the directory of a run, of a step or of one checkpoint",
+                field="storage",
+                got=self.storage.url,
+            )
+        self._folders: dict[int, str] = {}
+
+    @functools.cached_property
+    def single(self) -> SingleCheckpoint | None:
+        """The one checkpoint whose folder this is; None: it is a run's, or nothing is there yet."""
+        for name in (TREE_METADATA, METADATA):  # a bare tree may have both
+            if self.storage.exists(name):
+                return SingleCheckpoint(self.storage, name)
+        return None
+
+    def steps(self) -> list[int]:
+        """Complete, visible steps, ascending. Of a single checkpoint: its folder's number, 0 if that is none."""
+        if self.single is not None:
+            return [self.single.step] if self.single.is_there() else []
+        self._folders = step_folders(self.storage)
+        return sorted(self._folders)
+
+    def folder(self, step: int) -> str:
+        """Where a step lies below the storage; "" for a single checkpoint."""
+        return "" if self.single is not None else self._folders.get(step, str(step))
+
+    def open(self, step: int) -> StepReader:
+        """Look at one of `steps`."""
+        return open_step(self.storage, step, self.folder(step)) if self.single is None else self.single.open()
+
+    def existing(self, step: int | None) -> int:
+        """The step itself, or (None) the newest.
+
+        Raises:
+            StepNotFoundError: there is none; says what there is instead.
+        """
+        steps = self.steps()
+        if step is None:
+            if not steps:
+                raise StepNotFoundError(self._without_steps(), path=self.storage.url)
+            return steps[-1]
+        if step not in steps:
+            if not steps:
+                message = self._without_steps()
+            else:
+                message = f"{self.storage.url} has no step {step}; it has {steps[-10:]}"
+            if self.storage.list(str(step), recursive=False):
+                message += (
+                    f"; there is a folder {step}/, but no {MARKER} in it: an unfinished save, or a copy that has lost its marker"
+                )
+            raise StepNotFoundError(message, step=step, path=self.storage.url)
+        return step
+
+    def read(self, step: int | None, read: Callable[[int, StepReader], T]) -> T:
+        """Read exactly this step; or, None, the newest, also if it is retired under our hands and another one is the newest then.
+
+        Raises:
+            StepNotFoundError: there is none, or it was retired meanwhile. Whatever `read` raises.
+        """
+        while True:
+            chosen = self.existing(step)
+            try:
+                return self.read_existing(chosen, functools.partial(read, chosen))
+            except StepNotFoundError:
+                if step is not None or self.steps()[-1:] in ([], [chosen]):
+                    raise
+
+    def read_existing(self, step: int, read: Callable[[StepReader], T]) -> T:
+        """The one place that tells damage from a step that somebody else has retired, or saved anew, while it was read.
+
+        Raises:
+            StepNotFoundError: it is gone.
+            CorruptCheckpointError, StorageError: as `read`; the step is there.
+        """
+        while True:
+            reader: StepReader | None = None
+            try:
+                reader = self.open(step)
+                got = read(reader)
+                # Without a package a small file that goes looks as if it had never been there.
+                if reader.save is not None or step in self.steps():
+                    return got
+                raise StepNotFoundError("its files went one after the other")
+            except (CorruptCheckpointError, StorageError, StepNotFoundError) as error:
+                if step not in self.steps():
+                    message = f"step {step} of {self.storage.url} was retired while it was read"
+                    raise StepNotFoundError(message, step=step, path=self.storage.url) from error
+                if reader is None or self.open(step).save == reader.save:
+                    raise
+
+    def _without_steps(self) -> str:
+        url = self.storage.url
+        if self.single is not None:
+            return f"{url} has no step: it is the folder of one checkpoint, and has no {MARKER}: unfinished, or a copy that has lost it"
+        if empty := why_empty(self.storage):
+            return f"{empty}: no run, no step and no checkpoint"
+        if found := foreign_checkpoints(self.storage):
+            return f"{url} has no step: {describe_foreign(url, found)}; raystate.load(…) reads one by its own path"
+        return f"{url} has no step"
+
+
+class SingleCheckpoint:
+    """The folder of one checkpoint, or of one item: a tree that Orbax wrote without items lies like one.
+
+    Args:
+        storage: its folder.
+        metadata: the file of it that says which of both it is.
+    """
+
+    def __init__(self, storage: Storage, metadata: str):
+        self._storage = storage
+        self._metadata = metadata
+        self._above, _, self._name = storage.url.rpartition("/")
+        self.step = number_in(self._name) or 0
+
+    def is_there(self) -> bool:
+        markers = [self._metadata]
+        if self._metadata == METADATA and not self._storage.is_directory:
+            markers.append(MARKER)
+        return all(self._storage.exists(name) for name in markers)
+
+    def open(self) -> StepReader:
+        if self._metadata == METADATA and step_of(self._name) is not None and not self._above.endswith("/"):
+            return open_step(open_storage(self._above), self.step)
+        named = number_in(self._name)
+        return StepReader(lambda _: self._storage.kvstore(""), self._name, step=named)

@@ -1,0 +1,80 @@
+"""The folders of steps, however they are named: Orbax's managers can put a prefix before the number, and zeros.
+
+Only readers ask here. A run names its steps by plain numbers (`steps.visible_steps`), and does not begin beside other names (`foreign`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+
+from raystate.core.errors import ConfigError
+from raystate.storage.base import Storage
+from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, step_of
+from raystate.storage.steps import visible_steps
+
+_NAME = re.compile(r"(?:(.+)_)?([0-9]+)", re.DOTALL)
+
+Naming = dict[int, str]  # step -> its folder
+
+
+def step_folders(storage: Storage) -> Naming:
+    """The folder of each complete step, by step, ascending.
+
+    Plain numbers come first: beside them, and beside a run's log, other names mean something else, such as a copy of the best step.
+    Without any, folders named as Orbax does with `step_prefix` ("train_1200"), `step_format_fixed_length` ("00001200") or both.
+
+    Raises:
+        ConfigError: there are steps under several such names, and nobody can tell which are meant; lists them.
+        StorageError: storage failed.
+    """
+    folders = [info.name.rstrip("/") for info in storage.list(recursive=False) if info.is_folder]
+    plain = {step: str(step) for step in visible_steps(storage)} if any(step_of(name) is not None for name in folders) else {}
+    if STATE in folders:
+        return plain
+    others = [name for name in folders if step_of(name) is None and _NAME.fullmatch(name) and _is_marked(storage, name)]
+    namings = _namings([*plain.values(), *others])
+    for naming in namings:
+        if naming.keys() >= plain.keys() and (plain or len(namings) == 1):
+            return dict(sorted(naming.items()))
+    if plain or not namings:
+        return plain
+    shown = " and ".join(f"{next(iter(naming.values()))!r} ({len(naming)} steps)" for naming in namings)
+    raise ConfigError(
+        f"{storage.url} holds steps under several names, such as {shown}: give the folder of the step that you mean",
+        field="storage",
+        got=storage.url,
+    )
+
+
+def number_in(folder: str) -> int | None:
+    """The step that a folder's name stands for, under whichever naming; None if it ends in no number of its own."""
+    found = _NAME.fullmatch(folder)
+    return int(found[2]) if found else None
+
+
+def _namings(folders: Iterable[str]) -> list[Naming]:
+    """The folders by what one Orbax manager could have named."""
+    by_prefix: dict[str | None, list[tuple[str, str]]] = defaultdict(list)
+    for name in folders:
+        if found := _NAME.fullmatch(name):
+            by_prefix[found[1]].append((found[2], name))
+    return [{int(digits): name for digits, name in group} for named in by_prefix.values() for group in _by_width(named)]
+
+
+def _by_width(named: list[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """(digits, folder) by width. A manager fills up with zeros to one width; only numbers that need more digits have more."""
+    padded = [one for one in named if step_of(one[0]) is None]
+    rest = [one for one in named if step_of(one[0]) is not None]
+    widths = {len(digits) for digits, _ in padded}
+    if len(widths) <= 1 and all(len(digits) >= max(widths, default=0) for digits, _ in rest):
+        return [named]
+    groups = [[one for one in padded if len(one[0]) == width] for width in sorted(widths)]
+    return [group for group in (rest, *groups) if group]
+
+
+def _is_marked(storage: Storage, folder: str) -> bool:
+    # Of a directory, a folder that has left its temporary name is complete; early Orbax wrote a bare tree without any marker.
+    markers = (MARKER, METADATA, TREE_METADATA) if storage.is_directory else (MARKER,)
+    return any(storage.exists(f"{folder}/{marker}") for marker in markers)
