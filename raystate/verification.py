@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
-import numpy as np
-
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.messages import LogEntry
-from raystate.core.tree import ArraySpec, DataObject, Package, TreeSpec
+from raystate.core.tree import DataObject, Package, TreeSpec
+from raystate.inspection.boxes import boxes_of, nbytes_of
 from raystate.orbax.step_reader import ItemKind, StepReader
 from raystate.storage import ObjectInfo, ObjectMissingError, RunLog, Storage, find_package, marked_save, visible_steps
 from raystate.storage.names import GUARD, LOG, base_name, log_name, number_of, package_name
 from raystate.storage.steps import other_bytes
 
 READERS = 8  # objects that are read through at a time
-_BOX_BYTES = 64 << 20  # of an array, per read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +194,7 @@ def _by_reading(storage: Storage, step: int, bad: list[BadObject], on_bytes: Cal
                 if not storage.list(f"{step}/{item}"):
                     problem = "is named by the step's metadata, and nothing of it is there"
                     bad.append(BadObject(name=f"{step}/{item}", problem=problem))
-    total = sum(_nbytes(leaf.array) for tree in trees for leaf in tree.leaves if leaf.array is not None)
+    total = sum(nbytes_of(leaf.array) for tree in trees for leaf in tree.leaves if leaf.array is not None)
     plain: list[str] = []
     for tree in trees:
         for index, leaf in enumerate(tree.leaves):
@@ -209,7 +205,7 @@ def _by_reading(storage: Storage, step: int, bad: list[BadObject], on_bytes: Cal
             if not reader.has_checksums(tree.item, leaf.name):
                 plain.append(leaf.name)
             try:
-                for start, shape in _boxes(leaf.array):
+                for start, shape in boxes_of(leaf.array):
                     done += sum(part.nbytes for part in reader.read(tree.item, [(index, start, shape)]))
                     on_bytes(done, total)
             except CorruptCheckpointError as error:
@@ -218,18 +214,3 @@ def _by_reading(storage: Storage, step: int, bad: list[BadObject], on_bytes: Cal
         shown = ", ".join(plain[:3]) + (f" and {len(plain) - 3} more" if len(plain) > 3 else "")
         unchecked.append(f"flipped bits in {len(plain)} arrays without checksums ({shown}): only missing or unreadable chunks show")
     return StepReport(step=step, kind="orbax", objects=arrays, nbytes=done, bad=tuple(bad), unchecked=tuple(unchecked))
-
-
-def _nbytes(array: ArraySpec) -> int:
-    return math.prod(array.shape) * np.dtype(array.dtype).itemsize
-
-
-def _boxes(array: ArraySpec) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(start, shape) of slabs of whole chunks along the first dimension, each of about `_BOX_BYTES` at most."""
-    shape, chunk = array.shape, array.chunk
-    if not shape or 0 in shape:
-        yield (0,) * len(shape), shape
-        return
-    rows = max(1, shape[0] * _BOX_BYTES // _nbytes(array) // chunk[0]) * chunk[0]
-    for start in range(0, shape[0], rows):
-        yield (start, *(0,) * (len(shape) - 1)), (min(rows, shape[0] - start), *shape[1:])

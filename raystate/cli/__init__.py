@@ -6,16 +6,18 @@ import sys
 
 import typer
 
-from raystate.cli import gc, story, verify
+from raystate.cli import diff, gc, inspect, ls, story, verify
 from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
 
 app = typer.Typer(
     help="Look after runs that raystate keeps, in a directory or in gs://.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("ls")(ls.ls)
+app.command("inspect")(inspect.inspect)
+app.command("diff")(diff.diff)
 app.command("verify")(verify.verify)
 app.command("gc")(gc.gc)
 app.command("story")(story.story)

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.text import Text
 
 StorageArgument = Annotated[str, typer.Argument(metavar="STORAGE", help="a directory, file://… or gs://bucket/prefix")]
 JsonOption = Annotated[bool, typer.Option("--json", help="one JSON document on standard output, for scripts")]
@@ -16,7 +31,22 @@ progress_out = Console(stderr=True)
 
 
 def print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, sort_keys=True))
+    """NaN and infinities become null: other languages' parsers refuse them."""
+    print(json.dumps(_plain(document), indent=2, sort_keys=True))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {str(key): _plain(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_plain(one) for one in value]
+        case float():
+            return value if math.isfinite(value) else None
+        case datetime():
+            return value.isoformat()
+        case _:
+            return value
 
 
 def size(nbytes: float) -> str:
@@ -30,3 +60,49 @@ def size(nbytes: float) -> str:
 
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def when(moment: datetime | None) -> str:
+    """In the time zone of the terminal."""
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S") if moment is not None else "-"
+
+
+def figure(value: float) -> str:
+    """A metric or a difference, short."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class _Rate(ProgressColumn):
+    """How many a second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f}/s" if speed else "", style="progress.data.speed")
+
+
+def byte_progress(*, quiet: bool) -> Progress:
+    """A bar on standard error for bytes; nothing where that is no terminal, or `quiet`."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+        console=progress_out,
+        transient=True,
+        disable=quiet or not progress_out.is_terminal,
+    )
+
+
+def count_progress(*, quiet: bool) -> Progress:
+    """As `byte_progress`, for things that are counted."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeRemainingColumn(compact=True),
+        console=progress_out,
+        transient=True,
+        disable=quiet or not progress_out.is_terminal,
+    )

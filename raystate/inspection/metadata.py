@@ -257,8 +257,8 @@ def look(checkpoints: Checkpoints, step: int, reader: StepReader) -> StepMetadat
         step=step,
         path="/".join(part for part in (checkpoints.storage.url, checkpoints.folder(step)) if part),
         save=reader.save,
-        began_at=_moment(began_s),
-        committed_at=_moment(committed_s),
+        began_at=moment(began_s),
+        committed_at=moment(committed_s),
         trees={name: nest(spec, arrays[name]) for name, spec in specs.items()},
         items=tuple(sorted(kinds)),
         kinds=dict(sorted(kinds.items())),
@@ -333,7 +333,8 @@ def _sharding(text: str | None) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _moment(seconds: float | None) -> datetime | None:
+def moment(seconds: float | None) -> datetime | None:
+    """Wall clock seconds as UTC; None if they are no time."""
     try:
         return datetime.fromtimestamp(seconds, UTC) if seconds is not None else None
     except (ValueError, OverflowError, OSError):  # a number that is no time

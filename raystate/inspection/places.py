@@ -93,14 +93,13 @@ class Checkpoints:
                 raise StepNotFoundError(self._without_steps(), path=self.storage.url)
             return steps[-1]
         if step not in steps:
-            if not steps:
-                message = self._without_steps()
-            else:
-                message = f"{self.storage.url} has no step {step}; it has {steps[-10:]}"
+            message = f"{self.storage.url} has no step {step}; it has {steps[-10:]}"
             if self.storage.list(str(step), recursive=False):
                 message += (
                     f"; there is a folder {step}/, but no {MARKER} in it: an unfinished save, or a copy that has lost its marker"
                 )
+            elif not steps:
+                message = self._without_steps()
             raise StepNotFoundError(message, step=step, path=self.storage.url)
         return step
 

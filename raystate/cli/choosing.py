@@ -1,0 +1,103 @@
+"""Which arrays of a large tree are shown: filters by name, and sums by the beginning of the names."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from raystate.core.errors import ConfigError
+
+MOST_ROWS = 24  # of a table, unless all are asked for
+
+FilterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--filter",
+        "-f",
+        metavar="GLOB",
+        help="only paths that match, such as 'params.*.kernel' or '*/bias'; a path without * also stands for all below it",
+    ),
+]
+RegexOption = Annotated[
+    str | None, typer.Option("--regex", "-r", metavar="REGEX", help="only paths in which this regular expression is found")
+]
+ItemOption = Annotated[str | None, typer.Option("--item", "-i", metavar="ITEM", help="only this item of the step")]
+AllOption = Annotated[bool, typer.Option("--all", "-a", help="every row, however many there are")]
+
+
+def path_filter(glob: str | None, regex: str | None) -> Callable[[str], bool]:
+    """Whether a path, with dots between its keys, is wanted. In a glob slashes may stand for dots.
+
+    Raises:
+        ConfigError: the regular expression is none.
+    """
+    try:
+        found = re.compile(regex).search if regex is not None else None
+    except re.error as error:
+        raise ConfigError(f"--regex: {regex!r} is no regular expression: {error}", field="regex", got=regex) from error
+    pattern = glob.replace("/", ".").strip(".") if glob is not None else None
+    plain = pattern is not None and not any(char in pattern for char in "*?[")
+
+    def wanted(path: str) -> bool:
+        dotted = path.replace("/", ".")
+        if pattern is None:
+            matches = True
+        elif plain:
+            matches = dotted == pattern or dotted.startswith(f"{pattern}.")
+        else:
+            matches = fnmatch.fnmatchcase(dotted, pattern)
+        return matches and (found is None or found(path) is not None)
+
+    return wanted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """All arrays below one prefix. `path` is the array's own if it is the only one."""
+
+    path: str
+    arrays: int
+    nbytes: int
+    stored: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One array, as far as sums need it."""
+
+    path: tuple[str, ...]
+    nbytes: int
+    stored: int
+
+
+def groups(rows: Iterable[Row], *, depth: int | None) -> list[Group]:
+    """Sums by the first `depth` keys of the paths; None: as deep as fits `MOST_ROWS`."""
+    rows = list(rows)
+    if depth is not None:
+        return _sums(rows, depth)
+    found = _sums(rows, 1)
+    for deeper in range(2, max((len(row.path) for row in rows), default=0) + 1):
+        if len(next_one := _sums(rows, deeper)) > MOST_ROWS:
+            break
+        found = next_one
+    return found
+
+
+def _sums(rows: list[Row], depth: int) -> list[Group]:
+    below: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        below.setdefault(row.path[:depth], []).append(row)
+    return [
+        Group(
+            path=".".join(key if len(found) > 1 else found[0].path),
+            arrays=len(found),
+            nbytes=sum(row.nbytes for row in found),
+            stored=sum(row.stored for row in found),
+        )
+        for key, found in below.items()
+    ]

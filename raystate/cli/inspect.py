@@ -1,0 +1,249 @@
+"""raystate inspect: what a step holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from raystate.cli.array_words import array_document, kind_text, shape_text, sharding_text
+from raystate.cli.choosing import (
+    MOST_ROWS,
+    AllOption,
+    FilterOption,
+    Group,
+    ItemOption,
+    RegexOption,
+    Row,
+    groups,
+    path_filter,
+)
+from raystate.cli.console import JsonOption, StorageArgument, count, figure, out, print_json, progress_out, size, when
+from raystate.cli.one_array import show_array, the_array
+from raystate.core.errors import ConfigError, CorruptCheckpointError
+from raystate.inspection.metadata import ArrayMetadata, StepMetadata, StoredArray, look
+from raystate.inspection.places import Checkpoints
+
+Found = dict[str, dict[str, ArrayMetadata]]  # item -> name -> array
+
+
+class InspectSort(StrEnum):
+    tree = "tree"
+    size = "size"
+    name = "name"
+
+
+def inspect(
+    storage: StorageArgument,
+    step: Annotated[int | None, typer.Argument(metavar="[STEP]", help="without it the newest")] = None,
+    item: ItemOption = None,
+    glob: FilterOption = None,
+    regex: RegexOption = None,
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", "-d", metavar="N", min=1, help="sum up all arrays below the first N keys of their paths"),
+    ] = None,
+    sort: Annotated[InspectSort, typer.Option("--sort", "-s", help="largest first, by name, or as in the tree")] = InspectSort.tree,
+    long: Annotated[bool, typer.Option("--long", "-l", help="chunks, shardings, bytes in storage and writers, too")] = False,
+    everything: AllOption = False,
+    array: Annotated[
+        str | None, typer.Option("--array", metavar="PATH", help="all about one array: keys in storage, TensorStore spec")
+    ] = None,
+    values: Annotated[
+        bool, typer.Option("--values", "-v", help="with --array: its values; of a large one those of a corner")
+    ] = False,
+    at: Annotated[str | None, typer.Option("--at", metavar="BOX", help="with --values: which, as in numpy: '0:4,:8'")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look inside a step: its items, metrics and times, and the tree of its arrays.
+
+    A large tree is summed up by the beginning of its paths; --filter, --depth, --sort and --all show more of it. Exit code 1 if the
+    step, or what is asked of it, is damaged.
+
+    \b
+    Examples:
+      raystate inspect gs://bucket/lm                     the newest step
+      raystate inspect runs/lm 1200 -f 'params.*' -s size the largest parameters
+      raystate inspect runs/lm 1200 --depth 2             sums below two keys
+      raystate inspect runs/lm 1200 --array params.w      one array
+      raystate inspect runs/lm --array params.w --values --at '0:2,:4'
+      raystate inspect /data/some_orbax_checkpoint --json
+    """
+    wanted = path_filter(glob, regex)
+    if (values or at is not None) and array is None:
+        raise ConfigError("--values: say of which array: --array PATH", field="values")
+    checkpoints = Checkpoints(storage)
+    with progress_out.status("reading the metadata of the arrays") if progress_out.is_terminal and not as_json else progress_out:
+        found = checkpoints.read(step, lambda chosen, reader: look(checkpoints, chosen, reader))
+    if item is not None and item not in found.items:
+        raise ConfigError(f"--item: step {found.step} has no item {item!r}; it has {list(found.items)}", field="item", got=item)
+    if array is not None:
+        show_array(the_array(found, item, array), values=values or at is not None, at=at, as_json=as_json)
+        return
+    chosen = {
+        one: {name: info for name, info in arrays.items() if wanted(name)}
+        for one in found.trees
+        if item in (None, one)
+        for arrays in [found.arrays(one)]
+    }
+    stored = _stored(chosen)
+    if as_json:
+        print_json(_document(found, chosen, stored))
+    else:
+        _show_step(found, chosen, stored, whole=glob is None and regex is None and item is None)
+        for one, arrays in chosen.items():
+            _show_arrays(found, one, arrays, stored[one], depth=depth, sort=sort, long=long, everything=everything)
+        if not any(chosen.values()) and (glob is not None or regex is not None):
+            raise ConfigError("no array matches: raystate inspect without --filter and --regex shows which there are")
+    for problem in (one for one in stored.values() if isinstance(one, str)):
+        progress_out.print(f"[red]{escape(problem)}[/]", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def _stored(chosen: Found) -> dict[str, dict[str, StoredArray] | str]:
+    """How each item's arrays are stored; a sentence where that cannot be read, as when the database is damaged."""
+    found: dict[str, dict[str, StoredArray] | str] = {}
+    for item, arrays in chosen.items():
+        try:
+            found[item] = {name: array.stored() for name, array in arrays.items()}
+        except CorruptCheckpointError as error:
+            found[item] = error.message
+    return found
+
+
+# ---------------------------------------------------------------- a step
+
+
+def _show_step(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str, StoredArray] | str], *, whole: bool) -> None:
+    out.print(f"[bold]step {found.step}[/]  {escape(found.path)}")
+    took = ""
+    if found.began_at is not None and found.committed_at is not None:
+        took = f" in {(found.committed_at - found.began_at).total_seconds():.1f} s"
+    who = f"by raystate, save {found.save}" if found.save is not None else "no package of raystate: Orbax's, or a copy"
+    out.print(f"saved   {when(found.committed_at)}{took}; {who}")
+    writers = sorted(
+        {one for by_name in stored.values() if isinstance(by_name, dict) for info in by_name.values() for one in info.writers}
+    )
+    if writers and whole:
+        out.print(f"writers {', '.join(writers[:4])}{f' and {len(writers) - 4} more' if len(writers) > 4 else ''}")
+    if found.metrics:
+        out.print(f"metrics {escape(', '.join(f'{name} {figure(value)}' for name, value in found.metrics.items()))}")
+    if found.custom is not None:
+        out.print(f"custom  {escape(_short(json.dumps(found.custom, default=str)))}")
+    for item, kind in found.kinds.items():
+        if kind == "arrays" and item in chosen:
+            by_name = stored[item]
+            in_storage = f", {size(sum(info.nbytes for info in by_name.values()))} in storage" if isinstance(by_name, dict) else ""
+            arrays = chosen[item].values()
+            others = sum(leaf.kind in ("scalar", "string") for leaf in found.leaves[item])
+            also = f", {count(others, 'other value')}" if others and whole else ""
+            text = f"{count(len(arrays), 'array')}, {size(sum(one.nbytes for one in arrays))}{in_storage}{also}"
+        else:
+            text = {"json": "JSON", "iterator": "iterator states", "other": "not raystate's to read", "arrays": "arrays"}[kind]
+        if whole or item in chosen:
+            out.print(f"item    {escape(item)}: {text}")
+
+
+def _show_arrays(
+    found: StepMetadata,
+    item: str,
+    arrays: Mapping[str, ArrayMetadata],
+    stored: dict[str, StoredArray] | str,
+    *,
+    depth: int | None,
+    sort: InspectSort,
+    long: bool,
+    everything: bool,
+) -> None:
+    if not arrays and not any(leaf.value is not None for leaf in found.leaves[item]):
+        return
+    out.print(f"\n[bold]{escape(item)}[/]")
+    if depth is not None or (len(arrays) > MOST_ROWS and not everything and sort is not InspectSort.size):
+        _show_groups(arrays, stored, depth=depth, sort=sort, everything=everything)
+        return
+    shown = list(arrays.values())
+    if sort is InspectSort.size:
+        shown.sort(key=lambda one: -one.nbytes)
+    elif sort is InspectSort.name:
+        shown.sort(key=lambda one: one.name)
+    cut = shown if everything else shown[:MOST_ROWS]
+    width = min(34, max((len(kind_text(one)) for one in cut), default=0))
+    for one in cut:
+        out.print(f"{size(one.nbytes):>10}  {escape(kind_text(one)):<{width}}  {escape(one.name or '(the item itself)')}")
+        if long:
+            parts = [f"chunks {shape_text(one.chunk)}", sharding_text(one)]
+            if isinstance(stored, dict):
+                info = stored[one.name]
+                parts += [f"{size(info.nbytes)} in storage", *([f"by {', '.join(info.writers)}"] if info.writers else [])]
+            out.print(f"{'':>10}  [dim]{escape('; '.join(part for part in parts if part))}[/]")
+    if len(cut) < len(shown):
+        out.print(f"… and {len(shown) - len(cut):,} more: --all, or fewer with --filter")
+    if len(arrays) == len(found.arrays(item)):
+        others = [leaf for leaf in found.leaves[item] if leaf.kind in ("scalar", "string")]
+        for leaf in others if everything else others[:MOST_ROWS]:
+            out.print(f"{'':>10}  {escape(_short(json.dumps(leaf.value, default=str), width)):<{width}}  {escape(leaf.name)}")
+        if len(others) > MOST_ROWS and not everything:
+            out.print(f"… and {len(others) - MOST_ROWS:,} more scalars and strings: --all")
+
+
+def _show_groups(
+    arrays: Mapping[str, ArrayMetadata],
+    stored: dict[str, StoredArray] | str,
+    *,
+    depth: int | None,
+    sort: InspectSort,
+    everything: bool,
+) -> None:
+    rows = [
+        Row(
+            path=tuple(str(key) for key in one.path),
+            nbytes=one.nbytes,
+            stored=stored[one.name].nbytes if isinstance(stored, dict) else 0,
+        )
+        for one in arrays.values()
+    ]
+    found: list[Group] = groups(rows, depth=depth)
+    if sort is InspectSort.size:
+        found.sort(key=lambda group: -group.nbytes)
+    elif sort is InspectSort.name:
+        found.sort(key=lambda group: group.path)
+    cut = found if everything else found[:MOST_ROWS]
+    out.print(f"{'size':>10}  {'in storage':>10}  {'arrays':>7}  below")
+    for group in cut:
+        in_storage = size(group.stored) if isinstance(stored, dict) else "?"
+        out.print(f"{size(group.nbytes):>10}  {in_storage:>10}  {group.arrays:>7,}  {escape(group.path)}")
+    if len(cut) < len(found):
+        out.print(f"… and {len(found) - len(cut):,} more: --all, or fewer with --filter")
+    elif depth is None:
+        out.print("Sums. One row for each array: --all; fewer: --filter 'params.*.kernel', or --depth N")
+
+
+def _document(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str, StoredArray] | str]) -> dict[str, Any]:
+    return {
+        "step": found.step,
+        "path": found.path,
+        "save": found.save,
+        "began_at": found.began_at,
+        "committed_at": found.committed_at,
+        "items": found.kinds,
+        "metrics": found.metrics,
+        "custom": found.custom,
+        "arrays": [
+            array_document(one, by_name[name] if isinstance(by_name := stored[item], dict) else None)
+            for item, arrays in chosen.items()
+            for name, one in arrays.items()
+        ],
+        "values": {
+            item: {leaf.name: leaf.value for leaf in found.leaves[item] if leaf.kind in ("scalar", "string")} for item in chosen
+        },
+        "problems": [one for one in stored.values() if isinstance(one, str)],
+    }
+
+
+def _short(text: str, most: int = 60) -> str:
+    most = max(most, 12)
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,0 +1,102 @@
+"""raystate ls: which steps there are."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from raystate.cli.choosing import AllOption
+from raystate.cli.console import JsonOption, StorageArgument, count, count_progress, figure, out, print_json, size, when
+from raystate.core.errors import ConfigError
+from raystate.inspection.listing import StepSummary, beside, summarize
+from raystate.inspection.places import Checkpoints
+
+_SHOWN = 20
+_LOOKS = 8  # steps that are looked at at a time
+
+
+def ls(
+    storage: StorageArgument,
+    last: Annotated[int, typer.Option("--last", "-n", metavar="N", min=1, help="only the newest N steps")] = _SHOWN,
+    everything: AllOption = False,
+    sort: Annotated[str, typer.Option("--sort", "-s", metavar="KEY", help="step, time, size, or the name of a metric")] = "step",
+    as_json: JsonOption = False,
+) -> None:
+    """List the steps of a run, or of a directory that Orbax wrote.
+
+    Shows when each was saved, its size in storage, its items and its metrics; the newest come last. Exit code 1 if a step cannot be
+    looked at.
+
+    \b
+    Examples:
+      raystate ls gs://bucket/lm                 the newest 20 steps
+      raystate ls runs/lm --all --sort loss      all of them, the best last
+      raystate ls runs/lm --json | jq '.steps[-1].nbytes'
+    """
+    checkpoints = Checkpoints(storage)
+    checkpoints.existing(None)
+    steps = checkpoints.steps()
+    chosen = steps if everything or sort not in ("step", "time") else steps[-last:]
+    with count_progress(quiet=as_json) as progress, ThreadPoolExecutor(_LOOKS, thread_name_prefix="raystate-ls") as pool:
+        looks = pool.map(lambda step: summarize(checkpoints, step), chosen)
+        found = [one for one in progress.track(looks, total=len(chosen), description="looking at steps") if one is not None]
+    found = _sorted(found, sort)
+    hidden = 0 if everything else max(0, len(found) - last)
+    found, strange = found[hidden:], beside(checkpoints)
+    if as_json:
+        print_json(
+            {
+                "storage": checkpoints.storage.url,
+                "steps": [{**dataclasses.asdict(one), "items": dict(one.items)} for one in found],
+                "count": len(steps),
+                "incomplete": strange,
+            }
+        )
+    else:
+        _show(checkpoints, found, len(steps), strange)
+    if any(one.problem for one in found):
+        raise typer.Exit(1)
+
+
+def _sorted(found: list[StepSummary], sort: str) -> list[StepSummary]:
+    match sort:
+        case "step":
+            return sorted(found, key=lambda one: one.step)
+        case "time":
+            return sorted(found, key=lambda one: (one.committed_at.timestamp() if one.committed_at else 0.0, one.step))
+        case "size":
+            return sorted(found, key=lambda one: (one.nbytes, one.step))
+    names = sorted({name for one in found for name in one.metrics})
+    if sort not in names:
+        raise ConfigError(f"--sort: expected step, time, size or one of the metrics {names}, not {sort!r}", field="sort", got=sort)
+    # Whatever is best comes last; which way that is, nobody says. A loss falls: the smallest last.
+    return sorted(found, key=lambda one: -value if isinstance(value := one.metrics.get(sort), int | float) else float("-inf"))
+
+
+def _show(checkpoints: Checkpoints, found: list[StepSummary], total: int, strange: list[str]) -> None:
+    rows = [(str(one.step), when(one.committed_at), size(one.nbytes), _holds(one)) for one in found]
+    widths = [max(len(row[column]) for row in [("step", "saved", "size", ""), *rows]) for column in range(3)]
+    out.print(f"[bold]{'step':>{widths[0]}}  {'saved':<{widths[1]}}  {'size':>{widths[2]}}  holds[/]")
+    for (step, saved, nbytes, holds), one in zip(rows, found, strict=True):
+        style = "red" if one.problem else ""
+        out.print(f"{step:>{widths[0]}}  {saved:<{widths[1]}}  {nbytes:>{widths[2]}}  {escape(holds)}", style=style)
+    shown = f"the last {len(found)} of " if len(found) < total else ""
+    out.print(f"{shown}{count(total, 'step')} of {escape(checkpoints.storage.url)}" + (", all of them: --all" if shown else ""))
+    if strange:
+        named = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
+        out.print(f"[yellow]not complete[/] {escape(named)}: unfinished saves, or copies that have lost their markers")
+
+
+def _holds(one: StepSummary) -> str:
+    if one.problem:
+        return f"DAMAGED: {one.problem}"
+    parts = [", ".join(one.items)]
+    if one.metrics:
+        parts.append(", ".join(f"{name} {figure(value)}" for name, value in one.metrics.items()))
+    if one.save is None:
+        parts.append("(Orbax's)")
+    return "  ".join(parts)

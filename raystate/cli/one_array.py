@@ -1,0 +1,101 @@
+"""raystate inspect --array: all about one array."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+
+from raystate.cli.array_words import array_document, kind_text, shape_text, sharding_text
+from raystate.cli.console import count, out, print_json, size
+from raystate.core.errors import ConfigError
+from raystate.inspection.metadata import ArrayMetadata, StepMetadata
+
+_CORNER = 8  # elements of each dimension that are shown of a large array
+_WHOLE = 1 << 20  # elements up to which an array is read for its values
+_KEYS = 8
+
+
+def the_array(found: StepMetadata, item: str | None, path: str) -> ArrayMetadata:
+    named = path.replace("/", ".")
+    matches = [
+        one
+        for in_item in found.trees
+        if item in (None, in_item)
+        for name, one in found.arrays(in_item).items()
+        if path in (name, f"{in_item}:{name}") or named == name.replace("/", ".")
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigError(f"--array: {path!r} is in the items {[one.item for one in matches]}: name one with --item", field="array")
+    names = [name for in_item in found.trees for name in found.arrays(in_item)]
+    close = difflib.get_close_matches(path, names, n=3, cutoff=0.5) or [name for name in names if path in name][:3]
+    hint = f"; did you mean {' or '.join(repr(name) for name in close)}?" if close else ""
+    raise ConfigError(f"--array: step {found.step} has no array {path!r}{hint}", field="array", got=path)
+
+
+def show_array(one: ArrayMetadata, *, values: bool, at: str | None, as_json: bool) -> None:
+    stored = one.stored()
+    start, shape = _box(one, at)
+    got = one.read(start, shape) if values else None
+    if as_json:
+        keys = {key: {"nbytes": value.nbytes, "file": value.file} for key, value in stored.keys.items()}
+        document = {**array_document(one, stored), "keys": keys, "spec": one.spec(), "checksums": one.has_checksums()}
+        if got is not None:
+            document |= {"start": start, "values": got.astype(object).tolist() if got.dtype.kind in "biu" else _listed(got)}
+        print_json(document)
+        return
+    out.print(f"[bold]{escape(one.name or '(the item itself)')}[/]  {escape(kind_text(one))}  {size(one.nbytes)}")
+    out.print(f"item      {escape(one.item)}")
+    out.print(f"chunks    {shape_text(one.chunk)}, {'with' if one.has_checksums() else 'without'} checksums")
+    out.print(f"sharding  {escape(sharding_text(one) or 'none was written down')}")
+    if one.key_impl is not None:
+        out.print(f"keys of   {escape(one.key_impl)}: typed PRNG keys, stored as their data")
+    by = f", by {', '.join(stored.writers)}" if stored.writers else ""
+    out.print(f"stored    {size(stored.nbytes)} in {count(len(stored.keys), 'value')}{by}")
+    for key, value in list(stored.keys.items())[:_KEYS]:
+        out.print(
+            f"{size(value.nbytes):>18}  {escape(key)}{f'  in {escape(value.file)}' if value.file and value.file != key else ''}"
+        )
+    if len(stored.keys) > _KEYS:
+        out.print(f"{'':>18}  … and {len(stored.keys) - _KEYS:,} more: --json")
+    out.print(f"spec      {escape(json.dumps(one.spec()))}")
+    if got is not None:
+        box = ", ".join(f"{first}:{first + length}" for first, length in zip(start, shape, strict=True))
+        out.print(f"values    [{box}]" if shape != one.shape else "values", markup=False)
+        with np.printoptions(linewidth=78, threshold=200, edgeitems=4):
+            out.print(str(got), markup=False)
+
+
+def _listed(got: np.ndarray) -> Any:
+    if got.dtype.kind == "c":
+        return np.stack([got.real, got.imag], axis=-1).tolist()
+    return got.astype(np.float64).tolist()
+
+
+def _box(one: ArrayMetadata, at: str | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(start, shape) of what `--at` says; without it the whole array, or its first corner if it is large."""
+    if at is None:
+        return (0,) * one.ndim, one.shape if one.size <= _WHOLE else tuple(min(_CORNER, whole) for whole in one.shape)
+    parts = [part.strip() for part in at.strip("[] ").split(",")] if at.strip("[] ") else []
+    found = [re.fullmatch(r"(-?\d+)?(:)?(-?\d+)?", part) for part in parts]
+    if len(parts) > one.ndim or not all(found):
+        raise ConfigError(
+            f"--at: expected up to {one.ndim} of 'i', 'i:j', 'i:' or ':j' with commas, not {at!r}", field="at", got=at
+        )
+    slices = [
+        slice(int(part[1] or 0), int(part[3]) if part[3] else None) if part[2] else slice(int(part[1]), int(part[1]) + 1 or None)
+        for part in found
+        if part is not None and part[0]
+    ]
+    if len(slices) < len(parts):
+        raise ConfigError(f"--at: an index is missing in {at!r}", field="at", got=at)
+    bounds = [
+        s.indices(whole)[:2] for s, whole in zip([*slices, *[slice(None)] * (one.ndim - len(slices))], one.shape, strict=True)
+    ]
+    return tuple(first for first, _ in bounds), tuple(max(0, end - first) for first, end in bounds)

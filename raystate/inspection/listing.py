@@ -1,0 +1,70 @@
+"""What there is, in short: each step in one line, and what lies beside the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from raystate.core.errors import CorruptCheckpointError
+from raystate.inspection.metadata import files_of, moment, shown_item
+from raystate.inspection.places import Checkpoints
+from raystate.orbax.step_reader import ItemKind, StepReader
+from raystate.storage import marked_save, number_in
+from raystate.storage.names import STATE
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSummary:
+    """One step.
+
+    Attributes:
+        step: number of completed steps.
+        folder: where it lies below the storage; "": the storage is the step.
+        save: the save of a run that wrote it, as its marker says; None: none does, as of a step that Orbax alone wrote.
+        committed_at: when, UTC; None where nobody wrote it down.
+        nbytes: of all its objects in storage.
+        objects: how many.
+        items: item -> what it is stored as.
+        metrics: what was saved with it.
+        problem: why it cannot be looked at; "": it can. That does not mean that its arrays are fine: `raystate verify`.
+    """
+
+    step: int
+    folder: str
+    save: str | None = None
+    committed_at: datetime | None = None
+    nbytes: int = 0
+    objects: int = 0
+    items: Mapping[str, ItemKind] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+def summarize(checkpoints: Checkpoints, step: int) -> StepSummary | None:
+    """One of `checkpoints.steps()`; None: it was retired meanwhile.
+
+    Raises:
+        StorageError: storage failed, which says nothing about the step.
+    """
+    folder = checkpoints.folder(step)
+    files = files_of(checkpoints, step)
+    facts: dict[str, Any] = {"step": step, "folder": folder, "nbytes": sum(info.size for info in files), "objects": len(files)}
+    try:
+        # Not with its package: that may have megabytes, and nothing of what is asked here needs it.
+        reader = checkpoints.open(step) if not folder else StepReader(checkpoints.storage, folder, step=step)
+        facts |= {"items": {shown_item(reader, name): kind for name, kind in reader.items().items()}, "metrics": reader.metrics()}
+        facts |= {"save": marked_save(checkpoints.storage, step) if folder == str(step) else reader.save}
+        return StepSummary(**facts, committed_at=moment(reader.times()[1]))
+    except (CorruptCheckpointError, FileNotFoundError) as error:
+        return StepSummary(**facts, problem=str(error)) if step in checkpoints.steps() else None
+
+
+def beside(checkpoints: Checkpoints) -> list[str]:
+    """Folders that are named like steps and are none: unfinished saves, or copies that have lost their marker; at most a few."""
+    if checkpoints.single is not None:
+        return []
+    steps = {checkpoints.folder(step) for step in checkpoints.steps()}
+    found = [info.name for info in checkpoints.storage.list(recursive=False) if info.is_folder]
+    return [name for name in found if (bare := name.rstrip("/")) not in steps and bare != STATE and number_in(bare) is not None]
