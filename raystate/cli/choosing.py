@@ -12,7 +12,7 @@ import typer
 
 from raystate.core.errors import ConfigError
 
-MOST_ROWS = 24  # of a table, unless all are asked for
+MOST_ROWS = 20  # of a table, unless all are asked for
 
 FilterOption = Annotated[
     str | None,
@@ -27,6 +27,9 @@ RegexOption = Annotated[
     str | None, typer.Option("--regex", "-r", metavar="REGEX", help="only paths in which this regular expression is found")
 ]
 ItemOption = Annotated[str | None, typer.Option("--item", "-i", metavar="ITEM", help="only this item of the step")]
+DepthOption = Annotated[
+    int | None, typer.Option("--depth", "-d", metavar="N", min=1, help="sum up all arrays below the first N keys of their paths")
+]
 AllOption = Annotated[bool, typer.Option("--all", "-a", help="every row, however many there are")]
 
 

@@ -23,6 +23,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from raystate.orbax.step_reader import StepReader
+
 StorageArgument = Annotated[str, typer.Argument(metavar="STORAGE", help="a directory, file://… or gs://bucket/prefix")]
 JsonOption = Annotated[bool, typer.Option("--json", help="one JSON document on standard output, for scripts")]
 
@@ -106,3 +108,10 @@ def count_progress(*, quiet: bool) -> Progress:
         transient=True,
         disable=quiet or not progress_out.is_terminal,
     )
+
+
+def watched(reader: StepReader, progress: Progress) -> StepReader:
+    """The same, with a bar for the time in which it opens its arrays."""
+    task = progress.add_task("opening arrays", total=None)
+    reader.on_open = lambda done, total: progress.update(task, completed=done, total=total, visible=done < total)
+    return reader

@@ -9,7 +9,7 @@ import typer
 
 from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size
 from raystate.core.errors import StepNotFoundError
-from raystate.storage import assume_dead, find_garbage, open_storage, remove_garbage, why_empty
+from raystate.storage import assume_dead, find_garbage, is_missing, open_storage, remove_garbage, why_empty
 
 
 def gc(
@@ -30,8 +30,8 @@ def gc(
     Never touches what is live, what the newest attempt may still be writing, or steps that were set aside. Safe beside a training.
     """
     run = open_storage(storage)
-    if empty := why_empty(run):
-        raise StepNotFoundError(f"{empty}: no run to look after", path=run.url)
+    if is_missing(run):
+        raise StepNotFoundError(f"{run.url} is no run: {why_empty(run)}", path=run.url)
     for attempt in dead or []:
         if not dry_run:
             assume_dead(run, attempt)

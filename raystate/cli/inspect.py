@@ -14,6 +14,7 @@ from raystate.cli.array_words import array_document, kind_text, shape_text, shar
 from raystate.cli.choosing import (
     MOST_ROWS,
     AllOption,
+    DepthOption,
     FilterOption,
     Group,
     ItemOption,
@@ -22,7 +23,19 @@ from raystate.cli.choosing import (
     groups,
     path_filter,
 )
-from raystate.cli.console import JsonOption, StorageArgument, count, figure, out, print_json, progress_out, size, when
+from raystate.cli.console import (
+    JsonOption,
+    StorageArgument,
+    count,
+    count_progress,
+    figure,
+    out,
+    print_json,
+    progress_out,
+    size,
+    watched,
+    when,
+)
 from raystate.cli.one_array import show_array, the_array
 from raystate.core.errors import ConfigError, CorruptCheckpointError
 from raystate.inspection.metadata import ArrayMetadata, StepMetadata, StoredArray, look
@@ -32,9 +45,9 @@ Found = dict[str, dict[str, ArrayMetadata]]  # item -> name -> array
 
 
 class InspectSort(StrEnum):
-    tree = "tree"
-    size = "size"
-    name = "name"
+    as_in_tree = "tree"
+    by_size = "size"
+    by_name = "name"
 
 
 def inspect(
@@ -43,11 +56,10 @@ def inspect(
     item: ItemOption = None,
     glob: FilterOption = None,
     regex: RegexOption = None,
-    depth: Annotated[
-        int | None,
-        typer.Option("--depth", "-d", metavar="N", min=1, help="sum up all arrays below the first N keys of their paths"),
-    ] = None,
-    sort: Annotated[InspectSort, typer.Option("--sort", "-s", help="largest first, by name, or as in the tree")] = InspectSort.tree,
+    depth: DepthOption = None,
+    sort: Annotated[
+        InspectSort, typer.Option("--sort", "-s", help="largest first, by name, or as in the tree")
+    ] = InspectSort.as_in_tree,
     long: Annotated[bool, typer.Option("--long", "-l", help="chunks, shardings, bytes in storage and writers, too")] = False,
     everything: AllOption = False,
     array: Annotated[
@@ -77,8 +89,8 @@ def inspect(
     if (values or at is not None) and array is None:
         raise ConfigError("--values: say of which array: --array PATH", field="values")
     checkpoints = Checkpoints(storage)
-    with progress_out.status("reading the metadata of the arrays") if progress_out.is_terminal and not as_json else progress_out:
-        found = checkpoints.read(step, lambda chosen, reader: look(checkpoints, chosen, reader))
+    with count_progress(quiet=as_json) as progress:
+        found = checkpoints.read(step, lambda chosen, reader: look(checkpoints, chosen, watched(reader, progress)))
     if item is not None and item not in found.items:
         raise ConfigError(f"--item: step {found.step} has no item {item!r}; it has {list(found.items)}", field="item", got=item)
     if array is not None:
@@ -162,13 +174,13 @@ def _show_arrays(
     if not arrays and not any(leaf.value is not None for leaf in found.leaves[item]):
         return
     out.print(f"\n[bold]{escape(item)}[/]")
-    if depth is not None or (len(arrays) > MOST_ROWS and not everything and sort is not InspectSort.size):
+    if depth is not None or (len(arrays) > MOST_ROWS and not everything and sort is not InspectSort.by_size):
         _show_groups(arrays, stored, depth=depth, sort=sort, everything=everything)
         return
     shown = list(arrays.values())
-    if sort is InspectSort.size:
+    if sort is InspectSort.by_size:
         shown.sort(key=lambda one: -one.nbytes)
-    elif sort is InspectSort.name:
+    elif sort is InspectSort.by_name:
         shown.sort(key=lambda one: one.name)
     cut = shown if everything else shown[:MOST_ROWS]
     width = min(34, max((len(kind_text(one)) for one in cut), default=0))
@@ -207,9 +219,9 @@ def _show_groups(
         for one in arrays.values()
     ]
     found: list[Group] = groups(rows, depth=depth)
-    if sort is InspectSort.size:
+    if sort is InspectSort.by_size:
         found.sort(key=lambda group: -group.nbytes)
-    elif sort is InspectSort.name:
+    elif sort is InspectSort.by_name:
         found.sort(key=lambda group: group.path)
     cut = found if everything else found[:MOST_ROWS]
     out.print(f"{'size':>10}  {'in storage':>10}  {'arrays':>7}  below")

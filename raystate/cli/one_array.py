@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -59,11 +60,12 @@ def show_array(one: ArrayMetadata, *, values: bool, at: str | None, as_json: boo
     by = f", by {', '.join(stored.writers)}" if stored.writers else ""
     out.print(f"stored    {size(stored.nbytes)} in {count(len(stored.keys), 'value')}{by}")
     for key, value in list(stored.keys.items())[:_KEYS]:
-        out.print(
-            f"{size(value.nbytes):>18}  {escape(key)}{f'  in {escape(value.file)}' if value.file and value.file != key else ''}"
-        )
+        out.print(f"{size(value.nbytes):>10}  {escape(key)}")
     if len(stored.keys) > _KEYS:
-        out.print(f"{'':>18}  … and {len(stored.keys) - _KEYS:,} more: --json")
+        out.print(f"{'':>10}  … and {len(stored.keys) - _KEYS:,} more: --json")
+    files = Counter(value.file for key, value in stored.keys.items() if value.file not in ("", key))
+    for file, values_in_it in files.most_common(_KEYS):
+        out.print(f"{values_in_it:>10}  in {escape(file)}")
     out.print(f"spec      {escape(json.dumps(one.spec()))}")
     if got is not None:
         box = ", ".join(f"{first}:{first + length}" for first, length in zip(start, shape, strict=True))
@@ -74,7 +76,7 @@ def show_array(one: ArrayMetadata, *, values: bool, at: str | None, as_json: boo
 
 def _listed(got: np.ndarray) -> Any:
     if got.dtype.kind == "c":
-        return np.stack([got.real, got.imag], axis=-1).tolist()
+        return np.stack([np.real(got), np.imag(got)], axis=-1).tolist()
     return got.astype(np.float64).tolist()
 
 

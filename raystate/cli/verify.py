@@ -6,11 +6,10 @@ import dataclasses
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, progress_out, size
+from raystate.cli.console import JsonOption, StorageArgument, byte_progress, count, out, print_json, size
 from raystate.core.errors import StepNotFoundError
-from raystate.storage import describe_foreign, foreign_checkpoints, open_storage, visible_steps
+from raystate.storage import describe_foreign, foreign_checkpoints, open_storage, visible_steps, why_empty
 from raystate.verification import StepReport, verify_log, verify_step
 
 
@@ -26,17 +25,14 @@ def verify(
     """
     run = open_storage(storage)
     steps = visible_steps(run)
-    if step is not None and step not in steps:
+    if steps and step is not None and step not in steps:
         raise StepNotFoundError(f"{run.url} has no step {step}; it has {list(steps[-10:])}", step=step)
     if not steps:
-        found = foreign_checkpoints(run)
-        raise StepNotFoundError(f"{run.url} has no step{f': {describe_foreign(run.url, found)}' if found else ''}")
+        why = why_empty(run) or ((found := foreign_checkpoints(run)) and describe_foreign(run.url, found))
+        raise StepNotFoundError(f"{run.url} has no step{f': {why}' if why else ''}")
     log = () if step is not None else verify_log(run)
     reports: list[StepReport] = []
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn(),
-        console=progress_out, transient=True, disable=as_json or not progress_out.is_terminal,
-    ) as progress:  # fmt: skip
+    with byte_progress(quiet=as_json) as progress:
         for one in steps if step is None else (step,):
             task = progress.add_task(f"step {one}", total=None)
             reports.append(

@@ -70,6 +70,32 @@ class TreeSpec:
         return cls(item=raw["item"], leaves=tuple(_leaf_from_json(leaf) for leaf in raw["leaves"]))
 
 
+def nest(leaves: Sequence[LeafSpec], values: Sequence[Any]) -> Any:
+    """Nested dicts and lists by the leaves' paths, with one value for each; a list with gaps, which others wrote, has None in them."""
+    if len(leaves) == 1 and not leaves[0].path:
+        return values[0]
+    root = _Branch()
+    for leaf, value in zip(leaves, values, strict=True):
+        node = root
+        for key in leaf.path[:-1]:
+            node = node.setdefault(key, _Branch())
+        node[leaf.path[-1]] = value
+    return _settle(root)
+
+
+class _Branch(dict[PathKey, Any]):
+    """An inner node while the tree grows; a plain dict is an empty leaf."""
+
+
+def _settle(node: Any) -> Any:
+    if not isinstance(node, _Branch):
+        return node
+    children: dict[Any, Any] = {key: _settle(child) for key, child in node.items()}
+    if children and all(isinstance(key, int) for key in children):
+        return [children.get(index) for index in range(max(children) + 1)]
+    return children
+
+
 def _leaf_from_json(raw: dict[str, Any]) -> LeafSpec:
     array: ArraySpec | None = None
     fields: dict[str, Any] | None = raw["array"]

@@ -14,7 +14,7 @@ import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "floa
 import numpy as np
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
-from raystate.core.tree import LeafSpec, PathKey, TreeSpec
+from raystate.core.tree import LeafSpec, PathKey, TreeSpec, nest
 from raystate.inspection.places import Checkpoints
 from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import ItemKind, StepReader
@@ -249,7 +249,7 @@ def look(checkpoints: Checkpoints, step: int, reader: StepReader) -> StepMetadat
         CorruptCheckpointError: what its metadata say is not there. StepNotFoundError, StorageError.
     """
     asked = AskedStep(checkpoints, step, reader)
-    kinds = {shown_item(reader, name): kind for name, kind in reader.items().items()}
+    kinds: dict[str, ItemKind] = {shown_item(reader, name): kind for name, kind in reader.items().items()}
     specs = {name: reader.tree(orbax_item(reader, name)) for name, kind in kinds.items() if kind == "arrays"}
     arrays = {name: dict(_arrays(name, spec, asked)) for name, spec in specs.items()}
     began_s, committed_s = reader.times()
@@ -259,7 +259,7 @@ def look(checkpoints: Checkpoints, step: int, reader: StepReader) -> StepMetadat
         save=reader.save,
         began_at=moment(began_s),
         committed_at=moment(committed_s),
-        trees={name: nest(spec, arrays[name]) for name, spec in specs.items()},
+        trees={name: nest(spec.leaves, [_leaf(leaf, arrays[name]) for leaf in spec.leaves]) for name, spec in specs.items()},
         items=tuple(sorted(kinds)),
         kinds=dict(sorted(kinds.items())),
         metrics=reader.metrics(),
@@ -267,24 +267,6 @@ def look(checkpoints: Checkpoints, step: int, reader: StepReader) -> StepMetadat
         leaves={name: spec.leaves for name, spec in specs.items()},
         _arrays=arrays,
     )
-
-
-def nest(spec: TreeSpec, arrays: Mapping[str, ArrayMetadata]) -> Any:
-    """Nested dicts and lists by path."""
-    values = [_leaf(leaf, arrays) for leaf in spec.leaves]
-    if len(spec.leaves) == 1 and not spec.leaves[0].path:
-        return values[0]
-    root: Any = [] if spec.leaves and isinstance(spec.leaves[0].path[0], int) else {}
-    for leaf, value in zip(spec.leaves, values, strict=True):
-        node = root
-        for key, after in zip(leaf.path, [*leaf.path[1:], None], strict=True):
-            below = value if after is None else [] if isinstance(after, int) else {}
-            if isinstance(node, list):
-                node.extend([None] * (int(key) + 1 - len(node)))  # one with gaps, which others wrote, has None in them
-            if after is None or (node[key] if isinstance(node, list) else node.get(key)) is None:
-                node[key] = below
-            node = node[key]
-    return root
 
 
 # ---------------------------------------------------------------- inside

@@ -145,7 +145,7 @@ class Checkpoints:
         if self.single is not None:
             return f"{url} has no step: it is the folder of one checkpoint, and has no {MARKER}: unfinished, or a copy that has lost it"
         if empty := why_empty(self.storage):
-            return f"{empty}: no run, no step and no checkpoint"
+            return f"{url} has no step: {empty}"
         if found := foreign_checkpoints(self.storage):
             return f"{url} has no step: {describe_foreign(url, found)}; raystate.load(…) reads one by its own path"
         return f"{url} has no step"

@@ -64,6 +64,8 @@ class StepReader:
 
     Attributes:
         bytes_read: bytes of decoded chunks that `read` has fetched so far.
+        on_open: called with (arrays and scalars of an item that are open, all of them) while they are opened, which takes seconds
+            for thousands.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class StepReader:
         self._specs: dict[str, TreeSpec] = {}
         self._stores: dict[str, dict[str, ts.TensorStore]] = {}
         self.bytes_read = 0
+        self.on_open: Callable[[int, int], None] = _ignore
 
     # ------------------------------------------------------------ what there is
 
@@ -308,6 +311,7 @@ class StepReader:
                 for name, future in opening.items():
                     with self._named(f"opening array {name!r} of item {item!r}", item=item, path=name):
                         stores[name] = future.result(timeout=self._timeout_s)
+                    self.on_open(len(stores), len(opening))
                 self._stores[item] = stores
             return self._stores[item]
 
@@ -384,3 +388,7 @@ class StepReader:
 
     def _named(self, what: str, **facts: Any):
         return kv.named_errors(f"step {self._step}: {what}", damage=True, step=self._step, **facts)
+
+
+def _ignore(_done: int, _total: int) -> None:
+    """Nobody watches."""

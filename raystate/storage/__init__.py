@@ -1,6 +1,6 @@
 """Objects under a URL: create-once, list, delete; the log of a run and the life of a step on top of them."""
 
-from raystate.storage.absence import why_empty
+from raystate.storage.absence import is_missing, why_empty
 from raystate.storage.base import ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.foreign import describe_foreign, foreign_checkpoints, refuse_foreign
 from raystate.storage.garbage import Garbage, assume_dead, assumed_dead, collect_garbage, find_garbage, remove_garbage
@@ -32,6 +32,7 @@ __all__ = [
     "find_package",
     "foreign_checkpoints",
     "foreign_steps",
+    "is_missing",
     "marked_save",
     "number_in",
     "open_storage",

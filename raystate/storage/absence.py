@@ -9,22 +9,25 @@ from raystate.storage.base import Storage
 from raystate.storage.url import open_storage
 
 
+def is_missing(storage: Storage) -> bool:
+    """Whether there is nothing at all at the URL. Raises StorageError."""
+    if storage.is_directory:
+        return not storage.local_path("").exists()
+    return not storage.list(recursive=False)
+
+
 def why_empty(storage: Storage) -> str:
-    """One clause that begins with the URL: that there is nothing there, and what may have been meant; "" if something is there.
+    """One clause without a subject's name: that there is nothing at the URL, and what may have been meant; "" if something is there.
 
     Raises:
         StorageError: storage failed.
     """
-    if storage.is_directory:
-        root = storage.local_path("")
-        if root.is_file():
-            return f"{storage.url} is a file, not a directory"
-        if root.is_dir():
-            return "" if storage.list(recursive=False) else f"{storage.url} is an empty directory"
-    elif storage.list(recursive=False):
-        return ""
-    close = _close(storage)
-    return f"there is nothing at {storage.url}" + (f"; did you mean {close}?" if close else "")
+    if is_missing(storage):
+        close = _close(storage)
+        return "there is nothing at that path" + (f"; did you mean {close}?" if close else "")
+    if storage.is_directory and storage.local_path("").is_file():
+        return "it is a file, not a directory"
+    return "" if storage.list(recursive=False) else "it is an empty directory"
 
 
 def _close(storage: Storage) -> str:
