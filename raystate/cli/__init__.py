@@ -10,17 +10,29 @@ from raystate.cli import diff, gc, inspect, ls, story, verify
 from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
 
 app = typer.Typer(
-    help="Look after runs that raystate keeps, in a directory or in gs://.",
+    help="""Look after runs that raystate keeps, and into any checkpoint that Orbax reads.
+
+    STORAGE is a directory or gs://bucket/prefix: of a run, or the folder of one step or checkpoint.
+
+    \b
+    Begin with:
+      raystate ls STORAGE          which steps are there?
+      raystate inspect STORAGE     what is in the newest?
+      raystate diff STORAGE 1 2    what changed from step 1 to step 2?
+      raystate verify STORAGE      is all of it as it was written?
+
+    Exit codes: 0 fine, 1 found a problem or a difference, 2 bad usage.""",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # frames and colours say nothing more, and break lines that are meant to be copied
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("ls")(ls.ls)
-app.command("inspect")(inspect.inspect)
-app.command("diff")(diff.diff)
-app.command("verify")(verify.verify)
-app.command("gc")(gc.gc)
-app.command("story")(story.story)
+app.command("inspect", short_help="Look inside a step: its arrays, items, metrics, times.")(inspect.inspect)
+app.command("diff", short_help="Tell what differs between two steps, and how much.")(diff.diff)
+app.command("verify", short_help="Check that storage holds what was committed.")(verify.verify)
+app.command("gc", short_help="Remove what crashed attempts and retired steps left.")(gc.gc)
+app.command("story", short_help="Tell what became of a step, and why.")(story.story)
 
 
 @app.callback()
@@ -31,7 +43,7 @@ def _top() -> None:
 def main() -> None:
     """Entry point: no traceback for what a user can put right."""
     try:
-        app()
+        app(prog_name="raystate")
     except RaystateError as error:
         print(f"raystate: {error.message}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError | StepNotFoundError) else 1)

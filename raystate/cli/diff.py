@@ -40,7 +40,7 @@ def diff(
     Examples:
       raystate diff runs/lm 1000 1200                    what 200 steps changed
       raystate diff runs/lm 1000 1200 -f 'params.*'      the parameters alone
-      raystate diff runs/lm 1000 1200 --depth 2         sums below two keys of the paths
+      raystate diff runs/lm 1000 1200 --depth 2          sums below two keys
       raystate diff runs/a 500 500 --other runs/b        are two runs the same?
       raystate diff runs/lm 1000 --other gs://bucket/lm  and the copy's newest
     """

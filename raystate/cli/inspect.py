@@ -52,7 +52,7 @@ class InspectSort(StrEnum):
 
 def inspect(
     storage: StorageArgument,
-    step: Annotated[int | None, typer.Argument(metavar="[STEP]", help="without it the newest")] = None,
+    step: Annotated[int | None, typer.Argument(metavar="STEP", help="without it the newest")] = None,
     item: ItemOption = None,
     glob: FilterOption = None,
     regex: RegexOption = None,
@@ -231,7 +231,7 @@ def _show_groups(
     if len(cut) < len(found):
         out.print(f"… and {len(found) - len(cut):,} more: --all, or fewer with --filter")
     elif depth is None:
-        out.print("Sums. One row for each array: --all; fewer: --filter 'params.*.kernel', or --depth N")
+        out.print("These are sums. Each array: --all, or --filter 'params.*.kernel'; others: --depth N")
 
 
 def _document(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str, StoredArray] | str]) -> dict[str, Any]:

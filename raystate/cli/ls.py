@@ -26,7 +26,7 @@ def ls(
     sort: Annotated[str, typer.Option("--sort", "-s", metavar="KEY", help="step, time, size, or the name of a metric")] = "step",
     as_json: JsonOption = False,
 ) -> None:
-    """List the steps of a run, or of a directory that Orbax wrote.
+    """List the steps of a run, or of an Orbax directory.
 
     Shows when each was saved, its size in storage, its items and its metrics; the newest come last. Exit code 1 if a step cannot be
     looked at.

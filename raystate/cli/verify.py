@@ -15,7 +15,7 @@ from raystate.verification import StepReport, verify_log, verify_step
 
 def verify(
     storage: StorageArgument,
-    step: Annotated[int | None, typer.Argument(metavar="[STEP]", help="one step; without it all steps and the run's log")] = None,
+    step: Annotated[int | None, typer.Argument(metavar="STEP", help="one step; without it all steps and the run's log")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check every object of a step, or of a run, against what was committed.

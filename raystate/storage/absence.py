@@ -40,7 +40,7 @@ def _close(storage: Storage) -> str:
         except StorageError:  # a folder that this user may not list
             return ""
         if beside:
-            close = difflib.get_close_matches(missing, beside, n=1)
+            close = difflib.get_close_matches(missing, beside, n=1, cutoff=0.5)
             if not close:
                 return ""
             found = f"{above}/{close[0]}"

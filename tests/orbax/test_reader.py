@@ -18,8 +18,8 @@ import pytest
 
 import raystate
 from raystate.core.tree import Package
+from raystate.inspection import places
 from raystate.orbax.step_reader import StepReader
-from raystate.reader import steps as reader_module
 from raystate.storage import StepFolder, StorageWrapper, open_storage
 from tests.orbax.published import publish
 
@@ -118,7 +118,7 @@ class Moment:
 
         for name in ("_file", "_names", "read"):
             monkeypatch.setattr(StepReader, name, self.hooked(getattr(StepReader, name)))
-        monkeypatch.setattr(reader_module, "open_storage", lambda url: Looked(open_storage(url)))
+        monkeypatch.setattr(places, "open_storage", lambda url: Looked(open_storage(url)))
 
     def hooked(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def called(reader: StepReader, *args: Any) -> Any:

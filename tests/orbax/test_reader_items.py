@@ -40,16 +40,30 @@ with ocp.CheckpointManager(root / "none") as manager:
 with ocp.CheckpointManager(root / "plain") as manager:
     manager.save(3, args=standard(tree(4)))
 for name, options in {
-    "fixed": ocp.CheckpointManagerOptions(step_format_fixed_length=8),
-    "prefixed": ocp.CheckpointManagerOptions(step_prefix="step"),
+    "fixed": ocp.CheckpointManagerOptions(step_format_fixed_length=8, best_fn=lambda metrics: metrics["loss"]),
+    "prefixed": ocp.CheckpointManagerOptions(step_prefix="step", best_fn=lambda metrics: metrics["loss"]),
 }.items():
     with ocp.CheckpointManager(root / name, options=options) as manager:
-        manager.save(1200, args=standard(tree(5)))
+        for step in (20, 1200):
+            manager.save(step, args=standard(tree(5 if step == 1200 else 0)), metrics={"loss": step})
+with ocp.CheckpointManager(root / "both", options=ocp.CheckpointManagerOptions(step_prefix="ckpt", step_format_fixed_length=3)) as manager:
+    for step in (7, 20, 1200):
+        manager.save(step, args=standard(tree(step)))
 with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(root / "bare", tree(6))
+with ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    checkpointer.save(root / "async", tree(9), custom_metadata={"commit": "abc"})
+with ocp.PyTreeCheckpointer() as checkpointer:
+    for step in (4, 5):
+        checkpointer.save(root / "loop" / f"step_{step}", tree(step))
+        checkpointer.save(root / "numbers" / f"{step}", tree(step))
 with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
     checkpointer.save(root / "early", tree(7))
 v1.save_pytree(root / "v1", tree(8))
+v1.save_checkpointables(root / "named", {"net": tree(10), "settings": {"layers": 2}})
+with v1.training.Checkpointer(root / "training") as checkpointer:
+    for step in (3, 5):
+        checkpointer.save_checkpointables(step, {"model": tree(step)})
 """
 
 
@@ -75,7 +89,7 @@ def value(tree: Any) -> float:
 # ---------------------------------------------------------------- a step without a state
 
 
-@pytest.mark.parametrize(("folder", "names"), [("several", ["opt", "params"]), ("one", ["model"]), ("none", ["notes"])])
+@pytest.mark.parametrize(("folder", "names"), [("several", ["opt", "params"]), ("none", ["notes"])])
 def test_a_step_without_a_state_is_a_mistake_that_says_what_is_there(written: Path, folder: str, names: list[str]):
     reader = raystate.Reader(written / folder)
     with pytest.raises(ReferenceMismatchError, match="step 3 has no item 'state' or 'default'") as caught:
@@ -103,7 +117,7 @@ def test_what_the_message_says_works(written: Path):
 
 
 @pytest.mark.parametrize(
-    ("path", "expected"), [("plain", 4), ("plain/3", 4), ("plain/3/default", 4), ("bare", 6), ("early", 7), ("v1", 8)]
+    ("path", "expected"), [("plain", 4), ("plain/3", 4), ("plain/3/default", 4), ("bare", 6), ("early", 7), ("v1", 8), ("async", 9)]
 )
 def test_whatever_orbax_writes_is_read_by_its_path(written: Path, path: str, expected: float):
     assert value(raystate.load(written / path)) == expected
@@ -118,6 +132,27 @@ def test_a_step_without_a_state_can_be_looked_at(written: Path):
 
 def test_stock_names_of_the_state_are_both_known(written: Path):
     assert value(raystate.load(written / "plain", item="default")) == value(raystate.load(written / "plain", item="state")) == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "item", "expected"), [("one", "model", 3), ("one/3", "model", 3), ("named", "net", 10), ("training", "model", 5)]
+)
+def test_row20_the_only_item_with_arrays_is_the_state(written: Path, path: str, item: str, expected: float):
+    assert value(raystate.load(written / path)) == value(raystate.load(written / path, item=item)) == expected
+    assert value(raystate.Reader(written / path).restore().state) == expected
+    found = raystate.metadata(written / path)
+    assert found.trees[item]["w"].shape == (5, 3) and found.trees[item]["w"].read()[0, 0] == expected
+
+
+def test_row20_a_bare_tree_keeps_its_custom_metadata(written: Path):
+    assert raystate.metadata(written / "async").custom == {"commit": "abc"}
+
+
+def test_row20_another_item_that_has_lost_its_tree_may_have_been_the_state(written: Path, tmp_path: Path):
+    shutil.copytree(written / "several", tmp_path / "run")
+    (tmp_path / "run/3/opt/_METADATA").unlink()
+    with pytest.raises(CorruptCheckpointError, match="lost the metadata of its item 'opt'"):
+        raystate.load(tmp_path / "run")
 
 
 @pytest.mark.parametrize("lost", ["3/default/_METADATA", "3/default/_METADATA and package"])
@@ -143,15 +178,61 @@ def test_an_item_of_which_nothing_is_there_is_damage(tmp_path: Path):
 @pytest.mark.parametrize(("folder", "name"), [("fixed", "00001200/"), ("prefixed", "step_1200/")])
 def test_a_run_does_not_begin_beside_steps_under_other_names(written: Path, folder: str, name: str):
     storage = open_storage(written / folder)
-    assert foreign_checkpoints(storage) == (name,)
+    assert name in foreign_checkpoints(storage)
     with pytest.raises(ConfigError, match=name) as caught:
         claim(storage)
     assert caught.value.field == "storage"
     assert not storage.exists(log_name(1))
-    with pytest.raises(StepNotFoundError, match=f"has no step: .*{name}"):
-        raystate.Reader(written / folder).restore()
-    assert raystate.Reader(written / folder).latest_step() is None
     assert value(raystate.load(written / folder / name)) == 5, "and what the message says works"
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("fixed", {20: 0, 1200: 5}),
+        ("prefixed", {20: 0, 1200: 5}),
+        ("both", {7: 7, 20: 20, 1200: 1200}),
+        ("loop", {4: 4, 5: 5}),
+        ("numbers", {4: 4, 5: 5}),
+    ],
+)
+def test_row12_and_row20_steps_under_orbax_s_other_names_are_read(written: Path, folder: str, expected: dict[int, float]):
+    reader = raystate.Reader(written / folder)
+    steps = sorted(expected)
+    assert reader.all_steps() == steps and reader.latest_step() == steps[-1]
+    for step in steps:
+        assert value(raystate.load(written / folder, step=step)) == expected[step]
+        assert reader.metadata(step).step == step
+    assert value(reader.restore().state) == expected[steps[-1]]
+    assert [restored.step for restored in reader.follow(timeout_s=0.0)] == steps[-1:]
+    with pytest.raises(StepNotFoundError, match="has no step 6"):
+        reader.metadata(6)
+    if folder in ("fixed", "prefixed"):
+        assert reader.best_step("loss") == 20
+        assert raystate.Reader(written / folder / ("00000020" if folder == "fixed" else "step_20")).all_steps() == [20]
+
+
+def test_row12_which_names_are_meant_must_be_plain(written: Path, tmp_path: Path):
+    shutil.copytree(written / "prefixed/step_20", tmp_path / "step_20")
+    shutil.copytree(written / "prefixed/step_20", tmp_path / "best_20")
+    with pytest.raises(ConfigError, match=r"several names, such as '(best|step)_20' \(1 steps\) and"):
+        raystate.Reader(tmp_path).all_steps()
+    shutil.copytree(written / "prefixed/step_1200", tmp_path / "1200")
+    assert raystate.Reader(tmp_path).all_steps() == [1200], "plain numbers come first: the others are copies"
+    shutil.copytree(written / "prefixed/step_1200", tmp_path / "00000020")
+    assert raystate.Reader(tmp_path).all_steps() == [1200], "4 digits are no number of a manager that writes 8"
+    (tmp_path / "00000020").rename(tmp_path / "0020")
+    assert raystate.Reader(tmp_path).all_steps() == [20, 1200], "and are one of a manager that writes 4"
+    (tmp_path / ".raystate").mkdir()
+    assert raystate.Reader(tmp_path).all_steps() == [1200], "a run has its steps under plain numbers"
+
+
+def test_row12_unfinished_steps_under_other_names_are_not_read(written: Path, tmp_path: Path):
+    shutil.copytree(written / "prefixed", tmp_path / "run")
+    for marker in ("_CHECKPOINT_METADATA", "commit_success.txt"):
+        (tmp_path / "run/step_1200" / marker).unlink(missing_ok=True)
+    shutil.copytree(written / "prefixed/step_20", tmp_path / "run/step_30.orbax-checkpoint-tmp")
+    assert raystate.Reader(tmp_path / "run").all_steps() == [20]
 
 
 def test_files_of_flax_are_refused(tmp_path: Path):
@@ -234,3 +315,30 @@ def test_an_array_that_points_outside_is_damage(written: Path, tmp_path: Path, k
 def test_a_path_with_a_zero_byte_is_a_mistake():
     with pytest.raises(ConfigError, match="control characters"):
         raystate.load("/tmp/a\0b")
+
+
+# ---------------------------------------------------------------- paths with nothing at them
+
+
+def test_a_path_that_was_mistyped_does_not_look_like_an_empty_run(tmp_path: Path):
+    (tmp_path / "runs" / "lm-large" / "7").mkdir(parents=True)
+    empty, file = tmp_path / "empty", tmp_path / "notes.txt"
+    empty.mkdir()
+    file.write_text("x")
+    for path, said in {
+        tmp_path / "nowhere": "has no step: there is nothing at that path$",
+        tmp_path / "runs" / "lm-lage": f"there is nothing at that path; did you mean file://{tmp_path}/runs/lm-large\\?",
+        tmp_path / "rums" / "lm-large": f"there is nothing at that path; did you mean file://{tmp_path}/runs/lm-large\\?",
+        empty: "has no step: it is an empty directory",
+    }.items():
+        assert raystate.Reader(path).all_steps() == [], "a run may begin there yet"
+        for call in (
+            raystate.load,
+            raystate.metadata,
+            lambda url: raystate.Reader(url).restore(),
+            lambda url: raystate.load(url, step=3),
+        ):
+            with pytest.raises(StepNotFoundError, match=said):
+                call(path)
+    with pytest.raises(ConfigError, match=r"notes.txt is a file; expected the directory of a run"):
+        raystate.Reader(file)

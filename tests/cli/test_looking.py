@@ -1,0 +1,379 @@
+"""`raystate ls`, `inspect` and `diff` as a user types them, in this process: on directories, a bucket, large trees and damage."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore as ts
+
+from raystate.cli import main
+from raystate.inspection import Checkpoints
+from raystate.inspection.differences import compare
+from raystate.storage import Storage, open_storage
+from tests.orbax import from_state
+from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def raystate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command; gives (exit code, standard output, standard error)."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TZ", "UTC")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["raystate", *map(str, arguments)])
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        said = capsys.readouterr()
+        return code or 0, said.out, said.err
+
+    return run
+
+
+def state(step: int) -> dict[str, Any]:
+    kernel = np.arange(12, dtype=np.float32).reshape(3, 4)
+    moved = kernel.copy()
+    if step == 20:
+        moved[1, 2] += 0.5  # 6 -> 6.5
+        moved[2, 3] = 0.0  # 11 -> 0
+    return {
+        "params": {"dense": {"kernel": moved, "bias": np.zeros(4, ml_dtypes.bfloat16)}, "same": np.ones(5)},
+        "table": np.random.default_rng(0).standard_normal((16, 32)),  # too large for the nodes of the database
+        "layers": [{"w": np.full((2, 2), index)} for index in range(2)],
+        "step": step,
+        "name": "größer",
+    }
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 10 and 20 of a run."""
+    root = tmp_path_factory.mktemp("looking") / "run"
+    for step in (10, 20):
+        items = {"json_items": {"vocabulary": {"size": step}}, "iterators": {"data": {0: b'{"next": %d}' % step}}}
+        trees = {"state": state(step), "ema": {"w": np.full(3, 7, np.int64)}}
+        from_state.publish(root, trees, step=step, metrics={"loss": 1 / step}, custom={"commit": "abc"}, **items)
+    return root
+
+
+@pytest.fixture
+def damaged(written: Path, tmp_path: Path) -> Path:
+    """A copy to break."""
+    shutil.copytree(written, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("large") / "run"
+    layers = {f"layer_{i:03d}": {part: {"kernel": np.full(i % 7 + 1, i)} for part in ("attention", "mlp")} for i in range(60)}
+    from_state.publish(root, {"state": {"params": {"decoder": layers}, "count": np.int64(3)}}, step=1)
+    return root
+
+
+def fits(out: str) -> bool:
+    return all(len(line) <= 80 for line in out.splitlines())
+
+
+# ---------------------------------------------------------------- ls
+
+
+def test_row21_ls_shows_each_step(raystate: Command, written: Path):
+    code, out, _ = raystate("ls", written)
+    assert code == 0
+    header, *rows, last = out.splitlines()
+    assert header.split() == ["step", "saved", "size", "holds"]
+    assert [row.split()[0] for row in rows] == ["10", "20"]
+    assert all("data, ema, state, vocabulary  loss 0." in row and "KiB" in row and fits(row) for row in rows)
+    assert last == f"2 steps of file://{written}"
+    code, out, _ = raystate("ls", written, "--json", "--sort", "loss")
+    found = json.loads(out)
+    assert [one["step"] for one in found["steps"]] == [10, 20], "the smallest loss last"
+    on_disk = sum(path.stat().st_size for path in (written / "20").rglob("*") if path.is_file())
+    assert (found["count"], found["steps"][1]["nbytes"], found["steps"][1]["save"]) == (2, on_disk, "a1k1")
+    assert found["steps"][0]["items"] == {"data": "iterator", "ema": "arrays", "state": "arrays", "vocabulary": "json"}
+
+
+def test_row21_ls_shows_the_newest_of_many(raystate: Command, written: Path):
+    code, out, _ = raystate("ls", written, "--last", 1)
+    assert code == 0
+    assert out.splitlines()[1].startswith("  20  ") and "the last 1 of 2 steps" in out and "--all" in out
+    assert len(raystate("ls", written, "-n", 1, "--all")[1].splitlines()) == 4
+
+
+def test_row21_ls_of_damaged_and_unfinished_steps(raystate: Command, damaged: Path):
+    (damaged / "10/_CHECKPOINT_METADATA").write_bytes(b"{")
+    (damaged / "30").mkdir()
+    code, out, _ = raystate("ls", damaged)
+    assert code == 1
+    assert "DAMAGED: _CHECKPOINT_METADATA of step 10 is not JSON" in out.splitlines()[1]
+    assert out.splitlines()[2].split()[0] == "20"
+    assert "not complete 30/: unfinished saves, or copies that have lost their markers" in out
+
+
+# ---------------------------------------------------------------- inspect
+
+
+def test_row21_inspect_shows_a_step(raystate: Command, written: Path):
+    code, out, _ = raystate("inspect", written)
+    assert code == 0 and fits(out)
+    lines = out.splitlines()
+    assert lines[0] == f"step 20  file://{written}/20"
+    assert lines[1].startswith("saved   20") and "Orbax's, or a copy" in lines[1]
+    assert {"writers a1k1h0", "metrics loss 0.05", 'custom  {"commit": "abc"}', "item    vocabulary: JSON"} <= set(lines)
+    assert any(
+        line.startswith("item    state: 6 arrays, 4.2 KiB, ") and line.endswith("in storage, 2 other values") for line in lines
+    )
+    rows = [line.split() for line in lines[lines.index("state") + 1 :]]
+    assert ["48", "B", "float32[3,4]", "params.dense.kernel"] in rows
+    assert ["8", "B", "bfloat16[4]", "params.dense.bias"] in rows
+    assert ["32", "B", "int64[2,2]", "layers.0.w"] in rows
+    assert ["20", "step"] in rows and ['"größer"', "name"] in rows
+
+
+def test_row21_inspect_chooses(raystate: Command, written: Path):
+    def names(*arguments: object) -> list[str]:
+        code, out, _ = raystate("inspect", written, 10, *arguments, "--json")
+        assert code == 0
+        return [f"{one['item']}:{one['name']}" for one in json.loads(out)["arrays"]]
+
+    dense = ["state:params.dense.bias", "state:params.dense.kernel"]
+    assert names("--filter", "params.dense") == names("-f", "params/dense") == names("-f", "*.dense.*") == dense
+    assert names("--filter", "params.den") == [], "a prefix ends with a key"
+    assert names("--regex", "^layers.*w$") == ["state:layers.0.w", "state:layers.1.w"]
+    assert names("-f", "layers.*", "-r", "1") == ["state:layers.1.w"]
+    assert names("--item", "ema") == ["ema:w"]
+    _, out, _ = raystate("inspect", written, 10, "-f", "params", "--sort", "size")
+    assert [line.split()[-1] for line in out.splitlines() if "[" in line] == [
+        "params.dense.kernel",
+        "params.same",
+        "params.dense.bias",
+    ]
+    _, out, _ = raystate("inspect", written, 10, "--depth", 1)
+    assert ["3", "params"] in [row.split()[-2:] for row in out.splitlines()]
+    code, out, _ = raystate("inspect", written, 10, "--long", "-f", "kernel")
+    assert code == 2
+    _, out, _ = raystate("inspect", written, 10, "--long", "-f", "table")
+    assert re.search(r"chunks 16×32; [\d.]+ KiB in storage; by a1k1h0", out)
+
+
+def test_row21_inspect_one_array(raystate: Command, written: Path):
+    code, out, _ = raystate("inspect", written, 20, "--array", "params.dense.kernel", "--at", "1:,2")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "params.dense.kernel  float32[3,4]  48 B"
+    assert "chunks    3×4, with checksums" in lines
+    assert lines[-3:] == ["values    [1:3, 2:3]", "[[ 6.5]", " [10. ]]"]
+    spec = json.loads(next(line for line in lines if line.startswith("spec")).removeprefix("spec"))
+    np.testing.assert_array_equal(ts.open(spec).result().read().result(), state(20)["params"]["dense"]["kernel"])
+    code, out, _ = raystate("inspect", written, "--array", "params/dense/bias", "--values", "--json")
+    found = json.loads(out)
+    assert (code, found["values"], found["dtype"], found["checksums"]) == (0, [0.0] * 4, "bfloat16", True)
+    assert {"params.dense.bias/zarr.json", "params.dense.bias/c/0"} >= found["keys"].keys()
+    code, _, complaint = raystate("inspect", written, "--array", "params.dense.kernal")
+    assert code == 2 and "has no array 'params.dense.kernal'; did you mean 'params.dense.kernel'" in complaint
+    code, _, complaint = raystate("inspect", written, "--array", "w")
+    assert code == 0, "only one item has it"
+    for at in ("a", "1,2,3", "0,,1", "::2"):
+        code, _, complaint = raystate("inspect", written, "--array", "params.dense.kernel", "--at", at)
+        assert code == 2 and "--at: " in complaint, at
+
+
+def test_row21_a_large_tree_does_not_scroll_by(raystate: Command, large: Path):
+    code, out, _ = raystate("inspect", large)
+    assert code == 0 and len(out.splitlines()) < 30 and fits(out)
+    assert any(line.split()[-2:] == ["120", "params.decoder"] for line in out.splitlines()), "as deep as fits"
+    _, out, _ = raystate("inspect", large, "--depth", 3)
+    assert len(out.splitlines()) < 30 and "… and 41 more: --all" in out
+    _, out, _ = raystate("inspect", large, "--sort", "size", "-f", "*.kernel")
+    assert len(out.splitlines()) < 30 and "… and 100 more: --all" in out and fits(out)
+    assert len(raystate("inspect", large, "--all")[1].splitlines()) > 120
+
+
+def test_row21_inspect_of_damaged_steps(raystate: Command, damaged: Path):
+    (damaged / "20/ema/_METADATA").write_bytes(b"[]")
+    code, _, complaint = raystate("inspect", damaged)
+    assert code == 1 and "ema/_METADATA of step 20 is not a JSON object" in complaint
+    manifest = damaged / "10/state/manifest.ocdbt"
+    manifest.write_bytes(manifest.read_bytes()[:-3])
+    code, _, complaint = raystate("inspect", damaged, 10)
+    assert code == 1 and "step 10" in complaint and "state" in complaint
+
+
+@pytest.mark.parametrize("command", [("ls",), ("inspect",), ("inspect", "--json"), ("verify",), ("diff",)])
+def test_row21_a_path_that_is_no_checkpoint(raystate: Command, written: Path, tmp_path: Path, command: tuple[str, ...]):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/list.txt").write_text("x")
+    more = (1, 2) if command == ("diff",) else ()
+    for path, said in {
+        tmp_path / "nots": f"there is nothing at that path; did you mean file://{tmp_path}/notes?",
+        tmp_path / "notes": f"file://{tmp_path}/notes has no step",
+        tmp_path / "notes/list.txt": "is a file",
+    }.items():
+        code, out, complaint = raystate(command[0], path, *more, *command[1:])
+        assert (code, out) == (2, "") and said in " ".join(complaint.split()), path
+
+
+def test_gc_of_a_path_with_nothing_at_it(raystate: Command, tmp_path: Path):
+    (tmp_path / "lm").mkdir()
+    code, _, complaint = raystate("gc", tmp_path / "ln")
+    assert code == 2 and f"there is nothing at that path; did you mean file://{tmp_path}/lm?" in complaint
+    assert not (tmp_path / "ln").exists()
+
+
+# ---------------------------------------------------------------- diff
+
+
+def test_row21_diff_says_what_changed_and_by_how_much(raystate: Command, written: Path):
+    code, out, _ = raystate("diff", written, 10, 20)
+    assert code == 1 and fits(out.replace(str(written), ""))
+    lines = out.splitlines()
+    assert "        1         11  2 of 12                   params.dense.kernel" in lines
+    assert {"step: 10 became 20", 'vocabulary: {"size": 10} became {"size": 20}', "metrics:loss: 0.1 became 0.05"} <= set(lines)
+    assert lines[-1] == "1 of 7 arrays differ (1 in values); 4 of 6 other values"
+    code, out, _ = raystate("diff", written, 10, "--json", "-f", "params")
+    found = json.loads(out)
+    assert (code, found["b"]["step"], found["equal_arrays"]) == (1, 20, 2), "B is the newest"
+    (one,) = found["arrays"]
+    assert (one["name"], one["differing"], one["elements"], one["max_abs"], one["max_rel"]) == ("params.dense.kernel", 2, 12, 11, 1)
+
+
+def test_row21_diff_of_what_is_equal(raystate: Command, written: Path, damaged: Path):
+    code, out, _ = raystate("diff", written, 20, 20, "--other", damaged)
+    assert (code, out.splitlines()[-1]) == (0, "equal, bit for bit: 7 arrays and 6 other values")
+    assert raystate("diff", written, 10, 20, "-f", "layers")[0] == 0
+    code, _, complaint = raystate("diff", written, 10, 20, "-f", "nothing")
+    assert code == 2 and "nothing to compare" in complaint
+    for arguments, said in {
+        (10, "newest"): "expected a step's number or 'latest'",
+        (10, 30): "has no step 30; it has [10, 20]",
+    }.items():
+        code, _, complaint = raystate("diff", written, *arguments)
+        assert code == 2 and said in complaint
+
+
+def test_row21_diff_goes_on_where_an_array_is_damaged(raystate: Command, damaged: Path):
+    for data in (damaged / "10/state").rglob("d/*"):
+        whole = data.read_bytes()
+        data.write_bytes(bytes(255 - byte for byte in whole))
+    code, out, complaint = raystate("diff", damaged, 10, 20)
+    assert code == 1 and ("unreadable" in out or "step 10" in complaint)
+
+
+def test_row21_diff_measures_every_kind_of_array(tmp_path: Path):
+    nan, inf = math.nan, math.inf
+    a: dict[str, Any] = {
+        "nan": np.array([1, nan, nan, inf], np.float32),
+        "zero": np.array([0.0, 1.0]),
+        "huge": np.array([2**63 - 1, -(2**63)], np.int64),
+        "unsigned": np.array([0, 2**64 - 1], np.uint64),
+        "mask": np.array([True, False]),
+        "wave": np.array([3 + 4j, 0], np.complex64),
+        "tiny": np.array([1, -2, 3], ml_dtypes.int4),
+        "half": np.array([1, 2], ml_dtypes.bfloat16),
+        "cast": np.array([1, 2, nan], np.float32),
+        "shape": np.zeros(3),
+        "gone": np.zeros(3),
+        "empty": np.zeros((0, 3)),
+        "scalar": np.float32(2),
+        "order": np.arange(6.0).reshape(2, 3),
+    }
+    b = {
+        **a,
+        "nan": np.array([1, nan, 2, inf], np.float32),
+        "zero": np.array([-0.0, 1.0]),
+        "huge": np.array([2**63 - 2, 2**63 - 1], np.int64),
+        "unsigned": np.array([2**64 - 1, 2**64 - 1], np.uint64),
+        "mask": np.array([True, True]),
+        "wave": np.array([0, 0], np.complex64),
+        "tiny": np.array([1, -2, -3], ml_dtypes.int4),
+        "half": np.array([1, 2.5], ml_dtypes.bfloat16),
+        "cast": np.array([1, 2.5, nan], np.float64),
+        "shape": np.zeros(4),
+        "new": np.zeros(1),
+        "scalar": np.float32(4),
+        "order": np.arange(6.0).reshape(2, 3) * 2,
+    }
+    del b["gone"]
+    for step, tree in ((1, a), (2, b)):
+        from_state.publish(tmp_path, {"state": tree}, step=step)
+    steps = Checkpoints(tmp_path)
+    found = {one.name: one for one in compare(steps.open(1), steps.open(2)).arrays}
+    seen = {name: (one.status, one.differing, one.max_abs, one.max_rel, one.not_finite) for name, one in found.items()}
+    assert seen == {
+        "nan": ("values", 1, 0.0, 0.0, 1),
+        "zero": ("values", 1, 0.0, 0.0, 0),
+        "huge": ("values", 2, float(2**64 - 1), 2.0, 0),
+        "unsigned": ("values", 1, float(2**64 - 1), 1.0, 0),
+        "mask": ("values", 1, 1.0, 1.0, 0),
+        "wave": ("values", 1, 5.0, 1.0, 0),
+        "tiny": ("values", 1, 6.0, 2.0, 0),
+        "half": ("values", 1, 0.5, 0.2, 0),
+        "cast": ("dtype", 1, 0.5, 0.2, 0),
+        "shape": ("shape", 0, 0.0, 0.0, 0),
+        "gone": ("only in A", 0, 0.0, 0.0, 0),
+        "empty": ("equal", 0, 0.0, 0.0, 0),
+        "scalar": ("values", 1, 2.0, 0.5, 0),
+        "order": ("values", 5, 5.0, 0.5, 0),
+        "new": ("only in B", 0, 0.0, 0.0, 0),
+    }
+
+
+def test_row21_diff_sums_up(raystate: Command, large: Path, tmp_path: Path):
+    layers = {
+        f"layer_{i:03d}": {part: {"kernel": np.full(i % 7 + 1, i + (i == 9))} for part in ("mlp", "attention")} for i in range(60)
+    }
+    from_state.publish(tmp_path, {"state": {"params": {"decoder": layers}, "count": np.int64(3)}}, step=1)
+    code, out, _ = raystate("diff", large, 1, "--other", tmp_path, "--depth", 3)
+    assert code == 1
+    assert "      0.1          1  2 of 2                params.decoder.layer_009" in out.splitlines()
+    assert len(out.splitlines()) < 10
+
+
+# ---------------------------------------------------------------- a bucket, completion, examples
+
+
+@pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
+def test_row21_in_a_bucket(raystate: Command, written: Path, tmp_path: Path):
+    with gcs_backend(tmp_path) as bucket:
+        copy(open_storage(written), bucket, "10")
+        code, out, _ = raystate("ls", bucket.url)
+        assert code == 0 and out.splitlines()[1].split()[0] == "10" and "1 step of gs://" in out
+        code, out, _ = raystate("inspect", bucket.url, "--array", "layers.1.w", "--values")
+        assert code == 0 and "[[1 1]\n [1 1]]" in out and '"driver": "gcs"' in out
+        assert raystate("diff", bucket.url, 10, 10, "--other", written)[0] == 0
+        code, _, complaint = raystate("inspect", f"{bucket.url[:-1]}m")
+        assert code == 2 and f"did you mean {bucket.url}?" in complaint
+
+
+def copy(source: Storage, target: Storage, step: str) -> None:
+    for info in sorted(source.list(step), key=lambda info: info.name.endswith("commit_success.txt")):
+        target.create(info.name, source.read(info.name))
+
+
+def test_row21_shells_complete_the_commands(raystate: Command, monkeypatch: pytest.MonkeyPatch):
+    for name, value in {"_RAYSTATE_COMPLETE": "complete_bash", "COMP_WORDS": "raystate in", "COMP_CWORD": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert raystate()[1].split() == ["inspect"]
+
+
+@pytest.mark.parametrize("command", ["ls", "inspect", "diff"])
+def test_row21_help_teaches_by_examples(raystate: Command, command: str):
+    code, out, _ = raystate(command, "--help")
+    assert code == 0 and fits(out)
+    assert out.count(f"\n    raystate {command} ") >= 3
