@@ -109,26 +109,30 @@ def _ignore(_done: int, _total: int) -> None:
     """Nobody watches."""
 
 
-def verify_step(storage: Storage, step: int, *, on_bytes: Callable[[int, int], None] = _ignore) -> StepReport:
+def verify_step(
+    storage: Storage, step: int, *, folder: str | None = None, on_bytes: Callable[[int, int], None] = _ignore
+) -> StepReport:
     """Check everything of one visible step.
 
     Args:
         storage: of the run.
         step: number of completed steps.
+        folder: where it lies, if Orbax named it otherwise; "": the storage is its folder.
         on_bytes: called with (bytes checked so far, bytes in all), from any thread.
 
     Raises:
         StorageError: storage failed, which says nothing about the step.
     """
     bad: list[BadObject] = []
+    folder = str(step) if folder is None else folder
     try:
-        package = find_package(storage, step)
+        package = find_package(storage, step) if folder == str(step) else None
     except CorruptCheckpointError as error:
         bad.append(BadObject(name=str(error.path or f"{step}/"), problem=error.message))
         package = None
     if package is not None:
         return _against_package(storage, package, on_bytes)
-    return _by_reading(storage, step, bad, on_bytes)
+    return _by_reading(storage, step, folder, bad, on_bytes)
 
 
 def _against_package(storage: Storage, package: Package, on_bytes: Callable[[int, int], None]) -> StepReport:
@@ -166,9 +170,9 @@ def _against_package(storage: Storage, package: Package, on_bytes: Callable[[int
     return StepReport(step=package.step, kind="raystate", objects=len(futures), nbytes=total, bad=bad)
 
 
-def _by_reading(storage: Storage, step: int, bad: list[BadObject], on_bytes: Callable[[int, int], None]) -> StepReport:
+def _by_reading(storage: Storage, step: int, folder: str, bad: list[BadObject], on_bytes: Callable[[int, int], None]) -> StepReport:
     """Nothing says what should be there: read everything that the step's own metadata names."""
-    reader = StepReader(storage, str(step))
+    reader, begin = StepReader(storage, folder, step=step), f"{folder}/" if folder else ""
     unchecked = ["its small files (metadata, JSON, iterators): no package tells their bytes"]
     arrays = done = 0
     trees: list[TreeSpec] = []
@@ -177,7 +181,7 @@ def _by_reading(storage: Storage, step: int, bad: list[BadObject], on_bytes: Cal
         try:
             read()
         except CorruptCheckpointError as error:
-            bad.append(BadObject(name=f"{step}/{name}", problem=error.message))
+            bad.append(BadObject(name=f"{begin}{name}", problem=error.message))
 
     kinds: dict[str, ItemKind] = {}
     parse("", lambda: kinds.update(reader.items()))
@@ -191,9 +195,9 @@ def _by_reading(storage: Storage, step: int, bad: list[BadObject], on_bytes: Cal
             case "iterator":
                 parse(item, lambda item=item: reader.iterator_states(item))
             case "other":
-                if not storage.list(f"{step}/{item}"):
+                if not storage.list(f"{begin}{item}"):
                     problem = "is named by the step's metadata, and nothing of it is there"
-                    bad.append(BadObject(name=f"{step}/{item}", problem=problem))
+                    bad.append(BadObject(name=f"{begin}{item}", problem=problem))
     total = sum(nbytes_of(leaf.array) for tree in trees for leaf in tree.leaves if leaf.array is not None)
     plain: list[str] = []
     for tree in trees:
@@ -201,7 +205,7 @@ def _by_reading(storage: Storage, step: int, bad: list[BadObject], on_bytes: Cal
             if leaf.array is None:
                 continue
             arrays += 1
-            name = f"{step}/{tree.item}: {leaf.name}"
+            name = f"{begin}{tree.item}: {leaf.name}"
             if not reader.has_checksums(tree.item, leaf.name):
                 plain.append(leaf.name)
             try:

@@ -121,7 +121,7 @@ def _show_values(values: tuple[ValueDifference, ...]) -> None:
 def _text(value: Any) -> str:
     if value is None:
         return "nothing"
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"
 
 

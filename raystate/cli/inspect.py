@@ -145,7 +145,7 @@ def _show_step(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str
     if found.metrics:
         out.print(f"metrics {escape(', '.join(f'{name} {figure(value)}' for name, value in found.metrics.items()))}")
     if found.custom is not None:
-        out.print(f"custom  {escape(_short(json.dumps(found.custom, default=str)))}")
+        out.print(f"custom  {escape(_short(json.dumps(found.custom, default=str, ensure_ascii=False)))}")
     for item, kind in found.kinds.items():
         if kind == "arrays" and item in chosen:
             by_name = stored[item]
@@ -197,7 +197,8 @@ def _show_arrays(
     if len(arrays) == len(found.arrays(item)):
         others = [leaf for leaf in found.leaves[item] if leaf.kind in ("scalar", "string")]
         for leaf in others if everything else others[:MOST_ROWS]:
-            out.print(f"{'':>10}  {escape(_short(json.dumps(leaf.value, default=str), width)):<{width}}  {escape(leaf.name)}")
+            value = _short(json.dumps(leaf.value, default=str, ensure_ascii=False), width)
+            out.print(f"{'':>10}  {escape(value):<{width}}  {escape(leaf.name)}")
         if len(others) > MOST_ROWS and not everything:
             out.print(f"… and {len(others) - MOST_ROWS:,} more scalars and strings: --all")
 
@@ -231,7 +232,7 @@ def _show_groups(
     if len(cut) < len(found):
         out.print(f"… and {len(found) - len(cut):,} more: --all, or fewer with --filter")
     elif depth is None:
-        out.print("These are sums. Each array: --all, or --filter 'params.*.kernel'; others: --depth N")
+        out.print("Sums; each array: --all, or --filter 'params.*.kernel'; other sums: --depth N")
 
 
 def _document(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str, StoredArray] | str]) -> dict[str, Any]:

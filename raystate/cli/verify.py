@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Annotated
 
 import typer
+from rich.progress import Progress, TaskID
 
 from raystate.cli.console import JsonOption, StorageArgument, byte_progress, count, out, print_json, size
-from raystate.core.errors import StepNotFoundError
-from raystate.storage import describe_foreign, foreign_checkpoints, open_storage, visible_steps, why_empty
+from raystate.inspection.places import Checkpoints
 from raystate.verification import StepReport, verify_log, verify_step
 
 
@@ -23,21 +24,18 @@ def verify(
     A directory is read through; a bucket knows the checksums of its objects. Of a step that Orbax alone wrote, everything is read
     that its metadata name, and what cannot be checked is said. Exit code 1 if anything is bad.
     """
-    run = open_storage(storage)
-    steps = visible_steps(run)
-    if steps and step is not None and step not in steps:
-        raise StepNotFoundError(f"{run.url} has no step {step}; it has {list(steps[-10:])}", step=step)
-    if not steps:
-        why = why_empty(run) or ((found := foreign_checkpoints(run)) and describe_foreign(run.url, found))
-        raise StepNotFoundError(f"{run.url} has no step{f': {why}' if why else ''}")
-    log = () if step is not None else verify_log(run)
+    checkpoints = Checkpoints(storage)
+    run = checkpoints.storage
+    newest = checkpoints.existing(step)
+    steps = checkpoints.steps() if step is None else [newest]
+    log = () if step is not None or checkpoints.single is not None else verify_log(run)
     reports: list[StepReport] = []
     with byte_progress(quiet=as_json) as progress:
-        for one in steps if step is None else (step,):
+        for one in steps:
             task = progress.add_task(f"step {one}", total=None)
-            reports.append(
-                verify_step(run, one, on_bytes=lambda done, total, task=task: progress.update(task, completed=done, total=total))
-            )
+            home, folder = checkpoints.home(one)
+            watch = functools.partial(_update, progress, task)
+            reports.append(verify_step(home, one, folder=folder, on_bytes=watch))
             progress.remove_task(task)
     bad = [*log, *(bad for report in reports for bad in report.bad)]
     if as_json:
@@ -58,6 +56,10 @@ def verify(
         out.print(f"{count(len(reports), 'step')} of {run.url}: {verdict}")
     if bad:
         raise typer.Exit(1)
+
+
+def _update(progress: Progress, task: TaskID, done: int, total: int) -> None:
+    progress.update(task, completed=done, total=total)
 
 
 def _show(report: StepReport) -> None:

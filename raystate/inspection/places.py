@@ -77,6 +77,12 @@ class Checkpoints:
         """Where a step lies below the storage; "" for a single checkpoint."""
         return "" if self.single is not None else self._folders.get(step, str(step))
 
+    def home(self, step: int) -> tuple[Storage, str]:
+        """(storage, folder below it) of a step; of a single checkpoint that is a run's step, as the run has it."""
+        if self.single is not None and self.single.above is not None:
+            return open_storage(self.single.above), str(step)
+        return self.storage, self.folder(step)
+
     def open(self, step: int) -> StepReader:
         """Look at one of `steps`."""
         return open_step(self.storage, step, self.folder(step)) if self.single is None else self.single.open()
@@ -162,8 +168,10 @@ class SingleCheckpoint:
     def __init__(self, storage: Storage, metadata: str):
         self._storage = storage
         self._metadata = metadata
-        self._above, _, self._name = storage.url.rpartition("/")
+        above, _, self._name = storage.url.rpartition("/")
         self.step = number_in(self._name) or 0
+        numbered = metadata == METADATA and step_of(self._name) is not None and not above.endswith("/")
+        self.above = above if numbered else None  # URL of what has it among its steps
 
     def is_there(self) -> bool:
         markers = [self._metadata]
@@ -172,7 +180,7 @@ class SingleCheckpoint:
         return all(self._storage.exists(name) for name in markers)
 
     def open(self) -> StepReader:
-        if self._metadata == METADATA and step_of(self._name) is not None and not self._above.endswith("/"):
-            return open_step(open_storage(self._above), self.step)
+        if self.above is not None:
+            return open_step(open_storage(self.above), self.step)
         named = number_in(self._name)
         return StepReader(lambda _: self._storage.kvstore(""), self._name, step=named)

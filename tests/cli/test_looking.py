@@ -229,6 +229,18 @@ def test_row21_a_path_that_is_no_checkpoint(raystate: Command, written: Path, tm
         assert (code, out) == (2, "") and said in " ".join(complaint.split()), path
 
 
+def test_row12_verify_of_steps_under_other_names_and_of_one_folder(raystate: Command, written: Path, tmp_path: Path):
+    for step in (10, 20):
+        shutil.copytree(written / str(step), tmp_path / f"runs/step_{step}")
+    code, out, _ = raystate("verify", tmp_path / "runs")
+    assert code == 0 and "ok   step 10: 7 arrays" in out and out.splitlines()[-1].startswith("2 steps of ")
+    assert raystate("verify", tmp_path / "runs", 20)[0] == raystate("verify", tmp_path / "runs/step_20")[0] == 0
+    shutil.rmtree(tmp_path / "runs/step_20/state/ocdbt.process_a1k1h0")
+    for where in (tmp_path / "runs/step_20", tmp_path / "runs"):
+        code, out, _ = raystate("verify", where)
+        assert code == 1 and "BAD  step 20" in out and "state: table" in out
+
+
 def test_gc_of_a_path_with_nothing_at_it(raystate: Command, tmp_path: Path):
     (tmp_path / "lm").mkdir()
     code, _, complaint = raystate("gc", tmp_path / "ln")

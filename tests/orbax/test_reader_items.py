@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorstore as ts
 
 import raystate
 from raystate.core.errors import ConfigError, CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError
@@ -153,6 +154,16 @@ def test_row20_another_item_that_has_lost_its_tree_may_have_been_the_state(writt
     (tmp_path / "run/3/opt/_METADATA").unlink()
     with pytest.raises(CorruptCheckpointError, match="lost the metadata of its item 'opt'"):
         raystate.load(tmp_path / "run")
+
+
+def test_row21_plain_files_tell_their_sizes(written: Path):
+    """Of a tree without OCDBT, where each chunk is a file."""
+    array = raystate.metadata(written / "early").trees["state"]["w"]
+    sizes = {str(path.relative_to(written / "early")): path.stat().st_size for path in (written / "early/w").rglob("*")}
+    stored = array.stored()
+    assert {key: one.nbytes for key, one in stored.keys.items()} == sizes and stored.nbytes == sum(sizes.values())
+    assert array.spec()["kvstore"] == {"driver": "file", "path": f"{written}/early/w/"}
+    assert ts.open(array.spec()).result()[0, 0].read().result() == 7
 
 
 @pytest.mark.parametrize("lost", ["3/default/_METADATA", "3/default/_METADATA and package"])

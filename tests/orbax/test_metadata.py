@@ -1,0 +1,124 @@
+"""`reader.metadata()`: a tree with an object for each array, that tells how and where it is stored."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore as ts
+
+import raystate
+from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError
+from raystate.core.tree import ArraySpec, Package
+from raystate.inspection.boxes import boxes_of
+from raystate.orbax import kv
+from raystate.orbax.stored import stored_values
+from raystate.storage import StepFolder, open_storage
+from tests.orbax.published import CUSTOM, METRICS, SHARDING, publish
+from tests.orbax.state_example import array, bits
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Step 7 with its package."""
+    root = tmp_path_factory.mktemp("run")
+    folder, files, objects = publish(root, 7, "a1k7")
+    for path in [path for path in folder.rglob("*") if path.is_file() and "process_a6k9" in str(path)]:
+        path.unlink()  # the stranger's
+    package = Package(step=7, save="a1k7", run="lm", files=files, objects=tuple(objects))
+    StepFolder(open_storage(root), 7, "a1k7").put_package(package)
+    return root
+
+
+def test_row21_metadata_is_a_tree_with_objects(run: Path):
+    found = raystate.Reader(run).metadata()
+    assert (found.step, found.save, found.path) == (7, "a1k7", f"file://{run}/7"), "the newest"
+    assert found.items == ("data", "notes", "state", "vocabulary")
+    assert dict(found.kinds) == {"data": "iterator", "notes": "arrays", "state": "arrays", "vocabulary": "json"}
+    assert (found.metrics, found.custom) == (METRICS, CUSTOM)
+    assert found.began_at is not None and found.committed_at is not None
+    assert datetime(2025, 1, 1, tzinfo=UTC) < found.began_at <= found.committed_at
+    kernel = found.trees["state"]["params"]["dense"]["kernel"]
+    assert (kernel.shape, kernel.dtype, kernel.ndim, kernel.nbytes) == ((64, 32), np.float32, 2, 64 * 32 * 4)
+    assert (kernel.name, kernel.path, kernel.item) == ("params.dense.kernel", ("params", "dense", "kernel"), "state")
+    assert kernel.sharding == {"sharding_type": "SingleDeviceSharding", "device_str": "cpu:0"} and SHARDING
+    assert found.trees["state"]["params"]["dense"]["bias"].dtype == ml_dtypes.bfloat16
+    assert found.trees["state"]["n"] == 3 and isinstance(found.trees["state"]["opt"], list)
+    assert found.arrays()["params.dense.kernel"] is kernel and "notes:odd" in found.arrays()
+    sizes = jax.tree.map(lambda leaf: leaf.nbytes if hasattr(leaf, "nbytes") else 0, found.trees["state"])
+    assert sizes["params"]["dense"]["kernel"] == kernel.nbytes
+    with pytest.raises(ConfigError, match=r"no item 'stat' of arrays; there is \['notes', 'state'\]"):
+        found.arrays("stat")
+
+
+def test_row21_an_array_tells_how_it_is_stored(run: Path):
+    kernel = raystate.metadata(run).arrays()["params.dense.kernel"]
+    stored = kernel.stored()
+    chunks = {f"params.dense.kernel/c/{i}/{j}" for i in range(4) for j in range(2)}
+    assert kernel.chunk == (16, 16) and stored.keys.keys() == {*chunks, "params.dense.kernel/zarr.json"}
+    assert stored.writers == ("a1k7h0", "a1k7h1") and kernel.has_checksums()
+    database = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{run}/7/state/"}).result()
+    assert {key: len(database[key]) for key in stored.keys} == {key: one.nbytes for key, one in stored.keys.items()}
+    files = {one.file for key, one in stored.keys.items() if key in chunks}
+    assert all((run / "7/state" / file).is_file() for file in files)
+
+
+def test_row21_an_array_s_spec_and_values(run: Path):
+    for name, one in raystate.metadata(run).arrays("state").items():
+        assert bits(one.read()) == bits(array(name)), name
+        assert bits(ts.open(one.spec()).result().read().result()) == bits(array(name)), name
+    kernel = raystate.metadata(run).arrays()["params.dense.kernel"]
+    np.testing.assert_array_equal(kernel.read((3, 4), (2, 5)), array("params.dense.kernel")[3:5, 4:9])
+    np.testing.assert_array_equal(kernel.read((60, 30)), array("params.dense.kernel")[60:, 30:])
+    for start, shape in (((0,), None), ((0, 0), (65, 1)), ((-1, 0), (1, 1))):
+        with pytest.raises(ConfigError):
+            kernel.read(start, shape)
+
+
+def test_row21_metadata_travels(run: Path):
+    kernel = pickle.loads(pickle.dumps(raystate.metadata(run))).arrays()["params.dense.kernel"]
+    np.testing.assert_array_equal(kernel.read(), array("params.dense.kernel"))
+
+
+def test_row21_what_is_gone_or_damaged_since_is_told_apart(run: Path, tmp_path: Path):
+    shutil.copytree(run, tmp_path / "run")
+    kernel = raystate.metadata(tmp_path / "run").arrays()["params.dense.kernel"]
+    for data in (tmp_path / "run/7/state").rglob("d/*"):
+        data.unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"params\.dense\.kernel"):
+        kernel.read()
+    shutil.rmtree(tmp_path / "run/7")
+    with pytest.raises(StepNotFoundError, match=r"step 7 .* was retired meanwhile"):
+        kernel.read()
+
+
+def test_keys_of_a_deep_database(tmp_path: Path):
+    """Of several levels of nodes, which have the beginnings of their keys in common."""
+    base = {"driver": "file", "path": f"{tmp_path}/"}
+    spec = {"driver": "ocdbt", "base": base, "config": {"max_decoded_node_bytes": 600, "max_inline_value_bytes": 10}}
+    store = kv.open_store(spec, timeout_s=60)
+    for number in range(60):
+        store.write(f"params.layer_{number:03d}/c/0", b"x" * number).result()
+    folder = kv.open_store(base, timeout_s=60)
+    found = stored_values(folder, folder, timeout_s=60)
+    assert {key: one.nbytes for key, one in found.items()} == {f"params.layer_{n:03d}/c/0": n for n in range(60)}
+    assert all(bool(one.file) == (one.nbytes > 10) for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunk"), [((7, 5), (2, 2)), ((1, 100), (1, 7)), ((3, 1, 40), (3, 1, 40)), ((), ()), ((0, 4), (1, 4)), ((9,), (4,))]
+)
+@pytest.mark.parametrize("elements", [1, 12, 10_000])
+def test_boxes_make_up_the_array(shape: tuple[int, ...], chunk: tuple[int, ...], elements: int):
+    seen = np.zeros(shape, int)
+    for start, size in boxes_of(ArraySpec(shape=shape, dtype="float32", chunk=chunk), box_bytes=4 * elements):
+        seen[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))] += 1
+        assert int(np.prod(size)) <= max(elements, int(np.prod(chunk)))
+        assert all(first % n == 0 for first, n in zip(start, chunk, strict=True)), "whole chunks"
+    assert (seen == 1).all()
