@@ -364,7 +364,7 @@ class StepReader:
 def _read_spec(base: dict[str, Any], manifest: dict[str, Any] | None, name: str, *, zarr3: bool, ocdbt: bool) -> dict[str, Any]:
     return {
         "driver": "zarr3" if zarr3 else "zarr",
-        "kvstore": kv.ocdbt(base, f"{name}/", manifest=manifest) if ocdbt else kv.below(base, f"{name}/"),
+        "kvstore": kv.ocdbt(base, kv.array_path(name), manifest=manifest) if ocdbt else kv.below(base, kv.array_path(name)),
         "fill_missing_data_reads": False,  # a missing chunk is an error, not zeros
         "open": True,
         "recheck_cached_data": False,

@@ -5,6 +5,7 @@ from raystate.storage.foreign import describe_foreign, foreign_checkpoints, refu
 from raystate.storage.garbage import Garbage, assume_dead, assumed_dead, collect_garbage, find_garbage, remove_garbage
 from raystate.storage.log import RunLog
 from raystate.storage.pins import pinned, pinned_steps
+from raystate.storage.placing import new_folder
 from raystate.storage.steps import StepFolder, data_objects, find_package, foreign_steps, marked_save, visible_steps
 from raystate.storage.url import StorageUrl, canonical_url, open_storage, run_hash
 from raystate.storage.wrapping import StorageWrapper
@@ -31,6 +32,7 @@ __all__ = [
     "foreign_checkpoints",
     "foreign_steps",
     "marked_save",
+    "new_folder",
     "open_storage",
     "pinned",
     "pinned_steps",
