@@ -111,6 +111,8 @@ def test_row1_a_step_of_a_run_is_its_managers(storage: Storage):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_row1_a_failure_at_any_point_leaves_nothing_new(storage: Storage, overwrite: bool):
+    if storage.url.startswith("gs://"):
+        pytest.skip("as on the memory back end, only slower")
     nth, fails, lost = 0, True, 0
     while fails:
         for info in storage.list():
@@ -174,7 +176,9 @@ def test_row1_a_file_system_that_cannot_exchange_names(tmp_path: Path):
         assert tree(storage) == expected(place, b"2")
         failing = Recording(storage)
         with (
-            mock.patch.object(failing, "rename_tree", side_effect=[None, ObjectExistsError("no", operation="rename"), None]) as rename,
+            mock.patch.object(
+                failing, "rename_tree", side_effect=[None, ObjectExistsError("no", operation="rename"), None]
+            ) as rename,
             pytest.raises(ObjectExistsError),
         ):
             write(failing, "one", b"3", overwrite=True)
