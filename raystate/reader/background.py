@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 logger = logging.getLogger("raystate")
 
@@ -18,8 +18,8 @@ T = TypeVar("T")
 EXIT_WAIT_S = 600.0  # as long as one wait on storage may take
 
 _lock = threading.Lock()
-_unsettled: dict[Future[object], str] = {}  # what is under way, and errors that nobody has asked for -> what it is
-_last: dict[str, Future[object]] = {}  # of each line
+_unsettled: dict[Future[Any], str] = {}  # what is under way, and errors that nobody has asked for -> what it is
+_last: dict[str, Future[Any]] = {}  # of each line
 _registered = False
 
 
@@ -70,7 +70,7 @@ def in_background(what: str, work: Callable[[], T], *, line: str = "") -> Future
     return future
 
 
-def _run(future: Pending[T], work: Callable[[], T], before: Future[object] | None) -> None:
+def _run(future: Pending[T], work: Callable[[], T], before: Future[Any] | None) -> None:
     if before is not None:
         concurrent.futures.wait([before])
     if future.set_running_or_notify_cancel():

@@ -44,7 +44,7 @@ def _as_here() -> Callable[[Callable[[], R]], R]:
     """Calls a function under the settings of JAX that belong to this thread."""
     import jax
 
-    mesh, device, wide = jax.sharding.get_mesh(), jax.config.jax_default_device, jax.config.jax_enable_x64
+    mesh, device, wide = jax.sharding.get_mesh(), *(getattr(jax.config, name) for name in ("jax_default_device", "jax_enable_x64"))
 
     def call(function: Callable[[], R]) -> R:
         with contextlib.ExitStack() as settings:

@@ -11,6 +11,7 @@ from raystate.reader.background import in_background
 from raystate.storage import Storage, StorageUrl, canonical_url, open_storage
 
 if TYPE_CHECKING:
+    from raystate.arrays.monitoring import SaveEvents
     from raystate.reader.assembling import Content
 
 
@@ -41,10 +42,14 @@ def save(
         ConfigError: a leaf or an argument that can't be kept; names it. Or the program has several processes.
         StorageError: there is something at `path`, or storage failed: then nothing is left there.
     """
-    from raystate.reader.assembling import take, write_checkpoint
+    from raystate.arrays.monitoring import SaveEvents
+    from raystate.reader.assembling import take
 
     storage, folder = _place(path)
-    write_checkpoint(storage, folder, take(tree, items=items, metrics=metrics, custom=custom), overwrite=overwrite)
+    events = SaveEvents(storage.url, background=False)
+    content = take(tree, items=items, metrics=metrics, custom=custom)
+    _write(storage, folder, content, overwrite, events)
+    events.unblocked()
 
 
 def save_async(
@@ -67,17 +72,24 @@ def save_async(
         A `concurrent.futures.Future`: `result(timeout)` returns None when the checkpoint is durable or raises as `save`; `done()`,
         `exception()`.
     """
+    from raystate.arrays.monitoring import SaveEvents
     from raystate.reader.assembling import take
 
     storage, folder = _place(path)
+    events = SaveEvents(storage.url, background=True)
     content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
-    return in_background(f"saving {storage.url}/{folder}", lambda: _write(storage, folder, content, overwrite), line="save")
+    future = in_background(
+        f"saving {storage.url}/{folder}", lambda: _write(storage, folder, content, overwrite, events), line="save"
+    )
+    events.unblocked()
+    return future
 
 
-def _write(storage: Storage, folder: str, content: Content, overwrite: bool) -> None:
+def _write(storage: Storage, folder: str, content: Content, overwrite: bool, events: SaveEvents) -> None:
     from raystate.reader.assembling import write_checkpoint
 
     write_checkpoint(storage, folder, content, overwrite=overwrite)
+    events.done(content.described.layout.data_bytes)
 
 
 def _place(path: StorageUrl) -> tuple[Storage, str]:

@@ -105,7 +105,7 @@ def names(folder: Path) -> list[str]:
 def test_row1_it_comes_back_as_it_was(kind: str, tmp_path: Path):
     raystate.save(tmp_path / "one", KINDS[kind])
     same(raystate.load(tmp_path / "one", KINDS[kind]), KINDS[kind])
-    assert sorted_leaves(v1.load(tmp_path / "one")) == sorted_leaves(KINDS[kind])
+    assert sorted_leaves(v1.load(str(tmp_path / "one"))) == sorted_leaves(KINDS[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,10 +124,10 @@ def test_row2_a_single_value(kind: str, tmp_path: Path):
     assert (
         plain(np.asarray(jax.random.key_data(value)) if kind == "key" else value)[1:] == plain(raystate.load(tmp_path / "one"))[1:]
     )
-    for got in (v1.load(tmp_path / "one"), v0.PyTreeCheckpointer().restore(tmp_path / "one" / "state")):
+    for got in (v1.load(str(tmp_path / "one")), v0.PyTreeCheckpointer().restore(tmp_path / "one" / "state")):
         assert plain(got) == plain(value) or (kind in ("scalar",) and plain(np.asarray(got)) == plain(value))
     if isinstance(value, jax.Array):
-        (loaded,) = jax.tree.leaves(v1.load(tmp_path / "one", value))
+        (loaded,) = jax.tree.leaves(v1.load(str(tmp_path / "one"), value))
         assert plain(loaded) == plain(value)
 
 
@@ -141,7 +141,7 @@ def test_row2_in_the_memory_of_the_manager(kind: str):
 
 def test_row2_what_stock_orbax_saved(tmp_path: Path):
     for name, value in (("array", jnp.arange(3)), ("number", 3)):
-        v1.save(tmp_path / name, value)
+        v1.save(str(tmp_path / name), value)
         same(raystate.load(tmp_path / name, value), value)
 
 
@@ -165,7 +165,7 @@ def test_row1_every_dtype_bit_for_bit(dtype: str, tmp_path: Path):
     raystate.save(tmp_path / "one", tree)
     same(raystate.load(tmp_path / "one", tree), tree)
     if dtype not in ONLY_STOCK_JAX:
-        assert sorted_leaves(v1.load(tmp_path / "one")) == sorted_leaves(tree)
+        assert sorted_leaves(v1.load(str(tmp_path / "one"))) == sorted_leaves(tree)
 
 
 def test_row1_a_spread_array(tmp_path: Path):
@@ -173,7 +173,7 @@ def test_row1_a_spread_array(tmp_path: Path):
     array = jax.device_put(np.arange(64.0, dtype=np.float32).reshape(8, 8), NamedSharding(mesh, PartitionSpec("x")))
     raystate.save(tmp_path / "one", {"w": array})
     same(raystate.load(tmp_path / "one", {"w": array}), {"w": array})
-    assert v1.load(tmp_path / "one")["w"].sharding == array.sharding
+    assert v1.load(str(tmp_path / "one"))["w"].sharding == array.sharding
 
 
 class Counting:
@@ -199,7 +199,7 @@ def test_row1_with_items_metrics_and_custom(tmp_path: Path):
     assert iterator.next == 3 and restored.items["notes"] == {"tokens": [1, None]}
     same(restored.items["ema"], {"w": W})
     same(raystate.load(tmp_path / "one", item="ema"), {"w": W})
-    assert v1.load_checkpointables(tmp_path / "one", {"notes": None})["notes"] == {"tokens": [1, None]}
+    assert v1.load_checkpointables(str(tmp_path / "one"), {"notes": None})["notes"] == {"tokens": [1, None]}
 
 
 def test_row1_chunks_have_checksums(tmp_path: Path):
@@ -211,7 +211,7 @@ def test_row1_chunks_have_checksums(tmp_path: Path):
     with pytest.raises(raystate.CorruptCheckpointError):
         raystate.load(tmp_path / "one")
     with pytest.raises(ValueError, match="DATA_LOSS"):
-        v1.load(tmp_path / "one")
+        v1.load(str(tmp_path / "one"))
 
 
 # ------------------------------------------------------------ wrong use
@@ -263,16 +263,16 @@ def test_row24_overwriting(tmp_path: Path):
     with pytest.raises(raystate.StorageError, match=r"one: it exists already.*overwrite=True"):
         raystate.save(tmp_path / "one", {"v": 1})
     raystate.save(tmp_path / "one", {"v": 1}, overwrite=True)
-    assert raystate.load(tmp_path / "one") == v1.load(tmp_path / "one") == {"v": 1}
+    assert raystate.load(tmp_path / "one") == v1.load(str(tmp_path / "one")) == {"v": 1}
     assert names(tmp_path) == ["one"]
 
 
 def test_row24_overwriting_what_orbax_saved(tmp_path: Path):
-    v1.save(tmp_path / "v1", {"w": W})
+    v1.save(str(tmp_path / "v1"), {"w": W})
     v0.PyTreeCheckpointer().save(tmp_path / "v0", {"w": W})
     for name in ("v1", "v0"):
         raystate.save(tmp_path / name, {"v": 1}, overwrite=True)
-        assert raystate.load(tmp_path / name) == v1.load(tmp_path / name) == {"v": 1}
+        assert raystate.load(tmp_path / name) == v1.load(str(tmp_path / name)) == {"v": 1}
 
 
 # ------------------------------------------------------------ in the background
