@@ -104,7 +104,12 @@ def _written_by_orbax(
     """The files of a step with these trees and items, whose JSON values, metrics and custom metadata are empty."""
     api = load_orbax()
     ocp = api.ocp
-    with tempfile.TemporaryDirectory(prefix="raystate-scratch-") as scratch, _one_at_a_time, _expected_warnings_silenced(), _unheard():
+    with (
+        tempfile.TemporaryDirectory(prefix="raystate-scratch-") as scratch,
+        _one_at_a_time,
+        _expected_warnings_silenced(),
+        _unheard(),
+    ):
         handlers: dict[str, Any] = {}
         args: dict[str, Any] = {}
         for tree, texts in zip(trees, map(dict, strings), strict=True):

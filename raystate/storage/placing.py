@@ -266,9 +266,10 @@ class _MarkedFolder(NewFolder):
         pass
 
     def _discard(self) -> None:
-        for name in reversed(self._created):  # the marker first
-            self.storage.delete(name)
-        self.storage.delete_all([info for info in self.storage.list(self.folder) if self.save in info.name])
+        marker = f"{self.folder}/{MARKER}"
+        found = [info for info in self.storage.list(self.folder) if info.name in self._created or self.save in info.name]
+        self.storage.delete_all([info for info in found if info.name == marker])
+        self.storage.delete_all([info for info in found if info.name != marker])
 
     def _end(self) -> None:
         pass

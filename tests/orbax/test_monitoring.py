@@ -87,7 +87,8 @@ def test_row23_a_failure_is_no_success(heard: Heard, tmp_path: Path):
     with pytest.raises(raystate.StepNotFoundError):
         raystate.load(tmp_path / "none")
     assert names(heard) == {
-        f"/jax/orbax/{part}" for part in ("write/start", "write/start_time", "write/storage_type", "read/start", "read/storage_type")
+        f"/jax/orbax/{part}"
+        for part in ("write/start", "write/start_time", "write/storage_type", "read/start", "read/storage_type")
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 import subprocess
 import sys
 import tempfile
@@ -377,3 +378,12 @@ def test_row15_the_interpreters_exit(kind: str, tmp_path: Path):
         assert raystate.load(tmp_path / name).shape == (1000,)
     assert names(tmp_path) == ["one", "one2"]
     assert done.stderr.count("exists already") == 1 and "Traceback" not in done.stderr, "the second one's error, once"
+
+
+@pytest.mark.parametrize("name", ["save-and-load", "monitoring"])
+def test_row24_the_howto_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = (Path(__file__).parents[2] / "docs" / "howto" / f"{name}.md").read_text()
+    fences = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert fences
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(fences), name, "exec"), {"__name__": "__main__"})
