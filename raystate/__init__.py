@@ -29,7 +29,7 @@ from raystate.core.errors import (
 if TYPE_CHECKING:
     from raystate.config import StateConfig
     from raystate.manager import StateManager
-    from raystate.reader import Reader, load, metadata, save
+    from raystate.reader import Reader, load, load_async, metadata, save, save_async
     from raystate.restored import Restored
     from raystate.train import RayTrainCallback, RunResult, fit
 
@@ -59,8 +59,10 @@ __all__ = [
     "__version__",
     "fit",
     "load",
+    "load_async",
     "metadata",
     "save",
+    "save_async",
 ]
 
 # Public name -> the module that defines it. Errors are not here: they are light and are imported above.
@@ -71,6 +73,8 @@ _LAZY = {
     "Reader": "raystate.reader",
     "save": "raystate.reader",
     "load": "raystate.reader",
+    "load_async": "raystate.reader",
+    "save_async": "raystate.reader",
     "metadata": "raystate.reader",
     "fit": "raystate.train",
     "RayTrainCallback": "raystate.train",

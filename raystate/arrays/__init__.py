@@ -5,7 +5,7 @@ from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iter
 from raystate.arrays.memory import Holding, MemorySource, UncoveredError, common_values
 from raystate.arrays.reference import match_reference
 from raystate.arrays.restore import PieceSource, ReadRequest, restore_tree
-from raystate.arrays.stage import HeldState, Spare, copy, hold
+from raystate.arrays.stage import HeldState, Spare, copy, hold, host_arrays, views
 from raystate.arrays.tree import Described, Plan, array_leaves, describe
 
 __all__ = [
@@ -28,9 +28,11 @@ __all__ = [
     "describe",
     "hold",
     "hold_metrics",
+    "host_arrays",
     "is_iterator",
     "match_reference",
     "pack_items",
     "restore_tree",
     "set_iterators",
+    "views",
 ]

@@ -115,6 +115,29 @@ def hold(described: Described, spare: Spare | None = None) -> HeldState:
     return HeldState(described.plan, parts, spare=spare, buffers=buffers)
 
 
+def views(described: Described) -> HeldState:
+    """This step's bytes without a copy, where they lie on the host already: for a caller that goes on only when they were used."""
+    parts: list[Any] = []
+    for leaf in described.plan.arrays:
+        value = described.leaves[leaf.position]
+        if leaf.numpy:
+            parts.append(np.asarray(value))
+            continue
+        value = jax.random.key_data(value) if leaf.key else value
+        parts.extend((value, shard.position) for shard in leaf.shards)
+    return HeldState(described.plan, parts)
+
+
+def host_arrays(held: HeldState) -> list[np.ndarray]:
+    """The bytes of each piece of the layout as a numpy array of native byte order; `held` is empty afterwards.
+
+    Waits for the computation. The arrays are only to be read: they may be views of what the caller of `hold` or `views` has.
+    """
+    held.separate()
+    arrays = (np.asarray(held.take(index)) for index in range(len(held.plan.layout.pieces)))
+    return [array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")) for array in arrays]
+
+
 def _copies(plan: Plan, arrays: list[jax.Array], spare: Spare | None) -> tuple[list[jax.Array], Buffers | None]:
     """Copies of the arrays, enqueued, and the buffers that can be used again when they are done with."""
     if not arrays:

@@ -205,8 +205,8 @@ class _Builder:
 
     def add_tree(self, item: str, tree: Any) -> TreeSpec:
         nodes = flatten(tree)
-        if not nodes or not nodes[0].path:
-            raise mistake(item, (), f"it must be a container with at least one leaf, not {kind(tree)}: put it into a dict")
+        if not nodes or (nodes[0].empty and not nodes[0].path):
+            raise mistake(item, (), f"it is {shown(tree)}, in which there is nothing to keep")
         scalars: list[int] = []
         leaves: list[LeafSpec] = []
         for node in nodes:
@@ -239,6 +239,8 @@ class _Builder:
             raise mistake(
                 item, node.path, f"it is the class {value.__qualname__} itself, not a value: did you mean {value.__qualname__}()?"
             )
+        if callable(value):
+            raise _unsupported(item, node, _FUNCTION)
         raise _unsupported(item, node, "")
 
     def _array(self, value: Any, position: int, leaf: int) -> tuple[ArraySpec, ArrayLeaf]:
@@ -318,6 +320,11 @@ def _unsupported(item: str, node: TreeNode, why: str) -> ConfigError:
     return mistake(item, node.path, f"can't save a {what}: {text}", got=what)
 
 
+# As Equinox has them, which keeps activations among a module's leaves.
+_FUNCTION = (
+    "a function has no form in a checkpoint. Of an equinox module, save eqx.filter(module, eqx.is_array), and put what is loaded back "
+    "with eqx.combine(loaded, module)"
+)
 _DONATED = "it was donated to a later computation and is deleted: call save() with the newest state"
 
 # What TensorStore's zarr3 can hold (tests/orbax/test_writer.py compares). Refused at the save, not minutes later when it is written.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply
 from raystate.core.save_decision import SaveDecision
 from raystate.launch_context import current, note
 from raystate.manager.ending import Departure
+from raystate.manager.monitored import RunEvents
 from raystate.manager.opening import OpenManagers, membership, ray_link
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.restoring import Restoring, Wanted, abstract_state, restore_from_source
@@ -79,6 +81,7 @@ class StateManager:
         self._session = Session(link, config, rank=rank, world=world, group=group)
         self._pipeline = Pipeline(self._session)
         self._restoring = Restoring(self._session, self._pipeline, self._storage)
+        self._events = RunEvents(self._storage.url, rank=rank)
         self._ending = Departure(self._session, self._pipeline, launched=launched)
         _managers.add(config, self)
 
@@ -142,7 +145,7 @@ class StateManager:
             step=None if step is None else check_step(step),
             rollback=rollback,
         )
-        restored, settled = self._restoring.restore(wanted)
+        restored, settled = self._events.restoring(lambda: self._restoring.restore(wanted))
         self._last = None
         self._durable_step, self._as_of = settled.durable_step, settled.advice
         return restored
@@ -218,6 +221,7 @@ class StateManager:
             CapacityError, BarrierTimeoutError (names the ranks that don't save), StaleAttemptError, Interrupted.
         """
         self._check_open()
+        began_s = time.time()
         given = SaveArguments(
             step=check_step(step),
             state=state,
@@ -228,6 +232,9 @@ class StateManager:
         decision = self._pipeline.save(given, force=force)
         if not decision.ignored:
             self._last = given.kept()
+        if decision.promised:
+            self._events.saved(given.step, began_s, self._pipeline.data_bytes)
+        self._events.durable(self._told_durable())
         if decision.stop:
             self._stop(decision)
         return decision.promised
@@ -252,10 +259,13 @@ class StateManager:
 
     def latest_step(self) -> int | None:
         """The newest durable step, None if there is none."""
-        word = self._session.host_word()  # shared memory: a loop may ask at every step
-        told = word.durable_step if word is not None and word.advice >= self._as_of else -1
-        known = max(self._durable_step, told)
+        known = max(self._durable_step, self._told_durable())
         return known if known >= 0 else self._reader.latest_step()
+
+    def _told_durable(self) -> int:
+        """The newest durable step that the host's word tells, -1 if none. Shared memory: a loop may ask at every step."""
+        word = self._session.host_word()
+        return word.durable_step if word is not None and word.advice >= self._as_of else -1
 
     def best_step(self) -> int | None:
         """The durable step with the best `best_metric`."""
@@ -298,6 +308,7 @@ class StateManager:
         self._check_open()
         reply = self._ending.flush()
         self._durable_step = max(self._durable_step, reply.durable_step)
+        self._events.durable(reply.durable_step)
 
     # ------------------------------------------------------------ ends
 
@@ -340,6 +351,7 @@ class StateManager:
 
     def _note_end(self, reply: LeaveReply) -> None:
         """For `fit`'s result."""
+        self._events.durable(reply.step)
         if self._launched and self._rank == 0:
             metrics = dict(self._last.metrics) if self._last is not None else {}
             note(

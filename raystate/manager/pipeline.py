@@ -72,6 +72,11 @@ class Pipeline:
         """What the state looks like. Raises for leaves that can't be kept; nothing else happens."""
         return describe({STATE: state, **items.trees}, process_index=self._session.rank, previous=self._plan)
 
+    @property
+    def data_bytes(self) -> int:
+        """How much of the newest step this process has."""
+        return self._plan.layout.data_bytes if self._plan is not None else 0
+
     def save(self, given: SaveArguments, *, force: bool = False) -> SaveDecision:
         """Decide about a step, and keep its bytes if the decision says so. A save that raises leaves no trace.
 

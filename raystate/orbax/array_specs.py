@@ -19,7 +19,7 @@ def plain_spec(base: dict[str, Any], name: str, *, zarr3: bool, ocdbt: bool) -> 
         name: of the array; "": it is the whole item.
         zarr3, ocdbt: how the item is stored.
     """
-    path = f"{name}/" if name else ""
+    path = kv.array_path(name)
     return {
         "driver": "zarr3" if zarr3 else "zarr",
         "kvstore": {"driver": "ocdbt", "base": base, "path": path} if ocdbt else kv.below(base, path),

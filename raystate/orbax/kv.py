@@ -70,6 +70,11 @@ def ocdbt_for_writing(base: dict[str, Any], path: str, *, data_file_bytes: int) 
     }
 
 
+def array_path(name: str) -> str:
+    """Where an array lies in its item; "" is the name of one that is the whole item."""
+    return f"{name}/" if name else ""
+
+
 def open_store(spec: dict[str, Any], *, timeout_s: float, ctx: ts.Context | None = None) -> ts.KvStore:
     return ts.KvStore.open(spec, context=ctx).result(timeout=timeout_s)
 

@@ -169,11 +169,13 @@ def _check_complete(store: ts.KvStore, tree: TreeSpec, where: str, *, timeout_s:
     """Every array's metadata and every chunk's key are in the merged database (cheap: only B-tree nodes are read)."""
     found: dict[str, int] = {}
     for key in kv.list_keys(store, timeout_s=timeout_s):
+        key = f"/{key}"  # so that an array without a name, which is the whole item, is no special case
         if key.endswith("/zarr.json"):
-            found[key[: -len("/zarr.json")]] = found.get(key[: -len("/zarr.json")], 0)
+            name = key[1 : -len("/zarr.json")]
+            found[name] = found.get(name, 0)
         else:
             name = key.rpartition("/c")[0] if key.endswith("/c") else key[: key.rindex("/c/")] if "/c/" in key else key
-            found[name] = found.get(name, 0) + 1
+            found[name[1:]] = found.get(name[1:], 0) + 1
     lacking: list[str] = []
     for leaf in tree.leaves:
         if leaf.kind == "scalar" or leaf.array is not None:

@@ -101,7 +101,7 @@ def array_spec(folder: dict[str, Any], name: str, array: ArraySpec, *, data_file
     """The TensorStore spec by which one writer creates an array in its folder."""
     return {
         "driver": "zarr3",
-        "kvstore": kv.ocdbt_for_writing(folder, f"{name}/", data_file_bytes=data_file_bytes),
+        "kvstore": kv.ocdbt_for_writing(folder, kv.array_path(name), data_file_bytes=data_file_bytes),
         "dtype": array.dtype,
         "metadata": {
             "shape": array.shape,

@@ -2,7 +2,8 @@
 
 from raystate.inspection import ArrayMetadata, StepMetadata
 from raystate.reader.loading import load, metadata
-from raystate.reader.saving import save
+from raystate.reader.loading_ahead import load_async
+from raystate.reader.saving import save, save_async
 from raystate.reader.steps import Reader
 
-__all__ = ["ArrayMetadata", "Reader", "StepMetadata", "load", "metadata", "save"]
+__all__ = ["ArrayMetadata", "Reader", "StepMetadata", "load", "load_async", "metadata", "save", "save_async"]

@@ -2,33 +2,105 @@
 
 from __future__ import annotations
 
-from raystate.core.errors import StorageError
-from raystate.restored import STATE
-from raystate.storage import StorageUrl, open_storage
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from raystate.core.errors import ConfigError
+from raystate.reader.background import in_background
+from raystate.storage import Storage, StorageUrl, canonical_url, open_storage
+
+if TYPE_CHECKING:
+    from raystate.arrays.monitoring import SaveEvents
+    from raystate.reader.assembling import Content
 
 
-def save(path: StorageUrl, tree: object) -> None:
-    """Write one pytree as a plain Orbax checkpoint at `path`, which must not exist yet. No run, no step, no Ray.
+def save(
+    path: StorageUrl,
+    tree: object,
+    *,
+    items: Mapping[str, object] | None = None,
+    metrics: Mapping[str, object] | None = None,
+    custom: object = None,
+    overwrite: bool = False,
+) -> None:
+    """Write one pytree, and what belongs to it, as a plain Orbax checkpoint at `path`: whole and durable, or not at all.
+
+    No run, no step, no Ray. The bytes on disk and the rules are those of `StateManager.save`: each chunk has a checksum, and stock
+    Orbax, v0 and v1, reads it with no raystate installed.
 
     Args:
-        path: gs://…, file://…, a directory or a PathLike.
-        tree: as the state of `StateManager.save`; a single array or number, too.
+        path: gs://bucket/…, file://…, a directory or a PathLike: the checkpoint's own folder, which must not exist yet.
+        tree: any pytree of arrays, Python numbers and strings; a single array or number, too.
+        items: name -> iterator (`get_state`/`set_state`), tree with arrays, or JSON value.
+        metrics: name -> number or 0-d array.
+        custom: anything JSON.
+        overwrite: replace the checkpoint that is at `path`. Where a directory's file system can exchange names (all but NFS and
+            its like), a reader finds the old one or the new one at every moment; elsewhere there is a moment with none.
 
     Raises:
-        ConfigError: a leaf can't be kept, or a name can't be written; names its path and type.
-        StorageError: there is something at `path`, or storage failed.
+        ConfigError: a leaf or an argument that can't be kept; names it. Or the program has several processes.
+        StorageError: there is something at `path`, or storage failed: then nothing is left there.
     """
-    import jax
-    from orbax.checkpoint import v1 as ocp
+    from raystate.arrays.monitoring import SaveEvents
+    from raystate.reader.assembling import take
 
-    from raystate.arrays import describe
+    storage, folder = _place(path)
+    events = SaveEvents(storage.url, background=False)
+    content = take(tree, items=items, metrics=metrics, custom=custom)
+    _write(storage, folder, content, overwrite, events)
+    events.unblocked()
 
-    if not jax.tree_util.all_leaves([tree]):
-        describe({STATE: tree})  # Orbax would write two arrays of one name over each other
-    storage = open_storage(path)
-    if storage.list(recursive=False):
-        raise StorageError(f"{storage.url} exists already: save elsewhere, or remove it first", operation="save", path=storage.url)
-    try:
-        ocp.save(storage.url.removeprefix("file://"), tree)
-    except (ValueError, OSError, RuntimeError) as error:
-        raise StorageError(f"{storage.url} could not be written: {error}", operation="save", path=storage.url) from error
+
+def save_async(
+    path: StorageUrl,
+    tree: object,
+    *,
+    items: Mapping[str, object] | None = None,
+    metrics: Mapping[str, object] | None = None,
+    custom: object = None,
+    overwrite: bool = False,
+) -> Future[None]:
+    """Like `save`, but return as soon as the arrays are taken: the next step may donate them, and numpy arrays may be changed.
+
+    What is wrong with the arguments is raised here; what storage says, also that there is something at `path`, comes with the future.
+    Saves are written one after the other, in the order of their calls.
+
+    The interpreter's exit waits for what is under way, at most 600 s. An error that nobody has asked the future for is logged then.
+
+    Returns:
+        A `concurrent.futures.Future`: `result(timeout)` returns None when the checkpoint is durable or raises as `save`; `done()`,
+        `exception()`.
+    """
+    from raystate.arrays.monitoring import SaveEvents
+    from raystate.reader.assembling import take
+
+    storage, folder = _place(path)
+    events = SaveEvents(storage.url, background=True)
+    content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
+    future = in_background(
+        f"saving {storage.url}/{folder}", lambda: _write(storage, folder, content, overwrite, events), line="save"
+    )
+    events.unblocked()
+    return future
+
+
+def _write(storage: Storage, folder: str, content: Content, overwrite: bool, events: SaveEvents) -> None:
+    from raystate.reader.assembling import write_checkpoint
+
+    write_checkpoint(storage, folder, content, overwrite=overwrite)
+    events.done(content.described.layout.data_bytes)
+
+
+def _place(path: StorageUrl) -> tuple[Storage, str]:
+    """The storage above a path, and the name in it."""
+    url = canonical_url(path)
+    scheme, _, rest = url.partition("://")
+    above, _, name = rest.rpartition("/")
+    if scheme == "file" and not above:  # a folder of the root itself, which can't be a run's storage
+        from raystate.storage.directory import DirectoryStorage
+
+        return DirectoryStorage("file://"), name
+    if not above:
+        raise ConfigError(f"path: {url!r} is a whole bucket: save to a name in it, such as {url}/checkpoint", field="path", got=url)
+    return open_storage(f"{scheme}://{above}"), name

@@ -107,6 +107,8 @@ class Reader:
         """
         import jax
 
+        from raystate.arrays.monitoring import reading
+
         options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
         world, process_index = jax.process_count(), jax.process_index()
 
@@ -117,17 +119,26 @@ class Reader:
             finally:
                 self.bytes_read += reader.bytes_read
 
-        return self._read(step, place)
+        with reading(self._storage.url) as events:
+            before = self.bytes_read
+            restored = self._read(step, place)
+            events.nbytes = self.bytes_read - before
+            return restored
 
     def load_tree(self, reference: object, *, step: int | None, item: str | None, options: ReadOptions) -> Any:
         """One tree: the state, or an item of arrays. See `raystate.load`."""
 
+        from raystate.arrays.monitoring import reading
+
         def place(chosen: int, reader: StepReader) -> Any:
             content = content_from_storage(reader, chosen)
             wanted = STATE if item is None or (item in STATE_ITEMS and item not in content.trees) else item
-            return content.tree(wanted, reference, options)
+            tree = content.tree(wanted, reference, options)
+            events.nbytes = reader.bytes_read
+            return tree
 
-        return self._read(step, place)
+        with reading(self._storage.url) as events:
+            return self._read(step, place)
 
     def follow(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import secrets
 import shutil
@@ -15,6 +17,7 @@ from raystate.checksum import crc32c
 from raystate.storage.base import TEMPORARY_PREFIX, ObjectInfo
 
 ABSENT = (FileNotFoundError, NotADirectoryError)  # a file in the place of a folder: what lies "below" it is absent, too
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Linux's
 _BUFFER_BYTES = 1 << 20  # stays in a core's cache between reading and checksumming
 
 
@@ -71,9 +74,20 @@ def fsync(path: str) -> None:
         os.close(descriptor)
 
 
+def exchange(one: str, other: str) -> None:
+    """Exchange the names of two files or folders, atomically. Raises OSError: also where the file system or the C library can't."""
+    libc = ctypes.CDLL(None, use_errno=True)  # Python has no function for it
+    try:
+        failed = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    except AttributeError:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), one)
+
+
 def fsync_above(path: str, root: str) -> None:
     """Make the folders from that of `path` up to `root` durable, as far as they are there."""
-    while path != root:
+    while path not in (root, "/"):
         path = os.path.dirname(path)
         if os.path.isdir(path):
             fsync(path)

@@ -189,9 +189,9 @@ def test_a_leaf_that_cannot_be_kept_is_named(leaf, what):
     assert caught.value.item == "state"
 
 
-@pytest.mark.parametrize("tree", [{}, [], None, np.ones(2), 3], ids=str)
-def test_a_tree_must_be_a_container_with_leaves(tree):
-    with pytest.raises(RaystateError, match="container"):
+@pytest.mark.parametrize("tree", [{}, [], None], ids=str)
+def test_a_tree_must_hold_something(tree):
+    with pytest.raises(RaystateError, match="nothing to keep"):
         describe({"state": tree})
 
 

@@ -1,0 +1,275 @@
+"""A folder that appears whole or not at all: for what is no step of a run, and so has no log that commits it.
+
+A directory assembles it beside its place and renames it. An object store has the data in place under unique names, then creates the
+fixed-name files one by one, the marker last.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from raystate.core.errors import StorageError
+from raystate.storage import posix
+from raystate.storage.attempts import storage_error
+from raystate.storage.base import Listing, ObjectExistsError, Storage
+from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, log_name, step_of
+
+logger = logging.getLogger("raystate")
+
+TEMPORARY = ".orbax-checkpoint-tmp-"  # Orbax's own word for what is unfinished: its readers and ours pass over such names
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV)
+_LOCK_TRIES = 5
+_UNFINISHED = re.compile(r"/[^/]+/ocdbt\.process_s[0-9a-f]{16}h")  # data of a save that has not come to the files with fixed names
+
+
+def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> NewFolder:
+    """A context manager: write below its `prefix`, then `publish`. Left without that, nothing remains of it.
+
+    Args:
+        storage: of the folder above.
+        folder: its name there, one component.
+        overwrite: replace a checkpoint of that name. On a directory whose file system can exchange two names (ext4, xfs, btrfs, tmpfs)
+            a reader finds the old one or the new one at every moment; on others, such as NFS, and on an object store, there is a moment
+            with none. Whoever is in the midst of reading the old one gets an error, and has to begin anew.
+    """
+    kind = _RenamedFolder if storage.is_directory else _MarkedFolder
+    return kind(storage, folder, overwrite=overwrite)
+
+
+class NewFolder(abc.ABC):
+    """See `new_folder`.
+
+    Attributes:
+        save: unique, letters and digits: part of the name of each data object that is written below `prefix`.
+        prefix: the folder to write data to.
+    """
+
+    prefix: str
+
+    def __init__(self, storage: Storage, folder: str, *, overwrite: bool):
+        self.storage = storage
+        self.folder = folder
+        self.overwrite = overwrite
+        self.save = f"s{secrets.token_hex(8)}"  # unlike the save ids of runs, so that no garbage collection takes it for one
+        self.found: Listing = []  # what is to be replaced
+
+    def __enter__(self) -> Self:
+        """Raises StorageError: the name is taken, by something else than a checkpoint, or without `overwrite`."""
+        self.found = self._check_free()
+        self._begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self._end()
+            return
+        try:
+            self._discard()
+        except StorageError as failed:  # the failure that is already on its way says more
+            logger.warning("left-overs of an unfinished save stay in %s/%s: %s", self.storage.url, self.prefix, failed.message)
+        finally:
+            self._end()
+
+    @abc.abstractmethod
+    def publish(self, files: Mapping[str, bytes]) -> None:
+        """Make the folder visible, with these files beside the data: name relative to the folder -> bytes, `MARKER` included.
+
+        Raises:
+            StorageError: storage failed, or somebody else was faster.
+        """
+
+    @abc.abstractmethod
+    def _begin(self) -> None: ...
+
+    @abc.abstractmethod
+    def _discard(self) -> None:
+        """Remove what was written."""
+
+    @abc.abstractmethod
+    def _end(self) -> None:
+        """At the end, whatever it was."""
+
+    def _check_free(self) -> Listing:
+        if step_of(self.folder) is not None and self.storage.exists(log_name(1)):
+            raise self._refused(f"it would be a step of the run in {self.storage.url}, whose StateManager alone writes its steps")
+        if self.storage.is_directory and self.storage.exists(self.folder):
+            raise self._refused("there is a file of that name: save elsewhere, or remove it first")
+        top = [info.name.removeprefix(f"{self.folder}/") for info in self.storage.list(self.folder, recursive=False)]
+        if not top:
+            return []
+        if not self.overwrite:
+            unfinished = not self.storage.is_directory and MARKER not in top
+            what = f"something without {MARKER} is there already, perhaps an unfinished save" if unfinished else "it exists already"
+            raise self._refused(f"{what}: save elsewhere, or replace it with overwrite=True")
+        if f"{STATE}/" in top:
+            raise self._refused("it is the storage of a run: overwrite=True replaces one checkpoint, never a run")
+        found = self.storage.list(self.folder)
+        unfinished = not self.storage.is_directory and any(_UNFINISHED.match(info.name, len(self.folder)) for info in found)
+        # Never by what lies deeper: a folder of many checkpoints is none.
+        if not unfinished and METADATA not in top and TREE_METADATA not in top:
+            shown = ", ".join(repr(name) for name in top[:3]) + (", …" if len(top) > 3 else "")
+            raise self._refused(f"overwrite=True replaces a checkpoint, and this is none: it holds {shown}")
+        return found
+
+    def _refused(self, why: str) -> StorageError:
+        path = f"{self.storage.url}/{self.folder}"
+        return StorageError(f"can't save to {path}: {why}", operation="save", path=path)
+
+
+class _RenamedFolder(NewFolder):
+    """On a directory. The folder in the making is locked for as long as its writer lives, so that the next one can tell what a dead
+    one has left."""
+
+    def __init__(self, storage: Storage, folder: str, *, overwrite: bool):
+        super().__init__(storage, folder, overwrite=overwrite)
+        self.prefix = f"{folder}{TEMPORARY}{self.save}"
+        self._path = str(storage.local_path(self.prefix))
+        self._made: list[str] = []  # folders above it, the innermost first
+        self._lock: int | None = None
+
+    def publish(self, files: Mapping[str, bytes]) -> None:
+        for name, data in files.items():
+            self.storage.create(f"{self.prefix}/{name}", data)
+        self.storage.fsync_tree(self.prefix)
+        if self.found:
+            self._replace()
+            return
+        try:
+            self.storage.rename_tree(self.prefix, self.folder)
+        except ObjectExistsError as error:
+            raise self._refused("somebody else has saved there meanwhile") from error
+
+    def _replace(self) -> None:
+        place = str(self.storage.local_path(self.folder))
+        try:
+            posix.exchange(self._path, place)
+            old = self.prefix
+        except OSError as error:
+            if error.errno not in _NO_EXCHANGE:
+                raise storage_error("rename", f"{self._path} -> {place}", error) from error
+            old = f"{self.prefix}-old"
+            self.storage.rename_tree(self.folder, old)
+            try:
+                self.storage.rename_tree(self.prefix, self.folder)
+            except BaseException:
+                self.storage.rename_tree(old, self.folder)
+                raise
+        try:
+            posix.fsync(os.path.dirname(place))
+            self.storage.delete_tree(old)
+        except (OSError, StorageError) as error:  # the new one is in its place: that is what was asked for
+            logger.warning("what was replaced stays in %s/%s: %s", self.storage.url, old, error)
+
+    def _begin(self) -> None:
+        above = os.path.dirname(self._path)
+        try:
+            while not os.path.isdir(above) and above != "/":
+                self._made.append(above)
+                above = os.path.dirname(above)
+            self._make()
+            self._remove_dead()
+        except OSError as error:
+            raise storage_error("create", self._path, error) from error
+
+    def _make(self) -> None:
+        for _ in range(_LOCK_TRIES):  # another save of this name may take it for a dead one's before it is locked
+            os.makedirs(self._path, exist_ok=True)
+            self._lock = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            with contextlib.suppress(OSError):  # a mount without locks: there, nobody removes what others have left
+                fcntl.flock(self._lock, fcntl.LOCK_SH)
+            if os.path.isdir(self._path):
+                return
+            self._end()
+        raise FileNotFoundError(errno.ENOENT, "it is removed again and again", self._path)
+
+    def _remove_dead(self) -> None:
+        above, name = os.path.split(self._path)
+        begin = name.removesuffix(self.save)
+        with os.scandir(above) as entries:
+            others = [entry.path for entry in entries if entry.name.startswith(begin) and entry.name != name]
+        for path in others:
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                posix.remove_tree(path)
+            except OSError:  # its writer lives, or nobody can tell
+                pass
+            finally:
+                os.close(descriptor)
+
+    def _discard(self) -> None:
+        self.storage.delete_tree(self.prefix)
+        for folder in self._made:
+            try:
+                os.rmdir(folder)
+            except OSError:  # somebody else uses it by now
+                break
+
+    def _end(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+class _MarkedFolder(NewFolder):
+    """On an object store. Of two who save to one name the first to create `METADATA` goes on."""
+
+    def __init__(self, storage: Storage, folder: str, *, overwrite: bool):
+        super().__init__(storage, folder, overwrite=overwrite)
+        self.prefix = folder
+        self._created: list[str] = []
+
+    def publish(self, files: Mapping[str, bytes]) -> None:
+        names = sorted((name for name in files if name != MARKER), key=lambda name: (name != METADATA, name))
+        old = {info.name: info for info in self.found}
+        marker = f"{self.folder}/{MARKER}"
+        in_the_way = [old[full] for name in names if (full := f"{self.folder}/{name}") in old]
+        try:
+            self.storage.delete_all([old[marker]] if marker in old else [])  # first: what is going is not read any more
+            self.storage.delete_all(in_the_way)
+            for name in names:
+                self._create(name, files[name])
+            # Before the marker: a reader must not find files of the old one among those of the new one.
+            self.storage.delete_all([info for info in self.found if info.name != marker and info not in in_the_way])
+            self._create(MARKER, files[MARKER])
+        except ObjectExistsError as error:
+            raise self._refused("somebody else saves there at this moment") from error
+        except StorageError as error:
+            if not self.found:
+                raise
+            text = f"{error.message}. The checkpoint that was there was being replaced, and none is there now: save again"
+            raise StorageError(text, **error.details) from error
+
+    def _create(self, name: str, data: bytes) -> None:
+        full = f"{self.folder}/{name}"
+        self._created.append(full)  # before: one whose answer is lost may be there
+        try:
+            self.storage.create_or_same(full, data)
+        except ObjectExistsError:
+            self._created.remove(full)
+            raise
+
+    def _begin(self) -> None:
+        pass
+
+    def _discard(self) -> None:
+        marker = f"{self.folder}/{MARKER}"
+        found = [info for info in self.storage.list(self.folder) if info.name in self._created or self.save in info.name]
+        self.storage.delete_all([info for info in found if info.name == marker])
+        self.storage.delete_all([info for info in found if info.name != marker])
+
+    def _end(self) -> None:
+        pass

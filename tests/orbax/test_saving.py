@@ -1,0 +1,389 @@
+"""`raystate.save`, `save_async` and `load_async`: any tree, one checkpoint, whole or not at all."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import equinox
+import flax.linen
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as v0
+import pytest
+from flax.core import freeze
+from hypothesis import Phase, assume, given, settings
+from jax.sharding import NamedSharding, PartitionSpec
+from orbax.checkpoint import v1
+
+import raystate
+from raystate.arrays import Holding, MemorySource, restore_tree
+from raystate.arrays.tree import STORABLE
+from raystate.reader import assembling, background
+from tests.orbax.from_state import staged
+from tests.orbax.test_any_state import ONLY_STOCK_JAX, QUIET, plain, same, states, taken
+from tests.patience import PATIENCE_S
+
+Pair = collections.namedtuple("Pair", ["left", "right"])
+
+
+@flax.struct.dataclass
+class Struct:
+    w: Any
+    name: str = flax.struct.field(pytree_node=False, default="static")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Plain:
+    w: Any
+
+
+class Module(equinox.Module):
+    w: Any
+    size: int = equinox.field(static=True)
+
+
+def module() -> Any:
+    return equinox.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
+
+
+W = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+KINDS: dict[str, Any] = {
+    "dict": {"w": W},
+    "list": [W, 1],
+    "tuple": (W, (1, 2.5)),
+    "NamedTuple": Pair(W, 1),
+    "struct": Struct(jnp.asarray(W)),
+    "dataclass": Plain(jnp.asarray(W)),
+    "FrozenDict": freeze({"a": {"w": W}}),
+    "scalars": {"i": 1, "f": 0.5, "b": True, "s": "text", "n": np.float32(2)},
+    "empty": {"none": None, "dict": {}, "list": [], "tuple": (), "state": optax.EmptyState(), "one": 1},
+    "keys": {"key": jax.random.key(1), "rbg": jax.random.split(jax.random.key(2, impl="rbg"), 3)},
+    "boxes": {"w": flax.linen.Partitioned(jnp.asarray(W), names=("x", None))},
+    "equinox": Module(jnp.asarray(W), 3),
+    "filtered": equinox.filter(module(), equinox.is_array),
+    "optax": optax.adam(1e-3).init({"w": jnp.asarray(W)}),
+}
+SINGLE: dict[str, Any] = {
+    "jax": jnp.arange(6.0).reshape(2, 3),
+    "numpy": W,
+    "scalar": np.int8(3),
+    "0-d": jnp.float32(2),
+    "bfloat16": jnp.ones((3,), jnp.bfloat16),
+    "key": jax.random.key(3),
+    "int": 3,
+    "float": 0.5,
+    "bool": True,
+}
+
+
+def sorted_leaves(tree: Any) -> list[str]:
+    """As stock Orbax's raw tree has them: other containers, int keys as strings, which sort otherwise."""
+    return sorted(repr(plain(leaf)) for leaf in jax.tree.leaves(tree))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+# ------------------------------------------------------------ any tree
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_row1_it_comes_back_as_it_was(kind: str, tmp_path: Path):
+    raystate.save(tmp_path / "one", KINDS[kind])
+    same(raystate.load(tmp_path / "one", KINDS[kind]), KINDS[kind])
+    assert sorted_leaves(v1.load(str(tmp_path / "one"))) == sorted_leaves(KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_row1_the_manager_keeps_the_same(kind: str):
+    layout, table, slot = staged({"state": KINDS[kind]})
+    spec = layout.trees[0].with_values(table.values[0])
+    source = MemorySource([Holding(layout=layout, data=slot, crc32c=table.crc32c)], "state")
+    same(restore_tree(KINDS[kind], spec, source), KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", SINGLE)
+def test_row2_a_single_value(kind: str, tmp_path: Path):
+    value = SINGLE[kind]
+    raystate.save(tmp_path / "one", value)
+    same(raystate.load(tmp_path / "one", value), value)
+    assert (
+        plain(np.asarray(jax.random.key_data(value)) if kind == "key" else value)[1:] == plain(raystate.load(tmp_path / "one"))[1:]
+    )
+    for got in (v1.load(str(tmp_path / "one")), v0.PyTreeCheckpointer().restore(tmp_path / "one" / "state")):
+        assert plain(got) == plain(value) or (kind in ("scalar",) and plain(np.asarray(got)) == plain(value))
+    if isinstance(value, jax.Array):
+        (loaded,) = jax.tree.leaves(v1.load(str(tmp_path / "one"), value))
+        assert plain(loaded) == plain(value)
+
+
+@pytest.mark.parametrize("kind", SINGLE)
+def test_row2_in_the_memory_of_the_manager(kind: str):
+    layout, table, slot = staged({"state": SINGLE[kind]})
+    spec = layout.trees[0].with_values(table.values[0])
+    source = MemorySource([Holding(layout=layout, data=slot, crc32c=table.crc32c)], "state")
+    same(restore_tree(SINGLE[kind], spec, source), SINGLE[kind])
+
+
+def test_row2_what_stock_orbax_saved(tmp_path: Path):
+    for name, value in (("array", jnp.arange(3)), ("number", 3)):
+        v1.save(str(tmp_path / name), value)
+        same(raystate.load(tmp_path / name, value), value)
+
+
+@settings(max_examples=6, suppress_health_check=QUIET, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
+@given(state=states(tuple(sorted(STORABLE - set(ONLY_STOCK_JAX)))))
+def test_row1_any_tree_bit_for_bit(state: dict[str, Any]):
+    assume(taken(state))
+    with tempfile.TemporaryDirectory() as root:
+        raystate.save(f"{root}/one", state)
+        same(raystate.load(f"{root}/one", state), state)
+        assert sorted_leaves(v1.load(f"{root}/one")) == sorted_leaves(state)
+
+
+@pytest.mark.parametrize("dtype", sorted(STORABLE))
+def test_row1_every_dtype_bit_for_bit(dtype: str, tmp_path: Path):
+    values = np.arange(8).astype(np.float32).astype(dtype) if dtype not in ("int2", "bool") else np.zeros(8, dtype)
+    tree = {
+        "numpy": values,
+        **({"jax": jnp.asarray(values)} if jax.dtypes.canonicalize_dtype(values.dtype) == values.dtype else {}),
+    }
+    raystate.save(tmp_path / "one", tree)
+    same(raystate.load(tmp_path / "one", tree), tree)
+    if dtype not in ONLY_STOCK_JAX:
+        assert sorted_leaves(v1.load(str(tmp_path / "one"))) == sorted_leaves(tree)
+
+
+def test_row1_a_spread_array(tmp_path: Path):
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    array = jax.device_put(np.arange(64.0, dtype=np.float32).reshape(8, 8), NamedSharding(mesh, PartitionSpec("x")))
+    raystate.save(tmp_path / "one", {"w": array})
+    same(raystate.load(tmp_path / "one", {"w": array}), {"w": array})
+    assert v1.load(str(tmp_path / "one"))["w"].sharding == array.sharding
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.next = 3
+
+    def get_state(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+def test_row1_with_items_metrics_and_custom(tmp_path: Path):
+    items = {"data": Counting(), "ema": {"w": W}, "notes": {"tokens": [1, None]}}
+    raystate.save(tmp_path / "one", {"w": W}, items=items, metrics={"loss": jnp.float32(0.5)}, custom=["any", {"json": 1}])
+    found = raystate.metadata(tmp_path / "one")
+    assert set(found.items) == {"state", "data", "ema", "notes"}
+    assert (dict(found.metrics), found.custom) == ({"loss": 0.5}, ["any", {"json": 1}])
+    iterator = Counting()
+    iterator.next = 0
+    restored = raystate.Reader(tmp_path / "one").restore({"w": W}, items={"data": iterator, "ema": {"w": W}})
+    assert iterator.next == 3 and restored.items["notes"] == {"tokens": [1, None]}
+    same(restored.items["ema"], {"w": W})
+    same(raystate.load(tmp_path / "one", item="ema"), {"w": W})
+    assert v1.load_checkpointables(str(tmp_path / "one"), {"notes": None})["notes"] == {"tokens": [1, None]}
+
+
+def test_row1_chunks_have_checksums(tmp_path: Path):
+    raystate.save(tmp_path / "one", {"w": np.zeros(100_000, np.uint8)})
+    data = max((path for path in (tmp_path / "one").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    flipped = bytearray(data.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    data.write_bytes(flipped)
+    with pytest.raises(raystate.CorruptCheckpointError):
+        raystate.load(tmp_path / "one")
+    with pytest.raises(ValueError, match="DATA_LOSS"):
+        v1.load(str(tmp_path / "one"))
+
+
+# ------------------------------------------------------------ wrong use
+
+
+@pytest.mark.parametrize(
+    ("tree", "rest", "words"),
+    [
+        ({}, {}, "nothing to keep"),
+        ({"a": object()}, {}, "a: can't save a object"),
+        (module(), {}, r"activation: can't save .* eqx\.filter\(module, eqx\.is_array\)"),
+        ("text", {}, "texts alone"),
+        ({"a": W}, {"items": {"state": 1}}, "an item can't be called 'state'"),
+        ({"a": W}, {"items": [1]}, "items must be a dict"),
+        ({"a": W}, {"metrics": {"loss": "low"}}, "metrics, loss"),
+        ({"a": W}, {"custom": {1, 2}}, r"custom.*sorted"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_row1_wrong_use_leaves_nothing(tree: Any, rest: dict[str, Any], words: str, tmp_path: Path):
+    for call in (raystate.save, raystate.save_async):
+        with pytest.raises(raystate.ConfigError, match=words):
+            call(tmp_path / "one", tree, **rest)
+    assert names(tmp_path) == []
+
+
+def test_row1_several_processes_are_sent_to_the_manager(tmp_path: Path):
+    with mock.patch.object(jax, "process_count", return_value=2), pytest.raises(raystate.ConfigError, match="StateManager"):
+        raystate.save(tmp_path / "one", {"w": W})
+
+
+@pytest.mark.parametrize("path", ["gs://bucket", "s3://bucket/one"])
+def test_row1_a_path_that_is_none(path: str):
+    with pytest.raises(raystate.ConfigError, match=path.partition("/")[0]):
+        raystate.save(path, {"w": W})
+
+
+def test_row1_a_failed_save_leaves_nothing(tmp_path: Path):
+    with mock.patch.object(assembling, "build_files", side_effect=OSError("no space left")):
+        with pytest.raises(raystate.StorageError, match="no space left"):
+            raystate.save(tmp_path / "above" / "one", {"w": W})
+        with pytest.raises(raystate.StorageError, match="no space left"):
+            raystate.save_async(tmp_path / "above" / "one", {"w": W}).result(PATIENCE_S)
+    assert names(tmp_path) == []
+
+
+def test_row24_overwriting(tmp_path: Path):
+    raystate.save(tmp_path / "one", {"w": W})
+    with pytest.raises(raystate.StorageError, match=r"one: it exists already.*overwrite=True"):
+        raystate.save(tmp_path / "one", {"v": 1})
+    raystate.save(tmp_path / "one", {"v": 1}, overwrite=True)
+    assert raystate.load(tmp_path / "one") == v1.load(str(tmp_path / "one")) == {"v": 1}
+    assert names(tmp_path) == ["one"]
+
+
+def test_row24_overwriting_what_orbax_saved(tmp_path: Path):
+    v1.save(str(tmp_path / "v1"), {"w": W})
+    v0.PyTreeCheckpointer().save(tmp_path / "v0", {"w": W})
+    for name in ("v1", "v0"):
+        raystate.save(tmp_path / name, {"v": 1}, overwrite=True)
+        assert raystate.load(tmp_path / name) == v1.load(str(tmp_path / name)) == {"v": 1}
+
+
+# ------------------------------------------------------------ in the background
+
+
+def test_row15_arrays_are_taken_before_it_returns(tmp_path: Path):
+    on_device, on_host = jnp.arange(1000.0), np.arange(1000.0)
+    state = {"device": on_device, "host": on_host}
+    expected = jax.tree.map(np.array, state)
+    future = raystate.save_async(tmp_path / "one", state)
+    jax.block_until_ready(jax.jit(lambda x: x * 0, donate_argnums=0)(on_device))
+    on_host[:] = -1
+    assert on_device.is_deleted()
+    assert isinstance(future, Future) and future.result(PATIENCE_S) is None and future.done() and future.exception() is None
+    got = raystate.load_async(tmp_path / "one").result(PATIENCE_S)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+def test_row15_an_error_is_told_once(tmp_path: Path):
+    raystate.save(tmp_path / "one", {"v": 1})
+    failed = raystate.save_async(tmp_path / "one", {"v": 2})
+    fine = raystate.save_async(tmp_path / "two", {"v": 2})
+    fine.result(PATIENCE_S)
+    with pytest.raises(raystate.StorageError, match="exists already"):
+        failed.result(PATIENCE_S)
+    raystate.save_async(tmp_path / "three", {"v": 3}).result(PATIENCE_S)
+    assert names(tmp_path) == ["one", "three", "two"]
+    assert not background._unsettled, "told, so that the exit does not tell it again"
+
+
+def test_row15_a_new_save_while_the_previous_is_writing(tmp_path: Path):
+    begun, go = threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any, **rest: Any) -> Any:
+        begun.set()
+        assert go.wait(PATIENCE_S)
+        return build_files(*arguments, **rest)
+
+    build_files = assembling.build_files
+    with mock.patch.object(assembling, "build_files", slowly):
+        futures = [raystate.save_async(tmp_path / "one", {"v": value}, overwrite=True) for value in range(3)]
+        assert begun.wait(PATIENCE_S) and not any(future.done() for future in futures)
+        with pytest.raises(TimeoutError):
+            futures[0].result(0.01)
+        assert futures[2].cancel(), "not begun"
+        go.set()
+        futures[1].result(PATIENCE_S)
+    assert futures[0].done()
+    assert raystate.load(tmp_path / "one") == {"v": 1}, "in the order of the calls"
+
+
+def test_row15_loading_ahead_under_the_mesh_of_the_call(tmp_path: Path):
+    raystate.save(tmp_path / "one", {"w": W})
+    mesh = jax.make_mesh((2,), ("x",))
+    with jax.set_mesh(mesh):
+        abstract = jax.ShapeDtypeStruct(W.shape, W.dtype, sharding=NamedSharding(mesh.abstract_mesh, PartitionSpec("x")))
+        future = raystate.load_async(tmp_path / "one", {"w": abstract})
+    assert future.result(PATIENCE_S)["w"].sharding.mesh == mesh
+    with pytest.raises(raystate.StepNotFoundError):
+        raystate.load_async(tmp_path / "none").result(PATIENCE_S)
+    with pytest.raises(TypeError, match="stepp"):
+        raystate.load_async(tmp_path / "one", stepp=3)  # type: ignore[call-arg]
+
+
+AT_EXIT = """
+import sys, jax, numpy as np
+import raystate
+from raystate.reader import assembling, background
+
+state = jax.numpy.arange(1000.0)
+kind, path = sys.argv[1:]
+if kind == "stuck":
+    import threading
+    background.EXIT_WAIT_S = 0.2
+    assembling.build_files = lambda *a, **k: threading.Event().wait()
+raystate.save_async(path, state)
+raystate.save_async(path, state)
+raystate.save_async(path + "2", state)
+print("main is done")
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("kind", ["done", "stuck"])
+def test_row15_the_interpreters_exit(kind: str, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, kind, str(tmp_path / "one")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.stdout == "main is done\n", done.stderr
+    assert done.returncode == 3, done.stderr
+    if kind == "stuck":
+        assert "saving" in done.stderr and "given up" in done.stderr
+        assert not (tmp_path / "one").exists()
+        raystate.save(tmp_path / "one", 1)  # removes what the other one left
+        assert not [name for name in names(tmp_path) if name.startswith("one.")]
+        return
+    for name in ("one", "one2"):
+        assert raystate.load(tmp_path / name).shape == (1000,)
+    assert names(tmp_path) == ["one", "one2"]
+    assert done.stderr.count("exists already") == 1 and "Traceback" not in done.stderr, "the second one's error, once"
+
+
+@pytest.mark.parametrize("name", ["save-and-load", "monitoring"])
+def test_row24_the_howto_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = (Path(__file__).parents[2] / "docs" / "howto" / f"{name}.md").read_text()
+    fences = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert fences
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(fences), name, "exec"), {"__name__": "__main__"})
