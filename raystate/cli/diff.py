@@ -49,7 +49,7 @@ def diff(
     second = Checkpoints(other) if other is not None else first
     step_a, step_b = _step(first, a, "A"), _step(second, b, "B")
     with byte_progress(quiet=as_json) as progress, count_progress(quiet=as_json) as opening:
-        task = progress.add_task("comparing", total=None)
+        task = progress.add_task("comparing", total=None, visible=False)
         found = first.read(
             step_a,
             lambda _, reader_a: second.read(
@@ -58,7 +58,7 @@ def diff(
                     watched(reader_a, opening),
                     watched(reader_b, opening),
                     wanted=lambda one, name: item in (None, one) and (wanted(name) if name else glob is None and regex is None),
-                    on_bytes=lambda done, total: progress.update(task, completed=done, total=total),
+                    on_bytes=lambda done, total: progress.update(task, completed=done, total=total, visible=True),
                 ),
             ),
         )

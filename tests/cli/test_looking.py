@@ -17,8 +17,9 @@ import pytest
 import tensorstore as ts
 
 from raystate.cli import main
-from raystate.inspection import Checkpoints
+from raystate.inspection import Checkpoints, differences
 from raystate.inspection.differences import compare
+from raystate.orbax.step_reader import StepReader
 from raystate.storage import Storage, open_storage
 from tests.orbax import from_state
 from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
@@ -344,6 +345,25 @@ def test_row21_diff_measures_every_kind_of_array(tmp_path: Path):
         "order": ("values", 5, 5.0, 0.5, 0),
         "new": ("only in B", 0, 0.0, 0.0, 0),
     }
+
+
+def test_row21_diff_reads_in_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """At most so many bytes of each step are asked for at a time, of one array or of many."""
+    monkeypatch.setattr(differences, "_BATCH_BYTES", most := 1 << 16)
+    trees = [{"small": [np.full(1000, index) for index in range(20)], "zeros": np.zeros((9, 3))} for _ in range(2)]
+    for step, tree in enumerate(trees):
+        from_state.publish(tmp_path, {"state": tree}, step=step)
+    asked: list[int] = []
+    read = StepReader.read
+
+    def counted(reader: StepReader, item: str, requests: Any) -> list[np.ndarray]:
+        asked.append(sum(math.prod(shape) * 8 for _, _, shape in requests))
+        return read(reader, item, requests)
+
+    monkeypatch.setattr(StepReader, "read", counted)
+    steps = Checkpoints(tmp_path)
+    assert not compare(steps.open(0), steps.open(1)).differs
+    assert sum(asked) == 2 * (20 * 1000 + 27) * 8 and max(asked) <= most and len(asked) >= 6
 
 
 def test_row21_diff_sums_up(raystate: Command, large: Path, tmp_path: Path):
