@@ -14,7 +14,7 @@ from jax.sharding import SingleDeviceSharding
 
 from raystate.arrays.reference import Device, Given, Keep, Numpy, Plain, ShapeRule, Want, match_reference
 from raystate.arrays.shards import Box, box_of
-from raystate.core.tree import LeafSpec, TreeSpec
+from raystate.core.tree import TreeSpec, nest
 
 BATCH_BYTES = 1 << 30  # read so much, place it on the devices, go on: host memory stays bounded
 _ALIGNMENT_BYTES = 64  # below it XLA's CPU client copies once more
@@ -73,7 +73,7 @@ def _raw_tree(spec: TreeSpec, source: PieceSource) -> Any:
             wants.append(Numpy(leaf=index, dtype=np.dtype(leaf.array.dtype)))
         else:
             wants.append(Plain(value={"dict": {}, "list": []}.get(leaf.kind, leaf.value)))
-    return _nest(spec.leaves, _gather(wants, spec, source))
+    return nest(spec.leaves, _gather(wants, spec, source))
 
 
 def _gather(wants: list[Want], spec: TreeSpec, source: PieceSource) -> list[Any]:
@@ -175,29 +175,3 @@ def _private(box: np.ndarray, dtype: np.dtype) -> np.ndarray:
     copy = raw[offset : offset + nbytes].view(dtype).reshape(box.shape)
     np.copyto(copy, box, casting="unsafe")
     return copy
-
-
-def _nest(leaves: Sequence[LeafSpec], values: Sequence[Any]) -> Any:
-    """Nested dicts and lists by path; the list of a checkpoint with gaps (written by others) has None in them."""
-    if len(leaves) == 1 and not leaves[0].path:
-        return values[0]
-    root: dict[Any, Any] = {}
-    for leaf, value in zip(leaves, values, strict=True):
-        node = root
-        for key in leaf.path[:-1]:
-            node = node.setdefault(key, _Branch())
-        node[leaf.path[-1]] = value
-    return _settle(_Branch(root))
-
-
-class _Branch(dict[Any, Any]):
-    """An inner node while the tree grows; a plain dict is an empty leaf."""
-
-
-def _settle(node: Any) -> Any:
-    if not isinstance(node, _Branch):
-        return node
-    children = {key: _settle(child) for key, child in node.items()}
-    if children and all(isinstance(key, int) for key in children):
-        return [children.get(index) for index in range(max(children) + 1)]
-    return children

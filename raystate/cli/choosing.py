@@ -60,7 +60,7 @@ def path_filter(glob: str | None, regex: str | None) -> Callable[[str], bool]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class PathSum:
     """All arrays below one prefix. `path` is the array's own if it is the only one."""
 
     path: str
@@ -78,7 +78,7 @@ class Row:
     stored: int
 
 
-def groups(rows: Iterable[Row], *, depth: int | None) -> list[Group]:
+def groups(rows: Iterable[Row], *, depth: int | None) -> list[PathSum]:
     """Sums by the first `depth` keys of the paths; None: as deep as fits `MOST_ROWS`."""
     rows = list(rows)
     if depth is not None:
@@ -91,12 +91,12 @@ def groups(rows: Iterable[Row], *, depth: int | None) -> list[Group]:
     return found
 
 
-def _sums(rows: list[Row], depth: int) -> list[Group]:
+def _sums(rows: list[Row], depth: int) -> list[PathSum]:
     below: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         below.setdefault(row.path[:depth], []).append(row)
     return [
-        Group(
+        PathSum(
             path=".".join(key if len(found) > 1 else found[0].path),
             arrays=len(found),
             nbytes=sum(row.nbytes for row in found),

@@ -16,8 +16,8 @@ from raystate.cli.choosing import (
     AllOption,
     DepthOption,
     FilterOption,
-    Group,
     ItemOption,
+    PathSum,
     RegexOption,
     Row,
     groups,
@@ -219,7 +219,7 @@ def _show_groups(
         )
         for one in arrays.values()
     ]
-    found: list[Group] = groups(rows, depth=depth)
+    found: list[PathSum] = groups(rows, depth=depth)
     if sort is InspectSort.by_size:
         found.sort(key=lambda group: -group.nbytes)
     elif sort is InspectSort.by_name:
