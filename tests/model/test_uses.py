@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.model.world import Rank, World
+from tests.orbax.listening import listening
 
 
 def run(script: Any, *, ranks: int = 1) -> None:
@@ -37,11 +38,6 @@ def test_row2_the_manager_takes_a_single_value(value: Any):
 
 
 def test_row23_a_run_is_heard_from_its_process_0():
-    heard: list[tuple[str, float]] = []
-
-    def value(name: str, number: float = 1.0, **_: Any) -> None:
-        heard.append((name, number))
-
     def count(name: str) -> int:
         return sum(one == name for one, _ in heard)
 
@@ -61,12 +57,5 @@ def test_row23_a_run_is_heard_from_its_process_0():
         if rank.number == 0:
             assert count("/jax/orbax/read/start") == 2 and count("/jax/orbax/read/success") == 1
 
-    jax.monitoring.register_event_listener(value)
-    jax.monitoring.register_event_duration_secs_listener(value)
-    jax.monitoring.register_scalar_listener(value)
-    try:
+    with listening() as heard:
         run(script, ranks=2)
-    finally:
-        jax.monitoring.unregister_event_listener(value)
-        jax.monitoring.unregister_event_duration_listener(value)
-        jax.monitoring.unregister_scalar_listener(value)

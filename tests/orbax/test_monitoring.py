@@ -12,29 +12,16 @@ import pytest
 from orbax.checkpoint import v1
 
 import raystate
+from tests.orbax.listening import Heard, listening
 from tests.patience import PATIENCE_S
 
 OURS = ("/jax/orbax/", "/jax/checkpoint/")
-Heard = list[tuple[str, float]]
 
 
 @pytest.fixture
 def heard() -> Iterator[Heard]:
-    found: Heard = []
-
-    def event(name: str, **_: Any) -> None:
-        found.append((name, 1.0))
-
-    def value(name: str, number: float, **_: Any) -> None:
-        found.append((name, number))
-
-    jax.monitoring.register_event_listener(event)
-    jax.monitoring.register_event_duration_secs_listener(value)
-    jax.monitoring.register_scalar_listener(value)
-    yield found
-    jax.monitoring.unregister_event_listener(event)
-    jax.monitoring.unregister_event_duration_listener(value)
-    jax.monitoring.unregister_scalar_listener(value)
+    with listening() as found:
+        yield found
 
 
 def names(heard: Heard) -> set[str]:
