@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec, Sharding
 from raystate.arrays.meshes import check_fits, resolved, sharding_of
 from raystate.arrays.mismatch import MISSING, DifferenceError, Differences
 from raystate.arrays.paths import Path, path_key
-from raystate.arrays.stored import EMPTY, Stored, nest
+from raystate.arrays.stored import EMPTY, Stored
 from raystate.arrays.transforms import KeepReference, Made, Rules, Unknown
-from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
+from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
 ShapeRule = Literal["match", "checkpoint"]
 

@@ -30,9 +30,8 @@ from raystate.arrays.reference import (
     match_reference,
 )
 from raystate.arrays.shards import Box, box_of
-from raystate.arrays.stored import nest
 from raystate.arrays.transforms import Rules
-from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
+from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
 BATCH_BYTES = 1 << 30  # read so much, place it on the devices, go on: host memory stays bounded
 _ALIGNMENT_BYTES = 64  # below it XLA's CPU client copies once more

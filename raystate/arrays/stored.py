@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from raystate.arrays.paths import Path, flatten, names
-from raystate.core.tree import LeafSpec, TreeSpec
+from raystate.core.tree import TreeSpec
 
 EMPTY: Mapping[str, Callable[[], Any]] = {"none": lambda: None, "dict": dict, "list": list}  # kinds of empty nodes
 
@@ -53,32 +53,6 @@ class Stored:
             for depth in range(len(path)):
                 found.setdefault(path[:depth], []).append(index)
         return found
-
-
-def nest(leaves: Sequence[LeafSpec], values: Sequence[Any]) -> Any:
-    """Nested dicts and lists by path; the list of a checkpoint with gaps (written by others) has None in them."""
-    if len(leaves) == 1 and not leaves[0].path:
-        return values[0]
-    root = _Branch()
-    for leaf, value in zip(leaves, values, strict=True):
-        node = root
-        for key in leaf.path[:-1]:
-            node = node.setdefault(key, _Branch())
-        node[leaf.path[-1]] = value
-    return _settle(root)
-
-
-class _Branch(dict[Any, Any]):
-    """An inner node while the tree grows; a plain dict is an empty leaf."""
-
-
-def _settle(node: Any) -> Any:
-    if not isinstance(node, _Branch):
-        return node
-    children = {key: _settle(child) for key, child in node.items()}
-    if children and all(isinstance(key, int) for key in children):
-        return [children.get(index) for index in range(max(children) + 1)]
-    return children
 
 
 def state_dict(tree: Any) -> Any:

@@ -124,7 +124,7 @@ class Reader:
             finally:
                 self.bytes_read += reader.bytes_read
 
-        with reading(self._storage.url) as events:
+        with reading(self._checkpoints.storage.url) as events:
             before = self.bytes_read
             restored = self._read(step, place)
             events.nbytes = self.bytes_read - before
@@ -144,7 +144,7 @@ class Reader:
                 self.bytes_read += reader.bytes_read
                 events.nbytes = reader.bytes_read
 
-        with reading(self._storage.url) as events:
+        with reading(self._checkpoints.storage.url) as events:
             return self._read(step, place)
 
     def load_items(self, items: Mapping[str, object], *, step: int | None, options: ReadOptions) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Reader:
                 self.bytes_read += reader.bytes_read
                 events.nbytes = reader.bytes_read
 
-        with reading(self._storage.url) as events:
+        with reading(self._checkpoints.storage.url) as events:
             return self._read(step, place)
 
     def follow(

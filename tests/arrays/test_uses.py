@@ -124,7 +124,7 @@ def test_row3_the_state_dict_is_edited_and_given_to_flax():
     assert edited["opt_state"]["1"]["1"] == {}
     edited["params"]["dense"]["kernel"] = edited["params"]["dense"]["kernel"] * 5
     edited["step"] = 9
-    back = flax.serialization.from_state_dict(state, edited)
+    back: Any = flax.serialization.from_state_dict(state, edited)
     assert jax.tree.structure(back) == jax.tree.structure(state)
     assert back.step == 9
     assert np.asarray(back.params["dense"]["kernel"]).tolist() == [[5.0] * 3] * 2
@@ -145,11 +145,12 @@ def test_row5_a_model_that_was_only_traced_comes_back_on_the_mesh_in_force(kind)
 
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind, kind))
     with jax.set_mesh(mesh):
-        graph, real = nnx.split(Net(nnx.Rngs(0)))
+        graph, split = nnx.split(Net(nnx.Rngs(0)))
+        real: Any = split
         saved = Saved(real)
-        reference = nnx.state(nnx.eval_shape(lambda: Net(nnx.Rngs(1))))
+        reference: Any = nnx.state(nnx.eval_shape(lambda: Net(nnx.Rngs(1))))
         got = saved.restore(reference)
-        model = nnx.merge(graph, got)
+        model: Any = nnx.merge(graph, got)
         assert model.dense.kernel.get_value().sharding == NamedSharding(mesh, P("x", "y"))
         assert np.array_equal(model.dense.kernel.get_value(), real["dense"]["kernel"].get_value())
         specs = saved.restore(nnx.get_partition_spec(reference))  # bare PartitionSpecs

@@ -121,13 +121,14 @@ def test_row3_row7_row8_a_durable_steps_reference_is_refused_before_anything_is_
         raw = manager.restore(step=1)
         assert raw is not None and raw.tier in ("memory", "storage")
         manager.save(2, trained(2))
-        for reference, options, text in (
+        wrong: list[tuple[Any, dict[str, Any], str]] = [
             ({"new": np.ones(1)}, {}, "partial=True"),
             ({"new": np.ones(1)}, {"transforms": {"new": "params/nope"}}, "transforms take it from 'params/nope'"),
             ({"new": jnp.zeros(3)}, {"transforms": {"new": "params/head"}}, "expected shape"),
             ({"new": jnp.zeros(3)}, {"transforms": {"old": "params/head"}}, "matches no path"),
             (jnp.zeros(3), {"shapes": "any"}, "shapes: expected"),
-        ):
+        ]
+        for reference, options, text in wrong:
             with pytest.raises((ReferenceMismatchError, ConfigError), match=re.escape(text)):
                 manager.restore(reference, step=1, **options)
         newest = manager.restore(jax.eval_shape(init))
@@ -148,7 +149,7 @@ def other(tmp_path: Path) -> Path:
 
 
 def sources(other: Path, tmp_path: Path) -> dict[str, tuple[Any, float]]:
-    v1.save(tmp_path / "plain", trained(7))
+    v1.save(str(tmp_path / "plain"), trained(7))
     return {
         "run": (other, 5),
         "run + step": ((other, 3), 3),
@@ -183,7 +184,7 @@ def test_row10_a_run_starts_at_another_ones_step(play: Play, other: Path, tmp_pa
 
 
 def test_row10_what_is_taken_from_a_source(play: Play, other: Path, tmp_path: Path):
-    v1.save(tmp_path / "weights", {"enc": kernel(7)})
+    v1.save(str(tmp_path / "weights"), {"enc": kernel(7)})
 
     def script(manager: StateManager) -> None:
         whole = manager.restore_or_init(init, source=other)
