@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
+from raystate.arena.memory import node_memory
 from raystate.arrays import (
     PieceSource,
     ReadRequest,
+    Rules,
+    Transforms,
     array_leaves,
+    check_raw,
+    check_spread,
     describe,
+    host_want,
     is_iterator,
     match_reference,
+    raw_wants,
+    read_raw,
     restore_tree,
     set_iterators,
+    state_dict,
 )
-from raystate.core.errors import ReferenceMismatchError
+from raystate.core.errors import ConfigError, ReferenceMismatchError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
@@ -48,15 +59,52 @@ class Restored:
     tier: str = "init"
     set_aside: list[tuple[int, str]] = field(default_factory=list)
 
+    def state_dict(self) -> Any:
+        """The state in the form of `flax.serialization.to_state_dict`, to be edited and given to `from_state_dict`: dicts with str as
+        keys, lists and tuples as {"0": …}, empty nodes (None among them) as {}. Its arrays are the state's own."""
+        return state_dict(self.state)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How strictly a reference must match; see DESIGN, References."""
+    """How strictly a reference must match.
+
+    Attributes:
+        partial: paths that only the reference has keep its value.
+        cast: dtypes are converted.
+        shapes: "checkpoint": where shapes differ, the checkpoint's is taken.
+        transforms: of the state (`load(item=…)`: of that item): a function on the raw tree in host memory, or a mapping of new path to
+            old path; see `Rules`.
+
+    Raises:
+        ConfigError: names the option.
+    """
 
     partial: bool = False
     cast: bool = False
     shapes: Literal["match", "checkpoint"] = "match"
-    transforms: Callable[[Any], object] | None = None
+    transforms: Transforms | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("partial", "cast"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, not {getattr(self, name)!r}", field=name, got=getattr(self, name))
+        if self.shapes not in ("match", "checkpoint"):
+            text = f"shapes: expected 'match' (the default) or 'checkpoint', not {self.shapes!r}"
+            raise ConfigError(text, field="shapes", expected=("match", "checkpoint"), got=self.shapes)
+        if self.transforms is not None and not callable(self.transforms):
+            if not isinstance(self.transforms, Mapping):
+                text = f"transforms must be a function or a mapping of new path to old path, not a {type(self.transforms).__name__}"
+                raise ConfigError(text, field="transforms", got=type(self.transforms).__name__)
+            Rules(self.transforms)
+
+    def rules(self) -> Rules | None:
+        """For one tree, if `transforms` is a mapping."""
+        return Rules(self.transforms) if isinstance(self.transforms, Mapping) else None
+
+    def of_items(self) -> ReadOptions:
+        """For the trees beside the state."""
+        return dataclasses.replace(self, transforms=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,19 +132,8 @@ class StepContent:
             ReferenceMismatchError: all differences in one; ItemTopologyError; CorruptCheckpointError.
         """
         self.check(reference, items, options)
-        state = self.tree(STATE, reference, options)
-        got: dict[str, Any] = dict(self.json_items)
-        iterators: dict[str, Any] = {}
-        for name, wanted in (items or {}).items():
-            if is_iterator(wanted):
-                iterators[name] = got[name] = wanted
-            elif name in self.trees:
-                got[name] = self.tree(name, wanted, options)
-        if iterators:
-            states = {name: self.iterator_states(name) for name in iterators}
-            old_world = max(world for _, world in states.values())
-            by_process = {name: found for name, (found, _) in states.items()}
-            set_iterators(iterators, by_process, old_world=old_world, world=world, process_index=process_index)
+        state = self._read(STATE, reference, options)
+        got = {**self.json_items, **self._read_items(items or {}, options, world=world, process_index=process_index)}
         return Restored(
             step=self.step,
             state=state,
@@ -106,14 +143,38 @@ class StepContent:
             tier=self.used_tier(),
         )
 
+    def load_items(self, items: Mapping[str, object], options: ReadOptions, *, world: int, process_index: int) -> dict[str, Any]:
+        """These items by name, and nothing else; the state is one of them. Raises as `restore`."""
+        self._check_items(items, options)
+        got = self._read_items(items, options, world=world, process_index=process_index)
+        return {name: got[name] if name in got else self.json_items.get(name, wanted) for name, wanted in items.items()}
+
+    def _read_items(self, items: Mapping[str, object], options: ReadOptions, *, world: int, process_index: int) -> dict[str, Any]:
+        got: dict[str, Any] = {}
+        iterators: dict[str, Any] = {}
+        for name, wanted in items.items():
+            if is_iterator(wanted):
+                iterators[name] = got[name] = wanted
+            elif name in self.trees:
+                got[name] = self._read(name, wanted, options if name == STATE else options.of_items())
+        if iterators:
+            states = {name: self.iterator_states(name) for name in iterators}
+            old_world = max(world for _, world in states.values())
+            by_process = {name: found for name, (found, _) in states.items()}
+            set_iterators(iterators, by_process, old_world=old_world, world=world, process_index=process_index)
+        return got
+
     def check(self, reference: object, items: Mapping[str, object] | None, options: ReadOptions) -> None:
-        """Refuse what does not fit this step, before any of it is read. What `transforms` make of it is not known here.
+        """Refuse what does not fit this step, before any of it is read. What functions in `transforms` make of it is not known here.
 
         Raises:
-            ReferenceMismatchError: all differences in one.
+            ReferenceMismatchError: all differences in one. CapacityError: a raw tree is too large.
         """
         self._check_tree(STATE, reference, options)
-        for name, wanted in (items or {}).items():
+        self._check_items(items or {}, options)
+
+    def _check_items(self, items: Mapping[str, object], options: ReadOptions) -> None:
+        for name, wanted in items.items():
             if is_iterator(wanted):
                 if name not in self.iterators:
                     raise ReferenceMismatchError(
@@ -122,15 +183,33 @@ class StepContent:
                         item=name,
                     )
             elif name in self.trees:
-                self._check_tree(name, wanted, options)
+                self._check_tree(name, wanted, options if name == STATE else options.of_items())
+            elif name == STATE and self.no_state is not None:
+                raise self.no_state
             elif name not in self.json_items and not options.partial:
                 have = sorted({*self.json_items, *self.iterators, *self.trees} - {STATE})
                 raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
 
     def _check_tree(self, item: str, reference: Any, options: ReadOptions) -> None:
         self._find(item)
-        if reference is not None and options.transforms is None:
-            match_reference(reference, self.trees[item], partial=options.partial, cast=options.cast, shapes=options.shapes)
+        spec = self.trees[item]
+        if callable(options.transforms):
+            self._check_raw(spec, [host_want(spec, index) for index in range(len(spec.leaves))])
+            return
+        rules = options.rules()
+        if reference is not None:
+            match_reference(reference, spec, partial=options.partial, cast=options.cast, shapes=options.shapes, rules=rules)
+        elif rules is not None:
+            raise ConfigError("transforms as a mapping says what the leaves of a reference come from: give one", field="transforms")
+        else:
+            wants = raw_wants(spec)
+            check_spread(spec, wants, processes=jax.process_count())
+            self._check_raw(spec, wants)
+
+    def _check_raw(self, spec: TreeSpec, wants: Sequence[Any]) -> None:
+        node = node_memory()
+        says = "this machine" if node.source == "machine" else f"the control group {node.source}"
+        check_raw(spec, wants, free_bytes=max(0, node.total_bytes - node.used_bytes), says=says)
 
     def _find(self, item: str) -> None:
         if item == STATE and self.no_state is not None:
@@ -142,12 +221,26 @@ class StepContent:
 
     def tree(self, item: str, reference: Any, options: ReadOptions) -> Any:
         """Read an item of arrays. Raises as `restore`."""
-        self._find(item)
+        self._check_tree(item, reference, options)
+        return self._read(item, reference, options)
+
+    def _read(self, item: str, reference: Any, options: ReadOptions) -> Any:
         spec, source = self.trees[item], self.source(item)
-        if options.transforms is not None:
-            raw = options.transforms(restore_tree(None, spec, source))
-            spec, source = in_memory(item, raw)
-        return restore_tree(reference, spec, source, partial=options.partial, cast=options.cast, shapes=options.shapes)
+        if callable(options.transforms):
+            raw = read_raw([host_want(spec, index) for index in range(len(spec.leaves))], spec, source)
+            made = options.transforms(raw)
+            if reference is None:
+                return made
+            spec, source = in_memory(item, made)
+        return restore_tree(
+            reference,
+            spec,
+            source,
+            partial=options.partial,
+            cast=options.cast,
+            shapes=options.shapes,
+            rules=options.rules(),
+        )
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,13 @@
 from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
 from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iterators
 from raystate.arrays.memory import Holding, MemorySource, UncoveredError, common_values
+from raystate.arrays.paths import path_key
+from raystate.arrays.raw import check_raw, check_spread, host_want, raw_wants
 from raystate.arrays.reference import match_reference
-from raystate.arrays.restore import PieceSource, ReadRequest, restore_tree
+from raystate.arrays.restore import PieceSource, ReadRequest, read_raw, restore_tree
 from raystate.arrays.stage import HeldState, Spare, copy, hold, host_arrays, views
+from raystate.arrays.stored import state_dict
+from raystate.arrays.transforms import Rules, Transforms
 from raystate.arrays.tree import Described, Plan, array_leaves, describe
 
 __all__ = [
@@ -17,11 +21,15 @@ __all__ = [
     "PieceSource",
     "Plan",
     "ReadRequest",
+    "Rules",
     "Spare",
+    "Transforms",
     "UncoveredError",
     "array_leaves",
     "check_custom",
     "check_metrics",
+    "check_raw",
+    "check_spread",
     "check_step",
     "common_values",
     "copy",
@@ -29,10 +37,15 @@ __all__ = [
     "hold",
     "hold_metrics",
     "host_arrays",
+    "host_want",
     "is_iterator",
     "match_reference",
     "pack_items",
+    "path_key",
+    "raw_wants",
+    "read_raw",
     "restore_tree",
     "set_iterators",
+    "state_dict",
     "views",
 ]

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, NamedSharding, Sharding
+from jax.sharding import PartitionSpec, Sharding
 
-from raystate.arrays.paths import Path, names, path_key, shown
-from raystate.core.errors import ReferenceMismatchError
-from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
+from raystate.arrays.meshes import check_fits, resolved, sharding_of
+from raystate.arrays.mismatch import MISSING, DifferenceError, Differences
+from raystate.arrays.paths import Path, path_key
+from raystate.arrays.stored import EMPTY, Stored
+from raystate.arrays.transforms import KeepReference, Made, Rules, Unknown
+from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
 ShapeRule = Literal["match", "checkpoint"]
-_SHOWN_DIFFERENCES = 50
+
+_PARTIAL = "partial=True keeps the reference's value of what is not in the checkpoint; transforms can take it from another path."
+_SHAPES = 'shapes="checkpoint" takes the checkpoint\'s shapes.'
+_CAST = "cast=True converts to the reference's dtypes."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,39 +66,110 @@ class Given:
     sharding: Sharding | None
 
 
-Want = Keep | Plain | Given | Numpy | Device
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Make:
+    """What a function of `transforms` makes of other leaves of the checkpoint. Whether it fits is known when it is made."""
+
+    path: Path
+    value: Any  # the reference's leaf
+    made: Made
 
 
-def match_reference(reference: Any, spec: TreeSpec, *, partial: bool, cast: bool, shapes: ShapeRule) -> tuple[list[Want], Any]:
-    """What to do for each leaf of the reference, and its structure.
+Want = Keep | Plain | Given | Numpy | Device | Make
+
+
+def match_reference(
+    reference: Any, spec: TreeSpec, *, partial: bool, cast: bool, shapes: ShapeRule, rules: Rules | None = None
+) -> tuple[list[Want], Any]:
+    """What to do for each leaf of the reference, and its structure; nothing is read.
+
+    Args:
+        rules: what `transforms` say, if they are a mapping. Then what neither they nor the checkpoint have keeps the reference's value.
 
     Raises:
         ReferenceMismatchError: `differences` lists (path, what) of all of them.
     """
-    flat, structure = jax.tree_util.tree_flatten_with_path(reference)
-    stored = {names(leaf.path): index for index, leaf in enumerate(spec.leaves)}
+    stored = Stored(spec)
+    flat, structure = jax.tree_util.tree_flatten_with_path(_expanded(reference, stored))
     matcher = _Matcher(spec, cast=cast, shapes=shapes)
+    differences = matcher.differences
     wants: list[Want] = []
-    missing: list[Path] = []
+    used: list[int] = []
     for keys, value in flat:
         path = tuple(map(path_key, keys))
-        if value is ...:
+        ruled = rules.apply(path, stored) if rules is not None else None
+        if value is ... or isinstance(ruled, KeepReference):
+            if value is not ...:
+                _check_kept(path, value, differences, "transforms say to keep the reference's value")
             wants.append(Keep(value=value))
-            continue
-        index = stored.get(names(path))
-        if index is None:
+        elif isinstance(ruled, Unknown):
+            differences.add(path, f"transforms take it from {ruled.old!r}, which {MISSING}")
             wants.append(Keep(value=value))
-            missing.append(path)
-        else:
+        elif isinstance(ruled, Made):
+            used.extend(ruled.needs)
+            wants.append(Make(path=path, value=value, made=ruled))
+        elif (index := ruled if isinstance(ruled, int) else stored.find(path)) is not None:
+            used.append(index)
             wants.append(matcher.match(path, value, index))
-    differences = matcher.differences
-    if missing and not partial:
-        differences.extend((path, "is not in the checkpoint") for path in missing)
+        else:
+            wants.append(Keep(value=value))
+            if below := stored.below(path):
+                differences.add(
+                    path, f"expected {_kind(value)}, the checkpoint has {len(below)} leaves below it{_of_a_step(path, value)}"
+                )
+            elif partial or rules is not None:
+                _check_kept(path, value, differences, MISSING)
+            else:
+                differences.add(path, MISSING, _PARTIAL)
+    for pattern in rules.unused() if rules is not None else ():
+        differences.add(("transforms",), f"{pattern!r} matches no path of the reference")
     if differences:
-        raise _mismatch(
-            spec, differences, _unused(spec, [names(tuple(map(path_key, keys))) for keys, _ in flat]) if missing else []
-        )
+        raise differences.error(spec.item, stored.others(used) if differences.any_missing else [])
     return wants, structure
+
+
+def match_leaf(spec: TreeSpec, path: Path, value: Any, differences: Differences, *, cast: bool, shapes: ShapeRule) -> Want:
+    """As `match_reference`, for the only leaf of `spec`; a difference goes to `differences`."""
+    matcher = _Matcher(spec, cast=cast, shapes=shapes)
+    matcher.differences = differences
+    return matcher.match(path, value, 0)
+
+
+def _expanded(reference: Any, stored: Stored) -> Any:
+    """The reference with each sharding that stands for a subtree of the checkpoint spread over that subtree's leaves."""
+
+    def spread(keys: Any, value: Any) -> Any:
+        if not isinstance(value, Sharding | PartitionSpec):
+            return value
+        path = tuple(map(path_key, keys))
+        index = stored.find(path)
+        leaves = [stored.spec.leaves[i] for i in (stored.below(path) if index is None else [index])]
+        if not leaves or (len(leaves) == 1 and index is not None and leaves[0].kind not in EMPTY):
+            return value
+        shortened = [dataclasses.replace(leaf, path=leaf.path[len(path) :]) for leaf in leaves]
+        return nest(shortened, [EMPTY[leaf.kind]() if leaf.kind in EMPTY else value for leaf in leaves])
+
+    return jax.tree_util.tree_map_with_path(spread, reference)
+
+
+def _check_kept(path: Path, value: Any, differences: Differences, why: str) -> None:
+    if isinstance(value, jax.Array):
+        if value.is_deleted():
+            differences.add(path, f"{why}, and the reference's own array was donated and is deleted")
+    elif _is_abstract(value):
+        text = f"{why}, and the reference has no value to keep: {_kind(value)} is abstract"
+        differences.add(path, text, "Give an initialized array where the reference's value is to be kept, or ... to leave it out.")
+
+
+def _is_abstract(value: Any) -> bool:
+    if isinstance(value, Sharding | PartitionSpec | jax.ShapeDtypeStruct):
+        return True
+    return hasattr(value, "shape") and hasattr(value, "dtype") and not hasattr(value, "__array__")
+
+
+def _of_a_step(path: Path, value: Any) -> str:
+    """A step number in the reference's place is what CheckpointManager's callers write."""
+    return f"; did you mean step={value}?" if not path and type(value) is int else ""
 
 
 class _Matcher:
@@ -100,125 +177,113 @@ class _Matcher:
         self.spec = spec
         self.cast = cast
         self.shapes = shapes
-        self.differences: list[tuple[Path, str]] = []
+        self.differences = Differences()
 
     def match(self, path: Path, value: Any, index: int) -> Want:
         stored = self.spec.leaves[index]
-        problem = None
-        want: Want = Keep(value=value)
         try:
             if stored.array is None:
-                want = self._plain(value, stored)
-            else:
-                want = self._array(value, stored.array, index)
-        except _DifferenceError as error:
-            problem = str(error)
-        if problem:
-            self.differences.append((path, problem))
-        return want
+                return self._plain(value, stored)
+            return self._array(value, stored.array, index)
+        except DifferenceError as error:
+            self.differences.add(path, str(error), error.way_out)
+            return Keep(value=value)
 
     # ------------------------------------------------ what the checkpoint has as a value
 
     def _plain(self, value: Any, stored: LeafSpec) -> Want:
         have = stored.value
-        if stored.kind in ("none", "dict", "list"):
-            raise _DifferenceError(f"expected {_kind(value)}, the checkpoint has {_EMPTY[stored.kind]} there")
-        if isinstance(value, Sharding):
+        if stored.kind in EMPTY:
+            raise DifferenceError(f"expected {_kind(value)}, the checkpoint has {_EMPTY[stored.kind]} there")
+        if isinstance(value, Sharding | PartitionSpec):
             return Plain(value=have)
         if stored.kind == "string" or isinstance(value, str):
             if isinstance(value, str) and isinstance(have, str):
                 return Plain(value=have)
-            raise _DifferenceError(f"expected {_kind(value)}, the checkpoint has {_kind(have)}")
+            raise DifferenceError(f"expected {_kind(value)}, the checkpoint has {_kind(have)}")
         if isinstance(value, bool | int | float):
             if type(have) is not type(value) and not self.cast:
-                raise _DifferenceError(f"expected {_kind(value)}, the checkpoint has {_kind(have)} {have!r}")
+                raise DifferenceError(f"expected {_kind(value)}, the checkpoint has {_kind(have)} {have!r}", _CAST)
             return Plain(value=type(value)(have))  # type: ignore[arg-type]
         shape, dtype = _shape_and_dtype(value)
         if shape != () and self.shapes == "match":
-            raise _DifferenceError(f"expected shape {shape}, the checkpoint has {_kind(have)} {have!r}")
+            raise DifferenceError(f"expected shape {shape}, the checkpoint has {_kind(have)} {have!r}", _SHAPES)
         if _is_key(dtype):
-            raise _DifferenceError(f"expected PRNG keys, the checkpoint has {_kind(have)} {have!r}")
+            raise DifferenceError(f"expected PRNG keys, the checkpoint has {_kind(have)} {have!r}")
         # A Python number has no width: it fits every dtype of its kind.
         if not _same_kind(type(have), dtype) and not self.cast:
-            raise _DifferenceError(f"expected dtype {dtype.name}, the checkpoint has {_kind(have)} {have!r}")
+            raise DifferenceError(f"expected dtype {dtype.name}, the checkpoint has {_kind(have)} {have!r}", _CAST)
         array = np.asarray(have).astype(dtype)
         if isinstance(value, np.generic):
             return Plain(value=array[()])
         if isinstance(value, np.ndarray):
             return Plain(value=array)
         self._check_width(dtype)
-        return Given(value=array, sharding=_sharding(value))
+        return Given(value=array, sharding=sharding_of(value))
 
     # ------------------------------------------------ what the checkpoint has as an array
 
     def _array(self, value: Any, stored: ArraySpec, index: int) -> Want:
         have = np.dtype(stored.dtype)
-        if isinstance(value, Sharding):
+        if isinstance(value, Sharding | PartitionSpec):
             self._check_width(have)
-            return self._device(index, stored, have, _resolved(value), stored.key_impl)
+            return self._device(index, stored, have, resolved(value), stored.key_impl)
         if isinstance(value, bool | int | float):
             if stored.shape != ():
-                raise _DifferenceError(f"expected {_kind(value)}, the checkpoint has an array {stored.dtype}{list(stored.shape)}")
+                raise DifferenceError(f"expected {_kind(value)}, the checkpoint has an array {stored.dtype}{list(stored.shape)}")
             if not _same_kind(type(value), have) and not self.cast:
-                raise _DifferenceError(f"expected {_kind(value)}, the checkpoint has a {stored.dtype}")
+                raise DifferenceError(f"expected {_kind(value)}, the checkpoint has a {stored.dtype}", _CAST)
             return Numpy(leaf=index, dtype=have, scalar=type(value))
         if isinstance(value, str):
-            raise _DifferenceError(f"expected a string, the checkpoint has an array {stored.dtype}{list(stored.shape)}")
+            raise DifferenceError(f"expected a string, the checkpoint has an array {stored.dtype}{list(stored.shape)}")
         shape, dtype = _shape_and_dtype(value)
         if _is_key(dtype):
             return self._keys(value, shape, dtype, stored, index)
         self._check_shape(shape, stored.shape)
         if np.dtype(dtype).newbyteorder("=") != have and not self.cast:
-            raise _DifferenceError(f"expected dtype {dtype.name}, the checkpoint has {have.name}")
+            raise DifferenceError(f"expected dtype {dtype.name}, the checkpoint has {have.name}", _CAST)
         if isinstance(value, np.generic):
             if stored.shape != ():
-                raise _DifferenceError(f"expected a numpy scalar, the checkpoint has shape {stored.shape}")
+                raise DifferenceError(f"expected a numpy scalar, the checkpoint has shape {stored.shape}")
             return Numpy(leaf=index, dtype=dtype, scalar=type(value))
         if isinstance(value, np.ndarray):
             return Numpy(leaf=index, dtype=dtype)
         self._check_width(dtype)
-        return self._device(index, stored, dtype, _sharding(value), None)
+        return self._device(index, stored, dtype, sharding_of(value), None)
 
     def _keys(self, value: Any, shape: tuple[int, ...], dtype: Any, stored: ArraySpec, index: int) -> Want:
-        impl = _key_impl_of(dtype)
+        impl = key_impl_of(dtype)
         if stored.key_impl is None and not (self.cast and stored.dtype == "uint32"):
-            raise _DifferenceError(f"expected PRNG keys ({impl}), the checkpoint has {stored.dtype}")
+            raise DifferenceError(f"expected PRNG keys ({impl}), the checkpoint has {stored.dtype}")
         if stored.key_impl not in (None, impl):
-            raise _DifferenceError(f"expected PRNG keys of {impl}, the checkpoint has {stored.key_impl}")
+            raise DifferenceError(f"expected PRNG keys of {impl}, the checkpoint has {stored.key_impl}")
         data_shape = (*shape, *stored.shape[len(stored.shape) - 1 :])
         self._check_shape(data_shape, stored.shape)
-        return self._device(index, stored, np.dtype(stored.dtype), _sharding(value), impl)
+        return self._device(index, stored, np.dtype(stored.dtype), sharding_of(value), impl)
 
     def _device(self, index: int, stored: ArraySpec, dtype: np.dtype, sharding: Sharding | None, key_impl: str | None) -> Device:
         if sharding is not None:
-            try:
-                sharding.shard_shape(stored.shape)
-            except ValueError as error:
-                raise _DifferenceError(f"{sharding} doesn't fit shape {stored.shape}: {error}") from None
+            check_fits(sharding, stored.shape if key_impl is None else stored.shape[:-1])  # keys are sharded, not their words
         return Device(leaf=index, shape=stored.shape, dtype=dtype, sharding=sharding, key_impl=key_impl)
 
     def _check_shape(self, expected: tuple[int, ...], have: tuple[int, ...]) -> None:
         if expected != have and self.shapes == "match":
-            raise _DifferenceError(f"expected shape {expected}, the checkpoint has {have}")
+            raise DifferenceError(f"expected shape {expected}, the checkpoint has {have}", _SHAPES)
 
     def _check_width(self, dtype: np.dtype) -> None:
         """jax would narrow 64-bit values without a word."""
         if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-            raise _DifferenceError(
+            raise DifferenceError(
                 f"a jax.Array can't be {dtype.name} unless jax_enable_x64 is set; ask for np.ndarray or another dtype"
             )
-
-
-class _DifferenceError(Exception):
-    pass
 
 
 _EMPTY = {"none": "None", "dict": "an empty dict", "list": "an empty list"}
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, Sharding):
-        return "an array"
+    if isinstance(value, Sharding | PartitionSpec):
+        return "an array with a sharding"
     if isinstance(value, bool | int | float):
         return f"a Python {type(value).__name__}"
     if isinstance(value, str):
@@ -233,37 +298,16 @@ def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
         return tuple(value.shape), value.dtype
     if hasattr(value, "shape") and hasattr(value, "dtype"):  # another library's abstract array
         return tuple(value.shape), value.dtype
-    raise _DifferenceError(
+    raise DifferenceError(
         f"a reference leaf must be a ShapeDtypeStruct, array, scalar, string, Sharding or ..., not {type(value).__name__}"
     )
-
-
-def _sharding(value: Any) -> Sharding | None:
-    """None for what is not bound to devices: abstract without a sharding, or an array that jit may still move."""
-    if isinstance(value, jax.Array):
-        return value.sharding if value.committed else None
-    return _resolved(getattr(value, "sharding", None))
-
-
-def _resolved(sharding: Sharding | None) -> Sharding | None:
-    """A sharding with devices. What is traced under `jax.set_mesh` has shardings on an abstract mesh: it is the one in force."""
-    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, AbstractMesh):
-        return sharding
-    wanted, found = sharding.mesh, jax.sharding.get_mesh()
-    if wanted.empty:
-        return None
-    if dict(found.shape) != dict(wanted.shape):
-        have = f"the one in force is {dict(found.shape)}" if not found.empty else "none is in force"
-        text = f"its sharding lies on an abstract mesh {dict(wanted.shape)}, without devices, and {have}"
-        raise _DifferenceError(f"{text}: restore under jax.set_mesh(mesh)")
-    return NamedSharding(found, sharding.spec, memory_kind=sharding.memory_kind)
 
 
 def _is_key(dtype: Any) -> bool:
     return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def _key_impl_of(dtype: Any) -> str:
+def key_impl_of(dtype: Any) -> str:
     """The name of a key dtype's implementation, as `jax.random.key_impl` gives it for an array: found by tracing, without a key."""
     found: list[str] = []
     jax.eval_shape(lambda keys: found.append(str(jax.random.key_impl(keys))), jax.ShapeDtypeStruct((), dtype))
@@ -276,26 +320,3 @@ def _same_kind(python: type, dtype: np.dtype) -> bool:
     if python is int:
         return jax.numpy.issubdtype(dtype, np.integer)
     return jax.numpy.issubdtype(dtype, np.floating)
-
-
-def _unused(spec: TreeSpec, used: Iterable[tuple[str, ...]]) -> list[Path]:
-    taken = set(used)
-    return [leaf.path for leaf in spec.leaves if leaf.kind in ("array", "scalar", "string") and names(leaf.path) not in taken]
-
-
-def _mismatch(spec: TreeSpec, differences: list[tuple[Path, str]], unused: list[Path]) -> ReferenceMismatchError:
-    lines = [f"{shown(path)}: {what}" for path, what in differences]
-    text = f"item {spec.item!r}: the reference and the checkpoint differ in {len(lines)} place{'s' * (len(lines) > 1)}:\n  "
-    text += "\n  ".join(lines[:_SHOWN_DIFFERENCES])
-    if len(lines) > _SHOWN_DIFFERENCES:
-        text += f"\n  … and {len(lines) - _SHOWN_DIFFERENCES} more"
-    if unused:
-        text += (
-            f"\nOnly in the checkpoint ({len(unused)}): " + ", ".join(map(shown, unused[:10])) + (", …" if len(unused) > 10 else "")
-        )
-    return ReferenceMismatchError(
-        text,
-        item=spec.item,
-        differences=[(shown(path), what) for path, what in differences],
-        unused=[shown(path) for path in unused],
-    )

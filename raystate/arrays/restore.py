@@ -5,6 +5,7 @@ Each process reads only the boxes that its own devices need, each box once, and 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -12,9 +13,25 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from raystate.arrays.reference import Device, Given, Keep, Numpy, Plain, ShapeRule, Want, match_reference
+from raystate.arrays.mismatch import DifferenceError, Differences
+from raystate.arrays.paths import Path, shown
+from raystate.arrays.raw import array_bytes, host_want, raw_wants
+from raystate.arrays.reference import (
+    Device,
+    Given,
+    Keep,
+    Make,
+    Numpy,
+    Plain,
+    ShapeRule,
+    Want,
+    key_impl_of,
+    match_leaf,
+    match_reference,
+)
 from raystate.arrays.shards import Box, box_of
-from raystate.core.tree import TreeSpec, nest
+from raystate.arrays.transforms import Rules
+from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
 BATCH_BYTES = 1 << 30  # read so much, place it on the devices, go on: host memory stays bounded
 _ALIGNMENT_BYTES = 64  # below it XLA's CPU client copies once more
@@ -44,39 +61,40 @@ def restore_tree(
     partial: bool = False,
     cast: bool = False,
     shapes: ShapeRule = "match",
+    rules: Rules | None = None,
 ) -> Any:
     """Build the tree that the reference asks for.
 
     Args:
         reference: any pytree; leaves ShapeDtypeStruct or jax.Array (gives a jax.Array with that sharding; without one, on the default
-            device and free to move), np.ndarray, Python or numpy scalars, str, a Sharding (shape and dtype from the checkpoint), or
-            `...` (skipped, stays `...`). None: the raw tree, nested dicts and lists of numpy arrays and values.
+            device and free to move), np.ndarray, Python or numpy scalars, str, a Sharding or PartitionSpec (shape and dtype from the
+            checkpoint; in place of a subtree, all of it as nested dicts and lists), or `...` (skipped, stays `...`). Shardings without
+            devices are taken to be on the mesh in force. None: the raw tree, as `raw_wants` says.
         spec: what the checkpoint holds, with the values of its scalars (`TreeSpec.with_values`).
         source: where its bytes are. None of its memory is kept: everything that is returned is a copy.
         partial: paths that only the reference has keep its value instead of being an error.
         cast: convert dtypes instead of refusing.
         shapes: "checkpoint" takes the checkpoint's shape where the reference has another.
+        rules: `transforms` as a mapping.
 
     Raises:
         ReferenceMismatchError: all differences in one. CorruptCheckpointError: from the source.
     """
     if reference is None:
-        return _raw_tree(spec, source)
-    wants, structure = match_reference(reference, spec, partial=partial, cast=cast, shapes=shapes)
-    return jax.tree_util.tree_unflatten(structure, _gather(wants, spec, source))
+        return read_raw(raw_wants(spec), spec, source)
+    wants, structure = match_reference(reference, spec, partial=partial, cast=cast, shapes=shapes, rules=rules)
+    results = _gather(wants, spec, source)
+    made = [(position, want) for position, want in enumerate(wants) if isinstance(want, Make)]
+    _fill_made(results, made, spec, source, cast=cast, shapes=shapes)
+    return jax.tree_util.tree_unflatten(structure, results)
 
 
-def _raw_tree(spec: TreeSpec, source: PieceSource) -> Any:
-    wants: list[Want] = []
-    for index, leaf in enumerate(spec.leaves):
-        if leaf.array is not None:
-            wants.append(Numpy(leaf=index, dtype=np.dtype(leaf.array.dtype)))
-        else:
-            wants.append(Plain(value={"dict": {}, "list": []}.get(leaf.kind, leaf.value)))
+def read_raw(wants: Sequence[Want], spec: TreeSpec, source: PieceSource) -> Any:
+    """All of a checkpoint, in nested dicts and lists; `wants` has one entry per leaf."""
     return nest(spec.leaves, _gather(wants, spec, source))
 
 
-def _gather(wants: list[Want], spec: TreeSpec, source: PieceSource) -> list[Any]:
+def _gather(wants: Sequence[Want], spec: TreeSpec, source: PieceSource) -> list[Any]:
     results: list[Any] = [want.value if isinstance(want, Keep | Plain) else None for want in wants]
     for position, want in enumerate(wants):
         if isinstance(want, Given):
@@ -85,6 +103,64 @@ def _gather(wants: list[Want], spec: TreeSpec, source: PieceSource) -> list[Any]
     for batch in _batches([(i, w) for i, w in enumerate(wants) if isinstance(w, Numpy | Device)], spec):
         _fill(results, batch, source)
     return results
+
+
+# ---------------------------------------------------------------- what functions make
+
+
+def _fill_made(
+    results: list[Any], made: list[tuple[int, Make]], spec: TreeSpec, source: PieceSource, *, cast: bool, shapes: ShapeRule
+) -> None:
+    """Call the functions, and place what they give as the reference's leaves say."""
+    differences = Differences()
+    for batch in _made_batches(made, spec):
+        needed = list(dict.fromkeys(index for _, want in batch for index in want.made.needs))
+        inputs = dict(zip(needed, _gather([host_want(spec, index) for index in needed], spec, source), strict=True))
+        for position, want in batch:
+            results[position] = _placed(want, _called(want, spec, inputs), differences, spec.item, cast=cast, shapes=shapes)
+    if differences:
+        raise differences.error(spec.item)
+
+
+def _made_batches(made: list[tuple[int, Make]], spec: TreeSpec) -> Iterator[list[tuple[int, Make]]]:
+    """Functions of the same leaves together, so that these are read once; as many as host memory is meant to hold."""
+    batch: list[tuple[int, Make]] = []
+    needed: set[int] = set()
+    for position, want in made:
+        more = needed | set(want.made.needs)
+        if batch and more != needed and sum(array_bytes(spec.leaves[index]) for index in more) > BATCH_BYTES:
+            yield batch
+            batch, more = [], set(want.made.needs)
+        batch.append((position, want))
+        needed = more
+    if batch:
+        yield batch
+
+
+def _called(want: Make, spec: TreeSpec, inputs: dict[int, Any]) -> Any:
+    arguments: list[Any] = []
+    for indices, depth in want.made.inputs:
+        leaves = [dataclasses.replace(spec.leaves[index], path=spec.leaves[index].path[depth:]) for index in indices]
+        arguments.append(nest(leaves, [inputs[index] for index in indices]))
+    try:
+        return want.made.call(arguments, want.value)
+    except Exception as error:
+        error.add_note(f"raised by the function in transforms for {shown(want.path)} (from {want.made.said})")
+        raise
+
+
+def _placed(want: Make, value: Any, differences: Differences, item: str, *, cast: bool, shapes: ShapeRule) -> Any:
+    """What a function has made is matched and placed like a checkpoint of this one leaf."""
+    try:
+        spec, source = host_tree(item, want.path, value)
+    except DifferenceError as error:
+        differences.add(want.path, str(error))
+        return None
+    matched = match_leaf(spec, want.path, want.value, differences, cast=cast, shapes=shapes)
+    return _gather([matched], spec, source)[0]
+
+
+# ---------------------------------------------------------------- reading and placing
 
 
 class _Part(NamedTuple):
@@ -175,3 +251,35 @@ def _private(box: np.ndarray, dtype: np.dtype) -> np.ndarray:
     copy = raw[offset : offset + nbytes].view(dtype).reshape(box.shape)
     np.copyto(copy, box, casting="unsafe")
     return copy
+
+
+# ---------------------------------------------------------------- a value in host memory as something to restore from
+
+
+@dataclasses.dataclass(frozen=True)
+class _HostArray:
+    """A PieceSource over one array."""
+
+    array: np.ndarray
+
+    def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
+        return [self.array[tuple(slice(a, a + n) for a, n in zip(r.start, r.shape, strict=True))] for r in requests]
+
+
+def host_tree(item: str, path: Path, value: Any) -> tuple[TreeSpec, PieceSource]:
+    """One leaf that a function gave, as a checkpoint of its own.
+
+    Raises:
+        DifferenceError: it is no leaf of a checkpoint.
+    """
+    if isinstance(value, bool | int | float | str):
+        leaf = LeafSpec(path=path, kind="string" if isinstance(value, str) else "scalar", value=value)
+        return TreeSpec(item=item, leaves=(leaf,)), _HostArray(np.zeros(()))
+    key_impl = None
+    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+        key_impl, value = key_impl_of(value.dtype), jax.random.key_data(value)
+    if not isinstance(value, jax.Array | np.ndarray | np.generic):
+        raise DifferenceError(f"its function in transforms gave a {type(value).__name__}, not an array, number or string")
+    array = np.asarray(value)
+    spec = ArraySpec(shape=array.shape, dtype=array.dtype.name, chunk=tuple(max(1, n) for n in array.shape), key_impl=key_impl)
+    return TreeSpec(item=item, leaves=(LeafSpec(path=path, kind="array", array=spec),)), _HostArray(array)

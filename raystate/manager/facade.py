@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from raystate.arrays import check_custom, check_metrics, check_step, pack_items
+from raystate.arrays import Transforms, check_custom, check_metrics, check_step, pack_items
 from raystate.config import StateConfig
 from raystate.core.errors import ConfigError, Interrupted, RaystateError, StorageError
 from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply
@@ -24,8 +23,9 @@ from raystate.manager.ending import Departure
 from raystate.manager.monitored import RunEvents
 from raystate.manager.opening import OpenManagers, membership, ray_link
 from raystate.manager.pipeline import Pipeline
-from raystate.manager.restoring import Restoring, Wanted, abstract_state, restore_from_source
+from raystate.manager.restoring import Restoring, Wanted, abstract_state
 from raystate.manager.session import Session
+from raystate.manager.sourcing import Select, Source, check_source, restore_from_source
 from raystate.manager.staging import SaveArguments
 from raystate.reader import Reader, StepMetadata
 from raystate.restored import ReadOptions, Restored
@@ -115,7 +115,7 @@ class StateManager:
         partial: bool = False,
         cast: bool = False,
         shapes: Literal["match", "checkpoint"] = "match",
-        transforms: Callable[[Any], Any] | None = None,
+        transforms: Transforms | None = None,
         rollback: bool = False,
     ) -> Restored | None:
         """Collective: the newest step of all tiers (or exactly `step`), placed as `reference` says. None if the run has no step.
@@ -124,12 +124,20 @@ class StateManager:
         the next `wait_until_finished` or `close` names it.
 
         Args:
+            reference: any pytree. Leaves: abstract or real arrays, Python values, shardings (in place of a subtree, for all of it),
+                `...` (left out). None: the raw tree, with arrays on the devices they were saved on, else numpy.
+            items: iterators are set in place; trees are references.
+            partial: paths that only the reference has keep its value.
+            cast: convert dtypes instead of refusing.
+            shapes: "checkpoint" takes the checkpoint's shape where the reference has another.
+            transforms: of the state: a function on the raw tree in host memory, or a mapping of new path to old path.
             step: exactly this one. Newer ones stay in storage, and their numbers can't be saved again, unless `rollback`.
             rollback: with `step`: the newer steps of all tiers are retired once every process has this one.
 
         Raises:
             StepNotFoundError: `step` was given and is in no tier.
             ReferenceMismatchError: all differences between reference and step in one error.
+            CapacityError: there is no reference, and the raw tree is larger than the memory that is free.
             BarrierTimeoutError: names the ranks that did not call.
         """
         self._check_open()
@@ -156,8 +164,8 @@ class StateManager:
         shardings: object = None,
         *,
         items: Mapping[str, object] | None = None,
-        source: str | os.PathLike[str] | None = None,
-        source_select: Callable[[Any], Any] | None = None,
+        source: Source | None = None,
+        source_select: Select | None = None,
         partial: bool = False,
     ) -> Restored:
         """Collective: the newest step of this run, else of `source`, else `jax.jit(init_fn, out_shardings=shardings)()`.
@@ -166,9 +174,15 @@ class StateManager:
             init_fn: makes the state; traced, and only run when there is nothing to restore.
             shardings: a pytree (or prefix) of shardings, a callable (abstract state) -> pytree, or None: what jit(init_fn) gives.
             items: iterators are set in place; trees are references.
-            source: another run or a plain Orbax step to start from when this run has no step.
-            source_select: picks the part of the abstract state that `source` has; the rest is initialized.
-            partial: paths that the checkpoint lacks are initialized.
+            source: what to start from, at step 0, when this run has no step: another run (its newest step), (run, step), the folder of
+                one step or checkpoint, or a function that gives one of these (or None: initialize), called only when it is needed.
+            source_select: picks the part of the abstract state that `source` has; the rest is initialized. A function of the abstract
+                state that gives that part as it lies in the source, or a regular expression for paths joined by "/" ("params" takes
+                all below it).
+            partial: paths that the checkpoint, or the source, lacks are initialized.
+
+        Raises:
+            ReferenceMismatchError: this run's step, or the source's, has other leaves. StepNotFoundError: there is no such source.
         """
         self._check_open()
         if not callable(init_fn):
@@ -177,14 +191,13 @@ class StateManager:
                 "for a state that is there already: restore(state)",
                 field="init_fn",
             )
-        reference, init = abstract_state(init_fn, shardings)
-        if partial:
-            # Leaves that the checkpoint lacks keep the reference's value: they need real ones.
-            reference = init()
-        restored = self.restore(reference, items=items, partial=partial)
+        check_source(source, source_select)
+        abstract, init = abstract_state(init_fn, shardings)
+        # Leaves that the checkpoint lacks keep the reference's value: they need real ones.
+        restored = self.restore(init() if partial else abstract, items=items, partial=partial)
         if restored is None and source is not None:
-            restored = restore_from_source(source, source_select, reference, init)
-        elif restored is None:
+            restored = restore_from_source(source, source_select, abstract, init, partial=partial, items=items)
+        if restored is None:
             restored = Restored(step=0, state=init(), items=dict(items or {}), tier="init")
         self._pipeline.prepare(restored.state, pack_items(items or {}, process_index=self._rank))
         return restored

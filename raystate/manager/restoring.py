@@ -19,7 +19,6 @@ from raystate.inspection import open_step
 from raystate.manager.memory import MemorySnapshot, content_from_memory
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
-from raystate.reader import Reader
 from raystate.restored import ReadOptions, Restored, content_from_storage
 from raystate.storage import Storage
 
@@ -158,16 +157,6 @@ class Restoring:
         return content.restore(wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank)
 
 
-def restore_from_source(source: Any, select: Any, reference: Any, init: Callable[[], Any]) -> Restored:
-    """Weights of another run; the step count starts anew."""
-    wanted = select(reference) if select is not None else reference
-    got = Reader(source).restore(wanted)
-    state = got.state
-    if select is not None:
-        state = _overlay(init(), select, got.state)
-    return Restored(step=0, state=state, metrics=got.metrics, custom=got.custom, tier="source")
-
-
 def abstract_state(init_fn: Callable[[], Any], shardings: Any) -> tuple[Any, Callable[[], Any]]:
     """(reference for a restore, a function that makes the fresh state)."""
     abstract = jax.eval_shape(init_fn)
@@ -189,10 +178,3 @@ def abstract_state(init_fn: Callable[[], Any], shardings: Any) -> tuple[Any, Cal
 
 def _same_tree(a: Any, b: Any) -> bool:
     return bool(jax.tree_util.tree_structure(a) == jax.tree_util.tree_structure(b))
-
-
-def _overlay(state: Any, select: Callable[[Any], Any], part: Any) -> Any:
-    """`state` with the leaves that `select` picks replaced by `part`'s, matched by identity of the selected leaves."""
-    picked = jax.tree_util.tree_leaves(select(state))
-    new = {id(old): value for old, value in zip(picked, jax.tree_util.tree_leaves(part), strict=True)}
-    return jax.tree_util.tree_map(lambda leaf: new.get(id(leaf), leaf), state)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Literal
 
+from raystate.arrays import Transforms
+from raystate.core.errors import ConfigError
 from raystate.inspection import StepMetadata
 from raystate.reader.steps import Reader
-from raystate.restored import ReadOptions
+from raystate.restored import STATE, ReadOptions
 from raystate.storage import StorageUrl
 
 
@@ -17,27 +19,44 @@ def load(
     *,
     step: int | None = None,
     item: str | None = None,
+    items: Mapping[str, object] | None = None,
     partial: bool = False,
     cast: bool = False,
     shapes: Literal["match", "checkpoint"] = "match",
-    transforms: Callable[[Any], object] | None = None,
+    transforms: Transforms | None = None,
 ) -> Any:
-    """One tree, placed as `reference` says (None: numpy arrays).
+    """One tree, placed as `reference` says (None: the raw tree). With `items`: several of one step, as a dict by name.
 
     Args:
         path_or_run: a run, or the folder of one step, of one plain Orbax checkpoint or of one of its items.
-        reference: see DESIGN.md, References.
+        reference, partial, cast, shapes, transforms: as `StateManager.restore`.
         step: of a run; None: its newest.
         item: an item of arrays; None: the state.
-        partial, cast, shapes, transforms: as `Reader.restore`.
+        items: name -> reference of a tree (None: raw), iterator (set in place), or None for a JSON value. The state is one of them: as
+            "state", or as `reference`.
+
+    Returns:
+        The tree; with `items` a dict of what was asked for.
 
     Raises:
         StepNotFoundError: there is none, or it was retired meanwhile.
         ReferenceMismatchError: the step has no such item, no state, or other leaves; says what there is.
+        CapacityError: there is no reference, and the raw tree is larger than the memory that is free.
+        ConfigError: an option has a value that means nothing, or both `item` and `items` are given.
         CorruptCheckpointError, StorageError.
     """
     options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
-    return Reader(path_or_run).load_tree(reference, step=step, item=item, options=options)
+    reader = Reader(path_or_run)
+    if items is None:
+        return reader.load_tree(reference, step=step, item=item, options=options)
+    if item is not None:
+        raise ConfigError(f"load(): item= is one, items= are several: put {item!r} into items", field="item")
+    if not isinstance(items, Mapping):
+        raise ConfigError(f"items must be a dict of name and value, not a {type(items).__name__}", field="items")
+    if reference is not None and STATE in items:
+        raise ConfigError("load(): the state has two references, reference= and items['state']", field="items")
+    asked = {STATE: reference, **items} if reference is not None else items
+    return reader.load_items(asked, step=step, options=options)
 
 
 def metadata(path_or_run: StorageUrl, step: int | None = None) -> StepMetadata:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
+from raystate.arrays import Transforms
 from raystate.core.errors import ConfigError, StepNotFoundError
 from raystate.inspection import Checkpoints, StepMetadata, look
 from raystate.orbax.state_item import STATE_ITEMS
@@ -95,15 +96,19 @@ class Reader:
         partial: bool = False,
         cast: bool = False,
         shapes: Literal["match", "checkpoint"] = "match",
-        transforms: Callable[[Any], object] | None = None,
+        transforms: Transforms | None = None,
     ) -> Restored:
-        """The newest step, or exactly `step`, placed as `reference` says (None: a raw tree of numpy arrays).
+        """The newest step, or exactly `step`, placed as `reference` says (None: the raw tree).
 
         Local: in a multi-process program each process reads its own share.
 
+        Args:
+            reference, partial, cast, shapes, transforms: see `StateManager.restore`.
+            items: iterators are set in place; trees are references.
+
         Raises:
-            StepNotFoundError: also when retention takes the step while it is read. ReferenceMismatchError, CorruptCheckpointError,
-            StorageError.
+            StepNotFoundError: also when retention takes the step while it is read. ReferenceMismatchError, CapacityError,
+            CorruptCheckpointError, StorageError.
         """
         import jax
 
@@ -131,11 +136,32 @@ class Reader:
         from raystate.arrays.monitoring import reading
 
         def place(chosen: int, reader: StepReader) -> Any:
-            content = content_from_storage(reader, chosen)
-            wanted = STATE if item is None or (item in STATE_ITEMS and item not in content.trees) else item
-            tree = content.tree(wanted, reference, options)
-            events.nbytes = reader.bytes_read
-            return tree
+            try:
+                content = content_from_storage(reader, chosen)
+                wanted = STATE if item is None or (item in STATE_ITEMS and item not in content.trees) else item
+                return content.tree(wanted, reference, options)
+            finally:
+                self.bytes_read += reader.bytes_read
+                events.nbytes = reader.bytes_read
+
+        with reading(self._checkpoints.storage.url) as events:
+            return self._read(step, place)
+
+    def load_items(self, items: Mapping[str, object], *, step: int | None, options: ReadOptions) -> dict[str, Any]:
+        """Several items of one step, by name. See `raystate.load`."""
+        import jax
+
+        from raystate.arrays.monitoring import reading
+
+        world, process_index = jax.process_count(), jax.process_index()
+
+        def place(chosen: int, reader: StepReader) -> dict[str, Any]:
+            try:
+                content = content_from_storage(reader, chosen)
+                return content.load_items(items, options, world=world, process_index=process_index)
+            finally:
+                self.bytes_read += reader.bytes_read
+                events.nbytes = reader.bytes_read
 
         with reading(self._checkpoints.storage.url) as events:
             return self._read(step, place)
@@ -150,7 +176,7 @@ class Reader:
         partial: bool = False,
         cast: bool = False,
         shapes: Literal["match", "checkpoint"] = "match",
-        transforms: Callable[[Any], object] | None = None,
+        transforms: Transforms | None = None,
     ) -> Iterator[Restored]:
         """Each new step as it becomes durable, or the newest if behind. Ends after `timeout_s` without a new step (None: never).
 

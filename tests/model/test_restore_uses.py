@@ -1,0 +1,240 @@
+"""`StateManager.restore` and `restore_or_init` as a training script calls them: one rank of a cluster without Ray."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from orbax.checkpoint import v1
+
+import raystate
+from raystate.core.errors import ConfigError, ReferenceMismatchError, StepNotFoundError
+from raystate.manager import StateManager
+from raystate.storage import open_storage
+from tests.model.world import Rank, World
+from tests.orbax.from_state import publish
+from tests.storage.backends import gcs_backend
+
+
+def kernel(scale: float = 1.0) -> np.ndarray:
+    return scale * np.arange(64, dtype=np.float32).reshape(8, 8)
+
+
+def init() -> dict[str, Any]:
+    return {"params": {"enc": jnp.zeros((8, 8)), "head": jnp.full(4, 9.0)}, "opt": {"mu": jnp.zeros((8, 8)), "count": jnp.int32(0)}}
+
+
+def trained(scale: float = 1.0) -> dict[str, Any]:
+    return {
+        "params": {"enc": jnp.asarray(kernel(scale)), "head": jnp.full(4, float(scale))},
+        "opt": {"mu": jnp.full((8, 8), float(scale)), "count": jnp.int32(scale)},
+    }
+
+
+class Play:
+    """Runs scripts with a manager of the one run, one after the other: a trainer that died comes back."""
+
+    def __init__(self) -> None:
+        self.world = World(1, ranks=1, nodes=1, save_every_steps=100)
+        self._count = 0
+
+    def __call__(self, script: Callable[[StateManager], None]) -> None:
+        self._count += 1
+        group = f"group{self._count}"
+        rank = Rank(self.world, 0, lambda rank: script(rank.open(group)))
+        try:
+            self.world.run([rank])
+            if rank.error is not None:
+                raise rank.error
+        finally:
+            rank.kill()
+
+    def lose_memory(self) -> None:
+        """The node is lost and another one comes: only storage is left."""
+        storage = self.world.storage.inner.url.removeprefix("file://")
+        kept = Path(tempfile.mkdtemp())
+        shutil.copytree(storage, kept, dirs_exist_ok=True)
+        self.world.close()
+        self.world = World(1, ranks=1, nodes=1, save_every_steps=100)
+        shutil.copytree(kept, self.world.storage.inner.url.removeprefix("file://"), dirs_exist_ok=True)
+        shutil.rmtree(kept)
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    made = Play()
+    try:
+        yield made
+    finally:
+        made.world.close()
+
+
+def test_row6_row8_row9_a_manager_restores_the_same_from_memory_and_storage(play: Play):
+    mesh = jax.make_mesh((2, 4), ("x", "y"))
+    rows = NamedSharding(mesh, P("x"))
+
+    def first(manager: StateManager) -> None:
+        manager.restore_or_init(init)
+        assert manager.save(1, {**trained(), "key": jax.random.key(3)}, force=True)
+        manager.wait_until_finished()
+
+    def uses(manager: StateManager) -> None:
+        def restored(reference: Any, **options: Any) -> Any:
+            got = manager.restore(reference, **options)
+            assert got is not None and got.step == 1
+            tiers.add(got.tier)
+            return got
+
+        raw = restored(None)
+        assert raw.state["key"].dtype == jax.random.key(0).dtype
+        assert raw.state_dict()["params"]["head"].tolist() == [1] * 4
+        part = restored({"params": {"enc": np.zeros((8, 8), np.float32), "head": ...}}).state["params"]
+        assert np.array_equal(part["enc"], kernel()) and part["head"] is ...
+        moved = restored({"encoder": rows, "new": np.ones(1)}, transforms={"encoder": "params/enc"}).state
+        assert moved["encoder"].sharding == rows and moved["new"].tolist() == [1]
+        spread = restored({"params": NamedSharding(mesh, P()), "opt": ...}).state
+        assert spread["params"]["head"].sharding.is_fully_replicated and np.array_equal(spread["params"]["enc"], kernel())
+
+    play(first)
+    for tier in ("memory", "storage"):
+        tiers = set[str]()
+        play(uses)
+        assert tiers == {tier}
+        play.lose_memory()
+
+
+def test_row3_row7_row8_a_durable_steps_reference_is_refused_before_anything_is_given_up(play: Play):
+    def script(manager: StateManager) -> None:
+        manager.restore_or_init(init)
+        assert manager.save(1, trained(), force=True)
+        manager.wait_until_finished()
+        raw = manager.restore(step=1)
+        assert raw is not None and raw.tier in ("memory", "storage")
+        manager.save(2, trained(2))
+        wrong: list[tuple[Any, dict[str, Any], str]] = [
+            ({"new": np.ones(1)}, {}, "partial=True"),
+            ({"new": np.ones(1)}, {"transforms": {"new": "params/nope"}}, "transforms take it from 'params/nope'"),
+            ({"new": jnp.zeros(3)}, {"transforms": {"new": "params/head"}}, "expected shape"),
+            ({"new": jnp.zeros(3)}, {"transforms": {"old": "params/head"}}, "matches no path"),
+            (jnp.zeros(3), {"shapes": "any"}, "shapes: expected"),
+        ]
+        for reference, options, text in wrong:
+            with pytest.raises((ReferenceMismatchError, ConfigError), match=re.escape(text)):
+                manager.restore(reference, step=1, **options)
+        newest = manager.restore(jax.eval_shape(init))
+        assert newest is not None and newest.step == 2, "step 2 was not given up"
+
+    play(script)
+
+
+# ---------------------------------------------------------------- sources
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    root = tmp_path / "other"
+    for step in (3, 5):
+        publish(root, {"state": trained(step)}, step=step)
+    return root
+
+
+def sources(other: Path, tmp_path: Path) -> dict[str, tuple[Any, float]]:
+    v1.save(str(tmp_path / "plain"), trained(7))
+    return {
+        "run": (other, 5),
+        "run + step": ((other, 3), 3),
+        "folder": (other / "3", 3),
+        "plain": (str(tmp_path / "plain"), 7),
+        "callable": (lambda: (other, 3), 3),
+    }
+
+
+@pytest.mark.parametrize("kind", ["run", "run + step", "folder", "plain", "callable"])
+def test_row10_a_run_starts_at_another_ones_step(play: Play, other: Path, tmp_path: Path, kind: str):
+    source, scale = sources(other, tmp_path)[kind]
+
+    def starts(manager: StateManager) -> None:
+        got = manager.restore_or_init(init, source=source, source_select="params|opt/mu", items={"note": [1]})
+        assert (got.step, got.tier, got.items) == (0, "source", {"note": [1]})
+        assert np.array_equal(got.state["params"]["enc"], kernel(scale))
+        assert got.state["opt"]["mu"][0, 0] == scale and int(got.state["opt"]["count"]) == 0, "fresh, as it was not selected"
+        assert manager.save(1, trained(100), items={"note": [1]}, force=True)
+        manager.wait_until_finished()
+
+    def resumes(manager: StateManager) -> None:
+        def gone() -> Any:
+            raise AssertionError("the source is not asked when the run has a step")
+
+        got = manager.restore_or_init(init, source=gone, source_select="params")
+        assert got.step == 1 and np.array_equal(got.state["params"]["enc"], kernel(100))
+
+    play(starts)
+    if kind == "callable":
+        play(resumes)
+
+
+def test_row10_what_is_taken_from_a_source(play: Play, other: Path, tmp_path: Path):
+    v1.save(str(tmp_path / "weights"), {"enc": kernel(7)})
+
+    def script(manager: StateManager) -> None:
+        whole = manager.restore_or_init(init, source=other)
+        assert int(whole.state["opt"]["count"]) == 5
+        lambdas = manager.restore_or_init(
+            init, source=other, source_select=lambda state: {"params": {"head": state["params"]["head"]}}
+        )
+        assert lambdas.state["params"]["head"].tolist() == [5] * 4 and not lambdas.state["params"]["enc"].any()
+        # The source is a tree of parameters alone, and lacks one of them.
+        select = lambda state: state["params"]  # noqa: E731
+        with pytest.raises(ReferenceMismatchError, match=r"source .*weights, step 0: (.*\n)*.*source_select") as caught:
+            manager.restore_or_init(init, source=tmp_path / "weights", source_select=select)
+        assert "partial=True" in str(caught.value)
+        got = manager.restore_or_init(init, source=tmp_path / "weights", source_select=select, partial=True)
+        assert np.array_equal(got.state["params"]["enc"], kernel(7)) and got.state["params"]["head"].tolist() == [9] * 4
+        none = manager.restore_or_init(init, source=lambda: None)
+        assert none.tier == "init"
+
+    play(script)
+
+
+def test_row10_a_source_in_a_bucket(play: Play, other: Path, tmp_path: Path):
+    with gcs_backend(tmp_path) as bucket:
+        for info in open_storage(other).list():
+            bucket.create(info.name, (other / info.name).read_bytes())
+
+        def script(manager: StateManager) -> None:
+            for source, scale in ((bucket.url, 5), (f"{bucket.url}/3", 3)):
+                got = manager.restore_or_init(init, source=source, source_select="params")
+                assert got.tier == "source" and np.array_equal(got.state["params"]["enc"], kernel(scale))
+
+        play(script)
+
+
+def test_row10_wrong_sources_are_named(play: Play, other: Path, tmp_path: Path):
+    def script(manager: StateManager) -> None:
+        wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+            ({"source": tmp_path / "nothing"}, StepNotFoundError, "has no step, and is no checkpoint"),
+            ({"source": (other, 4)}, StepNotFoundError, r"has no step 4; it has \[3, 5\]"),
+            ({"source": 3}, ConfigError, "source: expected a run or checkpoint"),
+            ({"source": (other, "3")}, ConfigError, "source: expected a run or checkpoint"),
+            ({"source": other, "source_select": "("}, ConfigError, "no regular expression"),
+            ({"source": other, "source_select": 3}, ConfigError, "source_select must be a function"),
+            ({"source": other, "source_select": "param"}, ConfigError, r"matches no path of the state, .*\['opt', 'params'\]"),
+            ({"source": other, "source_select": lambda state: {"w": 1}}, ConfigError, "leaves of the abstract state"),
+            ({"source_select": "params"}, ConfigError, "give source="),
+        ]
+        for arguments, error, text in wrong:
+            with pytest.raises(error, match=text):
+                manager.restore_or_init(init, **arguments)
+
+    play(script)
+    assert raystate.Reader(other).all_steps() == [3, 5]

@@ -1,0 +1,292 @@
+"""`Reader.restore` and `raystate.load` on steps in storage: the uses of tests/arrays/test_uses.py, with the bytes that storage gave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import serialization
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from orbax.checkpoint import v1
+
+import raystate
+from raystate.arrays.tree import STORABLE
+from raystate.core.errors import ConfigError, ReferenceMismatchError
+from tests.arrays.saved import Saved
+from tests.orbax.from_state import publish
+from tests.patience import PATIENCE_S
+
+
+def kernel(scale: float = 1.0) -> np.ndarray:
+    return scale * np.arange(64, dtype=np.float32).reshape(8, 8)
+
+
+def sharded(spec: P) -> NamedSharding:
+    return NamedSharding(jax.make_mesh((2, 4), ("x", "y")), spec)
+
+
+class Iterator:
+    def __init__(self) -> None:
+        self.state: Any = {"next": 0}
+
+    def get_state(self) -> Any:
+        return self.state
+
+    def set_state(self, state: Any) -> None:
+        self.state = state
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("run")
+    for step in (3, 5):
+        state = {
+            "params": {"enc": jax.device_put(kernel(step), sharded(P("x", "y"))), "dec": jnp.asarray(kernel(2))},
+            "opt": [jnp.ones((8, 8)), None, {}],
+            "key": jax.random.key(step),
+            "step": step,
+        }
+        publish(
+            root,
+            {"state": state, "ema": {"w": jnp.ones(8)}},
+            step=step,
+            iterators={"data": {0: b'{"next": 4}'}},
+            json_items={"note": {"a": 1}},
+            world=1,
+        )
+    return root
+
+
+def test_row3_without_a_reference(run: Path):
+    for raw in (raystate.load(run), raystate.Reader(run).restore().state):
+        assert raw["params"]["enc"].sharding == sharded(P("x", "y"))
+        assert np.array_equal(raw["params"]["enc"], kernel(5))
+        assert raw["key"].dtype == jax.random.key(0).dtype
+        assert raw["opt"][1:] == [None, {}]
+    restored = raystate.Reader(run).restore(step=3)
+    edited = restored.state_dict()
+    assert edited["opt"]["1"] == edited["opt"]["2"] == {}
+    edited["params"]["dec"] = np.zeros(2)
+    target = {"params": {"enc": 0, "dec": 0}, "opt": [0, (), {}], "key": 0, "step": 0}
+    back = serialization.from_state_dict(target, edited)
+    assert back["step"] == 3 and back["params"]["dec"].tolist() == [0, 0]
+
+
+def test_row3_what_stock_orbax_saved(tmp_path: Path):
+    keys = jax.device_put(jax.random.split(jax.random.key(1), 8), sharded(P("y")))
+    tree = {"w": jax.device_put(kernel(), sharded(P(("x", "y")))), "t": np.arange(3), "k": keys, "n": jnp.int32(4)}
+    v1.save(str(tmp_path / "v1"), tree)
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "v0", tree)
+    for name in ("v1", "v0"):
+        raw = raystate.load(tmp_path / name)
+        assert raw["w"].sharding == sharded(P(("x", "y"))) and np.array_equal(raw["w"], kernel())
+        assert isinstance(raw["t"], np.ndarray)
+        assert raw["k"].dtype == keys.dtype and jax.random.key_data(raw["k"]).tolist() == jax.random.key_data(keys).tolist()
+        assert int(raw["n"]) == 4
+
+
+TWO_PROCESSES = """
+import json, sys
+import jax
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[1]))
+import raystate
+answers = []
+for step in (1, 2):
+    try:
+        state = raystate.load(sys.argv[3], step=step)
+        answers.append([list(shard.data.shape) for shard in state["w"].addressable_shards])
+    except raystate.ReferenceMismatchError as error:
+        answers.append(str(error))
+print(json.dumps(answers))
+"""
+
+
+def test_row3_two_processes_get_their_shares_or_a_refusal(tmp_path: Path):
+    import os
+    import socket
+
+    devices = jax.make_mesh((8,), ("x",))
+    publish(tmp_path, {"state": {"w": jax.device_put(kernel(), NamedSharding(devices, P("x")))}}, step=1)
+    publish(tmp_path, {"state": {"w": jnp.asarray(kernel())}}, step=2)
+    for step in (1, 2):  # as a job of two processes with 4 devices each numbers them: 0 to 3, 2048 + …
+        path = tmp_path / str(step) / "state" / "_sharding"
+        numbers = ["0", "1", "2", "3", "2048", "2049", "2050", "2051"]
+        text = path.read_text()
+        for old, new in reversed(list(enumerate(numbers))):
+            text = text.replace(f'\\"id\\": {old}}}', f'\\"id\\": {new}}}')
+        path.write_text(text)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    program = [sys.executable, "-c", TWO_PROCESSES]
+    started = [
+        subprocess.Popen([*program, str(i), port, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment)
+        for i in (0, 1)
+    ]
+    for process in started:
+        out, _ = process.communicate(timeout=PATIENCE_S)
+        spread, refused = json.loads(out.splitlines()[-1])
+        assert spread == [[1, 8]] * 4
+        assert "without a reference each of 2 processes would get all of them: w" in refused
+
+
+def test_row6_storage_gives_only_the_part_that_is_asked_for(run: Path):
+    reader = raystate.Reader(run)
+    got = reader.restore({"params": {"enc": np.zeros((8, 8), np.float32), "dec": ...}, "opt": None, "step": 0})
+    assert reader.bytes_read == 8 * 8 * 4
+    assert got.state["params"]["dec"] is ... and got.state["opt"] is None
+    assert np.array_equal(got.state["params"]["enc"], kernel(5))
+    reader = raystate.Reader(run)
+    one = NamedSharding(jax.sharding.Mesh(jax.devices()[:1], ("d",)), P())
+    reader.restore({"params": {"enc": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=one)}})
+    assert reader.bytes_read == 8 * 8 * 4
+
+
+def test_row7_load_has_the_options(run: Path):
+    reference = {"head": np.ones(2), "step": 0, "params": {"enc": np.zeros((8, 8), np.float16)}}
+    with pytest.raises(ReferenceMismatchError, match="partial=True keeps the reference's value"):
+        raystate.load(run, reference)
+    got = raystate.load(run, reference, partial=True, cast=True, step=3)
+    assert got["head"] is reference["head"] and got["step"] == 3
+    assert np.array_equal(got["params"]["enc"], kernel(3).astype(np.float16))
+    with pytest.raises(ReferenceMismatchError, match="has no value to keep"):
+        raystate.load(run, {"head": jax.ShapeDtypeStruct((2,), jnp.float32), "step": 0}, partial=True)
+
+
+def test_row8_a_mapping_reads_only_what_it_needs_from_storage(run: Path):
+    reference = {"encoder": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=sharded(P("x"))), "new": np.ones(1), "sum": 0.0}
+    transforms = {"encoder": "params/enc", "sum": ("params/dec", lambda w: float(w.sum()))}
+    reader = raystate.Reader(run)
+    got = reader.restore(reference, transforms=transforms).state
+    assert reader.bytes_read == 2 * 8 * 8 * 4
+    assert np.array_equal(got["encoder"], kernel(5)) and got["sum"] == kernel(2).sum() and got["new"] is reference["new"]
+    loaded = raystate.load(run, reference, transforms=transforms, step=3)
+    assert np.array_equal(loaded["encoder"], kernel(3))
+
+
+def test_row9_shardings_only(run: Path):
+    everywhere = sharded(P())
+    for got in (raystate.load(run, everywhere), raystate.Reader(run).restore(everywhere).state):
+        assert {leaf.sharding for leaf in jax.tree.leaves(got["params"])} == {everywhere}
+        assert got["step"] == 5
+    small = {"params": {"enc": jax.device_put(jnp.zeros((2, 4)), sharded(P("x", "y")))}}
+    with pytest.raises(ReferenceMismatchError, match='shapes="checkpoint"'):
+        raystate.load(run, small)
+    assert np.array_equal(raystate.load(run, small, shapes="checkpoint")["params"]["enc"], kernel(5))
+
+
+def test_several_items_are_loaded_by_name(run: Path):
+    data = Iterator()
+    got = raystate.load(run, {"step": 0}, items={"ema": None, "data": data, "note": None})
+    assert sorted(got) == ["data", "ema", "note", "state"]
+    assert got["state"] == {"step": 5} and got["ema"]["w"].tolist() == [1] * 8
+    assert got["data"] is data and data.state == {"next": 4} and got["note"] == {"a": 1}
+    only = raystate.load(run, items={"state": {"params": {"dec": np.zeros((8, 8), np.float32)}}}, step=3)
+    assert np.array_equal(only["state"]["params"]["dec"], kernel(2)) and sorted(only) == ["state"]
+    for wrong, error, text in (
+        ({"nope": None}, ReferenceMismatchError, "no item 'nope'"),
+        ({"ema": data}, ReferenceMismatchError, "no iterator item 'ema'"),
+        (["ema"], ConfigError, "items must be a dict"),
+    ):
+        with pytest.raises(error, match=text):
+            raystate.load(run, items=wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="item= is one, items= are several"):
+        raystate.load(run, item="ema", items={})
+    with pytest.raises(ConfigError, match="two references"):
+        raystate.load(run, {"step": 0}, items={"state": None})
+
+
+# ---------------------------------------------------------------- anything, there and back
+
+DTYPES = sorted(STORABLE)
+SPECS = [P(), P("x"), P("y"), P("x", "y"), P(None, "y"), P(("x", "y"))]
+KEYS = st.text("abcdef_", min_size=1, max_size=4)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Any:
+    dtype = np.dtype(getattr(jnp, name)) if hasattr(jnp, name := draw(st.sampled_from(DTYPES))) else np.dtype(name)
+    shape = tuple(draw(st.lists(st.sampled_from([0, 1, 8, 16]), max_size=2)))
+    bits = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 2, size=shape)
+    array = bits.astype(dtype)
+    kind = draw(st.sampled_from(["numpy", "free", "sharded"]))
+    if kind == "numpy" or jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        return array
+    if kind == "free":
+        return jnp.asarray(array)
+    sharding = sharded(draw(st.sampled_from(SPECS)))
+    try:
+        sharding.shard_shape(shape)
+    except (ValueError, IndexError):
+        return jnp.asarray(array)
+    return jax.device_put(array, sharding)
+
+
+LEAVES = arrays() | st.integers(-5, 5) | st.booleans() | st.sampled_from(["text", 0.5]) | st.integers(0, 9).map(jax.random.key)
+TREES = st.dictionaries(
+    KEYS,
+    st.recursive(
+        LEAVES,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3) | st.tuples(inner) | st.none(),
+        max_leaves=6,
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def same(got: Any, saved: Any) -> None:
+    assert type(got) is type(saved)
+    if isinstance(saved, jax.Array):
+        assert got.dtype == saved.dtype and got.sharding == saved.sharding
+        if jnp.issubdtype(saved.dtype, jax.dtypes.prng_key):
+            got, saved = jax.random.key_data(got), jax.random.key_data(saved)
+    if isinstance(saved, jax.Array | np.ndarray):
+        assert np.asarray(got).dtype == np.asarray(saved).dtype and np.asarray(got).tobytes() == np.asarray(saved).tobytes()
+    else:
+        assert got == saved
+
+
+@settings(max_examples=25)
+@given(tree=TREES, data=st.data())
+def test_row6_anything_comes_back_bit_for_bit_from_storage_and_memory(
+    tmp_path_factory: pytest.TempPathFactory, tree: Any, data: Any
+):
+    """In full, by a partial reference, and without one."""
+    tree = {**tree, "always": jnp.ones(2)}  # numbers alone are no state
+    root = tmp_path_factory.mktemp("any")
+    publish(root, {"state": tree}, step=1)
+    memory = Saved(tree)
+    flat, structure = jax.tree.flatten(tree)
+    partial = [leaf if data.draw(st.booleans()) else ... for leaf in flat]
+    reader = raystate.Reader(root)
+    for restore in (lambda reference: reader.restore(reference).state, memory.restore):
+        for wanted in (flat, partial):
+            got = restore(structure.unflatten(wanted))
+            assert jax.tree.structure(got) == structure
+            for mine, asked in zip(jax.tree.leaves(got), wanted, strict=True):
+                assert mine is ... if asked is ... else same(mine, asked) is None
+        raw = jax.tree.leaves(restore(None))
+        assert len(raw) == len(flat)
+        for mine, saved in zip(raw, jax.tree.leaves(serialization.to_state_dict(tree)), strict=True):
+            if isinstance(saved, jax.Array) and not jnp.issubdtype(saved.dtype, jax.dtypes.prng_key):
+                assert isinstance(mine, jax.Array) and mine.sharding == saved.sharding
+            one, other = (jax.random.key_data(x) if _is_key(x) else np.asarray(x) for x in (mine, saved))
+            assert np.array_equal(one, other)
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
