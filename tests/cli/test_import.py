@@ -73,6 +73,17 @@ def test_row20_a_directory_of_stock_steps(tmp_path: Path) -> None:
     assert not live.intents, "the next attempt has nothing to finish"
 
 
+@pytest.mark.parametrize("naming", [{"step_prefix": "train"}, {"step_format_fixed_length": 8}], ids=["prefix", "width"])
+def test_row12_a_directory_of_steps_under_other_names(tmp_path: Path, naming: dict[str, Any]) -> None:
+    with ocp.CheckpointManager(tmp_path / "old", options=ocp.CheckpointManagerOptions(**naming)) as manager:
+        for step in (3, 12):
+            manager.save(step, args=ocp.args.StandardSave(tree(step)))
+    assert bring(tmp_path / "old", tmp_path / "new").steps == (3, 12)
+    assert raystate.Reader(tmp_path / "new").all_steps() == [3, 12]
+    for step in (3, 12):
+        assert np.array_equal(raystate.load(tmp_path / "new", step=step)["params"]["w"], tree(step)["params"]["w"])
+
+
 def test_row20_one_checkpoint_and_bare_trees_get_a_number(tmp_path: Path) -> None:
     ocp.StandardCheckpointer().save(tmp_path / "bare", tree())
     ocp.PyTreeCheckpointer(use_ocdbt=False).save(tmp_path / "plain", tree(2))

@@ -16,6 +16,7 @@ import raystate
 from raystate.arrays.tree import STORABLE
 from raystate.cli import main
 from raystate.core.tree import LeafSpec
+from raystate.inspection import Checkpoints
 from raystate.transfer import open_source
 from tests.orbax.from_state import publish
 
@@ -73,7 +74,9 @@ def a_run(root: Path) -> Path:
 def leaves(storage: object, item: str = "state") -> dict[tuple[Any, ...], Any]:
     """Path -> everything that must be equal of a leaf, and its bits."""
     values = raystate.load(str(storage), item=item)
-    spec = raystate.metadata(str(storage)).trees[item]
+    there = Checkpoints(str(storage))
+    reader = there.open(there.existing(None))
+    spec = reader.tree(reader.state_item() if item == "state" else item)
     return {leaf.path: (*_kind(leaf), _bits(values, leaf)) for leaf in spec.leaves}
 
 
