@@ -1,0 +1,93 @@
+"""raystate export: a step to another place, in a format that others read."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Annotated
+
+import typer
+
+from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size
+from raystate.cli.transfers import TransferBar, parse_size
+from raystate.core.errors import ConfigError
+
+_EXAMPLES = """\
+Examples:
+
+\b
+  raystate export runs/lm 1200 model.safetensors
+  raystate export runs/lm latest gs://bucket/hf --format safetensors
+  raystate export runs/lm 1200 weights.npz --match '^params'
+  raystate export runs/lm 1200 orbax/ --format orbax
+  raystate export gs://bucket/lm 1200 s3://other/lm
+  raystate export runs/lm 1200 zip://::step.zip
+"""
+
+
+def export(
+    storage: StorageArgument,
+    step: Annotated[str, typer.Argument(metavar="STEP", help="number of the step, or 'latest'")],
+    dst: Annotated[str, typer.Argument(metavar="DST", help="a path, or any URL that fsspec knows: gs://, s3://, zip://::file.zip, …")],
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="safetensors, npz, orbax (plain Orbax v0) or copy (the step as it is). "
+                     "Without it: as DST ends, else copy"),
+    ] = None,
+    item: Annotated[str | None, typer.Option("--item", metavar="NAME", help="an item of arrays instead of the state")] = None,
+    match: Annotated[
+        str | None, typer.Option("--match", metavar="REGEX", help="only leaves in whose name, such as params.dense.kernel, it is found")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", metavar="DTYPE", help="cast floating-point arrays, such as to bfloat16")] = None,
+    shard_size: Annotated[
+        str, typer.Option("--shard-size", metavar="SIZE", help="most bytes of arrays in one safetensors file, such as 2GB or 500MB")
+    ] = "5GB",
+    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="read everything back and compare")] = True,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Write a step to another place: safetensors, npz, plain Orbax, or a copy.
+
+    All or nothing as far as DST allows; what exists there is never replaced. Arrays are streamed: a few boxes of 64 MiB are in memory at
+    a time. A leaf's name is its path joined by dots.
+    """
+    from raystate.transfer import export_step  # it loads JAX
+
+    with TransferBar(quiet=as_json) as bar:
+        report = export_step(
+            storage,
+            _step(step),
+            dst,
+            format=form,  # pyright: ignore[reportArgumentType]  # checked there
+            item=item,
+            match=match,
+            dtype=dtype,
+            shard_bytes=parse_size(shard_size, "shard-size"),
+            verify=verify,
+            progress=bar.show,
+        )
+    if as_json:
+        print_json(dataclasses.asdict(report))
+        return
+    shown = report.files if len(report.files) <= 10 else report.files[:8]
+    if report.format != "copy" and report.format != "orbax":
+        for file in shown:
+            out.print(f"{size(file.size):>10}  {file.name}")
+        if len(shown) < len(report.files):
+            out.print(f"            and {len(report.files) - len(shown)} more")
+    arrays = f"{count(report.arrays, 'array')}, " if report.arrays else ""
+    checked = "verified" if report.verified else "not verified"
+    out.print(
+        f"step {report.step} as {report.format}: {arrays}{count(len(report.files), 'file')}, {size(report.nbytes)} in "
+        f"{report.url}, {checked}"
+    )
+
+
+export.__doc__ = f"{inspect.cleandoc(export.__doc__ or '')}\n\n{_EXAMPLES}"
+
+
+def _step(text: str) -> int | None:
+    if text in ("latest", "newest"):
+        return None
+    if not text.isdecimal():
+        raise ConfigError(f"STEP: expected a number or 'latest', not {text!r}", field="step", got=text)
+    return int(text)

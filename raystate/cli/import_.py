@@ -1,0 +1,75 @@
+"""raystate import: steps from elsewhere into a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Annotated
+
+import typer
+
+from raystate.cli.console import JsonOption, count, out, print_json, size
+from raystate.cli.transfers import TransferBar
+
+_EXAMPLES = """\
+Examples:
+
+\b
+  raystate import model.safetensors runs/tune --step 0
+  raystate import gs://bucket/hf runs/tune --step 0 --match '^model'
+  raystate import weights.npz runs/tune
+  raystate import /data/orbax_run gs://bucket/lm
+  raystate import /data/orbax_run/1200 runs/lm --item params
+"""
+
+
+def import_(
+    src: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC", help="safetensors file, folder or index, .npz file, Orbax checkpoint or directory of steps; path or URL"
+        ),
+    ],
+    dst: Annotated[str, typer.Argument(metavar="DST", help="storage of the run: a directory, file://… or gs://bucket/prefix")],
+    step: Annotated[
+        int | None,
+        typer.Option("--step", metavar="N", min=0, help="of many steps only this one; of a single one the number that it gets"),
+    ] = None,
+    item: Annotated[str | None, typer.Option("--item", metavar="NAME", help="the item of arrays that becomes the state")] = None,
+    match: Annotated[
+        str | None, typer.Option("--match", metavar="REGEX", help="of the state only leaves in whose dotted name it is found")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", metavar="DTYPE", help="cast the state's floating-point arrays")] = None,
+    flat: Annotated[
+        bool, typer.Option("--flat", help="of safetensors and npz: keep names as they are, as keys of one dict")
+    ] = False,
+    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="the run's name, for its log")] = None,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="also into a storage that a run has used; if it lives, it is ended")
+    ] = False,
+    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="read everything back and compare")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring steps into a run, which then goes on from the newest of them.
+
+    Steps are committed through the run's log, after all of them are written. A number that exists is refused, and so is a storage that a
+    run has used, unless --takeover. Nothing in SRC is executed: no pickle is read.
+    """
+    from raystate.transfer import SourceOptions, import_steps, open_source  # it loads JAX
+
+    steps = open_source(src, SourceOptions(step=step, item=item, flat=flat, match=match, dtype=dtype))
+    with TransferBar(quiet=as_json) as bar:
+        report = import_steps(dst, steps, run=run, takeover=takeover, verify=verify, progress=bar.show)
+    if as_json:
+        print_json(dataclasses.asdict(report))
+        return
+    for number, sentences in report.left_out.items():
+        for sentence in sentences:
+            out.print(f"step {number}: [yellow]left out[/] {sentence}")
+    shown = ", ".join(map(str, report.steps[-10:]))
+    many = f"steps …, {shown}" if len(report.steps) > 10 else f"step{'s' * (len(report.steps) > 1)} {shown}"
+    checked = "verified" if report.verified else "not verified"
+    out.print(f"{many} in {report.url}: {count(report.arrays, 'array')}, {size(report.nbytes)}, {checked}")
+
+
+import_.__doc__ = f"{inspect.cleandoc(import_.__doc__ or '')}\n\n{_EXAMPLES}"

@@ -1,0 +1,52 @@
+"""What export and import have in common."""
+
+from __future__ import annotations
+
+import re
+
+from rich.progress import TaskID
+
+from raystate.cli.console import byte_progress
+from raystate.core.errors import ConfigError
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes of "5GB", "500 MiB" or "1000000".
+
+    Raises:
+        ConfigError: it is no size.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?B)\s*", text.upper())
+    nbytes = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if nbytes < 1:
+        raise ConfigError(f"--{option}: expected a size such as 5GB or 500MB, not {text!r}", field=option, got=text)
+    return nbytes
+
+
+class TransferBar:
+    """A bar with rate for each phase of a transfer.
+
+    Args:
+        quiet: there is none.
+    """
+
+    def __init__(self, *, quiet: bool):
+        self._bar = byte_progress(quiet=quiet)
+        self._task: tuple[str, TaskID] | None = None
+
+    def __enter__(self) -> TransferBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """What goes on, and how many bytes of it are done."""
+        if self._task is None or self._task[0] != what:
+            if self._task is not None:
+                self._bar.remove_task(self._task[1])
+            self._task = (what, self._bar.add_task(what, total=total))
+        self._bar.update(self._task[1], completed=done, total=total)

@@ -1,0 +1,312 @@
+"""Steps from elsewhere, committed into a run as a run commits its own: through the log, and behind its fence.
+
+An import is an attempt like any other. It claims the run, writes all data under names of its own, and only when every step is written are
+they committed and published one after the other. A step that is committed stays; what goes wrong before leaves no data behind.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from raystate.core.entries import LiveStep, LogEntry
+from raystate.core.errors import ConfigError, RunInUseError, StaleAttemptError, StorageError
+from raystate.core.log import IntentKey, claim_entry, key_of, next_entry, refuse_save
+from raystate.core.tree import DataObject, Package, TreeSpec
+from raystate.orbax.array_reads import Request
+from raystate.orbax.merge import build_files, own_folders
+from raystate.orbax.step_reader import StepReader
+from raystate.orbax.writer import WRITER_PREFIX
+from raystate.storage import (
+    RunLog,
+    StepFolder,
+    Storage,
+    StorageUrl,
+    assumed_dead,
+    data_objects,
+    foreign_steps,
+    open_storage,
+    pinned_steps,
+    visible_steps,
+)
+from raystate.transfer.boxes import total_bytes
+from raystate.transfer.description import check_tree
+from raystate.transfer.incoming import IncomingStep
+from raystate.transfer.orbax_tree import check_written, with_our_chunks, write_tree
+from raystate.transfer.progress import Progress, Tally, ignore
+
+WRITER = "import."  # begins the log's name for a process that imports
+_APPEND_TRIES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportReport:
+    """What was brought in.
+
+    Attributes:
+        url: of the run's storage.
+        run: its name.
+        steps: that are in it now, ascending, and were not before.
+        arrays, nbytes: of all these steps.
+        left_out: step -> items that were not brought along, one sentence each.
+        verified: whether everything was read back.
+    """
+
+    url: str
+    run: str
+    steps: tuple[int, ...]
+    arrays: int
+    nbytes: int
+    left_out: dict[int, tuple[str, ...]]
+    verified: bool
+
+
+def import_steps(
+    dst: StorageUrl,
+    steps: Iterable[IncomingStep],
+    *,
+    run: str | None = None,
+    takeover: bool = False,
+    verify: bool = True,
+    progress: Progress = ignore,
+) -> ImportReport:
+    """Bring steps into a run's storage, which may be empty.
+
+    Args:
+        dst: a directory or gs://….
+        steps: from `open_source`; each is read when its turn comes.
+        run: the run's name in its log; None: the one that it has, else "import".
+        takeover: also into a storage that a run has used. If that run lives, it ends with StaleAttemptError.
+        verify: read everything back and compare, before anything is committed.
+        progress: is told how far each step is.
+
+    Raises:
+        ConfigError: a step's number exists, or a step can't be kept. RunInUseError: a run has used this storage.
+        StaleAttemptError: somebody else has claimed the run meanwhile; no further step was committed.
+        StorageError, CorruptCheckpointError: nothing is committed, unless the message names steps that are.
+    """
+    storage = open_storage(dst)
+    _refuse_used(storage, takeover)
+    arriving = iter(steps)
+    first = next(arriving, None)  # a mistake in SRC shows before anything is claimed
+    if first is None:
+        raise ConfigError("src: there is no step to import", field="src")
+    _refuse_taken(storage, first.step)
+    for tree in first.trees.values():
+        check_tree(tree)
+    importer = _Importer(storage, run, verify, progress)
+    try:
+        importer.write(first)
+        for step in arriving:
+            importer.write(step)
+    except BaseException:
+        importer.discard()
+        raise
+    return importer.commit()
+
+
+def _refuse_used(storage: Storage, takeover: bool) -> None:
+    tail = RunLog(storage).tail()
+    if tail is None or takeover or tail.writer.startswith(WRITER):
+        return
+    message = (
+        f"{storage.url} belongs to run {tail.run!r} (attempt {tail.attempt}), and nobody can tell from here whether it lives. Import into "
+        f"an empty storage; or end the run and import with --takeover: a run that is still alive would end with StaleAttemptError"
+    )
+    raise RunInUseError(message, run=tail.run, storage=storage.url)
+
+
+def _refuse_taken(storage: Storage, step: int) -> None:
+    if step in visible_steps(storage) or (storage.is_directory and storage.list(str(step), recursive=False)):
+        raise ConfigError(
+            f"step {step} exists in {storage.url}: give another number with --step, or delete it first", field="step", got=step
+        )
+
+
+@dataclass(kw_only=True)
+class _WrittenStep:
+    """A step whose data lie under names of their own, with its package."""
+
+    incoming: IncomingStep
+    folder: StepFolder
+    package: Package | None = None
+    trees: list[TreeSpec] = field(default_factory=list)
+
+
+class _Importer:
+    """One attempt."""
+
+    def __init__(self, storage: Storage, run: str | None, verify: bool, progress: Progress):
+        self._storage = storage
+        self._verify = verify
+        self._progress = progress
+        self._log = RunLog(storage)
+        self._writer = f"{WRITER}{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+        self._written: list[_WrittenStep] = []
+        self._carried: set[IntentKey] = set()
+        storage.self_test()
+
+        def claim(tail: LogEntry | None) -> LogEntry:
+            live = () if tail is None else tuple(one.step for one in tail.live)
+            name = run or (tail.run if tail is not None else "import")
+            dead = assumed_dead(storage)
+            return claim_entry(tail, self._writer, name, foreign_steps(storage, live), "import", dead=dead)
+
+        self._tail = self._log.claim(claim)
+        self._dead = assumed_dead(storage)
+        self._finish_earlier()
+
+    # ------------------------------------------------------------ before anything is committed
+
+    def write(self, step: IncomingStep) -> None:
+        """Write a step under unique names, with its package."""
+        if (why := self._refusal(step.step)) is not None:
+            raise ConfigError(f"{why}; give another number with --step, or delete it first", field="step", got=step.step)
+        trees = [with_our_chunks(tree) for tree in step.trees.values()]
+        for tree in trees:
+            check_tree(tree)
+        save = f"a{self._tail.attempt}k{secrets.token_hex(6)}"
+        written = _WrittenStep(incoming=step, folder=StepFolder(self._storage, step.step, save), trees=trees)
+        self._written.append(written)
+        tally = Tally(
+            lambda what, done, total: self._progress(f"step {step.step}: {what}", done, total), sum(map(total_bytes, trees))
+        )
+        prefix = written.folder.write_prefix
+        objects: list[DataObject] = []
+        writers: dict[str, list[str]] = {}
+        sums: dict[str, list[tuple[list[Request], list[int]]]] = {}
+        for tree in trees:
+            item = tree.item
+            writers[item], sums[item] = [], []
+
+            def read(requests: Sequence[Request], item: str = item) -> list[np.ndarray]:
+                return step.read(item, requests)
+
+            for writer, requests, crcs in write_tree(self._storage, prefix, save, tree, read, on_bytes=tally.writing):
+                writers[item].append(writer)
+                sums[item].append((requests, crcs))
+                objects += data_objects(self._storage, prefix, f"{item}/{WRITER_PREFIX}{writer}", writer=writer)
+        files = build_files(
+            step.step,
+            save,
+            trees,
+            [[leaf.value for leaf in tree.leaves if leaf.kind in ("scalar", "string")] for tree in trees],
+            writers,
+            lambda item: self._storage.kvstore(f"{prefix}/{item}"),
+            iterators=step.iterators,
+            json_items=step.json_items,
+            metrics=dict(step.metrics),
+            custom=step.custom,
+            world=step.world,
+        )
+        for tree in trees:
+            for name, begin in own_folders(tree.item, save).items():
+                objects += data_objects(self._storage, prefix, name, writer=f"{save}hc", begin=begin)
+        package = Package(step=step.step, save=save, run=self._tail.run, files=files, objects=tuple(objects))
+        if self._verify:
+            reader = StepReader(self._storage, prefix, package=package)
+            for tree in trees:
+                what = f"step {step.step} in {self._storage.url}"
+                check_written(reader, tree, sums[tree.item], what=what, on_bytes=tally.verifying)
+        written.folder.assemble(package)
+        written.folder.put_package(package)
+        written.package = package
+
+    def discard(self) -> None:
+        """Remove what was written; the first error is the one to tell."""
+        for written in self._written:
+            try:
+                written.folder.discard()
+            except StorageError:
+                pass  # `raystate gc` finds it as soon as the run goes on
+
+    # ------------------------------------------------------------ the commit
+
+    def commit(self) -> ImportReport:
+        """Commit and publish every step that was written, in order."""
+        steps = sorted(self._written, key=lambda one: one.incoming.step)
+        done: list[int] = []
+        try:
+            for written in steps:
+                self._commit(written)
+                done.append(written.incoming.step)
+            self._append(self._entry(reason="import: all steps are published"))
+        except (StorageError, StaleAttemptError) as error:
+            self.discard()
+            if done:
+                raise type(error)(f"{error.message} (steps {done} are imported)", **{**error.details, "steps": done}) from error
+            raise
+        leaves = [leaf for written in steps for tree in written.trees for leaf in tree.leaves]
+        return ImportReport(
+            url=self._storage.url,
+            run=self._tail.run,
+            steps=tuple(done),
+            arrays=sum(leaf.array is not None for leaf in leaves),
+            nbytes=sum(total_bytes(tree) for written in steps for tree in written.trees),
+            left_out={one.incoming.step: one.incoming.left_out for one in steps if one.incoming.left_out},
+            verified=self._verify,
+        )
+
+    def _commit(self, written: _WrittenStep) -> None:
+        step, package = written.incoming.step, written.package
+        assert package is not None
+        metrics = {name: float(value) for name, value in written.incoming.metrics.items() if isinstance(value, int | float)}
+        live = LiveStep(step=step, save=written.folder.save, metrics=metrics, time_s=time.time())
+        try:
+            self._append(self._entry(commit=live, reason=f"import of step {step}"))
+        except StorageError:
+            # The entry may still appear, and the step with it: nobody removes its data but the next who claims the run and looks.
+            self._written.remove(written)
+            raise
+        # From here on there is only rolling forward, by this process or by the next that claims the run.
+        self._written.remove(written)
+        written.folder.publish(package)
+        self._carried.update(key_of(one) for one in self._tail.intents if one.kind == "commit" and one.step == step)
+
+    def _entry(self, *, commit: LiveStep | None = None, reason: str) -> LogEntry:
+        return next_entry(
+            self._tail,
+            attempt=self._tail.attempt,
+            writer=self._writer,
+            carried=self._carried,
+            dead=self._dead,
+            commit=commit,
+            reason=reason,
+        )
+
+    def _append(self, entry: LogEntry) -> None:
+        for _ in range(_APPEND_TRIES):
+            done = self._log.append(entry)
+            if done.outcome == "ok":
+                self._tail = entry
+                return
+            if done.outcome == "taken":
+                raise StaleAttemptError(
+                    f"{self._storage.url}: somebody else has claimed the run: {done.error}", attempt=entry.attempt
+                )
+        raise StorageError(
+            f"{self._storage.url}: the log could not be written: {done.error}", operation="append", path=self._storage.url
+        )
+
+    def _refusal(self, step: int) -> str | None:
+        if any(written.incoming.step == step for written in self._written):
+            return f"step {step} comes twice"
+        return refuse_save(self._tail, step, attempt=self._tail.attempt, carried=self._carried, dead=self._dead)
+
+    def _finish_earlier(self) -> None:
+        """Carry out what earlier attempts have decided, as whoever claims a run has to. Pinned steps wait."""
+        for intent in self._tail.intents:
+            folder = StepFolder(self._storage, intent.step, intent.save)
+            if intent.kind == "commit":
+                folder.publish(folder.read_package())
+            elif intent.aside or intent.step not in pinned_steps(self._storage):
+                folder.retire(aside=intent.aside)
+            else:
+                continue
+            self._carried.add(key_of(intent))

@@ -1,0 +1,130 @@
+"""A step that comes from elsewhere, whatever its format: described in full, its arrays still to be read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from raystate.arrays import ReadRequest
+from raystate.core.errors import ConfigError, ReferenceMismatchError
+from raystate.core.tree import TreeSpec
+from raystate.orbax.array_reads import Request
+from raystate.orbax.state_item import STATE_ITEMS
+from raystate.orbax.step_reader import StepReader
+from raystate.restored import STATE, in_memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncomingStep:
+    """One step, to be written into a run.
+
+    Attributes:
+        step: number of completed steps.
+        trees: item of arrays -> its leaves, numbers and texts with their values. The state is "state".
+        read: item, boxes (leaf index, start, shape) -> arrays.
+        iterators: item -> process -> its state, of all processes below `world`.
+        world: how many processes saved the iterators.
+        json_items: item -> JSON value.
+        metrics: as they were saved.
+        custom: as it was saved.
+        left_out: items of SRC that are not brought along, one sentence each.
+    """
+
+    step: int
+    trees: Mapping[str, TreeSpec]
+    read: Callable[[str, Sequence[Request]], list[np.ndarray]]
+    iterators: Mapping[str, Mapping[int, bytes]] = field(default_factory=dict)
+    world: int = 1
+    json_items: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    custom: Any = None
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def from_reader(cls, reader: StepReader, step: int, item: str | None = None) -> IncomingStep:
+        """A step that a reader has opened, with all its items of arrays and JSON and its iterators.
+
+        Args:
+            reader: of the step.
+            step: the number that it gets.
+            item: the item of arrays that becomes the state; None: the state, or the only one.
+
+        Raises:
+            ConfigError: there is no such item, or no state and several others; says which there are. CorruptCheckpointError.
+        """
+        kinds = reader.items()
+        state = _state_item(reader, step, item)
+        # Which item of the step each one here is; the one that becomes the state takes the place of whatever was called so.
+        origin = {name: name for name, kind in kinds.items() if kind == "arrays" and name not in (STATE, state)}
+        origin[STATE] = state
+        left_out = (
+            [f"item {STATE!r}: item {state!r} is the state instead"] if state != STATE and kinds.get(STATE) == "arrays" else []
+        )
+        iterators, world = _iterators(reader, left_out)
+        for name, kind in kinds.items():
+            if kind == "other":
+                left_out.append(f"item {name!r}: it is neither arrays nor JSON nor iterator states")
+
+        def read(wanted: str, requests: Sequence[Request]) -> list[np.ndarray]:
+            return reader.read(origin[wanted], requests)
+
+        return cls(
+            step=step,
+            trees={name: dataclasses.replace(reader.tree(there), item=name) for name, there in origin.items()},
+            read=read,
+            iterators=iterators,
+            world=world,
+            json_items={name: reader.json(name) for name, kind in kinds.items() if kind == "json"},
+            metrics=reader.metrics(),
+            custom=reader.custom(),
+            left_out=tuple(left_out),
+        )
+
+    @classmethod
+    def from_tree(cls, step: int, tree: Any, *, custom: Any = None) -> IncomingStep:
+        """A step whose state is in memory already.
+
+        Args:
+            step: number of completed steps.
+            tree: any pytree of numpy or jax arrays, numbers and texts.
+            custom: JSON.
+
+        Raises:
+            ConfigError: a leaf can't be kept.
+        """
+        spec, source = in_memory(STATE, tree)
+
+        def read(_item: str, requests: Sequence[Request]) -> list[np.ndarray]:
+            return source.read([ReadRequest(*request) for request in requests])
+
+        return cls(step=step, trees={STATE: spec}, read=read, custom=custom)
+
+
+def _state_item(reader: StepReader, step: int, item: str | None) -> str:
+    arrays = [name for name, kind in reader.items().items() if kind == "arrays"]
+    if item in arrays:
+        return item
+    if item is None or item in STATE_ITEMS:
+        try:
+            return reader.state_item()
+        except ReferenceMismatchError:
+            if item is None and len(arrays) == 1:
+                return arrays[0]
+    have = ", ".join(map(repr, arrays)) or "none"
+    problem = f"has no item {item!r} of arrays" if item is not None else "has no state"
+    message = f"step {step} {problem}; its items of arrays: {have}. --item NAME makes one of them the state"
+    raise ConfigError(message, field="item", step=step, got=item)
+
+
+def _iterators(reader: StepReader, left_out: list[str]) -> tuple[dict[str, dict[int, bytes]], int]:
+    """The iterator items, and how many processes saved them: a step has one number, so those of other numbers are left out."""
+    found = {name: reader.iterator_states(name) for name, kind in reader.items().items() if kind == "iterator"}
+    world = max((count for _, count in found.values()), default=1)
+    for name, (_, count) in found.items():
+        if count != world:
+            left_out.append(f"item {name!r}: its iterator states are of {count} processes, others' of {world}")
+    return {name: states for name, (states, count) in found.items() if count == world}, world

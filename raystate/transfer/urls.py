@@ -1,0 +1,98 @@
+"""URLs that fsspec knows, and its errors as raystate's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from raystate.core.errors import ConfigError, RaystateError
+from raystate.storage.attempts import storage_error
+
+CHAIN = "::"  # between an archive's URL and that of the file that it is
+_WRITABLE_ARCHIVES = ("zip",)
+
+
+def text_of(url: str | os.PathLike[str], field: str) -> str:
+    """A URL or path as text.
+
+    Raises:
+        ConfigError: it is empty, not text, or has control characters in it.
+    """
+    try:
+        text = cast(object, os.fspath(url))
+    except TypeError:
+        text = None
+    if not isinstance(text, str) or not text.strip() or any(ord(char) < 32 for char in text):
+        raise ConfigError(f"{field}: expected a URL or a path, not {url!r}", field=field, got=repr(url))
+    return text
+
+
+def local_path(url: str) -> Path | None:
+    """The path behind a directory's or file's name or file:// URL; None for any other URL."""
+    if CHAIN in url:
+        return None
+    if url.startswith("file://"):
+        url = url.removeprefix("file://").removeprefix("localhost")
+    elif "://" in url:
+        return None
+    return Path(os.path.abspath(os.path.expanduser(url)))
+
+
+def split(url: str) -> tuple[str, str]:
+    """(URL of the folder, name in it), also of a URL into an archive."""
+    first, chain, rest = url.partition(CHAIN)
+    path = local_path(url)
+    if path is not None:
+        return str(path.parent), path.name
+    scheme, _, inner = first.partition("://")
+    folder, _, name = inner.rstrip("/").rpartition("/")
+    return f"{scheme}://{folder}{chain}{rest}", name
+
+
+def open_files(url: str, *, field: str, write: bool = False) -> tuple[Any, str]:
+    """fsspec's file system for a URL, and the path in it.
+
+    Raises:
+        ConfigError: no such scheme, or the package for it is not installed.
+        StorageError: it can't be reached.
+    """
+    import fsspec
+
+    scheme = url.partition("://")[0]
+    archives = {"zip": {"mode": "w"}} if write else {}
+    if write and CHAIN in url and scheme not in _WRITABLE_ARCHIVES:
+        raise ConfigError(f"{field}: nothing can be written into a {scheme}:// archive; zip://…::… can", field=field, got=url)
+    try:
+        return fsspec.core.url_to_fs(url, **(archives if CHAIN in url else {}))
+    except (ValueError, ImportError) as error:  # "Protocol not known", "Install s3fs to access S3"
+        raise ConfigError(f"{field}: {url!r} can't be opened: {error}", field=field, got=url) from error
+    except FileNotFoundError as error:
+        raise ConfigError(f"{field}: there is nothing at {url}", field=field, got=url) from error
+    except Exception as error:
+        raise storage_error("open", url, error) from error
+
+
+@contextlib.contextmanager
+def storage_errors(operation: str, path: str) -> Iterator[None]:
+    """Whatever a file system raises is a StorageError that names the operation and the path: each has classes of its own."""
+    try:
+        yield
+    except RaystateError:
+        raise
+    except Exception as error:
+        raise storage_error(operation, path, error) from error
+
+
+def missing(url: str, field: str, *, more: str = "") -> ConfigError:
+    """The error for a path at which nothing is."""
+    return ConfigError(f"{field}: there is nothing at {url}{more}", field=field, got=url)
+
+
+def refuse_existing(url: str, name: str) -> ConfigError:
+    """The error for a destination that is taken."""
+    return ConfigError(
+        f"dst: {url.rstrip('/')}/{name} exists already: remove it first, or export to another place", field="dst", got=name
+    )
