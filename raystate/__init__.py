@@ -85,12 +85,19 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     module = _LAZY.get(name)
     if module is None:
-        close = difflib.get_close_matches(name, __all__, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise AttributeError(f"module 'raystate' has no attribute {name!r}{hint}", name=name)
+        raise AttributeError(f"module 'raystate' has no attribute {name!r}{_hint(name)}", name=name)
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value  # the next access doesn't come here
     return value
+
+
+def _hint(name: str) -> str:
+    from raystate.other_names import MEMBERS
+
+    if name in MEMBERS:
+        return f": {MEMBERS[name]}"
+    close = difflib.get_close_matches(name, __all__, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def __dir__() -> list[str]:

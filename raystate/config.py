@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, cast, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Protocol, Self, cast, runtime_checkable
 
 import pydantic
 from pydantic import Field
@@ -20,6 +20,7 @@ from raystate.arena.files import check_arena_dir
 from raystate.arena.memory import parse_memory
 from raystate.core.errors import ConfigError
 from raystate.core.messages import Settings
+from raystate.other_names import FIELDS
 from raystate.storage.url import canonical_url
 
 AUTOMATIC_SAVE_EVERY_S = 600.0  # the durable interval when no save rule is given
@@ -143,6 +144,12 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             except pydantic.ValidationError as error:
                 raise _config_error(error) from None
 
+        def __setattr__(self, name: str, value: object) -> None:
+            self._refuse_change(name, value)
+
+        def __delattr__(self, name: str) -> None:
+            self._refuse_change(name, None)
+
     # ------------------------------------------------------------ construction
 
     @classmethod
@@ -173,6 +180,13 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**dict[str, Any]({**given, **changes}))
+
+    def _refuse_change(self, name: str, value: object) -> NoReturn:
+        _refuse_unknown({name: value})
+        raise ConfigError(
+            f"{name}: a StateConfig does not change, since a run may be using it; make another one: config.replace({name}=…)",
+            field=name, got=_plain(value),
+        )  # fmt: skip
 
     # ------------------------------------------------------------ what follows from the fields
 
@@ -254,6 +268,31 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         return self
 
 
+def check_config(given: Any, call: str) -> StateConfig:
+    """What a caller gave as its config.
+
+    Args:
+        call: what was called, for the message.
+
+    Raises:
+        ConfigError: it is none; says how to make one.
+    """
+    if isinstance(given, StateConfig):
+        return given
+    if isinstance(given, str | os.PathLike):
+        way = f"StateConfig(storage={os.fspath(given)!r}, run=…)"
+        if os.fspath(given).endswith((".yaml", ".yml")):
+            way = f"StateConfig.from_file({os.fspath(given)!r})"
+    elif isinstance(given, Mapping):
+        way = "StateConfig(**settings), or StateConfig.from_file(path) for the section of a file"
+    elif isinstance(given, type):
+        way = "StateConfig(storage=…, run=…), an object and not the class"
+    else:
+        way = "StateConfig(storage=…, run=…)"
+    what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+    raise ConfigError(f"{call} needs a StateConfig, not {what}: {way}", field="config")
+
+
 _KEEP_FIELDS = ("keep_last", "keep_every_steps", "keep_every_s", "keep_best")
 
 # Part of the contract, but no code honours other values yet, and taking them in silence would be a lie: field -> (what is taken,
@@ -293,6 +332,7 @@ def _refuse_unknown(values: Mapping[str, Any]) -> None:
         if name not in fields:
             close = difflib.get_close_matches(str(name), fields, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"the fields are: {', '.join(fields)}"
+            hint = FIELDS.get(name, hint)
             raise ConfigError(
                 f"{name}: there is no such field; {hint}", field=str(name), got=_plain(value), expected=close or fields
             )

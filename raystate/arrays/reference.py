@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
+from raystate.arrays.asked import is_step, not_a_value
 from raystate.arrays.paths import Path, names, path_key, shown
 from raystate.core.errors import ReferenceMismatchError
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
@@ -73,7 +74,7 @@ def match_reference(reference: Any, spec: TreeSpec, *, partial: bool, cast: bool
     stored = {names(leaf.path): index for index, leaf in enumerate(spec.leaves)}
     matcher = _Matcher(spec, cast=cast, shapes=shapes)
     wants: list[Want] = []
-    missing: list[Path] = []
+    missing: list[tuple[Path, str]] = []
     for keys, value in flat:
         path = tuple(map(path_key, keys))
         if value is ...:
@@ -82,17 +83,26 @@ def match_reference(reference: Any, spec: TreeSpec, *, partial: bool, cast: bool
         index = stored.get(names(path))
         if index is None:
             wants.append(Keep(value=value))
-            missing.append(path)
+            missing.append((path, _not_there(value)))
         else:
             wants.append(matcher.match(path, value, index))
     differences = matcher.differences
     if missing and not partial:
-        differences.extend((path, "is not in the checkpoint") for path in missing)
+        differences.extend(missing)
     if differences:
+        if is_step(reference):
+            differences = [
+                (path, f"{what}. The first argument is the reference: did you mean step={reference}?") for path, what in differences
+            ]
         raise _mismatch(
             spec, differences, _unused(spec, [names(tuple(map(path_key, keys))) for keys, _ in flat]) if missing else []
         )
     return wants, structure
+
+
+def _not_there(value: Any) -> str:
+    why = not_a_value(value)
+    return f"is not in the checkpoint{f'; {why}' if why else ''}"
 
 
 class _Matcher:
@@ -107,6 +117,8 @@ class _Matcher:
         problem = None
         want: Want = Keep(value=value)
         try:
+            if why := not_a_value(value):
+                raise _DifferenceError(why)
             if stored.array is None:
                 want = self._plain(value, stored)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from raystate.arrays import check_asked
 from raystate.inspection import StepMetadata
 from raystate.reader.steps import Reader
 from raystate.restored import ReadOptions
@@ -36,6 +37,7 @@ def load(
         ReferenceMismatchError: the step has no such item, no state, or other leaves; says what there is.
         CorruptCheckpointError, StorageError.
     """
+    step = check_asked(reference, step=step, shapes=shapes, call="load")
     options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
     return Reader(path_or_run).load_tree(reference, step=step, item=item, options=options)
 

@@ -21,7 +21,7 @@ from ray.train.v2.jax import JaxConfig, JaxTrainer
 from raystate import launch_context
 from raystate.actors.own_ray import start_ray
 from raystate.actors.release import newest_step, release
-from raystate.config import StateConfig
+from raystate.config import StateConfig, check_config
 from raystate.core.errors import ConfigError, RaystateError, RunFailedError, StepNotFoundError
 from raystate.launch_context import Restart
 from raystate.reader import Reader
@@ -113,6 +113,10 @@ def fit(
         RunFailedError: gave up. Its cause is the user's exception; `rank` says whose. The newest complete snapshot is durable.
         StaleAttemptError, RunInUseError: the run belongs to another attempt.
     """
+    if not callable(train_fn):
+        text = f"fit() needs the training function first, not a {type(train_fn).__name__}: fit(train_fn, config)"
+        raise ConfigError(text, field="train_fn")
+    check_config(config, "fit()")
     scaling = _scaling(scaling_config, num_workers)
     callback = RayTrainCallback(config, max_failures=max_failures)
     callback._returns_outcome = True
