@@ -28,6 +28,7 @@ from raystate.core.errors import (
 
 if TYPE_CHECKING:
     from raystate.config import StateConfig
+    from raystate.counted import Counted
     from raystate.manager import StateManager
     from raystate.reader import Reader, load, load_async, metadata, save, save_async
     from raystate.restored import Restored
@@ -40,6 +41,7 @@ __all__ = [
     "CapacityError",
     "ConfigError",
     "CorruptCheckpointError",
+    "Counted",
     "Interrupted",
     "ItemTopologyError",
     "RayTrainCallback",
@@ -70,6 +72,7 @@ _LAZY = {
     "StateConfig": "raystate.config",
     "StateManager": "raystate.manager",
     "Restored": "raystate.restored",
+    "Counted": "raystate.counted",
     "Reader": "raystate.reader",
     "save": "raystate.reader",
     "load": "raystate.reader",

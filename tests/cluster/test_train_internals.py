@@ -31,7 +31,6 @@ from raystate.train import callback as callback_module
 from raystate.train import endings, jax_backend, launch, nodes
 from raystate.train.callback import RayTrainCallback
 
-
 CONFIG = raystate.StateConfig(storage="/nonexistent/lm", run="lm")
 
 
