@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from ray.train import RunConfig
 
 import raystate
 from raystate.actors import own_ray
@@ -116,6 +117,23 @@ def test_fit_wants_the_function_first():
     config = raystate.StateConfig(storage="/nonexistent/lm", run="lm")
     with pytest.raises(ConfigError, match=r"not a StateConfig: fit\(train_fn, config\)"):
         raystate.fit(config, print)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"env": ["A=1"]}, "env must be a dict of variables, not a list"),
+        ({"env": {"A": 1}}, "env: A = 1: the value of an environment variable is text: '1'"),
+        ({"env": {"A=B": "1"}}, "env: 'A=B' is no name"),
+        ({"env": {"A": "1"}, "run_config": RunConfig(worker_runtime_env={"env_vars": {"A": "2"}})}, "'2' in run_config"),
+        ({"datasets": [1]}, "datasets must be a dict of name and dataset, not a list"),
+    ],
+    ids=str,
+)
+def test_what_fit_passes_on_is_checked_before_anything_starts(arguments: Any, said: str):
+    with pytest.raises(ConfigError) as caught:
+        raystate.fit(print, raystate.StateConfig(storage="/nonexistent/lm", run="lm"), **arguments)
+    assert said in str(caught.value)
 
 
 def test_orbaxs_classes_are_pointed_to_ours():
