@@ -64,13 +64,13 @@ class RunResult:
     Attributes:
         step: the newest durable step, -1 if there is none.
         path: the run's storage.
-        metrics: the metrics of the last `save`, else the last that Ray Train has from `ray.train.report`, else those of the newest
+        metrics: the metrics of the last `save`, else those of the last `ray.train.report` with a checkpoint, else those of the newest
             durable step (of a run that had finished before).
         return_value: what the training function returned on rank 0.
         recoveries: every restart, oldest first.
-        ray: Ray Train's own result. Its `metrics` are what the training function gave to `ray.train.report`, if it did. Its `checkpoint`
-            is None: steps lie in the run's storage, and `raystate.Reader(result.path)` reads them. A `ray.train.report(checkpoint=…)` of
-            the training function still works, and makes a second, unprotected copy.
+        ray: Ray Train's own result. Its `checkpoint` and `metrics` are None: the steps are the run's, and `raystate.Reader(result.path)`
+            reads them; Ray Train keeps only metrics that were reported with a checkpoint. A training function that calls
+            `ray.train.report(metrics, checkpoint=…)` itself gets both, and a second copy of the state that raystate doesn't look after.
     """
 
     step: int

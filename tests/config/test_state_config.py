@@ -49,7 +49,7 @@ BAD: list[tuple[Mapping[str, Any], str, str]] = [
     ({"save_policy": "often"}, "save_policy", "should_save"),
     ({"save_policy": Policy}, "save_policy", "object"),
     # contract, but not implemented: refused, with what to use instead
-    ({"save_policy": Policy()}, "save_policy", "does not implement it yet; use save_every_steps"),
+    ({"save_policy": Policy()}, "save_policy", "Policy is not one of Orbax's own policies"),
     ({"keep_policy": Policy(), "keep_last": 2}, "keep_last", "keep_policy decides alone"),
     ({"hang_timeout_s": 60.0}, "hang_timeout_s", "does not implement it yet; leave it at None"),
     ({"replicas": 2}, "replicas", "does not implement it yet; no peer copies are made"),
