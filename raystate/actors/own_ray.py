@@ -38,10 +38,10 @@ def start_ray() -> None:
             text = f"{what}: {why}. `ray start --head` and `ray status` in a shell say more"
             raise RaystateError(text, phase="start") from None
     node = worker._global_node
+    # Warnings, because nothing less is shown unless the script has set logging up; Ray's own line about it is off.
     if node is None or not node.is_head():
-        logger.info("joined the Ray cluster at %s", joined.address_info["address"])
+        logger.warning("raystate: joined the Ray cluster at %s", joined.address_info["address"])
     else:
-        # A warning, because nothing less is shown unless the script has set logging up.
         logger.warning(
             "raystate: this Ray was started by this process and ends with it: after a crash of the process the run goes on from its "
             "newest durable step. Run `ray start --head` first to keep the snapshots in memory, too"
