@@ -283,17 +283,14 @@ def check_config(given: Any, call: str) -> StateConfig:
     """
     if isinstance(given, StateConfig):
         return given
-    if isinstance(given, str | os.PathLike):
-        way = f"StateConfig(storage={os.fspath(given)!r}, run=…)"
-        if os.fspath(given).endswith((".yaml", ".yml")):
-            way = f"StateConfig.from_file({os.fspath(given)!r})"
-    elif isinstance(given, Mapping):
+    what, way = f"a {type(given).__name__}", "StateConfig(storage=…, run=…)"
+    if isinstance(given, str | PurePath):
+        path = str(given)
+        way = f"StateConfig.from_file({path!r})" if path.endswith((".yaml", ".yml")) else f"StateConfig(storage={path!r}, run=…)"
+    elif isinstance(given, dict):
         way = "StateConfig(**settings), or StateConfig.from_file(path) for the section of a file"
-    elif isinstance(given, type):
-        way = "StateConfig(storage=…, run=…), an object and not the class"
-    else:
-        way = "StateConfig(storage=…, run=…)"
-    what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+    elif given is StateConfig:
+        what, way = "the class StateConfig", f"{way}, an object and not the class"
     raise ConfigError(f"{call} needs a StateConfig, not {what}: {way}", field="config")
 
 

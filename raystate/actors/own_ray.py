@@ -28,7 +28,7 @@ def start_ray() -> None:
         # Of a fork in a process that uses JAX. Ray only starts programs, which is safe.
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
         try:
-            joined = ray.init(include_dashboard=False, logging_level=logging.WARNING)
+            ray.init(include_dashboard=False, logging_level=logging.WARNING)
         except Exception as error:  # Ray has no class for it: OSError, RuntimeError, ConnectionError, ValueError, …
             why = " ".join(str(error).split()) or type(error).__name__
             address = os.environ.get("RAY_ADDRESS")
@@ -40,7 +40,7 @@ def start_ray() -> None:
     node = worker._global_node
     # Warnings, because nothing less is shown unless the script has set logging up; Ray's own line about it is off.
     if node is None or not node.is_head():
-        logger.warning("raystate: joined the Ray cluster at %s", joined.address_info["address"])
+        logger.warning("raystate: joined the Ray cluster at %s", ray.get_runtime_context().gcs_address)
     else:
         logger.warning(
             "raystate: this Ray was started by this process and ends with it: after a crash of the process the run goes on from its "

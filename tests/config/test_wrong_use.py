@@ -150,8 +150,9 @@ def test_every_option_of_orbaxs_manager_has_its_equivalent():
     assert not theirs - ours - set(FIELDS), "options of a newer Orbax: say what to use instead"
     assert not ours & set(FIELDS)
     for name in theirs - ours:
+        given: Any = {name: 3}
         with pytest.raises(ConfigError) as caught:
-            raystate.StateConfig(storage="/nonexistent/lm", run="lm", **{name: 3})
+            raystate.StateConfig(storage="/nonexistent/lm", run="lm", **given)
         assert caught.value.field == name
         assert FIELDS[name] in str(caught.value)
         assert str(caught.value).count("\n") == 0
@@ -166,7 +167,7 @@ def test_a_config_that_is_changed_names_the_way():
     with pytest.raises(ConfigError, match="did you mean 'keep_last'"):
         config.keep_lsat = 5  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ConfigError, match="does not change"):
-        del config.run
+        del config.run  # pyright: ignore[reportAttributeAccessIssue]
     assert config.keep_last == 3
     assert config.replace(keep_last=5).keep_last == 5
 
