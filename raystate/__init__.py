@@ -28,6 +28,7 @@ from raystate.core.errors import (
 
 if TYPE_CHECKING:
     from raystate.config import StateConfig
+    from raystate.counted import Counted
     from raystate.manager import StateManager
     from raystate.reader import Reader, load, load_async, metadata, save, save_async
     from raystate.restored import Restored
@@ -40,6 +41,7 @@ __all__ = [
     "CapacityError",
     "ConfigError",
     "CorruptCheckpointError",
+    "Counted",
     "Interrupted",
     "ItemTopologyError",
     "RayTrainCallback",
@@ -70,6 +72,7 @@ _LAZY = {
     "StateConfig": "raystate.config",
     "StateManager": "raystate.manager",
     "Restored": "raystate.restored",
+    "Counted": "raystate.counted",
     "Reader": "raystate.reader",
     "save": "raystate.reader",
     "load": "raystate.reader",
@@ -85,12 +88,19 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     module = _LAZY.get(name)
     if module is None:
-        close = difflib.get_close_matches(name, __all__, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise AttributeError(f"module 'raystate' has no attribute {name!r}{hint}", name=name)
+        raise AttributeError(f"module 'raystate' has no attribute {name!r}{_hint(name)}", name=name)
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value  # the next access doesn't come here
     return value
+
+
+def _hint(name: str) -> str:
+    from raystate.other_names import MEMBERS
+
+    if name in MEMBERS:
+        return f": {MEMBERS[name]}"
+    close = difflib.get_close_matches(name, __all__, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, cast, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Protocol, Self, cast, runtime_checkable
 
 import pydantic
 from pydantic import Field
@@ -20,6 +20,8 @@ from raystate.arena.files import check_arena_dir
 from raystate.arena.memory import parse_memory
 from raystate.core.errors import ConfigError
 from raystate.core.messages import Settings
+from raystate.orbax.save_policies import save_rules
+from raystate.other_names import FIELDS
 from raystate.storage.url import canonical_url
 
 AUTOMATIC_SAVE_EVERY_S = 600.0  # the durable interval when no save rule is given
@@ -70,7 +72,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         save_every_steps: steps between durable saves: the first `save()` at or after each multiple.
         save_every_s: seconds between durable saves, decided once for all hosts. With `save_every_steps` too, whichever is due.
             With no save rule at all: automatic, every 600 s.
-        save_policy: an Orbax `SaveDecisionPolicy` instead of `save_every_*`. Not implemented yet: refused.
+        save_policy: one of Orbax's `SaveDecisionPolicy`s instead of `save_every_*`, alone or in its `AnySavePolicy`. All hosts save the
+            same steps: see `raystate.orbax.save_policies`.
         snapshot_every_steps: steps between snapshots in host memory, the same steps on all hosts; 0: only steps that become
             durable.
         snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (one is being filled, one is kept).
@@ -143,6 +146,12 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             except pydantic.ValidationError as error:
                 raise _config_error(error) from None
 
+        def __setattr__(self, name: str, value: object) -> None:
+            self._refuse_change(name, value)
+
+        def __delattr__(self, name: str) -> None:
+            self._refuse_change(name, None)
+
     # ------------------------------------------------------------ construction
 
     @classmethod
@@ -174,6 +183,13 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**dict[str, Any]({**given, **changes}))
 
+    def _refuse_change(self, name: str, value: object) -> NoReturn:
+        _refuse_unknown({name: value})
+        raise ConfigError(
+            f"{name}: a StateConfig does not change, since a run may be using it; make another one: config.replace({name}=…)",
+            field=name, got=_plain(value),
+        )  # fmt: skip
+
     # ------------------------------------------------------------ what follows from the fields
 
     @property
@@ -181,13 +197,14 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         """Seconds between time-based durable saves, the automatic interval included; None: steps or a policy decide alone."""
         if self.save_every_s is None and self.save_every_steps is None and self.save_policy is None:
             return AUTOMATIC_SAVE_EVERY_S
-        return self.save_every_s
+        return self.save_every_s if self.save_policy is None else save_rules(self.save_policy).when_idle_s
 
     def core_settings(self) -> Settings:
         """What the Coordinator's decisions depend on: every field that core knows, under the same name."""
         known = {field.name for field in dataclasses.fields(Settings)} & set(type(self).model_fields)
         values: dict[str, Any] = {name: getattr(self, name) for name in known}
         values["save_every_s"] = self.effective_save_every_s
+        values["save_when_idle"] = self.save_policy is not None
         return Settings(**values)
 
     # ------------------------------------------------------------ checks
@@ -233,7 +250,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     @pydantic.field_validator("save_policy", mode="before")
     @classmethod
     def _save_policy_decides(cls, value: Any) -> Any:
-        return _check_policy(value, "should_save", "SaveDecisionPolicy")
+        save_rules(_check_policy(value, "should_save", "SaveDecisionPolicy"))  # its ValueError says what is wrong
+        return value
 
     @pydantic.field_validator("keep_policy", mode="before")
     @classmethod
@@ -245,21 +263,43 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         for field, (accepted, instead) in _NOT_YET.items():
             if (value := getattr(self, field)) not in accepted:
                 raise _contradiction(field, value, f"this version does not implement it yet; {instead}")
-        if self.keep_policy is not None:
-            both = [name for name in _KEEP_FIELDS if name in self.model_fields_set and getattr(self, name) is not None]
-            if both:
-                raise _contradiction(both[0], getattr(self, both[0]), "keep_policy decides alone; leave it out")
+        for policy, fields in (("keep_policy", _KEEP_FIELDS), ("save_policy", _SAVE_FIELDS)):
+            both = [name for name in fields if name in self.model_fields_set and getattr(self, name) is not None]
+            if both and getattr(self, policy) is not None:
+                raise _contradiction(both[0], getattr(self, both[0]), f"{policy} decides alone; leave it out")
         if self.keep_best is not None and self.best_metric is None:
             raise _contradiction("best_metric", None, f"must name a metric, because keep_best={self.keep_best} ranks steps by it")
         return self
 
 
+def check_config(given: Any, call: str) -> StateConfig:
+    """What a caller gave as its config.
+
+    Args:
+        call: what was called, for the message.
+
+    Raises:
+        ConfigError: it is none; says how to make one.
+    """
+    if isinstance(given, StateConfig):
+        return given
+    what, way = f"a {type(given).__name__}", "StateConfig(storage=…, run=…)"
+    if isinstance(given, str | PurePath):
+        path = str(given)
+        way = f"StateConfig.from_file({path!r})" if path.endswith((".yaml", ".yml")) else f"StateConfig(storage={path!r}, run=…)"
+    elif isinstance(given, dict):
+        way = "StateConfig(**settings), or StateConfig.from_file(path) for the section of a file"
+    elif given is StateConfig:
+        what, way = "the class StateConfig", f"{way}, an object and not the class"
+    raise ConfigError(f"{call} needs a StateConfig, not {what}: {way}", field="config")
+
+
+_SAVE_FIELDS = ("save_every_steps", "save_every_s")
 _KEEP_FIELDS = ("keep_last", "keep_every_steps", "keep_every_s", "keep_best")
 
 # Part of the contract, but no code honours other values yet, and taking them in silence would be a lie: field -> (what is taken,
 # what to do instead).
 _NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "save_policy": ((None,), "use save_every_steps, save_every_s or save(force=True)"),
     "hang_timeout_s": ((None,), "leave it at None, and let something outside watch the job's progress"),
     "replicas": ((0, 1), "no peer copies are made, so leave it at 1, and let save_every_s bound what the loss of a node costs"),
 }
@@ -293,6 +333,7 @@ def _refuse_unknown(values: Mapping[str, Any]) -> None:
         if name not in fields:
             close = difflib.get_close_matches(str(name), fields, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"the fields are: {', '.join(fields)}"
+            hint = FIELDS.get(name, hint)
             raise ConfigError(
                 f"{name}: there is no such field; {hint}", field=str(name), got=_plain(value), expected=close or fields
             )

@@ -8,6 +8,7 @@ import os
 import secrets
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
+from ray.util.annotations import RayDeprecationWarning
 
 from raystate import launch_context
 from raystate.actors.host import create_host
@@ -147,7 +149,8 @@ class CoordinatorActor:
         self._run_hash = run_hash
         self._kept_owner = Kept(f"raystate:owner:{run_hash}")
         # A killed Coordinator comes back with the arguments of its first start: the run may have changed hands since.
-        if ray.get_runtime_context().was_current_actor_reconstructed:
+        self._restarted = _is_restarted()
+        if self._restarted:
             owner = self._kept_owner.get() or owner
         self._owner = owner
         self._owner_s = time.monotonic()  # when it last said hello
@@ -183,7 +186,7 @@ class CoordinatorActor:
             is_dead=lambda writer: writer.startswith(f"{identity}."),
             on_end=self._on_end,
             on_crash=lambda: ray.kill(self._kill_me, no_restart=False),
-            restarted=bool(ray.get_runtime_context().was_current_actor_reconstructed),
+            restarted=self._restarted,
             recorder=Recorder(_record_folder(self._config, self._run_hash)),
         )
         self._service.start()
@@ -302,6 +305,13 @@ class CoordinatorActor:
 
     async def newest_step(self) -> int:
         return self._started.ledger.newest_step
+
+
+def _is_restarted() -> bool:
+    """Whether Ray has started this actor again. Ray's own property uses another one of its own that is deprecated, and says so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"(?s).*Use get_actor_id\(\) instead", category=RayDeprecationWarning)
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def _record_folder(config: StateConfig, run_hash: str) -> Path:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 
 import ray
 
+from raystate.core.errors import RaystateError
 from raystate.ray_version import ray_internals
 
 with ray_internals():
@@ -16,14 +18,30 @@ logger = logging.getLogger("raystate")
 
 
 def start_ray() -> None:
-    """`ray.init()`, which joins a cluster that runs on this machine. If it had to start one, say what that means."""
+    """`ray.init()`, which joins the cluster that `RAY_ADDRESS` names or that runs on this machine. Says which one, or what it means
+    that it had to start one.
+
+    Raises:
+        RaystateError: there is no Ray to join and none could be started; says why.
+    """
     with warnings.catch_warnings():
         # Of a fork in a process that uses JAX. Ray only starts programs, which is safe.
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
-        ray.init(include_dashboard=False, logging_level=logging.WARNING)
+        try:
+            ray.init(include_dashboard=False, logging_level=logging.WARNING)
+        except Exception as error:  # Ray has no class for it: OSError, RuntimeError, ConnectionError, ValueError, …
+            why = " ".join(str(error).split()) or type(error).__name__
+            address = os.environ.get("RAY_ADDRESS")
+            what = (
+                f"the Ray of RAY_ADDRESS={address!r} could not be joined" if address else "Ray could not be started on this machine"
+            )
+            text = f"{what}: {why}. `ray start --head` and `ray status` in a shell say more"
+            raise RaystateError(text, phase="start") from None
     node = worker._global_node
-    if node is not None and node.is_head():
-        # A warning, because nothing less is shown unless the script has set logging up.
+    # Warnings, because nothing less is shown unless the script has set logging up; Ray's own line about it is off.
+    if node is None or not node.is_head():
+        logger.warning("raystate: joined the Ray cluster at %s", ray.get_runtime_context().gcs_address)
+    else:
         logger.warning(
             "raystate: this Ray was started by this process and ends with it: after a crash of the process the run goes on from its "
             "newest durable step. Run `ray start --head` first to keep the snapshots in memory, too"

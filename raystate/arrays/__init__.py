@@ -1,5 +1,6 @@
 """The JAX side: flatten a state, who owns which piece of it, device -> slot, slot or storage -> device."""
 
+from raystate.arrays.asked import check_asked
 from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
 from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iterators
 from raystate.arrays.memory import Holding, MemorySource, UncoveredError, common_values
@@ -26,6 +27,7 @@ __all__ = [
     "Transforms",
     "UncoveredError",
     "array_leaves",
+    "check_asked",
     "check_custom",
     "check_metrics",
     "check_raw",

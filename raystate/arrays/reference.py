@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 
+from raystate.arrays.asked import not_a_value
 from raystate.arrays.meshes import check_fits, resolved, sharding_of
 from raystate.arrays.mismatch import MISSING, DifferenceError, Differences
 from raystate.arrays.paths import Path, path_key
@@ -120,7 +121,8 @@ def match_reference(
             elif partial or rules is not None:
                 _check_kept(path, value, differences, MISSING)
             else:
-                differences.add(path, MISSING, _PARTIAL)
+                why = not_a_value(value)
+                differences.add(path, f"{MISSING}; {why}" if why else MISSING, _PARTIAL)
     for pattern in rules.unused() if rules is not None else ():
         differences.add(("transforms",), f"{pattern!r} matches no path of the reference")
     if differences:
@@ -182,6 +184,8 @@ class _Matcher:
     def match(self, path: Path, value: Any, index: int) -> Want:
         stored = self.spec.leaves[index]
         try:
+            if why := not_a_value(value):
+                raise DifferenceError(why)
             if stored.array is None:
                 return self._plain(value, stored)
             return self._array(value, stored.array, index)

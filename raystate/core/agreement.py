@@ -11,7 +11,8 @@ from dataclasses import replace
 from raystate.core.desk import Desk
 from raystate.core.group import Group, Joins
 from raystate.core.journal import Journal
-from raystate.core.messages import Proposal, StopAsked
+from raystate.core.messages import Proposal, SnapshotId, StopAsked
+from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
 IDS_PER_ATTEMPT = 1_000_000
@@ -20,7 +21,8 @@ IDS_PER_ATTEMPT = 1_000_000
 class Agreement:
     """One proposal at a time: made, answered by all ranks, and confirmed or withdrawn."""
 
-    def __init__(self, desk: Desk, joins: Joins, journal: Journal, snapshots: Snapshots):
+    def __init__(self, desk: Desk, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
+        self.saves = saves
         self.desk = desk
         self.joins = joins
         self.journal = journal
@@ -36,6 +38,7 @@ class Agreement:
         self._last_save_s = 0.0
         self._newest_at_save = -1
         self._released = 0
+        self._saving: SnapshotId | None = None  # what all ranks have made durable last, by a proposal
 
     def start(self) -> None:
         """This attempt owns the run: time-based saves count from now."""
@@ -95,6 +98,7 @@ class Agreement:
             if all(seen.newest_step >= proposal.step for seen in group.seen.values()):
                 self._tries = 0
                 self._released = proposal.id
+                self._saving = SnapshotId(group.lineage, proposal.step, 0)
                 self.snapshots.propose(None)
 
     def _inherit(self, group: Group) -> bool:
@@ -151,6 +155,19 @@ class Agreement:
         )
         self.desk.log("info", f"proposal {number}: {kind} at step {step}: {reason}")
 
+    def _why(self, every_s: float) -> str:
+        least = f", {every_s:g} s after the one before" if every_s else ""
+        return f"no save is under way{least}" if self.desk.settings.save_when_idle else f"every {every_s:g} s"
+
+    def _is_saving(self, group: Group) -> bool:
+        """Whether a save is under way, or one that all ranks have agreed on is still being staged."""
+        if self.saves.jobs:
+            return True
+        last = self._saving
+        if last is None or last.lineage != group.lineage or self.desk.now_s - self._last_save_s > self.desk.settings.save_timeout_s:
+            return False
+        return self.saves.fate(last)[0] is None
+
     def _end(self, proposal: Proposal, why: str) -> None:
         self.snapshots.propose(replace(proposal, state="withdrawn", reason=why))
         self._tries = 0
@@ -181,10 +198,12 @@ class Agreement:
             return
         if self._stop is not None or self._group is not group or (proposal is not None and proposal.state != "withdrawn"):
             return
+        if self.desk.settings.save_when_idle and self._is_saving(group):
+            return
         if group.newest > self._newest_at_save or group.newest < 0:
             if group.newest < 0:
                 return
             self._last_save_s = now_s
             self._newest_at_save = group.newest
             self._tries = 0
-            self._propose(group, "save", f"every {every_s:g} s", now_s + self.desk.settings.barrier_timeout_s)
+            self._propose(group, "save", self._why(every_s), now_s + self.desk.settings.barrier_timeout_s)

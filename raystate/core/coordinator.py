@@ -81,7 +81,7 @@ class Coordinator:
         self.discards = Discards(desk, self.memory)
         self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves, self.discards)
         self.recovery = Restores(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.discards)
-        self.agreement = Agreement(desk, self.joins, self.journal, self.snapshots)
+        self.agreement = Agreement(desk, self.joins, self.journal, self.saves, self.snapshots)
         self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves)
         self.deletes = Deletes(desk, self.journal, self.saves)
         self.leaving = Leaving(

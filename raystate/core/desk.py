@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from raystate.core.messages import Answer, Ask, Command, Failure, Log, Reply, Settings
 
 _REMEMBERED_REPLIES = 65536  # several for each rank of a large run
+_NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
 NAMED = 8  # ranks or hosts in a message; more are counted
 
 T = TypeVar("T")
@@ -32,7 +34,7 @@ class Desk:
 
     def log(self, level: Any, text: str) -> None:
         """Write a line into the process's log."""
-        self.out.append(Log(level=level, text=text))
+        self.out.append(Log(level=level, text=brief(text)))
 
     def answer(self, ask: Ask, reply: Reply) -> None:
         """Answer and remember: a caller that repeats its ask gets the same reply."""
@@ -44,9 +46,14 @@ class Desk:
 
     def fail(self, asks: Iterable[Ask], error: str, message: str, **details: Any) -> None:
         """Answer these asks with an error: the name of its class in core.errors, a sentence, and facts by name."""
-        failure = Failure(error=error, message=message, details=details)
+        failure = Failure(error=error, message=brief(message), details=details)
         for ask in asks:
             self.answer(ask, failure)
+
+
+def brief(text: str) -> str:
+    """A text for people: of Ray's node ids the first eight digits, which tell hosts apart. What a program needs is in the details."""
+    return _NODE_ID.sub(lambda found: found[0][:8], text)
 
 
 class Barrier:

@@ -247,7 +247,8 @@ class Restores:
 
     def _discard(self, group: Group, choice: RestoreChoice) -> None:
         self._choice = choice
-        self.desk.log("info", f"lineage {group.lineage} restores step {choice.step} from {choice.tier}: {choice.reason}")
+        what = "begins without a step" if choice.tier == "none" else f"restores step {choice.step} from {choice.tier}"
+        self.desk.log("info", f"lineage {group.lineage} {what}: {choice.reason}")
         kept = (choice.lineage, choice.step) if choice.tier == "memory" else ("", -1)
         self.discards.begin(group.lineage, *kept)
         self.saves.forget_unbelieved()

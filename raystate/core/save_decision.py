@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from raystate.core.messages import TrainerWord
+
+Due = Callable[[int, bool], str]
+"""A save policy: (completed steps, whether the run has no durable or promised step yet) -> why the step is due, "" if it isn't.
+The same question must give the same answer on every rank."""
 
 Action = Literal["none", "skip", "stage", "hold"]
 

@@ -12,6 +12,7 @@ class Settings:
     run: str
     storage: str
     save_every_s: float | None = None  # time-based saves, decided once for all hosts; None: only the trainers' step rule
+    save_when_idle: bool = False  # with save_every_s: only while no save is under way, and again as soon as none is
     snapshot_every_steps: int = 1
     snapshot_slots: int = 3  # per trainer
     start_timeout_s: float = 300.0  # all ranks of a group have joined

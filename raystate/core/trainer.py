@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from raystate.core.errors import InvalidTransitionError, StepOrderError, error_from_name
 from raystate.core.messages import HostWord, Proposal, SnapshotId, TrainerWord
-from raystate.core.save_decision import Action, SaveDecision
+from raystate.core.save_decision import Action, Due, SaveDecision
 
 _WAYS_OUT = (
     "restore(step=…, rollback=True) retires the newer steps, restore() goes on from the newest, and another `storage` begins a run of "
@@ -29,6 +29,7 @@ class Trainer:
         lineage: from JoinReply.
         snapshot_every: snapshot multiples of it; 0: only what will be durable.
         save_every_steps: durable is the first save() at or after each multiple; None: only forced and agreed saves.
+        policy: says of each step whether it is durable, too; None: there is none.
         slots: slots of this trainer's set.
         stored_step: newest committed step when it joined: one that never restores can't save it again. -1: none.
         grants: the host word's grants when the set was attached: those grants belong to the trainer before, and are void.
@@ -42,6 +43,7 @@ class Trainer:
         *,
         snapshot_every: int = 1,
         save_every_steps: int | None = None,
+        policy: Due | None = None,
         slots: int = 3,
         stored_step: int = -1,
         grants: Sequence[int] = (),
@@ -51,6 +53,7 @@ class Trainer:
         self.lineage = lineage
         self.snapshot_every = snapshot_every
         self.save_every_steps = save_every_steps
+        self._policy = policy
         self.newest: int = -1  # of the last save(), or restored
         self.again = -1  # which save() of the newest step; -1: none, it was restored
         self.kept: SnapshotId | None = None  # what was staged or held last, or restored: close() asks for it to be durable
@@ -59,6 +62,7 @@ class Trainer:
         self.stopped_at: int | None = None
         self.held: int | None = None
         self._stored_step = stored_step
+        self._first = stored_step < 0  # nothing is durable or promised yet
         self._ahead: frozenset[int] = frozenset()
         self._safe: int = -1  # the step that needs no further save to be durable
         self._promises: tuple[SnapshotId, ...] = ()  # not yet told to be durable or lost, oldest first
@@ -96,15 +100,16 @@ class Trainer:
         self._next_due = self._due_after(step)
         self.phase = "running"
 
-    def settled(self, *, ahead: Iterable[int], safe: bool, saving: bool = False) -> None:
+    def settled(self, *, ahead: Iterable[int], safe: bool, saving: bool = False, stored: bool = True) -> None:
         """How the restore ended: the newer steps in storage, and whether the restored one needs no save to be durable.
 
-        `saving`: because one is under way, which is a promise from now on.
+        `saving`: because one is under way, which is a promise from now on. `stored`: the run has a durable step.
 
         `word()` has to be written then: a new Coordinator knows by it that this rank does not wait any more.
         """
         self._ahead = frozenset(ahead)
         self._safe = self.newest if safe else -1
+        self._first = not (safe or stored)
         if saving and self.kept is not None:
             self._promises = (*self._promises, self.kept)
 
@@ -217,6 +222,7 @@ class Trainer:
         if promised:
             self._promises = (*self._promises, SnapshotId(self.lineage, step, self.again))
             self._safe = step
+            self._first = False
         # A promised copy that waits has the next slot: a snapshot that went before it could make others give the promised step up.
         if slot is not None and not stager_busy and self.held in (None, step):
             self._staging[slot] = step
@@ -256,12 +262,18 @@ class Trainer:
 
     def would_be_durable(self, step: int) -> bool:
         """Whether save(step) would be durable by the step rule."""
-        return self._next_due is not None and step >= self._next_due and step > self.newest
+        return step > self.newest and bool(self._why_due(step))
+
+    def _why_due(self, step: int) -> str:
+        if self._next_due is not None and step >= self._next_due:
+            return f"every {self.save_every_steps} steps"
+        return self._policy(step, self._first) if self._policy is not None else ""
 
     def _is_due(self, step: int, force: bool, agreed: Proposal | None) -> tuple[bool, str]:
         promised, why = False, f"snapshot of step {step}"
+        if due := self._why_due(step):
+            promised, why = True, f"step {step} is due: {due}"
         if self._next_due is not None and step >= self._next_due:
-            promised, why = True, f"step {step} is due: every {self.save_every_steps} steps"
             self._next_due = self._due_after(step)
         if agreed is not None:
             promised, why = True, f"all ranks {agreed.kind} at step {agreed.step}: {agreed.reason}"

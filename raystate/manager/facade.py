@@ -13,8 +13,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from raystate.arrays import Transforms, check_custom, check_metrics, check_step, pack_items
-from raystate.config import StateConfig
+from raystate.arrays import Transforms, check_asked, check_custom, check_metrics, check_step, pack_items
+from raystate.config import StateConfig, check_config
 from raystate.core.errors import ConfigError, Interrupted, RaystateError, StorageError
 from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply
 from raystate.core.save_decision import SaveDecision
@@ -57,11 +57,7 @@ class StateManager:
         given = config if config is not None or context is None else context.config
         if given is None:
             raise ConfigError("StateManager() needs a StateConfig outside of raystate.fit and RayTrainCallback", field="config")
-        if not isinstance(given, StateConfig):
-            raise ConfigError(
-                f"StateManager() needs a StateConfig, not a {type(given).__name__}: StateConfig(storage={str(given)!r}, run=…)",
-                field="config",
-            )
+        given = check_config(given, "StateManager()")
         _managers.close_earlier(given, takeover=takeover)
         rank, world, group = membership(context)
         launch = context.launch if context is not None else None if world == 1 else group
@@ -145,12 +141,11 @@ class StateManager:
             raise ConfigError(
                 "restore(rollback=True) needs the step to go back to: restore(step=…, rollback=True)", field="rollback"
             )
-        _check_items(items)
         wanted = Wanted(
             reference=reference,
             items=items,
             options=ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms),
-            step=None if step is None else check_step(step),
+            step=check_asked(reference, step=step, items=items, shapes=shapes),
             rollback=rollback,
         )
         restored, settled = self._events.restoring(lambda: self._restoring.restore(wanted))
@@ -185,6 +180,7 @@ class StateManager:
             ReferenceMismatchError: this run's step, or the source's, has other leaves. StepNotFoundError: there is no such source.
         """
         self._check_open()
+        check_asked(items=items, call="restore_or_init")
         if not callable(init_fn):
             raise ConfigError(
                 f"restore_or_init() needs a function that makes the state, not a {type(init_fn).__name__}; "
@@ -280,9 +276,14 @@ class StateManager:
         word = self._session.host_word()
         return word.durable_step if word is not None and word.advice >= self._as_of else -1
 
-    def best_step(self) -> int | None:
-        """The durable step with the best `best_metric`."""
-        return self._reader.best_step(self.config.best_metric, self.config.best_mode)
+    def best_step(self, metric: str | None = None, mode: Literal["min", "max"] | None = None) -> int | None:
+        """The durable step with the best value of a metric. See `Reader.best_step`.
+
+        Args:
+            metric: None: the config's `best_metric`, else the only one that was saved.
+            mode: None: the config's `best_mode`.
+        """
+        return self._reader.best_step(metric or self.config.best_metric, mode or self.config.best_mode)
 
     def all_steps(self) -> list[int]:
         """Durable steps, ascending."""
@@ -392,8 +393,3 @@ class StateManager:
 
 
 _managers = OpenManagers()
-
-
-def _check_items(items: Any) -> None:
-    if items is not None and not isinstance(items, Mapping):
-        raise ConfigError(f"items must be a dict of name and value, not a {type(items).__name__}", field="items")

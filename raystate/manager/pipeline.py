@@ -19,6 +19,7 @@ from raystate.core.save_decision import SaveDecision
 from raystate.core.trainer import Trainer
 from raystate.manager.session import Session
 from raystate.manager.staging import SaveArguments, StepCopy, keep, stage, table_bytes_of
+from raystate.orbax.save_policies import due_by_step
 from raystate.restored import STATE
 
 logger = logging.getLogger("raystate")
@@ -50,6 +51,7 @@ class Pipeline:
             joined.lineage,
             snapshot_every=config.snapshot_every_steps,
             save_every_steps=config.save_every_steps,
+            policy=due_by_step(config.save_policy),
             slots=config.snapshot_slots,
             stored_step=joined.newest_step,
         )

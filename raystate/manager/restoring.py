@@ -113,7 +113,7 @@ class Restoring:
 
     def _settled(self, reply: RestoreSettled) -> None:
         with self._pipeline.locked() as machine:
-            machine.settled(ahead=reply.ahead, safe=reply.safe, saving=reply.saving)
+            machine.settled(ahead=reply.ahead, safe=reply.safe, saving=reply.saving, stored=reply.durable_step >= 0)
         self._pipeline.speak()
 
     def _settle(

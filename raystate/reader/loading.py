@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from raystate.arrays import Transforms
+from raystate.arrays import Transforms, check_asked
 from raystate.core.errors import ConfigError
 from raystate.inspection import StepMetadata
 from raystate.reader.steps import Reader
@@ -45,14 +45,13 @@ def load(
         ConfigError: an option has a value that means nothing, or both `item` and `items` are given.
         CorruptCheckpointError, StorageError.
     """
+    step = check_asked(reference, step=step, items=items, shapes=shapes, call="load")
     options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
     reader = Reader(path_or_run)
     if items is None:
         return reader.load_tree(reference, step=step, item=item, options=options)
     if item is not None:
         raise ConfigError(f"load(): item= is one, items= are several: put {item!r} into items", field="item")
-    if not isinstance(items, Mapping):
-        raise ConfigError(f"items must be a dict of name and value, not a {type(items).__name__}", field="items")
     if reference is not None and STATE in items:
         raise ConfigError("load(): the state has two references, reference= and items['state']", field="items")
     asked = {STATE: reference, **items} if reference is not None else items

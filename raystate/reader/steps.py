@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
-from raystate.arrays import Transforms
+from raystate.arrays import Transforms, check_asked
 from raystate.core.errors import ConfigError, StepNotFoundError
 from raystate.inspection import Checkpoints, StepMetadata, look
 from raystate.orbax.state_item import STATE_ITEMS
@@ -53,7 +53,7 @@ class Reader:
             mode: whether small or large values are good.
 
         Returns:
-            None if no step has a metric, or all of them are NaN.
+            None if there is no step, no metric is named and no step has one, or all values are NaN.
 
         Raises:
             ConfigError: no such metric was saved, or several and none is named; lists the names. Or `mode` is neither of the two.
@@ -74,8 +74,9 @@ class Reader:
         names = sorted({name for metrics in by_step.values() for name in metrics})
         if metric is None and len(names) > 1:
             raise ConfigError(f"metric: which one? The steps have {names}", field="metric", expected=names)
-        if metric is not None and names and metric not in names:
-            raise ConfigError(f"metric: no step has {metric!r}; the steps have {names}", field="metric", expected=names, got=metric)
+        if metric is not None and steps and metric not in names:
+            have = f"the steps have {names}" if names else "none has metrics: save(step, state, metrics={…}) gives them some"
+            raise ConfigError(f"metric: no step has {metric!r}; {have}", field="metric", expected=names, got=metric)
         sign = 1 if mode == "min" else -1
         scored = [(sign * value, -step) for step, metrics in by_step.items() for value in _number(metrics, metric or names)]
         return -min(scored)[1] if scored else None
@@ -114,6 +115,7 @@ class Reader:
 
         from raystate.arrays.monitoring import reading
 
+        step = check_asked(reference, step=step, items=items, shapes=shapes)
         options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
         world, process_index = jax.process_count(), jax.process_index()
 
@@ -205,7 +207,7 @@ class Reader:
     # ------------------------------------------------------------ inside
 
     def _read(self, step: int | None, read: Callable[[int, StepReader], T]) -> T:
-        return self._checkpoints.read(step, read)
+        return self._checkpoints.read(check_asked(step=step), read)
 
 
 def _number(metrics: Mapping[str, Any], names: str | list[str]) -> Iterator[float]:

@@ -33,6 +33,11 @@ def canonical_url(url: StorageUrl) -> str:
     try:
         text = cast(object, os.fspath(url))
     except TypeError:
+        if isinstance(inner := getattr(url, "storage", None), str):
+            raise ConfigError(
+                f"storage: expected a URL, a directory or a PathLike, not a {type(url).__name__}; did you mean its storage, {inner!r}?",
+                field="storage",
+            ) from None
         raise _bad(url, "expected a URL, a directory or a PathLike") from None
     if not isinstance(text, str):
         raise _bad(url, "expected text, not bytes")

@@ -30,7 +30,7 @@ from ray.util.placement_group import get_current_placement_group, remove_placeme
 from raystate import launch_context
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.release import newest_step, release
-from raystate.config import StateConfig
+from raystate.config import StateConfig, check_config
 from raystate.core.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
 from raystate.launch_context import LaunchContext, Restart
 from raystate.ray_version import is_tested, warn_if_untested
@@ -83,14 +83,14 @@ class RayTrainCallback(_Callback):
             `max_failures=-1`.
 
     Raises:
-        ConfigError: `max_failures` is below -1 or no int.
+        ConfigError: `max_failures` is below -1 or no int, or `config` is no StateConfig.
     """
 
     def __init__(self, config: StateConfig, *, max_failures: int = MAX_FAILURES):
         if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < -1:
             allowed = "-1 (never give up), 0 or more"
             raise ConfigError(f"max_failures = {max_failures!r}: must be {allowed}", field="max_failures", expected=allowed)
-        self._config = config
+        self._config = check_config(config, "RayTrainCallback()")
         self._max_failures = max_failures
         self._returns_outcome = False  # set by fit: its training function returns an Outcome
         warn_if_untested()

@@ -8,7 +8,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from ray.train.v2.jax import JaxConfig, JaxTrainer
 from raystate import launch_context
 from raystate.actors.own_ray import start_ray
 from raystate.actors.release import newest_step, release
-from raystate.config import StateConfig
+from raystate.config import StateConfig, check_config
 from raystate.core.errors import ConfigError, RaystateError, RunFailedError, StepNotFoundError
 from raystate.launch_context import Restart
 from raystate.reader import Reader
@@ -64,11 +64,13 @@ class RunResult:
     Attributes:
         step: the newest durable step, -1 if there is none.
         path: the run's storage.
-        metrics: the metrics of the last `save`, else the last that Ray Train has from `ray.train.report`, else those of the newest
+        metrics: the metrics of the last `save`, else those of the last `ray.train.report` with a checkpoint, else those of the newest
             durable step (of a run that had finished before).
         return_value: what the training function returned on rank 0.
         recoveries: every restart, oldest first.
-        ray: Ray Train's own result.
+        ray: Ray Train's own result. Its `checkpoint` and `metrics` are None: the steps are the run's, and `raystate.Reader(result.path)`
+            reads them; Ray Train keeps only metrics that were reported with a checkpoint. A training function that calls
+            `ray.train.report(metrics, checkpoint=…)` itself gets both, and a second copy of the state that raystate doesn't look after.
     """
 
     step: int
@@ -88,6 +90,8 @@ def fit(
     scaling_config: ScalingConfig | None = None,
     run_config: RunConfig | None = None,
     jax_config: JaxConfig | None = None,
+    datasets: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
     max_failures: int = MAX_FAILURES,
 ) -> RunResult:
     """Train until `train_fn` has returned on every worker, starting again after every failure and interruption.
@@ -101,6 +105,10 @@ def fit(
         train_loop_config: passed to `train_fn`.
         scaling_config, run_config, jax_config: passed on to JaxTrainer. `run_config`'s callbacks are kept. Its failure limits are
             replaced: `max_failures` decides.
+        datasets: Ray Data datasets by name, passed on to JaxTrainer: `ray.train.get_dataset_shard(name)` gives a worker its share. A new
+            worker group reads them from the beginning: `raystate.Counted` goes on where the restored step was.
+        env: environment variables of the workers, such as `{"PYTHONPATH": "/shared/code"}`: in `run_config.worker_runtime_env`, beside
+            what is there.
         max_failures: give up after so many failed attempts in a row without a new step, or with the same exception at nearly the same
             step; 0: at the first failure; -1: never. Interruptions don't count.
 
@@ -113,21 +121,27 @@ def fit(
         RunFailedError: gave up. Its cause is the user's exception; `rank` says whose. The newest complete snapshot is durable.
         StaleAttemptError, RunInUseError: the run belongs to another attempt.
     """
+    if not callable(train_fn):
+        text = f"fit() needs the training function first, not a {type(train_fn).__name__}: fit(train_fn, config)"
+        raise ConfigError(text, field="train_fn")
+    check_config(config, "fit()")
     scaling = _scaling(scaling_config, num_workers)
     callback = RayTrainCallback(config, max_failures=max_failures)
     callback._returns_outcome = True
     on_cpu = not scaling.use_tpu and not scaling.use_gpu
+    arguments: dict[str, Any] = {
+        "train_loop_config": train_loop_config,
+        "jax_config": _jax_config(jax_config, scaling),
+        "scaling_config": scaling,
+        "datasets": _datasets(datasets),
+        "run_config": _run_config(run_config, callback, on_cpu=on_cpu, env=env),
+    }
+    entry = _entry(train_fn)
     started_ray = not ray.is_initialized()
     if started_ray:
         start_ray()
     try:
-        trainer = JaxTrainer(
-            _entry(train_fn),
-            train_loop_config=train_loop_config,
-            jax_config=_jax_config(jax_config, scaling),
-            scaling_config=scaling,
-            run_config=_run_config(run_config, callback, on_cpu=on_cpu),
-        )
+        trainer = JaxTrainer(entry, **arguments)
         result = _run(trainer, config, callback._launch)
         return _result(result, config)
     finally:
@@ -197,7 +211,35 @@ def _jax_config(jax_config: JaxConfig | None, scaling: ScalingConfig) -> JaxConf
     return jax_config
 
 
-def _run_config(run_config: RunConfig | None, callback: RayTrainCallback, *, on_cpu: bool) -> RunConfig:
+def _datasets(datasets: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if datasets is not None and not isinstance(datasets, Mapping):
+        text = (
+            f'datasets must be a dict of name and dataset, not a {type(datasets).__name__}: fit(…, datasets={{"train": dataset}})'
+        )
+        raise ConfigError(text, field="datasets")
+    return None if datasets is None else dict(datasets)
+
+
+def _check_env(env: Any, there: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a caller gave; `there` has those of its run_config."""
+    if env is not None and not isinstance(env, Mapping):
+        text = f'env must be a dict of variables, not a {type(env).__name__}: fit(…, env={{"NAME": "value"}})'
+        raise ConfigError(text, field="env")
+    for name, value in (env or {}).items():
+        if not isinstance(name, str) or not name or "=" in name:
+            raise ConfigError(f"env: {name!r} is no name of an environment variable", field="env")
+        if not isinstance(value, str):
+            text = f"env: {name} = {value!r}: the value of an environment variable is text: {str(value)!r}"
+            raise ConfigError(text, field="env", got=name)
+        if there.get(name, value) != value:
+            text = f"env: {name} is {value!r}, and {there[name]!r} in run_config.worker_runtime_env; give it once"
+            raise ConfigError(text, field="env", got=name)
+    return dict(env or {})
+
+
+def _run_config(
+    run_config: RunConfig | None, callback: RayTrainCallback, *, on_cpu: bool, env: Mapping[str, str] | None = None
+) -> RunConfig:
     """The user's, completed; theirs is left as it is."""
     if run_config is None:
         run_config = RunConfig(logging_config=LoggingConfig(log_level="ERROR"))
@@ -206,10 +248,13 @@ def _run_config(run_config: RunConfig | None, callback: RayTrainCallback, *, on_
     failure = copy.copy(run_config.failure_config) or FailureConfig()
     failure.max_failures = -1
     run.failure_config = failure
+    runtime_env = dict(run_config.worker_runtime_env or {})
+    variables: dict[str, str] = runtime_env.get("env_vars") or {}
+    variables = {**variables, **_check_env(env, variables)}
     if on_cpu:
-        runtime_env = dict(run_config.worker_runtime_env or {})
-        runtime_env["env_vars"] = {"JAX_PLATFORMS": "cpu", **(runtime_env.get("env_vars") or {})}
-        run.worker_runtime_env = runtime_env
+        variables.setdefault("JAX_PLATFORMS", "cpu")
+    if variables:
+        run.worker_runtime_env = {**runtime_env, "env_vars": variables}
     return run
 
 

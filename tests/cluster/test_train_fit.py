@@ -261,6 +261,42 @@ def test_no_room_is_not_waited_for_for_ever(place: Place, monkeypatch: pytest.Mo
         raystate.fit(_interrupted_never, place.config, **arguments)
 
 
+# ---------------------------------------------------------------- what is passed on to Ray
+
+
+def _reads_its_share(config: dict[str, Any]) -> dict[str, Any]:
+    import importlib
+
+    from ray import train
+
+    _begin(config)
+    rows = [int(row["id"]) for row in raystate.Counted(lambda: train.get_dataset_shard("train").iter_rows())]
+    _say(config["folder"], "read", rows=rows)
+    train.report({"theirs": 1.0})
+    return {
+        "word": os.environ["WORD"],
+        "platform": os.environ["JAX_PLATFORMS"],
+        "module": importlib.import_module("only_there").VALUE,
+    }
+
+
+def test_datasets_and_env_reach_the_workers(place: Place, tmp_path: Path) -> None:
+    import ray
+
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "only_there.py").write_text("VALUE = 42\n")
+    arguments = place.arguments()
+    arguments["run_config"].worker_runtime_env = {"env_vars": {"WORD": "given"}}
+    datasets, env = {"train": ray.data.range(20)}, {"PYTHONPATH": str(tmp_path / "code")}
+    result = raystate.fit(_reads_its_share, place.config, datasets=datasets, env=env, **arguments)
+    assert result.return_value == {"word": "given", "platform": "cpu", "module": 42}
+    shares = [said["rows"] for said in place.said("read")]
+    assert len(shares) == 2
+    assert sorted(shares[0] + shares[1]) == list(range(20))
+    assert (result.ray.metrics, result.ray.checkpoint) == (None, None), "Ray Train keeps metrics only with a checkpoint"
+    assert result.metrics == {}
+
+
 # ---------------------------------------------------------------- the callback in a user's own JaxTrainer
 
 

@@ -31,6 +31,8 @@ from raystate.train import callback as callback_module
 from raystate.train import endings, jax_backend, launch, nodes
 from raystate.train.callback import RayTrainCallback
 
+CONFIG = raystate.StateConfig(storage="/nonexistent/lm", run="lm")
+
 
 @pytest.mark.parametrize(
     ("base", "hook"),
@@ -52,7 +54,7 @@ def test_hooks_exist_and_take_the_same_arguments(base: type, hook: str) -> None:
 
 
 def test_the_callback_pickles_without_the_controllers_state() -> None:
-    callback = RayTrainCallback(None, max_failures=2)
+    callback = RayTrainCallback(CONFIG, max_failures=2)
     callback._workers = [threading.Lock()]
     callback._group = "token"
     before = os.environ.pop(constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR, None)
@@ -72,7 +74,7 @@ def test_the_callback_pickles_without_the_controllers_state() -> None:
 @pytest.mark.parametrize("limit", [-2, 1.5, None, True])
 def test_the_callbacks_limit_is_checked(limit: Any) -> None:
     with pytest.raises(raystate.ConfigError, match="max_failures"):
-        RayTrainCallback(None, max_failures=limit)
+        RayTrainCallback(CONFIG, max_failures=limit)
 
 
 def test_states_carry_the_error() -> None:
@@ -196,7 +198,7 @@ def test_the_users_run_config_is_completed_and_left_alone() -> None:
         worker_runtime_env={"env_vars": {"A": "1"}, "working_dir": "w"},
         failure_config=FailureConfig(max_failures=7, preemption_grace_s=3.0),
     )
-    ours = RayTrainCallback(None)
+    ours = RayTrainCallback(CONFIG)
     run = launch._run_config(theirs, ours, on_cpu=True)
     assert run.callbacks == [own, ours]
     assert run.worker_runtime_env == {"env_vars": {"JAX_PLATFORMS": "cpu", "A": "1"}, "working_dir": "w"}

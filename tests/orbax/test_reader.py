@@ -234,7 +234,7 @@ def test_the_best_is_what_retention_keeps(tmp_path: Path):
 
 def test_only_nan_or_no_metrics_is_no_best_step(tmp_path: Path):
     assert raystate.Reader(tmp_path / "nothing").best_step("loss") is None
-    assert with_metrics(tmp_path / "none", {1: None}).best_step("loss") is None
+    assert with_metrics(tmp_path / "none", {1: None}).best_step() is None
     assert with_metrics(tmp_path / "nan", {1: {"loss": math.nan}, 2: {"loss": math.nan}}).best_step() is None
     assert with_metrics(tmp_path / "text", {1: {"loss": 1.0}, 2: {"loss": "low"}}).best_step() == 1
 

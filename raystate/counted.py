@@ -1,0 +1,110 @@
+"""Counted: a position for iterators that have none of their own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from raystate.core.errors import ConfigError, ItemTopologyError, RaystateError, ReferenceMismatchError
+
+logger = logging.getLogger("raystate")
+
+T = TypeVar("T")
+
+
+class Counted(Generic[T]):
+    """An iterator item for data that can't say where it is: Ray Data, tf.data, generators. It counts what it gives out; after a restore
+    it makes a new iterator and skips that many.
+
+        batches = raystate.Counted(lambda: dataset.iter_batches(batch_size=64))
+        restored = manager.restore_or_init(init, items={"data": batches})
+
+    This is right only if a new iterator gives the same items in the same order (a fixed seed for the shuffle), and if whoever takes
+    the items *uses* them: what a prefetching queue in front of it has taken and nobody has used yet counts as used, and is lost after
+    a restore. So prefetch inside of `make_iterator`, not around the Counted. Skipping reads all that is skipped; an iterator with
+    `get_state` and `set_state`, such as grain's, goes straight to its place and needs no Counted.
+
+    Each process counts its own items, and its count is for the number of processes that it was saved with.
+
+    Args:
+        make_iterator: makes the iterator (or iterable) from its beginning; called at the first item, and again after a restore.
+        shared: each process is given the same items (not a share of its own): a count holds for any number of processes then.
+
+    Raises:
+        ConfigError: `make_iterator` is no function, or gives nothing that can be iterated.
+    """
+
+    def __init__(self, make_iterator: Callable[[], Iterable[T]], *, shared: bool = False):
+        if not callable(make_iterator):
+            raise ConfigError(
+                f"Counted needs a function that makes the iterator anew, not a {type(make_iterator).__name__}: "
+                "Counted(lambda: iter(dataset))",
+                field="make_iterator",
+            )
+        self._make = make_iterator
+        self._shared = shared
+        self._items: Iterator[T] | None = None
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Items given out so far, before a restore too."""
+        return self._count
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._items is None:
+            self._items = self._at(self._count)
+        item = next(self._items)
+        self._count += 1
+        return item
+
+    def get_state(self) -> dict[str, int]:
+        """The count, and the number of processes that it holds for (0: any)."""
+        return {"count": self._count, "processes": 0 if self._shared else _processes()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on behind what was given out. The items before are skipped when the next one is asked for.
+
+        Raises:
+            ReferenceMismatchError: another kind of iterator saved that state.
+            ItemTopologyError: it was saved with another number of processes.
+        """
+        count: Any = state.get("count") if isinstance(state, dict) else None
+        if type(count) is not int or count < 0:
+            raise ReferenceMismatchError(f"the saved state is no count of a raystate.Counted: {state!r}; another iterator saved it")
+        before, now = state.get("processes", 0), _processes()
+        if not self._shared and before not in (0, now):
+            raise ItemTopologyError(
+                f"a count of {count} items, of {before} processes that each had a share of the data, says nothing about {now}: restore "
+                f"with {before} processes, or leave this item out and begin where you see fit; if each process is given the same "
+                "items: Counted(…, shared=True)",
+                saved_processes=before, processes=now,
+            )  # fmt: skip
+        self._items, self._count = None, count
+
+    def _at(self, count: int) -> Iterator[T]:
+        made: Any = self._make()
+        if not isinstance(made, Iterable):
+            raise ConfigError(f"what make_iterator gives can't be iterated: a {type(made).__name__}", field="make_iterator")
+        items: Iterator[T] = iter(made)
+        if count:
+            logger.info("skipping %d items, to where the restored step was", count)
+        for skipped in range(count):
+            try:
+                next(items)
+            except StopIteration:
+                raise RaystateError(
+                    f"the data ended after {skipped} items, but {count} were given out before the restored step: make_iterator gives "
+                    "fewer than it did, or it was wrapped in something that counts otherwise"
+                ) from None
+        return items
+
+
+def _processes() -> int:
+    import jax
+
+    return jax.process_count()

@@ -1,0 +1,131 @@
+"""Orbax's save decision policies, each decided where all hosts get one answer.
+
+- What follows from the step alone (`FixedIntervalPolicy`, `SpecificStepsPolicy`), or from the step and whether the run has one already
+  (`InitialSavePolicy`), each trainer asks Orbax itself: the same question on every host.
+- What depends on a clock or on storage (`ContinuousCheckpointingPolicy`) the Coordinator decides, and all trainers agree on a step.
+  Orbax's own way is a barrier of all hosts in each `save`.
+- `PreemptionCheckpointingPolicy` is always in force: an attempt that is told to end makes its last step durable.
+
+A class of somebody else's is refused: nobody knows whether two hosts would get one answer.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raystate.core.save_decision import Due
+
+NAMES = (
+    "FixedIntervalPolicy",
+    "SpecificStepsPolicy",
+    "InitialSavePolicy",
+    "ContinuousCheckpointingPolicy",
+    "PreemptionCheckpointingPolicy",
+    "AnySavePolicy",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRules:
+    """A save policy, taken apart.
+
+    Attributes:
+        by_step: the policies that each trainer asks; any of them is enough.
+        when_idle_s: a save whenever storage is free, at least so many seconds after the one before; None: no such rule.
+    """
+
+    by_step: tuple[Any, ...] = ()
+    when_idle_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SavedStep:
+    """What Orbax's policies are told of a step (its protocol PolicyCheckpointInfo)."""
+
+    step: int
+    time: datetime.datetime
+    metrics: None = None
+
+
+_NO_TIME = datetime.datetime.fromtimestamp(0, datetime.UTC)  # these policies don't look at it
+_EARLIER = (_SavedStep(step=0, time=_NO_TIME),)
+
+
+def save_rules(policy: Any) -> SaveRules:
+    """Take a policy apart; None: no rules.
+
+    Raises:
+        ValueError: it is not one of Orbax's, or has values that can't be meant; says which and what to do.
+    """
+    if policy is None:
+        return SaveRules()
+    from orbax.checkpoint import checkpoint_managers as cm
+
+    by_step: list[Any] = []
+    when_idle_s: list[float] = []
+    for one in _flat(policy, cm.AnySavePolicy, ()):
+        kind = type(one)
+        if kind is cm.ContinuousCheckpointingPolicy:
+            least = one.minimum_interval_secs
+            if least is not None and not (isinstance(least, int | float) and least >= 0):
+                raise ValueError(
+                    f"ContinuousCheckpointingPolicy: minimum_interval_secs must be seconds >= 0 or None, not {least!r}"
+                )
+            when_idle_s.append(float(least or 0))
+        elif kind in (cm.FixedIntervalPolicy, cm.SpecificStepsPolicy, cm.InitialSavePolicy):
+            _try(one)
+            by_step.append(one)
+        elif kind is not cm.PreemptionCheckpointingPolicy:
+            raise ValueError(
+                f"{kind.__name__} is not one of Orbax's own policies ({', '.join(NAMES)}): two hosts might get different answers from "
+                "it; for a rule of your own: save(step, state, force=…), with the same answer on every process"
+            )
+    return SaveRules(by_step=tuple(by_step), when_idle_s=min(when_idle_s, default=None))
+
+
+def due_by_step(policy: Any) -> Due | None:
+    """What each trainer asks at each step; None if the policy has nothing of that kind."""
+    rules = save_rules(policy)
+    if not rules.by_step:
+        return None
+    context = _context()
+
+    def due(step: int, first: bool) -> str:
+        info, earlier = _SavedStep(step=step, time=_NO_TIME), () if first else _EARLIER
+        for one in rules.by_step:
+            if one.should_save(info, earlier, context=context):
+                return type(one).__name__
+        return ""
+
+    return due
+
+
+def _flat(policy: Any, any_of: type, above: tuple[Any, ...]) -> list[Any]:
+    if type(policy) is not any_of:
+        return [policy]
+    if any(policy is one for one in above):
+        raise ValueError("AnySavePolicy contains itself")
+    inner: Any = policy.policies
+    if not isinstance(inner, Sequence):
+        raise ValueError(f"AnySavePolicy: policies must be a list, not {inner!r}")
+    return [one for each in inner for one in _flat(each, any_of, (*above, policy))]
+
+
+def _try(policy: Any) -> None:
+    """A question as in training, so that what can't be answered is refused now."""
+    try:
+        policy.should_save(_SavedStep(step=1, time=_NO_TIME), (), context=_context())
+    except Exception as error:
+        raise ValueError(f"{policy!r} can't be asked: {type(error).__name__}: {error}") from None
+
+
+def _context() -> Any:
+    from orbax.checkpoint import checkpoint_managers as cm
+    from orbax.checkpoint import options
+
+    return cm.DecisionContext(
+        is_saving_in_progress=False, reached_preemption=False, multiprocessing_options=options.MultiprocessingOptions()
+    )

@@ -1,0 +1,45 @@
+"""What a run's log does not say: warnings that nobody can act on, and ids that nobody reads."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import ray
+from ray.runtime_context import RuntimeContext
+from ray.util.annotations import RayDeprecationWarning
+
+from raystate.actors import coordinator
+from raystate.core.desk import Desk, brief
+from raystate.core.messages import Ask, Failure, Log, Settings
+
+NODE = "0123456789abcdef" * 3 + "01234567"
+
+
+def test_the_start_of_a_coordinator_warns_of_nothing(monkeypatch: pytest.MonkeyPatch):
+    outside = SimpleNamespace(mode=None)  # Ray's property looks at it, and refuses
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: RuntimeContext(outside))
+    with pytest.warns(RayDeprecationWarning), pytest.raises(AssertionError):
+        _ = ray.get_runtime_context().was_current_actor_reconstructed  # or the filter isn't needed any more
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(AssertionError):
+            coordinator._is_restarted()
+
+
+def test_hosts_are_told_by_eight_digits():
+    assert len(NODE) == 56
+    assert (
+        brief(f"rank 1 (host {NODE}) and lineage 3.1.ab; {NODE}f stays")
+        == f"rank 1 (host 01234567) and lineage 3.1.ab; {NODE}f stays"
+    )
+    desk = Desk(Settings(run="lm", storage="file:///nonexistent"))
+    desk.log("info", f"host {NODE} is down")
+    desk.fail([Ask("a")], "StorageError", f"host {NODE} did not write", host=NODE)
+    logged, answered = desk.out
+    assert isinstance(logged, Log)
+    assert logged.text == "host 01234567 is down"
+    reply = getattr(answered, "reply", None)
+    assert isinstance(reply, Failure)
+    assert (reply.message, reply.details["host"]) == ("host 01234567 did not write", NODE)

@@ -1,0 +1,234 @@
+"""Calls that somebody who comes from Orbax, Flax or Ray makes by mistake: each is told what was meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from ray.train import RunConfig
+
+import raystate
+from raystate.actors import own_ray
+from raystate.arrays import describe
+from raystate.core.errors import ConfigError, ReferenceMismatchError
+from raystate.manager import StateManager
+from raystate.other_names import FIELDS, MEMBERS
+from tests.model.world import Rank, World
+from tests.patience import PATIENCE_S
+
+REFERENCE = {"w": np.zeros(3), "b": np.zeros(2)}
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 3 and 8, which stock Orbax wrote; without metrics."""
+    path = tmp_path_factory.mktemp("steps") / "run"
+    with ocp.CheckpointManager(path) as manager:
+        for step in (3, 8):
+            manager.save(step, args=ocp.args.StandardSave({"w": np.ones(3), "b": np.zeros(2)}))
+    return path
+
+
+READS: dict[str, tuple[Callable[[Any], object], type[Exception], tuple[str, ...]]] = {
+    "restore(8)": (lambda path: raystate.Reader(path).restore(8), ReferenceMismatchError, ("did you mean step=8?",)),
+    "load(path, 8)": (lambda path: raystate.load(path, 8), ReferenceMismatchError, ("did you mean step=8?",)),
+    "restore(3, ref)": (
+        lambda path: raystate.Reader(path).restore(3, REFERENCE),  # pyright: ignore[reportArgumentType]
+        ConfigError,
+        ("the first argument is the reference", "did you mean restore(reference, step=3)?"),
+    ),
+    "step='3'": (lambda path: raystate.Reader(path).restore(step="3"), ConfigError, ("'3'", "did you mean step=3?")),  # pyright: ignore[reportArgumentType]
+    "step='last'": (lambda path: raystate.load(path, step="last"), ConfigError, ("an int >= 0", "'last'")),  # pyright: ignore[reportArgumentType]
+    "metadata(step='3')": (lambda path: raystate.metadata(path, step="3"), ConfigError, ("did you mean step=3?",)),  # pyright: ignore[reportArgumentType]
+    "a class as a leaf": (
+        lambda path: raystate.Reader(path).restore({**REFERENCE, "w": np.ndarray}),
+        ReferenceMismatchError,
+        ("w: it is the class ndarray itself",),
+    ),
+    "a class as the reference": (lambda path: raystate.load(path, dict), ReferenceMismatchError, ("it is the class dict itself",)),
+    "a function as a leaf": (
+        lambda path: raystate.Reader(path).restore({**REFERENCE, "w": jax.nn.relu}),
+        ReferenceMismatchError,
+        ("w: it is the function relu", "eqx.filter"),
+    ),
+    "items=[…]": (
+        lambda path: raystate.Reader(path).restore(items=["data"]),  # pyright: ignore[reportArgumentType]
+        ConfigError,
+        ("items must be a dict", "not a list", "items={'data': …}"),
+    ),
+    "shapes='any'": (lambda path: raystate.Reader(path).restore(shapes="any"), ConfigError, ("'match' or 'checkpoint'", "'any'")),  # pyright: ignore[reportArgumentType]
+    "load(shapes='any')": (lambda path: raystate.load(path, shapes="any"), ConfigError, ("'match' or 'checkpoint'", "'any'")),  # pyright: ignore[reportArgumentType]
+    "mode='minimum'": (lambda path: raystate.Reader(path).best_step(mode="minimum"), ConfigError, ("'min' or 'max'", "'minimum'")),  # pyright: ignore[reportArgumentType]
+    "best_step('nope')": (
+        lambda path: raystate.Reader(path).best_step("nope"),
+        ConfigError,
+        ("no step has 'nope'", "save(step, state, metrics={…})"),
+    ),
+    "Reader(config)": (
+        lambda path: raystate.Reader(raystate.StateConfig(storage=path, run="lm")),  # pyright: ignore[reportArgumentType]
+        ConfigError,
+        ("not a StateConfig", "did you mean its storage"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_wrong_read_is_told_what_was_meant(name: str, steps: Path):
+    call, kind, said = READS[name]
+    with pytest.raises(kind) as caught:
+        call(steps)
+    assert all(part in str(caught.value) for part in said), str(caught.value)
+
+
+def test_a_lone_number_is_still_a_tree(tmp_path: Path):
+    raystate.save(tmp_path / "number", 3)
+    assert raystate.load(tmp_path / "number", 8) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("/path", "not a str: StateConfig(storage='/path', run=…)"),
+        (Path("/path"), "StateConfig(storage='/path', run=…)"),
+        ("configs/lm.yaml", "StateConfig.from_file('configs/lm.yaml')"),
+        ({"storage": "/path"}, "not a dict: StateConfig(**settings)"),
+        (raystate.StateConfig, "not the class StateConfig: StateConfig(storage=…, run=…), an object"),
+        (3, "not a int: StateConfig(storage=…, run=…)"),
+    ],
+    ids=str,
+)
+def test_what_is_no_config_is_told_how_to_make_one(given: Any, said: str):
+    for call in (raystate.StateManager, raystate.RayTrainCallback, lambda config: raystate.fit(print, config)):
+        with pytest.raises(ConfigError) as caught:
+            call(given)
+        assert caught.value.field == "config"
+        assert said in str(caught.value)
+
+
+def test_fit_wants_the_function_first():
+    config = raystate.StateConfig(storage="/nonexistent/lm", run="lm")
+    with pytest.raises(ConfigError, match=r"not a StateConfig: fit\(train_fn, config\)"):
+        raystate.fit(config, print)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"env": ["A=1"]}, "env must be a dict of variables, not a list"),
+        ({"env": {"A": 1}}, "env: A = 1: the value of an environment variable is text: '1'"),
+        ({"env": {"A=B": "1"}}, "env: 'A=B' is no name"),
+        ({"env": {"A": "1"}, "run_config": RunConfig(worker_runtime_env={"env_vars": {"A": "2"}})}, "'2' in run_config"),
+        ({"datasets": [1]}, "datasets must be a dict of name and dataset, not a list"),
+    ],
+    ids=str,
+)
+def test_what_fit_passes_on_is_checked_before_anything_starts(arguments: Any, said: str):
+    with pytest.raises(ConfigError) as caught:
+        raystate.fit(print, raystate.StateConfig(storage="/nonexistent/lm", run="lm"), **arguments)
+    assert said in str(caught.value)
+
+
+def test_orbaxs_classes_are_pointed_to_ours():
+    for name in ("Checkpointer", "CheckpointManager"):
+        with pytest.raises(AttributeError, match=rf"{name}.*raystate\.StateManager"):
+            getattr(raystate, name)
+        assert not hasattr(raystate, name)
+    assert not set(MEMBERS) & set(raystate.__all__)
+
+
+def test_every_option_of_orbaxs_manager_has_its_equivalent():
+    ours = set(raystate.StateConfig.model_fields)
+    theirs = {field.name for field in dataclasses.fields(ocp.CheckpointManagerOptions)}
+    assert not theirs - ours - set(FIELDS), "options of a newer Orbax: say what to use instead"
+    assert not ours & set(FIELDS)
+    for name in theirs - ours:
+        given: Any = {name: 3}
+        with pytest.raises(ConfigError) as caught:
+            raystate.StateConfig(storage="/nonexistent/lm", run="lm", **given)
+        assert caught.value.field == name
+        assert FIELDS[name] in str(caught.value)
+        assert str(caught.value).count("\n") == 0
+    with pytest.raises(ConfigError, match="max_to_keep: there is no such field; use keep_last"):
+        raystate.StateConfig(storage="/nonexistent/lm", run="lm", max_to_keep=3)  # pyright: ignore[reportCallIssue]
+
+
+def test_a_config_that_is_changed_names_the_way():
+    config = raystate.StateConfig(storage="/nonexistent/lm", run="lm")
+    with pytest.raises(ConfigError, match=r"keep_last: a StateConfig does not change.*config\.replace\(keep_last=…\)"):
+        config.keep_last = 5  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ConfigError, match="did you mean 'keep_last'"):
+        config.keep_lsat = 5  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ConfigError, match="does not change"):
+        del config.run  # pyright: ignore[reportAttributeAccessIssue]
+    assert config.keep_last == 3
+    assert config.replace(keep_last=5).keep_last == 5
+
+
+def test_a_function_in_the_state_names_its_path_and_the_way_out():
+    with pytest.raises(ConfigError, match=r"layers/0/act: .*eqx\.filter") as caught:
+        describe({"state": {"layers": [{"w": np.zeros(2), "act": jax.nn.relu}]}})
+    assert (caught.value.field, caught.value.path) == ("state", "layers/0/act")
+
+
+def test_a_managers_calls_are_checked_before_anybody_is_asked():
+    """In one process without Ray: nothing of a call that is refused has happened."""
+    world = World(1, ranks=1, nodes=1)
+    state = {"w": np.zeros(2, np.float32)}
+    refused: list[str] = []
+
+    def wrong(call: Callable[[], object]) -> None:
+        with pytest.raises((ConfigError, ReferenceMismatchError)) as caught:
+            call()
+        refused.append(str(caught.value))
+
+    def script(rank: Rank) -> None:
+        manager: StateManager = rank.open("group")
+        manager.restore(state)
+        manager.save(1, state, metrics={"loss": 1.0}, force=True)
+        manager.wait_until_finished()
+        calls: Any = manager
+        wrong(lambda: calls.restore(1))
+        wrong(lambda: calls.restore(state, step="1"))
+        wrong(lambda: calls.restore(state, items=["data"]))
+        wrong(lambda: calls.restore_or_init(lambda: state, items=["data"]))
+        wrong(lambda: calls.restore(state, shapes="any"))
+        wrong(lambda: calls.best_step("nope"))
+        wrong(lambda: calls.best_step("loss", "minimum"))
+        assert manager.best_step() == manager.best_step("loss", "max") == 1
+        manager.close()
+
+    try:
+        world.run([Rank(world, 0, script)])
+    finally:
+        world.close()
+    expected = ("did you mean step=1?", "did you mean step=1?", "items=", "restore_or_init(", "'any'", "'nope'", "'minimum'")
+    assert [part for part, text in zip(expected, refused, strict=True) if part not in text] == []
+
+
+@pytest.mark.parametrize("variable", ["RAY_ADDRESS", "RAY_TMPDIR"])
+def test_a_ray_that_does_not_start_is_one_sentence(variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(variable, {"RAY_ADDRESS": "ftp://somewhere", "RAY_TMPDIR": str(tmp_path / "file")}[variable])
+    said = {
+        "RAY_ADDRESS": "RAY_ADDRESS='ftp://somewhere' could not be joined",
+        "RAY_TMPDIR": "could not be started on this machine",
+    }
+    with pytest.raises(raystate.RaystateError) as caught:
+        own_ray.start_ray()
+    assert said[variable] in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__suppress_context__, "Ray's own traceback is not shown"
+
+
+def test_a_wrong_name_needs_nothing_heavy():
+    program = "import raystate, sys\ntry: raystate.Checkpointer\nexcept AttributeError: sys.exit(3 if 'jax' in sys.modules else 0)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode == 0

@@ -1,0 +1,98 @@
+"""raystate.Counted: iterators without a position of their own go on where they were."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raystate
+from tests.model.world import Rank, World
+
+STATE = {"w": np.zeros(2, np.float32)}
+
+
+def numbers(last: int = 1000) -> Iterator[int]:
+    yield from range(last)
+
+
+def test_it_counts_and_skips():
+    made: list[None] = []
+
+    def make() -> Iterator[int]:
+        made.append(None)
+        return numbers()
+
+    counted = raystate.Counted(make)
+    assert not made, "nothing is read before the first item"
+    assert list(itertools.islice(counted, 3)) == [0, 1, 2]
+    assert (counted.count, counted.get_state()) == (3, {"count": 3, "processes": 1})
+    again = raystate.Counted(numbers)
+    again.set_state(counted.get_state())
+    assert (next(again), next(counted)) == (3, 3)
+    counted.set_state({"count": 1, "processes": 1})  # a restore in mid-training goes back
+    assert (next(counted), len(made)) == (1, 2)
+    assert list(raystate.Counted(lambda: [7, 8])) == [7, 8], "an iterable will do"
+
+
+def test_two_ranks_each_go_on_with_their_own_count():
+    world = World(1, ranks=2, nodes=1, save_every_steps=100)
+    got: dict[int, int] = {}
+
+    def trains(rank: Rank) -> None:
+        manager = rank.open("first")
+        data = raystate.Counted(numbers)
+        manager.restore(STATE, items={"data": data})
+        for step in range(1, 4):
+            for _ in range(1 + rank.number):  # of different lengths
+                next(data)
+            manager.save(step, STATE, items={"data": data})
+        next(data)  # taken, and in no step
+        manager.close()
+
+    def comes_back(rank: Rank) -> None:
+        manager = rank.open("second")
+        data = raystate.Counted(numbers)
+        restored = manager.restore(STATE, items={"data": data})
+        assert restored is not None
+        assert restored.items["data"] is data
+        got[rank.number] = next(data)
+        manager.close()
+
+    try:
+        for script in (trains, comes_back):
+            world.run([Rank(world, number, script) for number in range(2)])
+    finally:
+        world.close()
+    assert got == {0: 3, 1: 6}
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "said"),
+    [
+        (lambda: raystate.Counted(numbers()), raystate.ConfigError, r"a function that makes the iterator anew, not a generator"),  # pyright: ignore[reportArgumentType]
+        (lambda: next(raystate.Counted(lambda: 3)), raystate.ConfigError, "can't be iterated: a int"),  # pyright: ignore[reportArgumentType]
+        (lambda: _restored({"seed": 7, "position": 3}), raystate.ReferenceMismatchError, "another iterator saved it"),
+        (lambda: _restored({"count": -1}), raystate.ReferenceMismatchError, "no count"),
+        (lambda: _restored({"count": 3, "processes": 4}), raystate.ItemTopologyError, "of 4 processes.*about 1.*shared=True"),
+        (lambda: next(_restored({"count": 5, "processes": 1}, last=4)), raystate.RaystateError, "ended after 4 items, but 5"),
+    ],
+)
+def test_a_wrong_use_is_told(call: Any, kind: type[Exception], said: str):
+    with pytest.raises(kind, match=said):
+        call()
+
+
+def _restored(state: dict[str, int], last: int = 1000, **options: Any) -> raystate.Counted[int]:
+    counted = raystate.Counted(lambda: numbers(last), **options)
+    counted.set_state(state)
+    return counted
+
+
+def test_a_shared_count_is_for_any_number_of_processes():
+    assert raystate.Counted(numbers, shared=True).get_state() == {"count": 0, "processes": 0}
+    assert next(_restored({"count": 3, "processes": 4}, shared=True)) == 3
+    assert next(_restored({"count": 3, "processes": 0})) == 3
