@@ -56,7 +56,7 @@ class LegacyCheckpoint:
             raise CorruptCheckpointError(text, path=where)
         reader = LegacyReader(self._folder, self._name)
         gda = f"{self._name}{GDA}"
-        if reader.names_arrays_beside and self._folder.exists(self._name):
+        if reader.is_file and reader.paths_beside:
             if not self._folder.list(gda, recursive=False):
                 raise CorruptCheckpointError(f"{where} lacks the folder {gda}/ with the arrays that it names", path=where)
             if not self._folder.is_directory and not self._folder.exists(f"{gda}/{MARKER}"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,11 @@ from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, LeafSpec, PathKey, TreeSpec
 from raystate.legacy.boxes import read_box
 from raystate.legacy.byte_file import ByteFile
-from raystate.legacy.msgpack_tree import Node, FileArray, read_structure
+from raystate.legacy.msgpack_tree import Node, StoredArray, read_structure
 from raystate.legacy.names import GDA
 from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
-from raystate.orbax.step_reader import ItemKind, StepReader
+from raystate.orbax.step_reader import StepReader
 from raystate.storage import Storage
 
 ITEM = "state"
@@ -45,45 +45,32 @@ class LegacyReader(StepReader):
         name: the file, or a folder with a file `checkpoint` in it, as Orbax's older versions wrote.
         timeout_s: for each wait on storage.
 
+    Attributes:
+        is_file: it is a file, not a folder.
+
     Raises:
         CorruptCheckpointError: the file is no checkpoint of flax's, cut short, or an array that it names is not there.
         StorageError: storage failed.
     """
 
     def __init__(self, storage: Storage, name: str, *, timeout_s: float = 600.0):
-        super().__init__(lambda _: storage.kvstore(""), name, timeout_s=timeout_s)
-        in_folder = not storage.exists(name)
+        super().__init__(lambda _: storage.kvstore(""), name, item=ITEM, timeout_s=timeout_s)
+        self.is_file = storage.exists(name)
         self._legacy_timeout_s = timeout_s
-        self._file_of_tree = ByteFile(storage, f"{name}/{STRUCTURE}" if in_folder else name, timeout_s=timeout_s)
+        self._file_of_tree = ByteFile(storage, name if self.is_file else f"{name}/{STRUCTURE}", timeout_s=timeout_s)
         self._structure = read_structure(self._file_of_tree)
-        beside = f"{name}/" if in_folder else f"{name}{GDA}/"
+        beside = f"{name}{GDA}/" if self.is_file else f"{name}/"
         self._arrays_folder = kv.below(storage.kvstore(""), beside)
         self._arrays_where = f"{storage.url}/{beside}"
-        self._prefix = _OF_ORBAX if in_folder else _OF_PROCESSES
-        self._ocdbt = in_folder and storage.exists(f"{name}/manifest.ocdbt")
+        self._prefix = _OF_PROCESSES if self.is_file else _OF_ORBAX
+        self._ocdbt = not self.is_file and storage.exists(f"{name}/manifest.ocdbt")
         self._ctx = kv.context(io_concurrency=32)
         self._beside_bytes = 0
 
     @property
-    def names_arrays_beside(self) -> bool:
-        """Whether the file names arrays that lie outside of it."""
-        return any(self._name_beside(node) is not None for _, node in _leaves(self._structure))
-
-    def items(self) -> dict[str, ItemKind]:
-        """One tree, the state."""
-        return {ITEM: "arrays"}
-
-    def metrics(self) -> dict[str, Any]:
-        """None: flax wrote no such thing."""
-        return {}
-
-    def custom(self) -> Any:
-        """None: flax wrote no such thing."""
-        return None
-
-    def times(self) -> tuple[float | None, float | None]:
-        """Unknown."""
-        return None, None
+    def paths_beside(self) -> list[tuple[PathKey, ...]]:
+        """Of the arrays that the file names and that lie outside of it."""
+        return [path for path, node in _leaves(self._structure) if self._name_beside(node) is not None]
 
     def tree(self, item: str = ITEM) -> TreeSpec:
         """See `StepReader.tree`. Lists keep their form where the file has any; flax itself writes them as {'0': …}."""
@@ -111,10 +98,13 @@ class LegacyReader(StepReader):
         self.bytes_read = self._file_of_tree.bytes_read + self._beside_bytes
         return answer
 
-    def state_dict(self) -> Any:
-        """The whole tree as flax restores it: nested dicts, numpy arrays and scalars, Python's own values. Only without arrays beside
-        the file."""
-        return self._as_flax(self._structure)
+    def state_dict(self, beside: Mapping[tuple[PathKey, ...], Any]) -> Any:
+        """The whole tree as flax restores it: nested dicts, numpy arrays and scalars, Python's own values.
+
+        Args:
+            beside: path -> value, of all `paths_beside`.
+        """
+        return self._as_flax(self._structure, (), beside)
 
     def has_checksums(self, item: str, name: str) -> bool:
         """False: these files have none."""
@@ -123,12 +113,14 @@ class LegacyReader(StepReader):
 
     # ------------------------------------------------------------ inside
 
-    def _as_flax(self, node: Node) -> Any:
+    def _as_flax(self, node: Node, path: tuple[PathKey, ...], beside: Mapping[tuple[PathKey, ...], Any]) -> Any:
+        if path in beside:
+            return beside[path]
         if isinstance(node, dict):
-            return {key: self._as_flax(value) for key, value in node.items()}
+            return {key: self._as_flax(value, (*path, key), beside) for key, value in node.items()}
         if isinstance(node, list):
-            return [self._as_flax(value) for value in node]
-        if isinstance(node, FileArray):
+            return [self._as_flax(value, (*path, index), beside) for index, value in enumerate(node)]
+        if isinstance(node, StoredArray):
             array = read_box(self._file_of_tree, node, (0,) * len(node.shape), node.shape)
             return array[()] if node.scalar else array
         return node
@@ -137,7 +129,9 @@ class LegacyReader(StepReader):
     def _all(self) -> list[tuple[tuple[PathKey, ...], Any]]:
         """(path, node) of all leaves, with the arrays beside the file open."""
         found = list(_leaves(self._structure))
-        opening = {place: self._open_beside(name) for place, (_, node) in enumerate(found) if (name := self._name_beside(node))}
+        opening = {
+            place: self._open_beside(name) for place, (_, node) in enumerate(found) if (name := self._name_beside(node)) is not None
+        }
         for place, (name, future) in opening.items():
             with kv.named_errors(f"opening array {name!r} in {self._arrays_where}", damage=True, path=name):
                 found[place] = (found[place][0], _Beside(future.result(timeout=self._legacy_timeout_s)))
@@ -147,13 +141,14 @@ class LegacyReader(StepReader):
         return node.removeprefix(self._prefix) if isinstance(node, str) and node.startswith(self._prefix) else None
 
     def _open_beside(self, name: str) -> tuple[str, Any]:
-        if name.startswith("/") or "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+        parts = name.split("/") if name else []  # a tree that is one array has no name
+        if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
             text = f"{self._file_of_tree.where}: array {name[:60]!r} is no name inside the checkpoint"
             raise CorruptCheckpointError(text, path=name)
-        folder = self._arrays_folder
+        folder, below = self._arrays_folder, f"{name}/" if name else ""
         spec = {
             "driver": "zarr",
-            "kvstore": kv.ocdbt(folder, f"{name}/") if self._ocdbt else kv.below(folder, f"{name}/"),
+            "kvstore": kv.ocdbt(folder, below) if self._ocdbt else kv.below(folder, below),
             "open": True,
             "recheck_cached_data": False,
             "recheck_cached_metadata": False,
@@ -161,7 +156,7 @@ class LegacyReader(StepReader):
         return name, ts.open(ts.Spec(spec), context=self._ctx)  # chunks of zeros were not written then: a missing one is zeros
 
     def _box(self, node: Any, start: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-        if isinstance(node, FileArray):
+        if isinstance(node, StoredArray):
             return read_box(self._file_of_tree, node, start, shape)
         box = tuple(slice(begin, begin + length) for begin, length in zip(start, shape, strict=True))
         return np.array(_small_array(node)[box])
@@ -177,7 +172,7 @@ def _leaves(node: Node, path: tuple[PathKey, ...] = ()) -> Iterator[tuple[tuple[
 
 def _leaf(path: tuple[PathKey, ...], node: Any) -> LeafSpec:
     match node:
-        case FileArray(shape=shape, dtype=dtype):
+        case StoredArray(shape=shape, dtype=dtype):
             return LeafSpec(path=path, kind="array", array=_spec(shape, dtype.name, shape))
         case _Beside(store=store):
             return LeafSpec(
