@@ -13,7 +13,8 @@ class OutdatedCheckpointError(RaystateError, errors.InvalidCheckpointError, Valu
     """There is a checkpoint of this step already, or the new one would not outlive its own save."""
 
     def __init__(self, message: str, **details: Any):
-        RaystateError.__init__(self, message, **details)
+        Exception.__init__(self, message)  # not flax's own, which makes its message of other arguments
+        self.details = details
 
 
 class CheckpointNotFoundError(StepNotFoundError, ValueError):

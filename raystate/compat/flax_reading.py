@@ -86,11 +86,13 @@ def _wanted(value: Any, stored: LeafSpec | None, path: Path, *, cast: bool) -> A
         return ...
     if _is_placed(value) or isinstance(value, jax.ShapeDtypeStruct):
         return value
+    is_numpy = isinstance(value, np.ndarray | np.generic)
     if stored.array is None:
-        return stored.value
+        number = np.asarray(stored.value)
+        return number.astype(value.dtype) if is_numpy and cast else number if is_numpy and stored.kind == "scalar" else stored.value
     if stored.array.shape == () and isinstance(value, bool | int | float):
         return np.zeros((), stored.array.dtype).item()
-    dtype = value.dtype if cast and isinstance(value, np.ndarray | np.generic) else np.dtype(stored.array.dtype)
+    dtype = value.dtype if cast and is_numpy else np.dtype(stored.array.dtype)
     return np.broadcast_to(np.zeros((), dtype), stored.array.shape)  # takes no memory
 
 

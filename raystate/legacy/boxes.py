@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from raystate.legacy.byte_file import READ_BYTES, ByteFile
-from raystate.legacy.msgpack_tree import FileArray
+from raystate.legacy.byte_file import READ_BYTES, WINDOW_BYTES, ByteFile
+from raystate.legacy.msgpack_tree import StoredArray
 
 Index = tuple[int, ...]
 
 
-def read_box(file: ByteFile, array: FileArray, start: Index, shape: Index) -> np.ndarray:
-    """A box of an array. Beside the box itself at most `READ_BYTES` are held, or one element.
+def read_box(file: ByteFile, array: StoredArray, start: Index, shape: Index) -> np.ndarray:
+    """A box of an array. Beside the box itself at most `READ_BYTES` are held.
 
     Args:
         file: where its bytes are.
@@ -26,7 +26,7 @@ def read_box(file: ByteFile, array: FileArray, start: Index, shape: Index) -> np
     return box
 
 
-def _fill(file: ByteFile, array: FileArray, box: np.ndarray, offset: int, shape: Index, start: Index) -> None:
+def _fill(file: ByteFile, array: StoredArray, box: np.ndarray, offset: int, shape: Index, start: Index) -> None:
     """Fill a box of the subarray of this shape, whose bytes begin at `offset` of the array's."""
     itemsize = array.dtype.itemsize
     if not shape:
@@ -45,13 +45,15 @@ def _fill(file: ByteFile, array: FileArray, box: np.ndarray, offset: int, shape:
         box[row : row + rows] = np.frombuffer(data, array.dtype).reshape(rows, *shape[1:])[(slice(None), *inner)]
 
 
-def _flat(file: ByteFile, array: FileArray, offset: int, length: int) -> bytes:
+def _flat(file: ByteFile, array: StoredArray, offset: int, length: int) -> bytes:
     """These of the array's bytes, wherever its pieces lie."""
     parts: list[bytes] = []
     for begin, size in array.extents:
         if offset < size and length:
             taken = min(length, size - offset)
-            parts.append(file.read(begin + offset, taken))
+            # Small arrays lie one after the other: one request brings many.
+            read = file.peek if taken * 2 < WINDOW_BYTES else file.read
+            parts.append(read(begin + offset, taken))
             offset, length = 0, length - taken
         else:
             offset -= min(offset, size)
