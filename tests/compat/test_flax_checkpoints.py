@@ -152,7 +152,7 @@ def test_row17_a_flipped_bit_is_refused_by_both(tmp_path: Path):
     largest.write_bytes(data)
     with pytest.raises(CorruptCheckpointError, match="'a'"):
         ours.restore_checkpoint(tmp_path, tree)
-    with pytest.raises(Exception, match="DATA_LOSS|checksum|CRC|Encountered error"):
+    with pytest.raises(Exception, match=r"DATA_LOSS|checksum|CRC|Encountered error"):
         stock.restore_checkpoint(tmp_path, tree)
 
 
@@ -206,7 +206,7 @@ def test_row17_save_and_restore(tmp_path: Path, orbax: bool):
     same(ours.restore_checkpoint(tmp_path / "test_3", NEW), OLD)
     same(ours.restore_checkpoint(tmp_path / "test_not_there", NEW), NEW)
     same(ours.restore_checkpoint(tmp_path, NEW), NEW)  # no checkpoint of the default prefix
-    with pytest.raises(ValueError, match="Matching checkpoint not found.*test_5") as caught:
+    with pytest.raises(ValueError, match=r"Matching checkpoint not found.*test_5") as caught:
         ours.restore_checkpoint(tmp_path, OLD, step=5, prefix="test_")
     assert isinstance(caught.value, StepNotFoundError)
 
@@ -414,7 +414,7 @@ def test_row17_arguments_of_other_back_ends_are_accepted_and_warned_of(tmp_path:
             ours.save_checkpoint(tmp_path, NEW, 0, orbax_checkpointer=checkpointer)
         with pytest.warns(UserWarning, match="gda_manager is not used"):
             ours.save_checkpoint_multiprocess(tmp_path, NEW, 1, gda_manager=object())
-        with pytest.warns(UserWarning) as told:
+        with pytest.warns(UserWarning, match="is not used") as told:
             same(ours.restore_checkpoint(tmp_path, OLD, parallel=False, orbax_checkpointer=checkpointer), NEW)
     assert sorted(str(w.message).split()[0] for w in told if w.category is UserWarning) == ["orbax_checkpointer", "parallel"]
     with warnings.catch_warnings():
