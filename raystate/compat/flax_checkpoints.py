@@ -229,7 +229,10 @@ def restore_checkpoint(
     path = _found(ckpt_dir, step, prefix)
     if path is None:
         return target
-    restored = read(path, target) if orbax_transforms is None else flax_several.restore_transformed(path, target, orbax_transforms)
+    if target is None or orbax_transforms is None:
+        restored = read(path, target)
+    else:
+        restored = flax_several.restore_transformed(path, target, orbax_transforms)
     monitoring.record_event_duration_secs(_READ, time.time() - began_s)
     return restored
 

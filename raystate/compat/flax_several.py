@@ -13,6 +13,7 @@ from flax.training import orbax_utils
 from jax.experimental.multihost_utils import sync_global_devices
 
 from raystate.compat.flax_directory import FlaxDirectory
+from raystate.storage import canonical_url
 
 
 def save(directory: FlaxDirectory, name: str, target: Any, *, overwrite: bool, keep: int, keep_every_n_steps: int | None) -> None:
@@ -29,7 +30,7 @@ def save(directory: FlaxDirectory, name: str, target: Any, *, overwrite: bool, k
     directory.check_order(name, overwrite=overwrite, strict=False, keep=keep, keep_every_n_steps=keep_every_n_steps)
     sync_global_devices("raystate:flax_checkpoints:checked")  # before the first of them writes
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(f"{directory.storage.url}/{name}".removeprefix("file://"), target, force=overwrite)
+        checkpointer.save(_for_orbax(directory.path_of(name)), target, force=overwrite)
     if jax.process_index() == 0:
         directory.clean(name, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
     sync_global_devices("raystate:flax_checkpoints:cleaned")
@@ -39,6 +40,11 @@ def restore_transformed(path: str, target: Any, transforms: Mapping[str, Any]) -
     """Restore a folder with Orbax's own transformations, as flax does."""
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         restored = checkpointer.restore(
-            path, item=target, restore_args=orbax_utils.restore_args_from_target(target), transforms=transforms
+            _for_orbax(path), item=target, restore_args=orbax_utils.restore_args_from_target(target), transforms=transforms
         )
     return serialization.from_state_dict(target, serialization.to_state_dict(restored))
+
+
+def _for_orbax(path: str) -> str:
+    """The absolute path, or the URL of a bucket."""
+    return canonical_url(path).removeprefix("file://")
