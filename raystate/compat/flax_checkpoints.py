@@ -83,7 +83,7 @@ class AsyncManager:
 def save_checkpoint(
     ckpt_dir: StorageUrl,
     target: Any,
-    step: int | float,
+    step: int | float | jax.Array,
     prefix: str = "checkpoint_",
     keep: int = 1,
     overwrite: bool = False,
@@ -147,7 +147,7 @@ def save_checkpoint(
 def save_checkpoint_multiprocess(
     ckpt_dir: StorageUrl,
     target: Any,
-    step: int | float,
+    step: int | float | jax.Array,
     prefix: str = "checkpoint_",
     keep: int = 1,
     overwrite: bool = False,
@@ -190,7 +190,7 @@ def available_steps(ckpt_dir: StorageUrl, prefix: str = "checkpoint_", step_type
 def restore_checkpoint(
     ckpt_dir: StorageUrl,
     target: Any,
-    step: int | float | None = None,
+    step: int | float | jax.Array | None = None,
     prefix: str = "checkpoint_",
     parallel: bool = True,
     gda_manager: Any = None,
@@ -258,7 +258,7 @@ def convert_pre_linen(params: Any) -> Any:
     return renamed if isinstance(params, dict) else type(params)(renamed)  # pyright: ignore[reportCallIssue]
 
 
-def _found(ckpt_dir: StorageUrl, step: int | float | None, prefix: str) -> str | None:
+def _found(ckpt_dir: StorageUrl, step: int | float | jax.Array | None, prefix: str) -> str | None:
     """The path of the checkpoint that is meant; None if nothing is there."""
     directory = FlaxDirectory(ckpt_dir, prefix)
     if step is not None:

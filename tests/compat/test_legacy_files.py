@@ -16,6 +16,7 @@ import msgpack
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 from flax import serialization
 from flax.training import checkpoints as stock
 from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
@@ -182,7 +183,7 @@ def test_row16_a_folder_with_a_checkpoint_file(tmp_path: Path, ocdbt: bool):
         "name": "a text",
     }
     (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(structure))
-    assert MsgpackHandler().deserialize(folder / "checkpoint")["opt"]["1"] == 5
+    assert MsgpackHandler().deserialize(epath.Path(folder / "checkpoint"))["opt"]["1"] == 5
     wanted = {
         "params": {"w": np.arange(6, dtype=np.float32).reshape(2, 3)},
         "opt": {"0": np.arange(4), "1": 5},
@@ -296,7 +297,17 @@ def nested(levels: int, before: bytes = b"\x91", last: bytes = b"\xc0") -> bytes
 
 
 def array(shape: Any, dtype: str, data: bytes, code: int = 1) -> bytes:
-    return msgpack.packb(msgpack.ExtType(code, msgpack.packb((shape, dtype, data), use_bin_type=True)))
+    return extension(code, pack((shape, dtype, data)))
+
+
+def extension(code: int, data: bytes) -> bytes:
+    return pack(msgpack.ExtType(code, data))
+
+
+def pack(value: Any) -> bytes:
+    packed = msgpack.packb(value, use_bin_type=True)
+    assert packed is not None
+    return packed
 
 
 HOSTILE = {
@@ -328,14 +339,14 @@ HOSTILE = {
     "a text dtype": array([1], "str32", b"1234"),
     "no dtype": array([1], "nonsense", b"1"),
     "a short array": array([5], "uint8", b"1234"),
-    "an array in pieces": msgpack.packb(msgpack.ExtType(1, b"\x91\x01")),
-    "an array that ends early": msgpack.packb(msgpack.ExtType(1, msgpack.packb(((1,), "uint8", b"1"), use_bin_type=True) + b"x")),
+    "an array in pieces": extension(1, b"\x91\x01"),
+    "an array that ends early": extension(1, pack(((1,), "uint8", b"1")) + b"x"),
     "an array longer than its extension": b"\xc7\x08\x01\x93\x91\x01\xa5uint8\xc4\x7f",
-    "a complex of texts": msgpack.packb(msgpack.ExtType(2, msgpack.packb(("a", "b")))),
-    "chunks without a shape": msgpack.packb({"__msgpack_chunked_array__": True}),
-    "chunks of nothing": msgpack.packb({"__msgpack_chunked_array__": True, "shape": {}, "chunks": {}}),
-    "chunks of numbers": msgpack.packb({"__msgpack_chunked_array__": True, "shape": {"0": 1}, "chunks": {"0": 1}}),
-    "chunks without numbers": msgpack.packb({"__msgpack_chunked_array__": True, "shape": {"0": 1}, "chunks": {"7": 1}}),
+    "a complex of texts": extension(2, pack(("a", "b"))),
+    "chunks without a shape": pack({"__msgpack_chunked_array__": True}),
+    "chunks of nothing": pack({"__msgpack_chunked_array__": True, "shape": {}, "chunks": {}}),
+    "chunks of numbers": pack({"__msgpack_chunked_array__": True, "shape": {"0": 1}, "chunks": {"0": 1}}),
+    "chunks without numbers": pack({"__msgpack_chunked_array__": True, "shape": {"0": 1}, "chunks": {"7": 1}}),
 }
 
 
