@@ -14,10 +14,9 @@ from raystate.arrays.paths import Path, names, path_key, shown
 from raystate.compat.flax_errors import TargetMismatchError
 from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
 from raystate.core.tree import LeafSpec
+from raystate.inspection import Checkpoints
 from raystate.legacy import LegacyReader
-from raystate.reader.alone import single_checkpoint
 from raystate.restored import STATE, ReadOptions, StepContent, content_from_storage
-from raystate.storage import open_storage
 
 
 def read(path: str, target: Any) -> Any:
@@ -28,7 +27,7 @@ def read(path: str, target: Any) -> Any:
         TargetMismatchError: the target asks for what it has not.
         StorageError: storage failed.
     """
-    found = single_checkpoint(open_storage(path))
+    found = Checkpoints(path).single
     if found is None:
         raise CorruptCheckpointError(f"{path} is no checkpoint of flax's or Orbax's", path=path)
     reader = found.open()

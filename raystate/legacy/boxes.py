@@ -7,12 +7,12 @@ import math
 import numpy as np
 
 from raystate.legacy.byte_file import READ_BYTES, WINDOW_BYTES, ByteFile
-from raystate.legacy.msgpack_tree import StoredArray
+from raystate.legacy.msgpack_tree import FileArray
 
 Index = tuple[int, ...]
 
 
-def read_box(file: ByteFile, array: StoredArray, start: Index, shape: Index) -> np.ndarray:
+def read_box(file: ByteFile, array: FileArray, start: Index, shape: Index) -> np.ndarray:
     """A box of an array. Beside the box itself at most `READ_BYTES` are held.
 
     Args:
@@ -26,7 +26,7 @@ def read_box(file: ByteFile, array: StoredArray, start: Index, shape: Index) -> 
     return box
 
 
-def _fill(file: ByteFile, array: StoredArray, box: np.ndarray, offset: int, shape: Index, start: Index) -> None:
+def _fill(file: ByteFile, array: FileArray, box: np.ndarray, offset: int, shape: Index, start: Index) -> None:
     """Fill a box of the subarray of this shape, whose bytes begin at `offset` of the array's."""
     itemsize = array.dtype.itemsize
     if not shape:
@@ -45,7 +45,7 @@ def _fill(file: ByteFile, array: StoredArray, box: np.ndarray, offset: int, shap
         box[row : row + rows] = np.frombuffer(data, array.dtype).reshape(rows, *shape[1:])[(slice(None), *inner)]
 
 
-def _flat(file: ByteFile, array: StoredArray, offset: int, length: int) -> bytes:
+def _flat(file: ByteFile, array: FileArray, offset: int, length: int) -> bytes:
     """These of the array's bytes, wherever its pieces lie."""
     parts: list[bytes] = []
     for begin, size in array.extents:

@@ -14,11 +14,11 @@ from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, LeafSpec, PathKey, TreeSpec
 from raystate.legacy.boxes import read_box
 from raystate.legacy.byte_file import ByteFile
-from raystate.legacy.msgpack_tree import Node, StoredArray, read_structure
+from raystate.legacy.msgpack_tree import FileArray, Node, read_structure
 from raystate.legacy.names import GDA
 from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
-from raystate.orbax.step_reader import StepReader
+from raystate.orbax.step_reader import ItemKind, StepReader
 from raystate.storage import Storage
 
 ITEM = "state"
@@ -54,7 +54,7 @@ class LegacyReader(StepReader):
     """
 
     def __init__(self, storage: Storage, name: str, *, timeout_s: float = 600.0):
-        super().__init__(lambda _: storage.kvstore(""), name, item=ITEM, timeout_s=timeout_s)
+        super().__init__(lambda _: storage.kvstore(""), name, timeout_s=timeout_s)
         self.is_file = storage.exists(name)
         self._legacy_timeout_s = timeout_s
         self._file_of_tree = ByteFile(storage, name if self.is_file else f"{name}/{STRUCTURE}", timeout_s=timeout_s)
@@ -71,6 +71,22 @@ class LegacyReader(StepReader):
     def paths_beside(self) -> list[tuple[PathKey, ...]]:
         """Of the arrays that the file names and that lie outside of it."""
         return [path for path, node in _leaves(self._structure) if self._name_beside(node) is not None]
+
+    def items(self) -> dict[str, ItemKind]:
+        """One tree, the state."""
+        return {ITEM: "arrays"}
+
+    def metrics(self) -> dict[str, Any]:
+        """None: flax wrote no such thing."""
+        return {}
+
+    def custom(self) -> Any:
+        """None: flax wrote no such thing."""
+        return None
+
+    def times(self) -> tuple[float | None, float | None]:
+        """Unknown."""
+        return None, None
 
     def tree(self, item: str = ITEM) -> TreeSpec:
         """See `StepReader.tree`. Lists keep their form where the file has any; flax itself writes them as {'0': …}."""
@@ -120,7 +136,7 @@ class LegacyReader(StepReader):
             return {key: self._as_flax(value, (*path, key), beside) for key, value in node.items()}
         if isinstance(node, list):
             return [self._as_flax(value, (*path, index), beside) for index, value in enumerate(node)]
-        if isinstance(node, StoredArray):
+        if isinstance(node, FileArray):
             array = read_box(self._file_of_tree, node, (0,) * len(node.shape), node.shape)
             return array[()] if node.scalar else array
         return node
@@ -156,7 +172,7 @@ class LegacyReader(StepReader):
         return name, ts.open(ts.Spec(spec), context=self._ctx)  # chunks of zeros were not written then: a missing one is zeros
 
     def _box(self, node: Any, start: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-        if isinstance(node, StoredArray):
+        if isinstance(node, FileArray):
             return read_box(self._file_of_tree, node, start, shape)
         box = tuple(slice(begin, begin + length) for begin, length in zip(start, shape, strict=True))
         return np.array(_small_array(node)[box])
@@ -172,7 +188,7 @@ def _leaves(node: Node, path: tuple[PathKey, ...] = ()) -> Iterator[tuple[tuple[
 
 def _leaf(path: tuple[PathKey, ...], node: Any) -> LeafSpec:
     match node:
-        case StoredArray(shape=shape, dtype=dtype):
+        case FileArray(shape=shape, dtype=dtype):
             return LeafSpec(path=path, kind="array", array=_spec(shape, dtype.name, shape))
         case _Beside(store=store):
             return LeafSpec(
