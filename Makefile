@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 # Named by what was installed: a change of either file sets up again, anything else does not.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # What shows most mistakes in the first minute: no cluster, no program that trains, no server.
-FIRST := $(addprefix tests/,house config arena arrays orbax testing cli package actors record)
+FIRST := $(addprefix tests/,house config arena arrays orbax testing cli compat package actors record)
 # Each has a Ray cluster of its own.
 CLUSTER := tests/cluster tests/programs
 TIMED := tests/timed

@@ -54,6 +54,7 @@ _LAYERS = (
     "orbax",
     "testing",
     "cli",
+    "compat",
     "package",
     "actors",
     "model",

