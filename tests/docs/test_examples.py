@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.running import Interpreter, interpreter, pages, program_of
-
-
-@pytest.fixture(scope="module")
-def python() -> Iterator[Interpreter]:
-    with interpreter() as one:
-        yield one
+from tests.docs.running import Interpreter, pages, program_of
 
 
 @pytest.mark.parametrize("page", pages(on_ray=False))
