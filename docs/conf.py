@@ -14,7 +14,6 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -192,6 +191,3 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-read", _refer)
     app.connect("missing-reference", _resolve)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
-
-
-assert Path(raystate.__file__).parents[1] == Path(__file__).parents[1], f"{raystate.__file__} is not of this tree"
