@@ -92,7 +92,8 @@ def _config_fields() -> str:
     if missing := set(fields) ^ set(told):
         raise ValueError(f"the docstring of StateConfig and its fields differ: {sorted(missing)}")
     return "\n\n".join(
-        f"(config-{name})=\n`{name}` *({_type(name, field)})*\n: {told[name]}\n\n  {_default(field)}" for name, field in fields.items()
+        f"(config-{name})=\n`{name}` *({_type(name, field)})*\n: {told[name]}\n\n  {_default(field)}"
+        for name, field in fields.items()
     )
 
 
@@ -104,7 +105,9 @@ def _attributes(docstring: str) -> Iterator[tuple[str, str]]:
 
 
 def _type(name: str, field: FieldInfo) -> str:
-    limits = {kind: getattr(one, kind) for one in (*field.metadata, *_limits(field.annotation)) for kind in _SIGNS if hasattr(one, kind)}
+    limits = {
+        kind: getattr(one, kind) for one in (*field.metadata, *_limits(field.annotation)) for kind in _SIGNS if hasattr(one, kind)
+    }
     bounds = "".join(f", {_SIGNS[kind]} {value}" for kind, value in limits.items())
     unit = ", seconds" if name.endswith("_s") else ""
     return f"{_plain(field.annotation)}{bounds}{unit}"

@@ -59,7 +59,9 @@ def nnx_model(names: Names, folder: Path) -> None:
     for got in (names["model"], names["updated"]):
         assert_equal(in_memory(nnx.to_pure_dict(arrays["model"])), in_memory(nnx.to_pure_dict(nnx.state(got, nnx.Param))))
     two = in_memory(nnx.to_pure_dict(names["optimizer"]))
-    assert_equal(two, {name.removesuffix(".value"): value for name, value in on_disk(folder / "runs/nnx-two/20", "optimizer").items()})
+    assert_equal(
+        two, {name.removesuffix(".value"): value for name, value in on_disk(folder / "runs/nnx-two/20", "optimizer").items()}
+    )
 
 
 def _names_in(step: Path) -> list[str]:

@@ -65,7 +65,9 @@ def test_row25_the_manifest_fits_this_version(manifest: dict[str, Any]):
         assert {mounts[volume["name"]] for volume in pod["volumes"]} == {"/dev/shm"}
 
 
-@pytest.mark.parametrize("path", ["backoffLimits", "rayClusterSpec.rayVersions", "rayClusterSpec.headGroupSpec.template.spec.volume"])
+@pytest.mark.parametrize(
+    "path", ["backoffLimits", "rayClusterSpec.rayVersions", "rayClusterSpec.headGroupSpec.template.spec.volume"]
+)
 def test_a_name_that_there_is_not_is_seen(path: str, manifest: dict[str, Any], validator: jsonschema.Draft202012Validator):
     *folders, name = path.split(".")
     place = manifest["spec"]

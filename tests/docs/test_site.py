@@ -20,7 +20,9 @@ from tests.patience import PATIENCE_S
 
 def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
     """What `make docs` runs, from `source` into `out`."""
-    (line,) = re.findall(r"^docs:.*\n\t\$\(BIN\)/python (-m sphinx .*) docs build/docs \$\(ARGS\)$", (REPO / "Makefile").read_text(), re.M)
+    (line,) = re.findall(
+        r"^docs:.*\n\t\$\(BIN\)/python (-m sphinx .*) docs build/docs \$\(ARGS\)$", (REPO / "Makefile").read_text(), re.M
+    )
     command = [sys.executable, *shlex.split(line), str(source), str(out)]
     return subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
