@@ -26,7 +26,7 @@ import raystate
 
 project = "raystate"
 author = "The raystate authors"
-copyright = author  # noqa: A001 - Sphinx's name
+copyright = author
 version = release = raystate.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
