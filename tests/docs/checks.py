@@ -17,15 +17,25 @@ import raystate
 Names = dict[str, Any]
 
 
-def on_disk(step: Path, item: str = "state") -> dict[str, np.ndarray]:
-    """Every array of an item by its name on disk, read by stock Orbax."""
-    tree = ocp.load(step, checkpointable_name=item) if item != "state" else ocp.load(step)
-    return {_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+def on_disk(step: Path, item: str = "state", *, other_devices: bool = False) -> dict[str, np.ndarray]:
+    """Every array of an item by its name on disk, read by stock Orbax. other_devices: it was saved from devices that aren't here."""
+    if item != "state":
+        return in_memory(ocp.load(str(step), checkpointable_name=item))
+    if not other_devices:
+        return in_memory(ocp.load(str(step)))
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    tree = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), ocp.metadata(str(step)).metadata)
+    return in_memory(ocp.load(str(step), tree))
 
 
 def in_memory(tree: Any) -> dict[str, np.ndarray]:
-    """Every array of a tree by the name that Orbax gives it."""
-    return {_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    """Every array of a tree by the name that Orbax gives it; of a typed PRNG key its data."""
+    return {_name(path): _host(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _host(leaf: Any) -> np.ndarray:
+    is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
 def _name(path: Any) -> str:
@@ -51,7 +61,7 @@ def linen(names: Names, folder: Path) -> None:
 def nnx_model(names: Names, folder: Path) -> None:
     nnx, both, stored = names["nnx"], names["made"], folder / "runs/nnx/20"
     whole = {"model": nnx.state(both["model"]), "optimizer": nnx.state(both["optimizer"])}
-    ocp.save(folder / "by-orbax", nnx.State(whole))
+    ocp.save(str(folder / "by-orbax"), nnx.State(whole))
     assert _names_in(stored) == _names_in(folder / "by-orbax")
     arrays = {"model": nnx.state(both["model"], nnx.Param), "optimizer": whole["optimizer"]}
     raw = {name.removesuffix(".value"): value for name, value in on_disk(stored).items() if ".rngs." not in name}
@@ -66,7 +76,7 @@ def nnx_model(names: Names, folder: Path) -> None:
 
 def _names_in(step: Path) -> list[str]:
     """Names of the leaves, as stock Orbax lists them."""
-    return sorted(_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(ocp.metadata(step).metadata))
+    return sorted(_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(ocp.metadata(str(step)).metadata))
 
 
 def equinox(names: Names, folder: Path) -> None:
@@ -105,7 +115,7 @@ def launch(names: Names, folder: Path) -> None:
     names["manager"].close()
     np.testing.assert_array_equal(on_disk(folder / "runs/cell/10")["w"], [10.0] * 3)
     for run, step in (("actors", 6), ("trainer", 6)):
-        np.testing.assert_array_equal(on_disk(folder / f"runs/{run}/{step}")["w"], [float(step)] * 4)
+        np.testing.assert_array_equal(on_disk(folder / f"runs/{run}/{step}", other_devices=True)["w"], [float(step)] * 4)
 
 
 def follow(names: Names, folder: Path) -> None:
