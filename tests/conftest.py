@@ -62,6 +62,7 @@ _LAYERS = (
     "damage",
     "reshard",
     "jobs",
+    "docs",
     "programs",
     "cluster",
     "timed",

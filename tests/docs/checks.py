@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
@@ -34,7 +35,7 @@ def in_memory(tree: Any) -> dict[str, np.ndarray]:
 
 
 def _host(leaf: Any) -> np.ndarray:
-    is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
@@ -131,3 +132,8 @@ def sweep(names: Names, folder: Path) -> None:
     ends = {float(raystate.Reader(run).metadata().metrics["loss"]) for run in runs}
     assert ends == {result.metrics["loss"] for result in names["results"]}
     assert {float(on_disk(run / "4")["w"]) for run in runs} == {4 * rate for rate in (0.1, 0.2)} or len(ends) == 2
+
+
+def from_orbax(names: Names, folder: Path) -> None:
+    assert on_disk(folder / "run/4")["w"].tolist() == [1, 2, 3, 4]
+    assert raystate.load(folder / "run", step=3)["w"].tolist() == [0, 1, 2, 3], "what Orbax wrote before stays"

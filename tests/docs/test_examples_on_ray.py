@@ -9,6 +9,7 @@ import pytest
 from tests.docs.running import Interpreter, pages
 
 CHECKS: dict[str, tuple[str, str]] = {  # page -> (its name in the test's id, its check)
+    "docs/migrate-from-orbax.md": ("row18-orbax", "from_orbax"),
     "docs/howto/flax-linen.md": ("row4-linen", "linen"),
     "docs/howto/flax-nnx.md": ("row5-nnx", "nnx_model"),
     "docs/howto/equinox.md": ("row1-equinox", "equinox"),
