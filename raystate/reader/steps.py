@@ -119,7 +119,7 @@ class Reader:
             finally:
                 self.bytes_read += reader.bytes_read
 
-        with reading(self._storage.url) as events:
+        with reading(self._checkpoints.storage.url) as events:
             before = self.bytes_read
             restored = self._read(step, place)
             events.nbytes = self.bytes_read - before
@@ -137,7 +137,7 @@ class Reader:
             events.nbytes = reader.bytes_read
             return tree
 
-        with reading(self._storage.url) as events:
+        with reading(self._checkpoints.storage.url) as events:
             return self._read(step, place)
 
     def follow(
