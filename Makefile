@@ -1,6 +1,6 @@
 # Everything runs in .venv, which is made on the first call from nothing but python3, pip and make.
 #   make demo [GCS=1] [ARGS=…]   make test   make test-first   make test-core   make test-timed   make test-all   make check
-#   make bench [ARGS=--quick]    make format   make clean
+#   make docs   make bench [ARGS=--quick]    make format   make clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -16,7 +16,7 @@ CLUSTER := tests/cluster tests/programs
 TIMED := tests/timed
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 
-.PHONY: demo test test-first test-core test-timed test-all check bench format clean venv
+.PHONY: demo test test-first test-core test-timed test-all check docs bench format clean venv
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -72,6 +72,10 @@ check: $(STAMP)
 	$(BIN)/lint-imports --no-cache  # a stale cache knows nothing of new modules
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/house
+
+# -n and -W: a link or a name that leads nowhere is an error.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -q -n -W --keep-going -b html docs build/docs $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)

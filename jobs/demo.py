@@ -38,7 +38,7 @@ POLL_S = 0.05
 CHECK_S = 5.0
 ARRAYS = "state"
 BUCKET = "demo"
-LOG_WIDTH = 120  # characters, where the output is no terminal that has a width
+LOG_WIDTH = 80  # characters, where the output is no terminal that has a width
 LAST_EXPORT = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
 
 READ_WITH_ORBAX = """
@@ -276,7 +276,31 @@ def demo(args: argparse.Namespace, console: Console) -> None:
 
 def plain_table(title: str) -> Table:
     """Readable in a log, too."""
-    return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 1))
+    return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 1))
+
+
+# (what was killed, after which step, the tier it came back from, at which step, seconds to the next new step, steps repeated)
+Struck = tuple[str, int, str, int, float, int]
+
+
+def kills_table(struck: list[Struck]) -> Table:
+    """What was killed and what followed. At most 80 characters wide, as the other one."""
+    table = plain_table("kill -9 in mid-run")
+    for column in ("killed", "after step", "came back from", "at step", "next new step", "repeated"):
+        table.add_column(column, justify="left" if column in ("killed", "came back from") else "right", no_wrap=True)
+    for what, at_step, tier, start, seconds, repeated in struck:
+        table.add_row(what, str(at_step), tier, str(start), f"{seconds:.1f} s", str(repeated))
+    return table
+
+
+def ends_table(rows: list[tuple[str, str, str]]) -> Table:
+    """(what, undisturbed, killed twice) of what the two runs have come to."""
+    table = plain_table("the end of the run")
+    for column in ("", "undisturbed", "killed twice", "equal"):
+        table.add_column(column, no_wrap=True)
+    for name, a, b in rows:
+        table.add_row(name, a, b, "yes" if a == b else "NO")
+    return table
 
 
 def show(console: Console, calm: Run, rough: Run, kills: list[Kill], began_s: float) -> None:
@@ -284,36 +308,28 @@ def show(console: Console, calm: Run, rough: Run, kills: list[Kill], began_s: fl
     events = sorted((epath.Path(rough.storage) / ".raystate" / "events").iterdir())
     recoveries = [json.loads(path.read_text()) for path in events]
     tiers = iter(recovery["tier"] for recovery in recoveries if recovery.get("kind") == "recovery")
-    table = plain_table("kill -9 in mid-run")
-    for column in ("killed", "after step", "came back from", "at step", "next new step", "repeated"):
-        table.add_column(column, justify="left" if column in ("killed", "came back from") else "right")
-    problems = []
+    problems: list[str] = []
+    struck: list[Struck] = []
     for kill in kills:
         seconds, start, repeated = what_followed(rough, kill)
         restarted = kill.what.startswith("trainer")
-        tier = next(tiers, "?") if restarted else "not needed: training went on"
-        table.add_row(kill.what, str(kill.at_step), tier, str(start), f"{seconds:.1f} s", str(repeated))
+        tier = next(tiers, "?") if restarted else "not needed"
+        struck.append((kill.what, kill.at_step, tier, start, seconds, repeated))
         if restarted and tier != "memory":
             problems.append(f"the {kill.what} came back from {tier}, not from memory")
         if repeated > 1:
             problems.append(f"{repeated} steps were repeated after the {kill.what} was killed")
-    console.print(table)
+    console.print(kills_table(struck))
 
     calm_end, rough_end = calm.digests(), rough.digests()
-    losses = plain_table("the end of the run")
-    for column in ("", "undisturbed", "killed twice", "equal"):
-        losses.add_column(column)
     rows = [("final loss", calm_end[0]["loss_hex"], rough_end[0]["loss_hex"])]
     for a, b in zip(calm_end, rough_end, strict=True):
         rows.append((f"state and iterator, rank {a['rank']}", a["sha256"][:16], b["sha256"][:16]))
     calm_disk, rough_disk = read_with_orbax(calm), read_with_orbax(rough)
     rows.append(("steps on disk (stock Orbax)", str(calm_disk["steps"]), str(rough_disk["steps"])))
-    rows.append((f"newest step, {rough_disk['arrays']} arrays (stock Orbax)", calm_disk["sha256"][:16], rough_disk["sha256"][:16]))
-    for name, a, b in rows:
-        losses.add_row(name, a, b, "yes" if a == b else "NO")
-        if a != b:
-            problems.append(f"{name}: {a} and {b} differ")
-    console.print(losses)
+    rows.append(("newest step (stock Orbax)", calm_disk["sha256"][:16], rough_disk["sha256"][:16]))
+    problems += [f"{name}: {a} and {b} differ" for name, a, b in rows if a != b]
+    console.print(ends_table(rows))
     left = [path.name for path in Path("/dev/shm").glob("raystate-*") if _is_ours(path, rough, calm)]
     if left:
         problems.append(f"left in shared memory: {left}")

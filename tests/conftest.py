@@ -63,6 +63,7 @@ _LAYERS = (
     "damage",
     "reshard",
     "jobs",
+    "docs",
     "programs",
     "cluster",
     "timed",

@@ -16,6 +16,7 @@ from raystate.storage import (
     describe_foreign,
     find_package,
     foreign_checkpoints,
+    marked_save,
     number_in,
     open_storage,
     step_folders,
@@ -83,6 +84,11 @@ class Checkpoints:
     def open(self, step: int) -> StepReader:
         """Look at one of `steps`."""
         return open_step(self.storage, step, self.folder(step)) if self.single is None else self.single.open()
+
+    def save_of(self, step: int) -> str | None:
+        """What tells a step of a run from another one that is saved under its number later; None if Orbax alone wrote it."""
+        own = self.single is None and self.folder(step) == str(step)
+        return marked_save(self.storage, step) if own else None
 
     def existing(self, step: int | None) -> int:
         """The step itself, or (None) the newest.

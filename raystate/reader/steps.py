@@ -182,21 +182,25 @@ class Reader:
     ) -> Iterator[Restored]:
         """Each new step as it becomes durable, or the newest if behind. Ends after `timeout_s` without a new step (None: never).
 
+        When the training goes back to an older step, what it then saves is new, under numbers that were given before, too.
+
         Args:
             reference: see `restore`; so are the options.
-            after: only steps newer than this one.
+            after: not this step, and none before it that is there now.
             timeout_s: seconds.
         """
-        last = after if after is not None else -1
+        save_of = self._checkpoints.save_of
+        told = {step: save_of(step) for step in self.all_steps() if after is not None and step <= after}
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else None
         while True:
             newest = self.latest_step()
-            if newest is not None and newest > last:
+            save = save_of(newest) if newest is not None else None
+            if newest is not None and (newest not in told or told[newest] != save):
                 try:
                     restored = self.restore(reference, newest, items, partial, cast, shapes, transforms)
                 except StepNotFoundError:
                     continue  # retired between the listing and the read: a newer one is there
-                last = newest
+                told[newest] = save
                 yield restored
                 deadline_s = time.monotonic() + timeout_s if timeout_s is not None else None
                 continue

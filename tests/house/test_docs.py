@@ -22,7 +22,12 @@ def test_every_test_that_is_named_exists():
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((REPO / "docs").glob("*.md")))],
+    [
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        *(str(path.relative_to(REPO)) for path in sorted((REPO / "docs").rglob("*.md"))),
+    ],
 )
 def test_links_and_files_exist(name: str):
     text = (REPO / name).read_text()

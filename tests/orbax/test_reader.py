@@ -77,6 +77,22 @@ def test_follow_ends_after_its_timeout_and_gives_each_step_once(tmp_path: Path) 
     assert [restored.step for restored in following] == [9]
 
 
+def test_row25_follow_tells_of_what_is_saved_after_a_rollback(tmp_path: Path) -> None:
+    """Under numbers that it has told of before, too, and each time what is in storage now."""
+    for step in (2, 4):
+        publish(tmp_path, step)
+    following = raystate.Reader(tmp_path).follow(after=2, timeout_s=0.1)
+    assert next(following).step == 4
+    marker = tmp_path / "4" / "commit_success.txt"
+    shutil.rmtree(tmp_path / "4")
+    commit(tmp_path, 3, package=True, save="a2k1")
+    assert next(following).step == 3
+    commit(tmp_path, 4, package=True, save="a2k2")
+    assert marker.exists()
+    assert next(following).step == 4
+    assert list(following) == []
+
+
 # ---------------------------------------------------------------- retention between any two reads
 
 READS: dict[str, Callable[[Path], Any]] = {

@@ -1,0 +1,57 @@
+"""What the documents say of others' names, and what README shows, is what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import orbax.checkpoint as ocp
+import pytest
+from orbax.checkpoint import v1
+
+from tests.docs.running import ON_RAY, REPO, fences, pages
+
+ORBAX = REPO / "docs" / "migrate-from-orbax.md"
+
+
+def public(owner: type) -> set[str]:
+    return {name for name in vars(owner) if not name.startswith("_")}
+
+
+def left_column(heading: str) -> set[str]:
+    """The words in the first column of the tables below a heading, up to the next heading of that level."""
+    below = ORBAX.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in below.splitlines() if line.startswith("|")]
+    return {word for row in rows for quoted in re.findall(r"`([^`]+)`", row) for word in re.findall(r"\w+", quoted)}
+
+
+DEPRECATED = {name for name in public(v1.training.Checkpointer) if "pytree" in name}
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"),
+    [
+        ("`CheckpointManager`", public(ocp.CheckpointManager)),
+        ("`CheckpointManager`", {field.name for field in dataclasses.fields(ocp.CheckpointManagerOptions)}),
+        ("`v1.training.Checkpointer` and the free functions", public(v1.training.Checkpointer) - DEPRECATED),
+    ],
+    ids=["calls-v0", "options-v0", "calls-v1"],
+)
+def test_row18_the_table_has_each_name_of_orbax(heading: str, names: set[str]):
+    assert len(names) > 10
+    assert names - left_column(heading) == set()
+
+
+def test_the_examples_of_readme_are_examples_of_the_site():
+    """So they are run."""
+    site = [text for page in pages(on_ray=True) + pages(on_ray=False) for _, text in fences(REPO / page, "python")]
+    shown = [text for _, text in fences(REPO / "README.md", "python")]
+    assert shown
+    assert [text for text in shown if not any(text in example for example in site)] == []
+
+
+def test_pages_that_need_ray_say_so():
+    """Else they would start one of their own."""
+    starts = re.compile(r"\bStateManager\(|\braystate\.fit\(|\bray\.(init|get|remote)\b")
+    for page in pages(on_ray=False):
+        assert not any(starts.search(text) for _, text in fences(REPO / page, "python")), f"{page} lacks {ON_RAY}"

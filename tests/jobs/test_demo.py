@@ -1,0 +1,46 @@
+"""The demo's tables fit 80 columns, and README shows them as they look."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+from rich.console import Console
+
+from jobs.demo import ends_table, kills_table
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def shown() -> str:
+    """The tables with the values that README has."""
+    text = README.read_text()
+    out = io.StringIO()
+    console = Console(file=out, width=80)
+    console.print(
+        kills_table(
+            [
+                ("trainer, rank 1", 35, "memory", 35, 6.4, 0),
+                ("HostActor", 70, "not needed", 70, 0.0, 0),
+            ]
+        )
+    )
+    rank_0, rank_1, newest = re.findall(r"\b[0-9a-f]{16}\b(?=\s+yes)", text)
+    loss, steps = "0x1.66a4fe0000000p+0", "[60, 80, 100]"
+    rows = [
+        ("final loss", loss, loss),
+        ("state and iterator, rank 0", rank_0, rank_0),
+        ("state and iterator, rank 1", rank_1, rank_1),
+        ("steps on disk (stock Orbax)", steps, steps),
+        ("newest step (stock Orbax)", newest, newest),
+    ]
+    console.print(ends_table(rows))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
+
+
+def test_the_tables_fit_80_columns_and_are_those_of_readme():
+    tables = shown()
+    assert "…" not in tables, "cut off"
+    assert max(map(len, tables.splitlines())) <= 80
+    assert tables in README.read_text()
