@@ -175,9 +175,10 @@ class ObjectStorage(Storage):
             self._opened = fsspec.filesystem(self._scheme, use_listings_cache=False)  # pyright: ignore[reportUnknownMemberType]
         return self._opened
 
-    def _check_generation(self, name: str, generation: str) -> None:
+    def _check_generation(self, name: str, generation: str | None) -> None:
+        """Raise if there is another object, or none. None: any will do."""
         got = self.stat(name).generation
-        if got != generation:
+        if generation is not None and got != generation:
             raise ObjectChangedError(
                 f"delete {self.url}/{name} refused: it is another object now", operation="delete", path=name,
                 expected=generation, got=got,

@@ -12,7 +12,7 @@ from raystate.storage.base import Storage
 
 StorageUrl = str | os.PathLike[str]
 
-OBJECT_SCHEMES = ("gs", "memory")
+OBJECT_SCHEMES = ("gs", "s3", "memory")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*):/(/?)(.*)$", re.DOTALL)
 _BUCKET = re.compile(r"^[a-z0-9][a-z0-9._\-]{1,220}[a-z0-9]$")
 
@@ -21,11 +21,11 @@ def canonical_url(url: StorageUrl) -> str:
     """The canonical string of a storage: two spellings of one place give one string, and it is its own canonical form.
 
     Args:
-        url: "gs://bucket/prefix", "memory://name" (tests), "file:///absolute/path" (taken literally, no percent escapes), a
-            directory, or a PathLike. "~" is expanded and symbolic links are resolved; a directory need not exist yet.
+        url: "gs://bucket/prefix", "s3://bucket/prefix", "memory://name" (tests), "file:///absolute/path" (taken literally, no percent
+            escapes), a directory, or a PathLike. "~" is expanded and symbolic links are resolved; a directory need not exist yet.
 
     Returns:
-        "gs://bucket/prefix" or "file:///real/absolute/path", without a trailing slash.
+        "gs://bucket/prefix", "s3://…" or "file:///real/absolute/path", without a trailing slash.
 
     Raises:
         ConfigError: field "storage": empty, not text, another scheme, or a spelling that cannot be meant.
@@ -59,7 +59,7 @@ def canonical_url(url: StorageUrl) -> str:
             raise _bad(url, "a file:// URL needs an absolute path, as in file:///data/run")
         return _directory(url, rest)
     if scheme not in OBJECT_SCHEMES:
-        raise _bad(url, f"unsupported scheme {scheme}://; use gs://bucket/…, file:///… or a directory", scheme=scheme)
+        raise _bad(url, f"unsupported scheme {scheme}://; use gs://bucket/…, s3://bucket/…, file:///… or a directory", scheme=scheme)
     return _objects(url, scheme, rest)
 
 
@@ -87,6 +87,10 @@ def open_storage(url: StorageUrl, *, timeout_s: float = 60.0) -> Storage:
         from raystate.storage.gcs import GcsStorage
 
         return GcsStorage(canonical, timeout_s=timeout_s)
+    if canonical.startswith("s3://"):
+        from raystate.storage.s3 import S3Storage
+
+        return S3Storage(canonical, timeout_s=timeout_s)
     from raystate.storage.objects import ObjectStorage
 
     return ObjectStorage(canonical, timeout_s=timeout_s)
@@ -104,7 +108,7 @@ def _directory(url: object, text: str) -> str:
 
 def _objects(url: object, scheme: str, rest: str) -> str:
     bucket, *parts = rest.rstrip("/").split("/")
-    if scheme == "gs" and not _BUCKET.match(bucket):
+    if scheme in ("gs", "s3") and not _BUCKET.match(bucket):
         raise _bad(url, f"{bucket!r} is not a bucket name")
     if not bucket or any(part in ("", ".", "..") for part in parts):
         raise _bad(url, "it has an empty, '.' or '..' component")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import os
 import platform
 import secrets
@@ -55,11 +56,59 @@ def gcs_backend(_tmp_path: Path) -> Iterator[Storage]:
     server.clear()
 
 
+class S3Server:
+    """moto, as a server on a free port of this machine, with one bucket. Ended with the process."""
+
+    def __init__(self) -> None:
+        from moto.server import ThreadedMotoServer
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line for each request
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._server.start()
+        host, port = self._server.get_host_and_port()
+        self.url = f"http://{host}:{port}"
+
+    def environment(self) -> dict[str, str]:
+        """For whoever is to use it."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def close(self) -> None:
+        self._server.stop()
+
+
+@functools.cache
+def s3_server() -> S3Server:
+    """One for the process; it ends with it."""
+    import fsspec
+
+    server = S3Server()
+    atexit.register(server.close)
+    with mock.patch.dict(os.environ, server.environment()):
+        fsspec.filesystem("s3", endpoint_url=server.url, skip_instance_cache=True).mkdir("contract")
+    return server
+
+
+@contextlib.contextmanager
+def s3_backend(_tmp_path: Path) -> Iterator[Storage]:
+    with mock.patch.dict(os.environ, s3_server().environment()):
+        storage = open_storage(f"s3://contract/{secrets.token_hex(6)}/run", timeout_s=5.0)
+        yield storage
+        for info in storage.list():
+            storage.delete(info.name)
+
+
 # A backend is a context manager that makes an empty storage. Add one here and every test of the contract runs against it.
 BACKENDS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Storage]]] = {
     "directory": directory_backend,
     **({"gcs": gcs_backend} if GCS_SERVER_RUNS else {}),
     "memory": memory_backend,
+    "s3": s3_backend,
 }
 
 

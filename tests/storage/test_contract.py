@@ -24,4 +24,4 @@ def test_storage_behaves_like_a_dict(backend: str):
         def empty_storage(self, folder: Path) -> contextlib.AbstractContextManager[Storage]:
             return BACKENDS[backend](folder)
 
-    run_state_machine_as_test(Model, settings=settings(max_examples=8 if backend == "gcs" else 30, stateful_step_count=25))
+    run_state_machine_as_test(Model, settings=settings(max_examples=8 if backend in ("gcs", "s3") else 30, stateful_step_count=25))
