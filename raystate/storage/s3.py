@@ -97,7 +97,9 @@ class S3Storage(ObjectStorage):
             except Exception as error:
                 status, code, text = _answer(error)
                 if status == 412:
-                    raise ObjectExistsError(f"{operation} {self.url}/{name} failed: it exists", operation=operation, path=name) from error
+                    raise ObjectExistsError(
+                        f"{operation} {self.url}/{name} failed: it exists", operation=operation, path=name
+                    ) from error
                 if status in _PASSING:
                     raise ConnectionError(f"{status} {text}") from error
                 if status is None or (status == 404 and code != "NoSuchBucket"):

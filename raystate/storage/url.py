@@ -59,7 +59,9 @@ def canonical_url(url: StorageUrl) -> str:
             raise _bad(url, "a file:// URL needs an absolute path, as in file:///data/run")
         return _directory(url, rest)
     if scheme not in OBJECT_SCHEMES:
-        raise _bad(url, f"unsupported scheme {scheme}://; use gs://bucket/…, s3://bucket/…, file:///… or a directory", scheme=scheme)
+        raise _bad(
+            url, f"unsupported scheme {scheme}://; use gs://bucket/…, s3://bucket/…, file:///… or a directory", scheme=scheme
+        )
     return _objects(url, scheme, rest)
 
 
