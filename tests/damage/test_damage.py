@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from raystate import restored, verification
+from raystate import verification
+from raystate.inspection import places
 from raystate.orbax import writer
 from raystate.orbax.writer import array_spec
 from raystate.storage import open_storage
@@ -84,7 +85,7 @@ def test_arrays_without_checksums_are_found_out(tmp_path: Path, monkeypatch: pyt
 def test_small_files_that_are_not_read_from_the_package_are_found_out(
     copy: Copy, expected: dict[int, Flat], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(restored, "find_package", lambda storage, step: None)
+    monkeypatch.setattr(places, "find_package", lambda storage, step: None)
     assert found_out(copy, expected, lambda name: not is_data(name))
 
 
