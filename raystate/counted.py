@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from raystate.core.errors import ConfigError, ItemTopologyError, RaystateError, ReferenceMismatchError
@@ -66,14 +66,14 @@ class Counted(Generic[T]):
         """The count, and the number of processes that it holds for (0: any)."""
         return {"count": self._count, "processes": 0 if self._shared else _processes()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         """Go on behind what was given out. The items before are skipped when the next one is asked for.
 
         Raises:
             ReferenceMismatchError: another kind of iterator saved that state.
             ItemTopologyError: it was saved with another number of processes.
         """
-        count: Any = state.get("count") if isinstance(state, dict) else None
+        count: Any = state.get("count") if isinstance(state, Mapping) else None
         if type(count) is not int or count < 0:
             raise ReferenceMismatchError(f"the saved state is no count of a raystate.Counted: {state!r}; another iterator saved it")
         before, now = state.get("processes", 0), _processes()

@@ -90,7 +90,7 @@ def fit(
     scaling_config: ScalingConfig | None = None,
     run_config: RunConfig | None = None,
     jax_config: JaxConfig | None = None,
-    datasets: Mapping[str, Any] | None = None,
+    datasets: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     max_failures: int = MAX_FAILURES,
 ) -> RunResult:
@@ -211,7 +211,7 @@ def _jax_config(jax_config: JaxConfig | None, scaling: ScalingConfig) -> JaxConf
     return jax_config
 
 
-def _datasets(datasets: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _datasets(datasets: Mapping[str, object] | None) -> dict[str, Any] | None:
     if datasets is not None and not isinstance(datasets, Mapping):
         text = (
             f'datasets must be a dict of name and dataset, not a {type(datasets).__name__}: fit(…, datasets={{"train": dataset}})'

@@ -29,7 +29,7 @@ _SCALARS = {"bool": bool, "int64": int, "float64": float}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class KeptAs:
     """How an array lies in a file.
 
     Attributes:
@@ -41,17 +41,17 @@ class Stored:
     shape: tuple[int, ...]
 
 
-def stored_as(array: ArraySpec, has: frozenset[str]) -> Stored:
+def stored_as(array: ArraySpec, has: frozenset[str]) -> KeptAs:
     """How an array is kept in a format that has these dtypes.
 
     What it lacks lies there as its bits: complex128 as float64 with a last dimension of 2 where there is float64, all else as unsigned
     integers of the same width.
     """
     if array.dtype in has:
-        return Stored(dtype=array.dtype, shape=array.shape)
+        return KeptAs(dtype=array.dtype, shape=array.shape)
     if array.dtype == "complex128":
-        return Stored(dtype="float64", shape=(*array.shape, 2))
-    return Stored(dtype=f"uint{8 * np.dtype(array.dtype).itemsize}", shape=array.shape)
+        return KeptAs(dtype="float64", shape=(*array.shape, 2))
+    return KeptAs(dtype=f"uint{8 * np.dtype(array.dtype).itemsize}", shape=array.shape)
 
 
 def leaf_name(leaf: LeafSpec) -> str:
@@ -108,7 +108,7 @@ class DescribedTree:
     step: int | None
 
 
-def parse_description(text: str | bytes, found: Mapping[str, Stored], has: frozenset[str], what: str) -> DescribedTree:
+def parse_description(text: str | bytes, found: Mapping[str, KeptAs], has: frozenset[str], what: str) -> DescribedTree:
     """The tree that a description and the arrays of a file make together.
 
     Args:
@@ -134,12 +134,12 @@ def parse_description(text: str | bytes, found: Mapping[str, Stored], has: froze
             raise ValueError("its step or item is none")
     except (ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
         raise CorruptCheckpointError(f"{what}: its description by raystate can't be read: {error!r}", path=what) from error
-    wanted: dict[str, Stored] = {}
+    wanted: dict[str, KeptAs] = {}
     for leaf in leaves:
         if leaf.array is not None:
             wanted[leaf_name(leaf)] = stored_as(leaf.array, has)
         elif leaf.kind == "scalar":
-            wanted[leaf_name(leaf)] = Stored(dtype=str(leaf.value), shape=())
+            wanted[leaf_name(leaf)] = KeptAs(dtype=str(leaf.value), shape=())
     if wanted != dict(found):
         unlike = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
         more = f" and {len(unlike) - 5} more" if len(unlike) > 5 else ""
@@ -148,7 +148,7 @@ def parse_description(text: str | bytes, found: Mapping[str, Stored], has: froze
     return DescribedTree(tree=TreeSpec(item=item, leaves=leaves), step=step)
 
 
-def tree_of_names(found: Mapping[str, Stored], *, flat: bool, what: str) -> DescribedTree:
+def tree_of_names(found: Mapping[str, KeptAs], *, flat: bool, what: str) -> DescribedTree:
     """The tree that a file without description stands for.
 
     Args:

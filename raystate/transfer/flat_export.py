@@ -12,7 +12,7 @@ from raystate.core.tree import TreeSpec
 from raystate.orbax.array_reads import Request
 from raystate.transfer import npz_format, safetensors_format
 from raystate.transfer.boxes import batches, raw, read_ahead, total_bytes
-from raystate.transfer.description import KEY, Stored, describe_tree, leaf_name, scalar_array, stored_as, with_scalars
+from raystate.transfer.description import KEY, KeptAs, describe_tree, leaf_name, scalar_array, stored_as, with_scalars
 from raystate.transfer.picking import Picked
 from raystate.transfer.places import WrittenFile, open_place
 from raystate.transfer.progress import Progress, Tally
@@ -27,7 +27,7 @@ class _Flat:
     source: Picked
     tree: TreeSpec
     leaves: Mapping[str, int]  # name -> index of its leaf
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, KeptAs]
 
     def parts(self, names: Sequence[str], tally: Tally) -> Iterator[tuple[str, np.ndarray]]:
         """(name, bytes of a part of it, as uint8) in the order of the names, read ahead. Each name comes at least once."""
@@ -45,7 +45,7 @@ class _Flat:
 def _flat(source: Picked, has: frozenset[str]) -> _Flat:
     tree = with_scalars(source.tree)
     leaves: dict[str, int] = {}
-    stored: dict[str, Stored] = {}
+    stored: dict[str, KeptAs] = {}
     for index, leaf in enumerate(tree.leaves):
         if leaf.array is None:
             continue

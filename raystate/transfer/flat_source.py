@@ -19,7 +19,7 @@ from raystate.transfer.description import (
     KEY,
     MOST_DESCRIPTION_BYTES,
     DescribedTree,
-    Stored,
+    KeptAs,
     leaf_name,
     parse_description,
     tree_of_names,
@@ -84,7 +84,7 @@ def safetensors_step(fs: Any, folder: str, names: Sequence[str], *, step: int | 
 
 
 def flat_step(
-    found: Mapping[str, Stored],
+    found: Mapping[str, KeptAs],
     read_stored: ReadStored,
     has: frozenset[str],
     description: str | bytes | None,
@@ -131,7 +131,7 @@ def _with_values(described: DescribedTree, read_stored: ReadStored) -> TreeSpec:
 
 
 def _read_leaf(
-    leaf: LeafSpec, start: tuple[int, ...], shape: tuple[int, ...], found: Mapping[str, Stored], read_stored: ReadStored
+    leaf: LeafSpec, start: tuple[int, ...], shape: tuple[int, ...], found: Mapping[str, KeptAs], read_stored: ReadStored
 ) -> np.ndarray:
     assert leaf.array is not None
     name, dtype = leaf_name(leaf), np.dtype(leaf.array.dtype)

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError
-from raystate.transfer.description import MOST_DESCRIPTION_BYTES, Stored, is_plain_name
+from raystate.transfer.description import MOST_DESCRIPTION_BYTES, KeptAs, is_plain_name
 
 SUFFIX = ".npz"
 DESCRIPTION = "__raystate__"  # the member with our description, as uint8
@@ -36,7 +36,7 @@ _BAD = (  # what zipfile, zlib and numpy's parser of headers say of bytes that a
 )  # fmt: skip
 
 
-def npz_chunks(arrays: Mapping[str, Stored], description: str, parts: Iterable[tuple[str, np.ndarray]]) -> Iterator[bytes]:
+def npz_chunks(arrays: Mapping[str, KeptAs], description: str, parts: Iterable[tuple[str, np.ndarray]]) -> Iterator[bytes]:
     """The bytes of an archive.
 
     Args:
@@ -49,7 +49,7 @@ def npz_chunks(arrays: Mapping[str, Stored], description: str, parts: Iterable[t
     members = itertools.groupby(itertools.chain([(DESCRIPTION, text)], parts), key=lambda part: part[0])
     with zipfile.ZipFile(cast(Any, sink), "w", compression=zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, data in members:
-            stored = Stored(dtype="uint8", shape=text.shape) if name == DESCRIPTION else arrays[name]
+            stored = KeptAs(dtype="uint8", shape=text.shape) if name == DESCRIPTION else arrays[name]
             with archive.open(zipfile.ZipInfo(f"{name}{_MEMBER}"), "w", force_zip64=True) as member:
                 member.write(_npy_header(stored))
                 for _, part in data:
@@ -74,7 +74,7 @@ def check_names(arrays: Iterable[str]) -> None:
 class Member:
     """An array of an archive. `offset`: bytes of the .npy header before its elements."""
 
-    stored: Stored
+    stored: KeptAs
     dtype: np.dtype  # as it lies there, which may be big-endian
     fortran: bool
     offset: int
@@ -166,7 +166,7 @@ class NpzReader:
         if any(not 0 <= size < 2**63 for size in shape):
             raise ValueError(f"{name[:200]!r} has the shape {shape}")
         member = Member(
-            stored=Stored(dtype=dtype.newbyteorder("=").name, shape=tuple(map(int, shape))),
+            stored=KeptAs(dtype=dtype.newbyteorder("=").name, shape=tuple(map(int, shape))),
             dtype=dtype,
             fortran=bool(fortran) and len(shape) > 1,
             offset=offset,
@@ -203,7 +203,7 @@ class _Sink:
         return parts
 
 
-def _npy_header(stored: Stored) -> bytes:
+def _npy_header(stored: KeptAs) -> bytes:
     header = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(np.dtype(stored.dtype))
     np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": stored.shape})

@@ -17,7 +17,7 @@ import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "float8_…"
 import numpy as np
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError
-from raystate.transfer.description import Stored
+from raystate.transfer.description import KeptAs
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -40,7 +40,7 @@ DTYPES = frozenset(_CODES)  # what the format has
 class Tensor:
     """An array in a file. `begin` and `end`: bytes from the beginning of the file."""
 
-    stored: Stored
+    stored: KeptAs
     begin: int
     end: int
 
@@ -53,17 +53,17 @@ class Header:
     metadata: Mapping[str, str]
 
 
-def nbytes_of(stored: Stored) -> int:
+def nbytes_of(stored: KeptAs) -> int:
     """Bytes of an array in a file."""
     return math.prod(stored.shape) * np.dtype(stored.dtype).itemsize
 
 
-def order(arrays: Mapping[str, Stored]) -> list[str]:
+def order(arrays: Mapping[str, KeptAs]) -> list[str]:
     """The names in the order in which a file has them: the widest numbers first, so that each array is aligned."""
     return sorted(arrays, key=lambda name: (-np.dtype(arrays[name].dtype).itemsize, name))
 
 
-def header_bytes(names: list[str], arrays: Mapping[str, Stored], metadata: Mapping[str, str]) -> bytes:
+def header_bytes(names: list[str], arrays: Mapping[str, KeptAs], metadata: Mapping[str, str]) -> bytes:
     """The beginning of a file that holds these arrays in this order.
 
     Raises:
@@ -157,7 +157,7 @@ def parse_index(data: bytes, what: str) -> tuple[dict[str, str], Any]:
     return pairs, description
 
 
-def shards(arrays: Mapping[str, Stored], most_bytes: int) -> list[list[str]]:
+def shards(arrays: Mapping[str, KeptAs], most_bytes: int) -> list[list[str]]:
     """The names, in as many files as have at most `most_bytes` each; a larger array has a file of its own. At least one file."""
     files: list[list[str]] = [[]]
     size = 0
@@ -194,7 +194,7 @@ def _tensor(entry: Any, start: int) -> Tensor:
     for number in (*shape, begin, end):
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**63:
             raise ValueError(f"{str(number)[:50]!r} is no size or offset")
-    stored = Stored(dtype=_DTYPES[dtype], shape=tuple(shape))
+    stored = KeptAs(dtype=_DTYPES[dtype], shape=tuple(shape))
     if end - begin != nbytes_of(stored):
         raise ValueError(f"{end - begin} bytes for {dtype} of shape {tuple(shape)}")
     return Tensor(stored=stored, begin=start + begin, end=start + end)

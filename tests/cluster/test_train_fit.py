@@ -270,7 +270,9 @@ def _reads_its_share(config: dict[str, Any]) -> dict[str, Any]:
     from ray import train
 
     _begin(config)
-    rows = [int(row["id"]) for row in raystate.Counted(lambda: train.get_dataset_shard("train").iter_rows())]
+    share = train.get_dataset_shard("train")
+    assert share is not None
+    rows = [int(row["id"]) for row in raystate.Counted(share.iter_rows)]
     _say(config["folder"], "read", rows=rows)
     train.report({"theirs": 1.0})
     return {
