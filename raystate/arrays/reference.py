@@ -115,9 +115,8 @@ def match_reference(
         else:
             wants.append(Keep(value=value))
             if below := stored.below(path):
-                differences.add(
-                    path, f"expected {_kind(value)}, the checkpoint has {len(below)} leaves below it{_of_a_step(path, value)}"
-                )
+                why = not_a_value(value) or f"expected {_kind(value)}"
+                differences.add(path, f"{why}, the checkpoint has {len(below)} leaves below it{_of_a_step(path, value)}")
             elif partial or rules is not None:
                 _check_kept(path, value, differences, MISSING)
             else:

@@ -10,7 +10,9 @@ import typer
 from rich.progress import Progress, TaskID
 
 from raystate.cli.console import JsonOption, StorageArgument, byte_progress, count, out, print_json, size
+from raystate.core.errors import ConfigError
 from raystate.inspection.places import Checkpoints
+from raystate.legacy import LegacyCheckpoint
 from raystate.verification import StepReport, verify_log, verify_step
 
 
@@ -26,6 +28,11 @@ def verify(
     """
     checkpoints = Checkpoints(storage)
     run = checkpoints.storage
+    if isinstance(checkpoints.single, LegacyCheckpoint):
+        raise ConfigError(
+            f"{run.url} is in an older form of flax's, which has no checksums to verify against; raystate inspect shows what it holds",
+            field="storage", got=run.url,
+        )  # fmt: skip
     newest = checkpoints.existing(step)
     steps = checkpoints.steps() if step is None else [newest]
     log = () if step is not None or checkpoints.single is not None else verify_log(run)

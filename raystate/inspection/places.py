@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from raystate.core.errors import CorruptCheckpointError, StepNotFoundError, StorageError
+from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
 from raystate.legacy import LegacyCheckpoint, legacy_checkpoint
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import (
@@ -47,11 +47,18 @@ class Checkpoints:
         url: gs://…, file://…, a directory or a PathLike. Nothing needs to be there yet.
 
     Raises:
-        ConfigError: it is no usable URL.
+        ConfigError: it is no usable URL, or a file that is no checkpoint.
     """
 
     def __init__(self, url: StorageUrl):
         self.storage = open_storage(url)
+        if self.storage.is_directory and self.storage.local_path("").is_file() and self.single is None:
+            raise ConfigError(
+                f"storage: {self.storage.url} is a file, and none that flax wrote; expected the directory of a run, of a step or of one "
+                "checkpoint",
+                field="storage",
+                got=self.storage.url,
+            )
         self._folders: dict[int, str] = {}
 
     @functools.cached_property

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError
+from raystate.legacy.byte_file import ByteFile
+from raystate.legacy.msgpack_tree import begins_as_tree
 from raystate.legacy.names import GDA, ORBAX_TEMPORARY, is_temporary, number_after, split_name
 from raystate.legacy.reader import STRUCTURE, LegacyReader
 from raystate.orbax.step_reader import StepReader
@@ -74,7 +76,7 @@ def legacy_checkpoint(storage: Storage) -> LegacyCheckpoint | None:
     found = storage.list(recursive=False)
     names = {info.name for info in found}
     if not found:
-        is_one = folder.exists(name)
+        is_one = folder.exists(name) and (split_name(name) is not None or begins_as_tree(ByteFile(folder, name)))
     elif ORBAX_TEMPORARY in name or STRUCTURE in names:
         is_one = True
     elif name.endswith(GDA):

@@ -166,7 +166,7 @@ def test_story_of_a_damaged_record(ray_tmp: Path) -> None:
     [
         (["verify"], "Missing argument"),
         (["verify", "gs://"], "storage: 'gs://' is not usable"),
-        (["verify", "s3://bucket/x"], "unsupported scheme s3://"),
+        (["verify", "hdfs://host/x"], "unsupported scheme hdfs://"),
         (["verify", "EMPTY"], "has no step"),
         (["verify", "EMPTY", "twelve"], "Invalid value"),
         (["gc", "EMPTY", "--assume-dead", "3"], "attempt 3 of"),

@@ -102,7 +102,9 @@ def _kind(leaf: LeafSpec) -> tuple[Any, ...]:
 def _bits(tree: Any, leaf: LeafSpec) -> bytes | None:
     for key in leaf.path:
         tree = tree[key]
-    return np.asarray(tree).tobytes() if leaf.array is not None else None
+    if leaf.array is None:
+        return None
+    return np.asarray(jax.random.key_data(tree) if leaf.array.key_impl else tree).tobytes()
 
 
 def raystate_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

@@ -34,7 +34,7 @@ BAD: list[tuple[Mapping[str, Any], str, str]] = [
     ({"storage": ""}, "storage", "empty"),
     ({"storage": 3}, "storage", "PathLike"),
     ({"storage": None}, "storage", "None"),
-    ({"storage": "s3://bucket/x"}, "storage", "s3"),
+    ({"storage": "hdfs://host/x"}, "storage", "hdfs"),
     ({"run": ""}, "run", "letters"),
     ({"run": "a/b"}, "run", "'a/b'"),
     ({"run": "-x"}, "run", "first"),

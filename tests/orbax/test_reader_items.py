@@ -351,5 +351,5 @@ def test_a_path_that_was_mistyped_does_not_look_like_an_empty_run(tmp_path: Path
         ):
             with pytest.raises(StepNotFoundError, match=said):
                 call(path)
-    with pytest.raises(ConfigError, match=r"notes.txt is a file; expected the directory of a run"):
+    with pytest.raises(ConfigError, match=r"notes.txt is a file, and none that flax wrote; expected the directory of a run"):
         raystate.Reader(file)

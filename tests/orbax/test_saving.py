@@ -122,9 +122,9 @@ def test_row2_a_single_value(kind: str, tmp_path: Path):
     value = SINGLE[kind]
     raystate.save(tmp_path / "one", value)
     same(raystate.load(tmp_path / "one", value), value)
-    assert (
-        plain(np.asarray(jax.random.key_data(value)) if kind == "key" else value)[1:] == plain(raystate.load(tmp_path / "one"))[1:]
-    )
+    raw = raystate.load(tmp_path / "one")
+    same(raw, value) if kind == "key" else None
+    assert kind == "key" or plain(value)[1:] == plain(raw)[1:]
     for got in (v1.load(str(tmp_path / "one")), v0.PyTreeCheckpointer().restore(tmp_path / "one" / "state")):
         assert plain(got) == plain(value) or (kind in ("scalar",) and plain(np.asarray(got)) == plain(value))
     if isinstance(value, jax.Array):
@@ -244,7 +244,7 @@ def test_row1_several_processes_are_sent_to_the_manager(tmp_path: Path):
         raystate.save(tmp_path / "one", {"w": W})
 
 
-@pytest.mark.parametrize("path", ["gs://bucket", "s3://bucket/one"])
+@pytest.mark.parametrize("path", ["gs://bucket", "hdfs://host/one"])
 def test_row1_a_path_that_is_none(path: str):
     with pytest.raises(raystate.ConfigError, match=path.partition("/")[0]):
         raystate.save(path, {"w": W})
