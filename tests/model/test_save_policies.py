@@ -162,7 +162,7 @@ class Moody:
         (cm.ContinuousCheckpointingPolicy(minimum_interval_secs=-1), "seconds >= 0"),
         (cm.FixedIntervalPolicy, "SaveDecisionPolicy object"),
     ],
-    ids=str,
+    ids=range(7),
 )
 def test_row14_what_hosts_might_answer_differently_is_refused(policy: Any, said: str):
     with pytest.raises(raystate.ConfigError, match=said) as caught:
