@@ -55,6 +55,10 @@ def bits(value: Any) -> Any:
     """What must be equal for bit-equality."""
     if isinstance(value, bool | int | float | str) or value is None:
         return type(value).__name__, value
+    if str(getattr(value, "dtype", "")).startswith("key<"):  # a typed PRNG key: its data
+        import jax
+
+        value = jax.random.key_data(value)
     value = np.asarray(value)
     return value.dtype.name, value.shape, value.tobytes()
 

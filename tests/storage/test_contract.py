@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,12 @@ from tests.storage.backends import BACKENDS
 
 
 class TestContract(StorageContract):
-    """`storage` comes from conftest: each backend in turn."""
+    """Each backend in turn."""
+
+    @pytest.fixture(params=sorted(BACKENDS))
+    def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+        with BACKENDS[request.param](tmp_path) as storage:
+            yield storage
 
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
