@@ -67,7 +67,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     """The settings of a run. All keyword-only; a bad one is a `ConfigError` that names the field, the value and what is allowed.
 
     Attributes:
-        storage: the run's identity: `gs://…`, `file://…` or a directory (also a PathLike). Kept in canonical form.
+        storage: the run's identity: `gs://…`, `s3://…`, `file://…` or a directory (also a PathLike). Kept in canonical form.
         run: name of the run, in actors, metrics and logs: letters, digits, `.`, `_`, `-`.
         save_every_steps: steps between durable saves: the first `save()` at or after each multiple.
         save_every_s: seconds between durable saves, decided once for all hosts. With `save_every_steps` too, whichever is due.

@@ -25,7 +25,9 @@ from rich.text import Text
 
 from raystate.orbax.step_reader import StepReader
 
-StorageArgument = Annotated[str, typer.Argument(metavar="STORAGE", help="a directory, file://… or gs://bucket/prefix")]
+StorageArgument = Annotated[
+    str, typer.Argument(metavar="STORAGE", help="a directory, file://…, gs://bucket/prefix or s3://bucket/prefix")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="one JSON document on standard output, for scripts")]
 
 out = Console(highlight=False, soft_wrap=True)
