@@ -26,6 +26,7 @@ from ray.train.v2.api.preemption import PreemptionInfo
 
 import raystate
 from raystate.actors.blame import raised
+from raystate.config import StateConfig
 from raystate.runtime.ends import End
 from raystate.train import callback as callback_module
 from raystate.train import endings, jax_backend, launch, nodes
@@ -220,7 +221,7 @@ class _Looks(RayTrainCallback):
         super().after_controller_start(train_run_context)
         (controller,) = [each for each in gc.get_objects() if type(each).__name__ == "TrainController"]
         facts = [controller._health_check_interval_s, controller._train_run_context.scaling_config is self._scaling]
-        Path(self._config["out"]).write_text(repr(facts))
+        Path(self._config.storage.removeprefix("file://")).write_text(repr(facts))
 
 
 def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +236,8 @@ def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, mon
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         out = str(tmp_path / "facts")
-        callbacks: Any = [_Looks({"out": out})]  # Ray also takes internal callbacks
+        # Ray also takes internal callbacks; no run begins, so the storage's path is free for the facts.
+        callbacks: Any = [_Looks(StateConfig(storage=out, run="looks"))]
         run_config = RunConfig(name="looks", storage_path=str(tmp_path), callbacks=callbacks)
         JaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=1), run_config=run_config).fit()
     finally:
