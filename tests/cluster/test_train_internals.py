@@ -221,7 +221,7 @@ class _Looks(RayTrainCallback):
         super().after_controller_start(train_run_context)
         (controller,) = [each for each in gc.get_objects() if type(each).__name__ == "TrainController"]
         facts = [controller._health_check_interval_s, controller._train_run_context.scaling_config is self._scaling]
-        Path(self._config.storage.removeprefix("file://")).write_text(repr(facts))
+        Path(self._config["out"]).write_text(repr(facts))
 
 
 def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,8 +236,9 @@ def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, mon
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         out = str(tmp_path / "facts")
-        # Ray also takes internal callbacks; no run begins, so the storage's path is free for the facts.
-        callbacks: Any = [_Looks(StateConfig(storage=out, run="looks"))]
+        looks: Any = _Looks(StateConfig(storage=f"{out}-run", run="looks"))
+        looks._config = {"out": out}  # no run begins
+        callbacks: Any = [looks]  # Ray also takes internal callbacks
         run_config = RunConfig(name="looks", storage_path=str(tmp_path), callbacks=callbacks)
         JaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=1), run_config=run_config).fit()
     finally:
