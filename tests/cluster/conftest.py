@@ -17,7 +17,7 @@ from raystate.arena.locks import FileLock
 from raystate.fault_points import FOLDER
 from raystate.testing.gcs import GcsServer
 from tests.cluster import strikes, toy
-from tests.cluster.training import NODE, NODES, STEPS, Training, kill_all, wait_for
+from tests.cluster.training import NODE, NODES, STEPS, Training, kill_all, pausing, wait_for
 from tests.patience import PATIENCE_S
 from tests.storage.backends import GCS_SERVER_RUNS
 
@@ -101,6 +101,13 @@ def calm(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Calm:
 @pytest.fixture(scope="session")
 def undisturbed(calm: Calm) -> list[str]:
     return calm.digests
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """A test that has failed leaves its training paused: that ends before the fixtures wait for what it has in memory."""
+    while pausing:
+        pausing.pop().go_to_end()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

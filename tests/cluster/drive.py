@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 
 import raystate
 from tests.cluster import toy
-from tests.cluster.training import NODE, quiet_run_config, scaling
+from tests.cluster.training import NODE, SAVES_EVERY, quiet_run_config, scaling
 from tests.patience import PATIENCE_S
 
 
@@ -33,7 +33,12 @@ def main() -> None:
         address = cluster.address
     ray.init(address=address, namespace=f"driver-{os.getpid()}", log_to_driver=False)
     cloudpickle.register_pickle_by_value(toy)
-    settings = {"save_every_steps": 5, "barrier_timeout_s": PATIENCE_S, "start_timeout_s": PATIENCE_S, **given["settings"]}
+    settings = {
+        "save_every_steps": SAVES_EVERY,
+        "barrier_timeout_s": PATIENCE_S,
+        "start_timeout_s": PATIENCE_S,
+        **given["settings"],
+    }
     config = raystate.StateConfig(storage=given["storage"], run=given["run"], **settings)
     result = raystate.fit(
         toy.train,

@@ -19,7 +19,7 @@ from raystate.arena import SlotSet, arena_path, default_root
 from raystate.core.errors import RaystateError
 from raystate.fault_points import FOLDER
 from raystate.storage import run_hash
-from tests.cluster.training import Training, kill_family, wait_for
+from tests.cluster.training import SAVES_EVERY, Training, kill_family, wait_for
 
 PHASES = ("training", "staging", "writing", "publishing")
 SEED = int(os.environ["RAYSTATE_SEED"])  # drawn by tests/conftest.py, which prints it
@@ -83,7 +83,7 @@ def newest_in_memory(run: Any) -> int:
 def strike(training: Training, victim: str, phase: str, cluster: Any) -> tuple[int, int]:
     """Kill `victim` in `phase`; (newest step trained, newest step in memory) before that. Returns when the training has got further."""
     starts = training.events.starts()
-    with held(phase, training):
+    with held(phase, training, before=lambda: training.go_on(SAVES_EVERY + 1)):
         in_memory = newest_in_memory(training.config)
         before = training.events.newest_step()
         _KILL[victim](training, cluster)

@@ -28,7 +28,7 @@ def _config(make_run: Any, **more: Any) -> raystate.StateConfig:
 @pytest.mark.long
 def test_deaths_that_meet(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     config = _config(make_run)
-    training = Training(config, tmp_path / "out", steps=STEPS)
+    training = Training(config, tmp_path / "out", steps=STEPS, pause_at=20)
     training.wait_step(6)
     # A trainer, and one of the new ones while it restores.
     with held("restoring", training, before=lambda: training.kill_trainer(1)):
@@ -53,7 +53,7 @@ def test_deaths_that_meet(ray_cluster: Any, make_run: Any, tmp_path: Path, undis
 def test_sleepers_do_no_harm(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     """Each kind is stopped for longer than the others wait for it, and goes on."""
     config = _config(make_run, host_timeout_s=1.0)
-    training = Training(config, tmp_path / "out", steps=STEPS)
+    training = Training(config, tmp_path / "out", steps=STEPS, pause_at=20)
     training.wait_step(6)
     for pid in (host_pid(training), coordinator_pid(training)):
         os.kill(pid, signal.SIGSTOP)
@@ -84,7 +84,7 @@ def test_sleepers_do_no_harm(ray_cluster: Any, make_run: Any, tmp_path: Path, un
 def test_a_driver_and_a_raylet_that_sleep(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     """For seconds: longer than anything of ours waits for them. Ray itself gives a node up only after much longer."""
     run = make_run()
-    driver = Driver(run, tmp_path, address=ray_cluster.address, steps=STEPS)
+    driver = Driver(run, tmp_path, address=ray_cluster.address, steps=STEPS, pause_at=20)
     try:
         driver.wait_step(6)
         for pid in (driver.process.pid, raylet_of_a_trainer(driver, ray_cluster)[0]):
@@ -105,7 +105,7 @@ def test_a_driver_and_a_raylet_that_sleep(ray_cluster: Any, make_run: Any, tmp_p
 @pytest.mark.long
 def test_the_run_is_released_when_the_driver_never_comes_back(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     run = make_run()
-    driver = Driver(run, tmp_path, address=ray_cluster.address, steps=STEPS, idle_timeout_s=2.0, save_every_steps=1000)
+    driver = Driver(run, tmp_path, address=ray_cluster.address, steps=STEPS, pause_at=20, idle_timeout_s=2.0, save_every_steps=1000)
     driver.wait_step(6)
     driver.kill()
     before = newest_in_memory(run)

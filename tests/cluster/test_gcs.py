@@ -54,7 +54,7 @@ def test_a_run_in_a_bucket(ray_cluster: Any, server: GcsServer, make_run: Any, t
     """The deaths of a trainer and of a HostActor change nothing; every step is whole, and nothing is left over."""
     config = a_config(make_run(), keep_last=None)
     reader = raystate.Reader(config.storage)
-    training = Training(config, tmp_path, steps=STEPS, step_s=0.1)
+    training = Training(config, tmp_path, steps=STEPS, step_s=0.1, pause_at=STEPS // 2)
 
     def durable(step: int) -> None:
         wait_for(lambda: (reader.latest_step() or 0) >= step, f"durable step {step}", failed=lambda: training.error)
@@ -122,7 +122,7 @@ def test_nothing_is_lost_whatever_requests_answer(
     # One each, not all in one save: a client waits for about 20 s before it asks again.
     stalls = [FaultRule(mode="stall", kinds=(kind,), skip=15 * number, times=1) for number, kind in enumerate(kinds)]
     server.faults([*stalls, *(FaultRule(probability=0.012, seed=seed, **answer) for seed, answer in enumerate(ANSWERS))])
-    training = Training(config, tmp_path, steps=STEPS, step_s=0.2)
+    training = Training(config, tmp_path, steps=STEPS, step_s=0.2, pause_at=STEPS // 2)
     training.wait_step(40)
     before, _ = training.kill_trainer(0)
     training.finish()

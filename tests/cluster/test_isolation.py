@@ -48,7 +48,7 @@ def test_two_runs_of_one_name_beside_each_other(ray_cluster: Any, make_run: Any,
     same_name = {"run": runs[0].run, "save_every_steps": 2, "keep_last": 1}
     configs = [raystate.StateConfig(storage=run.storage, **same_name) for run in runs]
     on_one_node = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}, placement_strategy="STRICT_PACK")
-    first = Training(configs[0], tmp_path / "0", steps=STEPS, step_s=0.1, scaling_config=on_one_node)
+    first = Training(configs[0], tmp_path / "0", steps=STEPS, step_s=0.1, pause_at=20, scaling_config=on_one_node)
     second = Training(configs[1], tmp_path / "1", steps=STEPS, step_s=0.05)
     seen: list[int] = []
     problems: list[BaseException] = []

@@ -17,14 +17,14 @@ from raystate.actors.naming import run_actors
 from raystate.storage import run_hash
 from tests.cluster import strikes
 from tests.cluster.strikes import ROUNDS, VICTIMS, came_of, held, newest_in_memory, phase_of, strike
-from tests.cluster.training import NODE, NODES, STEPS, Driver, wait_for
+from tests.cluster.training import NODE, NODES, SAVES_EVERY, STEPS, Driver, wait_for
 from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("turn", ROUNDS)
 def test_one_death_of_each_kind(turn: int, ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     run = make_run()
-    training = Driver(run, tmp_path, address=ray_cluster.address, steps=STEPS)
+    training = Driver(run, tmp_path, address=ray_cluster.address, steps=STEPS, pause_at=20)
     training.wait_step(6)
     # Rank 0 in calm training; it is rank 1 that dies as "trainer" below.
     starts, in_memory = training.events.starts(), newest_in_memory(run)
@@ -53,7 +53,7 @@ def test_one_death_of_each_kind(turn: int, ray_cluster: Any, make_run: Any, tmp_
                 assert 0 < in_memory <= start["step"]
         # The driver last: with it all trainers go, and the same command is given again.
         phase = phase_of("driver", turn)
-        with held(phase, training):
+        with held(phase, training, before=lambda: training.go_on(SAVES_EVERY + 1)):
             before = training.events.newest_step()
             training.kill()
             in_memory = newest_in_memory(run)

@@ -40,7 +40,7 @@ def config(ray_cluster: Any, make_run: Any) -> raystate.StateConfig:
 
 
 def test_each_death_is_told_as_the_rank_that_died(config: raystate.StateConfig, tmp_path: Path) -> None:
-    training = Training(config, tmp_path / "out", steps=40, step_s=0.1)
+    training = Training(config, tmp_path / "out", steps=40, step_s=0.1, pause_at=10)
     killed = [1, 0]
     for rank in killed:
         starts = training.events.starts()

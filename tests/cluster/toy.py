@@ -12,6 +12,9 @@ import pickle
 import time
 from typing import Any
 
+PAUSE = "pause"  # the file in `out` with the step at which training pauses
+POLL_S = 0.02
+
 
 class Numbers:
     """An iterator whose whole state is (seed, position); grain's protocol."""
@@ -120,8 +123,21 @@ def assemble(paths: list[str]) -> list[Any]:
     return [arrays[number] for number in sorted(arrays)]
 
 
+def pause(out: str, done: int) -> None:
+    """Waits while the test wants no step after `done`: see `Training.go_to`."""
+    path = os.path.join(out, PAUSE)
+    while True:
+        try:
+            with open(path) as file:
+                if done < int(file.read()):
+                    return
+        except FileNotFoundError:
+            return
+        time.sleep(POLL_S)
+
+
 def train(config: dict[str, Any]) -> Any:
-    """config: steps, step_s, out (directory for events and dumps), width, dump_every."""
+    """config: steps, step_s, out (directory for events, dumps and pauses), width, dump_every."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -141,6 +157,7 @@ def train(config: dict[str, Any]) -> Any:
         state = restored.state
         say(event="start", step=restored.step, tier=restored.tier, position=iterator.position)
         for step in range(restored.step, config["steps"]):
+            pause(config["out"], step)
             begin = time.perf_counter()
             batch = jax.device_put(next(iterator), NamedSharding(mesh, PartitionSpec()))
             state, loss = step_fn(state, batch)

@@ -25,7 +25,10 @@ REPO = Path(__file__).parents[2]
 NODES = 3
 NODE = {"num_cpus": 2, "resources": {"trainer": 1}, "object_store_memory": 100 << 20}  # of the simulated nodes
 STEPS = 90  # of the runs that are compared with the undisturbed one
+SAVES_EVERY = 5  # steps between the durable saves of a `Driver`
 POLL_S = 0.02
+
+pausing: list[Training] = []  # of the test that runs: at its end nothing waits for it any more
 
 
 @dataclasses.dataclass
@@ -88,17 +91,23 @@ def kill_family(process: psutil.Process) -> None:
 
 
 class Training:
-    """`fit` in a thread, so that the test can kill things meanwhile."""
+    """`fit` in a thread, so that the test can kill things meanwhile.
 
-    def __init__(self, config: Any, out: Path, **kwargs: Any):
+    Args:
+        pause_at: the toy pauses at this step, so that it doesn't end before a busy machine has let the test do its part; the test's
+            `wait_step` and `go_on` let it go further, and `finish` to its end. None: it doesn't wait for the test.
+    """
+
+    def __init__(self, config: Any, out: Path, *, pause_at: int | None = None, **kwargs: Any):
         out.mkdir(parents=True, exist_ok=True)
         self.events = Events(out)
         self.config = config
         self.result: Any = None
         self.error: BaseException | None = None
+        self._begin(kwargs.pop("steps", 40), pause_at)
         loop = {
             "out": str(out),
-            "steps": kwargs.pop("steps", 40),
+            "steps": self._steps,
             "step_s": kwargs.pop("step_s", 0.2),
             "width": kwargs.pop("width", 32),
         }
@@ -123,8 +132,41 @@ class Training:
         self.thread = threading.Thread(target=run, name="fit", daemon=True)
         self.thread.start()
 
+    def _begin(self, steps: int, pause_at: int | None) -> None:
+        self._steps = steps
+        self._pause = None
+        if pause_at is not None:
+            self._pause_at(pause_at)
+            pausing.append(self)
+
+    def _pause_at(self, step: int) -> None:
+        self._pause = step
+        new = self.events.folder / f"{toy.PAUSE}.new"
+        new.write_text(str(step))
+        new.replace(self.events.folder / toy.PAUSE)
+
+    def go_to_end(self) -> None:
+        """Pause no more."""
+        self._pause_at(self._steps)
+
+    def go_on(self, steps: int) -> None:
+        """Let a training that pauses make so many more steps."""
+        if self._pause is not None:
+            self._pause_at(max(self._pause, self.events.newest_step() + steps))
+
     def wait_step(self, step: int) -> None:
-        wait_for(lambda: self.events.newest_step() >= step, f"step {step}", failed=lambda: self.error)
+        assert step <= self._steps, f"the training ends at {self._steps}: it was too fast for this test, which has to make it pause"
+        if self._pause is not None and step > self._pause:
+            self._pause_at(step)
+        wait_for(lambda: self.events.newest_step() >= step, f"step {step}", failed=lambda: self._why_never(step))
+
+    def _why_never(self, step: int) -> object:
+        ended = self.has_ended and self.events.newest_step() < step
+        return self.error or ("the training has ended" if ended else None)
+
+    @property
+    def has_ended(self) -> bool:
+        return not self.thread.is_alive()
 
     def kill_trainer(self, rank: int) -> tuple[int, float]:
         """SIGKILL that rank's newest process; (newest step before, wall time)."""
@@ -134,6 +176,7 @@ class Training:
         return before, now
 
     def finish(self, timeout_s: float = PATIENCE_S) -> Any:
+        self.go_to_end()
         self.thread.join(timeout_s)
         assert not self.thread.is_alive(), f"fit did not end within {timeout_s:.0f} s; newest step {self.events.newest_step()}"
         if self.error is not None:
@@ -162,9 +205,20 @@ def quiet_run_config(out: Path, devices: int) -> Any:
 class Driver(Training):
     """`fit` in a driver process of its own, on a running cluster or on one that it starts."""
 
-    def __init__(self, run: Any, out: Path, *, address: str | None, steps: int, step_s: float = 0.2, **settings: Any):
+    def __init__(
+        self,
+        run: Any,
+        out: Path,
+        *,
+        address: str | None,
+        steps: int,
+        step_s: float = 0.2,
+        pause_at: int | None = None,
+        **settings: Any,
+    ):
         out.mkdir(parents=True, exist_ok=True)
         self.events = Events(out)
+        self._begin(steps, pause_at)
         self.config = run
         self.out = out
         given = {
@@ -183,6 +237,10 @@ class Driver(Training):
         self.process = subprocess.Popen(command, cwd=REPO, env=environment, stdout=self._log, stderr=subprocess.STDOUT)
 
     @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
     def error(self) -> BaseException | None:
         code = self.process.poll()
         return None if code in (None, 0) else RuntimeError(f"exit code {code}: {(self.out / 'driver.log').read_text()[-2000:]}")
@@ -194,6 +252,7 @@ class Driver(Training):
         kill_family(psutil.Process(self.process.pid))
 
     def finish(self, timeout_s: float = PATIENCE_S) -> Any:
+        self.go_to_end()
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
