@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError
@@ -67,15 +67,18 @@ class LegacyCheckpoint:
         return reader
 
 
-def legacy_checkpoint(storage: Storage) -> LegacyCheckpoint | None:
-    """The checkpoint in an older form that a storage's URL is the path of; None: it is something else."""
+def legacy_checkpoint(storage: Storage, names: Collection[str]) -> LegacyCheckpoint | None:
+    """The checkpoint in an older form that a storage's URL is the path of; None: it is something else.
+
+    Args:
+        storage: which may be a file.
+        names: of what lies in it, not recursively.
+    """
     above, _, name = storage.url.rpartition("/")
     if above.endswith("/"):  # a bucket, or a folder of the root
         return None
     folder = open_storage(above)
-    found = storage.list(recursive=False)
-    names = {info.name for info in found}
-    if not found:
+    if not names:
         is_one = folder.exists(name) and (split_name(name) is not None or begins_as_tree(ByteFile(folder, name)))
     elif ORBAX_TEMPORARY in name or STRUCTURE in names:
         is_one = True
