@@ -19,7 +19,7 @@ from raystate.core.tree import TreeSpec
 from raystate.legacy.names import ORBAX_TEMPORARY
 from raystate.orbax.merge import MARKER, build_files
 from raystate.orbax.writer import write_item
-from raystate.storage import Storage
+from raystate.storage import Storage, replace_tree
 from raystate.storage.names import METADATA
 
 _ITEM = "state"
@@ -131,20 +131,14 @@ class _Place:
         return self
 
     def take(self) -> None:
-        """Give it its name. What had it before is moved away first, and back if that fails."""
+        """Give it its name, in the place of what has it."""
         storage = self._storage
         storage.fsync_tree(self.new)
-        old = f"{self.new}-old"
         if os.path.lexists(storage.local_path(self._name)):
-            storage.rename_tree(self._name, old)
-        try:
+            replace_tree(storage, self.new, self._name)
+        else:
             storage.rename_tree(self.new, self._name)
-        except BaseException:
-            if os.path.lexists(storage.local_path(old)):
-                storage.rename_tree(old, self._name)
-            raise
         self._taken = True
-        storage.delete_tree(old)
 
     def __exit__(self, *exc: object) -> None:
         if not self._taken:

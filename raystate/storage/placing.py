@@ -46,6 +46,37 @@ def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> New
     return kind(storage, folder, overwrite=overwrite)
 
 
+def replace_tree(storage: Storage, new: str, name: str) -> None:
+    """On a directory: give a folder, or a file, the name of another one, which goes. See `new_folder` for what a reader finds meanwhile.
+
+    Args:
+        new: beside `name`, whole and durable.
+        name: is there.
+
+    Raises:
+        StorageError: storage failed; what was there is there again.
+    """
+    path, place = str(storage.local_path(new)), str(storage.local_path(name))
+    try:
+        posix.exchange(path, place)
+        old = new
+    except OSError as error:
+        if error.errno not in _NO_EXCHANGE:
+            raise storage_error("rename", f"{path} -> {place}", error) from error
+        old = f"{new}-old"
+        storage.rename_tree(name, old)
+        try:
+            storage.rename_tree(new, name)
+        except BaseException:
+            storage.rename_tree(old, name)
+            raise
+    try:
+        posix.fsync(os.path.dirname(place))
+        storage.delete_tree(old)
+    except (OSError, StorageError) as error:  # the new one is in its place: that is what was asked for
+        logger.warning("what was replaced stays in %s/%s: %s", storage.url, old, error)
+
+
 class NewFolder(abc.ABC):
     """See `new_folder`.
 
@@ -142,33 +173,12 @@ class _RenamedFolder(NewFolder):
             self.storage.create(f"{self.prefix}/{name}", data)
         self.storage.fsync_tree(self.prefix)
         if self.found:
-            self._replace()
+            replace_tree(self.storage, self.prefix, self.folder)
             return
         try:
             self.storage.rename_tree(self.prefix, self.folder)
         except ObjectExistsError as error:
             raise self._refused("somebody else has saved there meanwhile") from error
-
-    def _replace(self) -> None:
-        place = str(self.storage.local_path(self.folder))
-        try:
-            posix.exchange(self._path, place)
-            old = self.prefix
-        except OSError as error:
-            if error.errno not in _NO_EXCHANGE:
-                raise storage_error("rename", f"{self._path} -> {place}", error) from error
-            old = f"{self.prefix}-old"
-            self.storage.rename_tree(self.folder, old)
-            try:
-                self.storage.rename_tree(self.prefix, self.folder)
-            except BaseException:
-                self.storage.rename_tree(old, self.folder)
-                raise
-        try:
-            posix.fsync(os.path.dirname(place))
-            self.storage.delete_tree(old)
-        except (OSError, StorageError) as error:  # the new one is in its place: that is what was asked for
-            logger.warning("what was replaced stays in %s/%s: %s", self.storage.url, old, error)
 
     def _begin(self) -> None:
         above = os.path.dirname(self._path)
