@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from raystate.core.errors import ConfigError, CorruptCheckpointError
 from raystate.legacy.byte_file import ByteFile
 from raystate.legacy.msgpack_tree import begins_as_tree
-from raystate.legacy.names import GDA, ORBAX_TEMPORARY, is_temporary, number_after, split_name
+from raystate.legacy.names import GDA, is_temporary, number_after, split_name
 from raystate.legacy.reader import STRUCTURE, LegacyReader
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import ObjectInfo, Storage, StorageUrl, open_storage
-from raystate.storage.names import MARKER, METADATA, TREE_METADATA
-
-_MANIFEST = "manifest.ocdbt"
+from raystate.storage.names import MANIFEST, MARKER, METADATA, ORBAX_TEMPORARY, TREE_METADATA
 
 
 class LegacyCheckpoint:
@@ -54,7 +52,7 @@ class LegacyCheckpoint:
 
     def _opened(self, where: str) -> LegacyReader:
         if not any(self._folder.exists(name) for name in (self._name, f"{self._name}/{STRUCTURE}")):
-            text = f"{where} has a {_MANIFEST}, but neither {TREE_METADATA} nor {STRUCTURE!r}, which says what its arrays are"
+            text = f"{where} has a {MANIFEST}, but neither {TREE_METADATA} nor {STRUCTURE!r}, which says what its arrays are"
             raise CorruptCheckpointError(text, path=where)
         reader = LegacyReader(self._folder, self._name)
         gda = f"{self._name}{GDA}"
@@ -85,7 +83,7 @@ def legacy_checkpoint(storage: Storage, names: Collection[str]) -> LegacyCheckpo
     elif name.endswith(GDA):
         is_one = folder.exists(name.removesuffix(GDA))
     else:
-        is_one = _MANIFEST in names and TREE_METADATA not in names
+        is_one = MANIFEST in names and TREE_METADATA not in names
     return LegacyCheckpoint(folder, name) if is_one else None
 
 
@@ -174,7 +172,7 @@ def steps_of(numbers: Sequence[float]) -> list[int]:
 def _files_of(storage: Storage, name: str) -> set[str]:
     """Those of a folder's files that make it a checkpoint."""
     inside = {info.name.removeprefix(f"{name}/") for info in storage.list(name, recursive=False)}
-    return inside & {METADATA, TREE_METADATA, STRUCTURE, _MANIFEST, MARKER}
+    return inside & {METADATA, TREE_METADATA, STRUCTURE, MANIFEST, MARKER}
 
 
 def _unfinished(storage: Storage, name: str) -> str:

@@ -22,11 +22,11 @@ from raystate.core.errors import StorageError
 from raystate.storage import posix
 from raystate.storage.attempts import storage_error
 from raystate.storage.base import Listing, ObjectExistsError, Storage
-from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, log_name, step_of
+from raystate.storage.names import MARKER, METADATA, ORBAX_TEMPORARY, STATE, TREE_METADATA, log_name, step_of
 
 logger = logging.getLogger("raystate")
 
-TEMPORARY = ".orbax-checkpoint-tmp-"  # Orbax's own word for what is unfinished: its readers and ours pass over such names
+TEMPORARY = f".{ORBAX_TEMPORARY}-"
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV)
 _LOCK_TRIES = 5
 _UNFINISHED = re.compile(r"/[^/]+/ocdbt\.process_s[0-9a-f]{16}h")  # data of a save that has not come to the files with fixed names

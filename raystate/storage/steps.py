@@ -21,6 +21,7 @@ from raystate.storage.names import (
     METADATA,
     PACKAGES,
     TRASH,
+    marker_last,
     package_name,
     save_of,
     split_saved,
@@ -164,7 +165,7 @@ class StepFolder:
     def _publish_objects(self, package: Package) -> None:
         if (missing := _missing_object(self.storage.list(self.name), self.name, package)) is not None:
             raise self._error("publish", missing)
-        for name in sorted(package.files, key=_marker_last):
+        for name in sorted(package.files, key=marker_last):
             try:
                 self.storage.create_or_same(f"{self.name}/{name}", package.files[name])
             except ObjectExistsError as error:
@@ -364,9 +365,3 @@ def other_bytes(info: ObjectInfo, obj: DataObject) -> str:
         return f"has crc32c {info.crc32c:08x} instead of {obj.crc32c:08x}"
     kinds = info.digest.partition(":")[0], obj.digest.partition(":")[0]
     return f"has {info.digest} instead of {obj.digest}" if kinds[0] == kinds[1] and info.digest != obj.digest else ""
-
-
-def _marker_last(name: str) -> tuple[bool, int, str]:
-    """Sort key: plain files, then the items' markers, the step's own marker at the very end."""
-    is_marker = name.rpartition("/")[2] == MARKER
-    return (is_marker, -name.count("/") if is_marker else 0, name)

@@ -14,12 +14,12 @@ from raystate.orbax.array_reads import Request
 from raystate.orbax.merge import build_files
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import Storage, open_storage
-from raystate.storage.names import MARKER
+from raystate.storage.names import MARKER, marker_last
 from raystate.transfer.boxes import total_bytes
 from raystate.transfer.description import check_tree
 from raystate.transfer.orbax_tree import check_written, with_our_chunks, write_tree
 from raystate.transfer.picking import Picked
-from raystate.transfer.places import PART_BYTES, LocalPlace, WrittenFile, marker_last, open_place
+from raystate.transfer.places import PART_BYTES, LocalPlace, WrittenFile, open_place
 from raystate.transfer.progress import Progress, Tally
 from raystate.transfer.urls import refuse_existing, storage_errors
 
