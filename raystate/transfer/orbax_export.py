@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raystate.core.tree import TreeSpec
+from raystate.inspection.boxes import total_bytes
 from raystate.orbax.array_reads import Request
 from raystate.orbax.merge import build_files
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import Storage, open_storage
 from raystate.storage.names import MARKER, marker_last
-from raystate.transfer.boxes import total_bytes
 from raystate.transfer.description import check_tree
 from raystate.transfer.orbax_tree import check_written, with_our_chunks, write_tree
 from raystate.transfer.picking import Picked
