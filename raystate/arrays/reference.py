@@ -148,7 +148,7 @@ def _expanded(reference: Any, stored: Stored) -> Any:
         if not leaves or (len(leaves) == 1 and index is not None and leaves[0].kind not in EMPTY):
             return value
         shortened = [dataclasses.replace(leaf, path=leaf.path[len(path) :]) for leaf in leaves]
-        return nest(shortened, [EMPTY[leaf.kind]() if leaf.kind in EMPTY else value for leaf in leaves])
+        return nest(shortened, [leaf.plain if leaf.kind in EMPTY else value for leaf in leaves])
 
     return jax.tree_util.tree_map_with_path(spread, reference)
 

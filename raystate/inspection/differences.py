@@ -94,7 +94,7 @@ def compare(
     kinds = [{shown_item(reader, name): kind for name, kind in reader.items().items()} for reader in (a, b)]
     sides = [_leaves(reader, found, wanted) for reader, found in zip((a, b), kinds, strict=True)]
     arrays = [{key: (i, leaf.array) for key, (i, leaf) in side.items() if leaf.array is not None} for side in sides]
-    values = [{key: _value(leaf) for key, (_, leaf) in side.items() if leaf.array is None} for side in sides]
+    values = [{key: leaf.plain for key, (_, leaf) in side.items() if leaf.array is None} for side in sides]
     for reader, found, into in zip((a, b), kinds, values, strict=True):
         into.update(_others(reader, found, wanted))
     keys = list(dict.fromkeys([*values[0], *values[1]]))
@@ -142,10 +142,6 @@ def _leaves(reader: StepReader, kinds: dict[str, Any], wanted: Callable[[str, st
         for index, leaf in enumerate(tree.leaves)
         if wanted(item, leaf.name)
     }
-
-
-def _value(leaf: LeafSpec) -> Any:
-    return leaf.value if leaf.kind in ("scalar", "string") else {"dict": {}, "list": []}.get(leaf.kind)
 
 
 def _others(reader: StepReader, kinds: dict[str, Any], wanted: Callable[[str, str], bool]) -> Iterator[tuple[_Key, Any]]:

@@ -259,7 +259,10 @@ def look(checkpoints: Checkpoints, step: int, reader: StepReader) -> StepMetadat
         save=reader.save,
         began_at=moment(began_s),
         committed_at=moment(committed_s),
-        trees={name: nest(spec.leaves, [_leaf(leaf, arrays[name]) for leaf in spec.leaves]) for name, spec in specs.items()},
+        trees={
+            name: nest(spec.leaves, [arrays[name][leaf.name] if leaf.array is not None else leaf.plain for leaf in spec.leaves])
+            for name, spec in specs.items()
+        },
         items=tuple(sorted(kinds)),
         kinds=dict(sorted(kinds.items())),
         metrics=reader.metrics(),
@@ -293,18 +296,6 @@ def _arrays(item: str, spec: TreeSpec, asked: AskedStep) -> Iterator[tuple[str, 
                 _leaf=index,
             ),
         )
-
-
-def _leaf(leaf: LeafSpec, arrays: Mapping[str, ArrayMetadata]) -> Any:
-    match leaf.kind:
-        case "array":
-            return arrays[leaf.name]
-        case "dict":
-            return {}
-        case "list":
-            return []
-        case _:
-            return leaf.value
 
 
 def _sharding(text: str | None) -> Mapping[str, Any] | None:

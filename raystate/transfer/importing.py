@@ -196,7 +196,7 @@ class _Importer:
             step.step,
             save,
             trees,
-            [[leaf.value for leaf in tree.leaves if leaf.kind in ("scalar", "string")] for tree in trees],
+            [tree.values for tree in trees],
             writers,
             lambda item: self._storage.kvstore(f"{prefix}/{item}"),
             iterators=step.iterators,

@@ -75,8 +75,7 @@ def _write(storage: Storage, step: int, tree: TreeSpec, source: Picked, verify: 
     for writer, requests, crcs in write_tree(storage, str(step), save, tree, source.read, on_bytes=tally.writing):
         writers.append(writer)
         sums.append((requests, crcs))
-    values = [leaf.value for leaf in tree.leaves if leaf.kind in ("scalar", "string")]
-    files = build_files(step, save, [tree], [values], {ITEM: writers}, lambda item: storage.kvstore(f"{step}/{item}"))
+    files = build_files(step, save, [tree], [tree.values], {ITEM: writers}, lambda item: storage.kvstore(f"{step}/{item}"))
     for name in sorted((name for name in files if name != MARKER), key=marker_last):
         storage.create(f"{step}/{name}", files[name])
     if verify:
