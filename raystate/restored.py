@@ -29,6 +29,7 @@ from raystate.arrays import (
     set_iterators,
     state_dict,
 )
+from raystate.arrays.checks import shown
 from raystate.core.errors import ConfigError, ReferenceMismatchError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.state_item import STATE_ITEMS
@@ -90,8 +91,8 @@ class ReadOptions:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, not {getattr(self, name)!r}", field=name, got=getattr(self, name))
         if self.shapes not in ("match", "checkpoint"):
-            text = f"shapes: expected 'match' (the default) or 'checkpoint', not {self.shapes!r}"
-            raise ConfigError(text, field="shapes", expected=("match", "checkpoint"), got=self.shapes)
+            text = f"shapes: expected 'match' or 'checkpoint', not {shown(self.shapes)}"
+            raise ConfigError(text, field="shapes", expected=("match", "checkpoint"), got=shown(self.shapes))
         if self.transforms is not None and not callable(self.transforms):
             if not isinstance(self.transforms, Mapping):
                 text = f"transforms must be a function or a mapping of new path to old path, not a {type(self.transforms).__name__}"

@@ -145,7 +145,7 @@ class StateManager:
             reference=reference,
             items=items,
             options=ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms),
-            step=check_asked(reference, step=step, items=items, shapes=shapes),
+            step=check_asked(reference, step=step, items=items),
             rollback=rollback,
         )
         restored, settled = self._events.restoring(lambda: self._restoring.restore(wanted))

@@ -115,7 +115,7 @@ class Reader:
 
         from raystate.arrays.monitoring import reading
 
-        step = check_asked(reference, step=step, items=items, shapes=shapes)
+        step = check_asked(reference, step=step, items=items)
         options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
         world, process_index = jax.process_count(), jax.process_index()
 
