@@ -209,8 +209,7 @@ class StepContent:
 
     def _check_raw(self, spec: TreeSpec, wants: Sequence[Any]) -> None:
         node = node_memory()
-        says = "this machine" if node.source == "machine" else f"the control group {node.source}"
-        check_raw(spec, wants, free_bytes=max(0, node.total_bytes - node.used_bytes), says=says)
+        check_raw(spec, wants, free_bytes=max(0, node.total_bytes - node.used_bytes), says=node.whose)
 
     def _find(self, item: str) -> None:
         if item == STATE and self.no_state is not None:
