@@ -13,7 +13,7 @@ import numpy as np
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, LeafSpec
 from raystate.inspection.boxes import boxes_of, nbytes_of
-from raystate.inspection.metadata import orbax_item, shown_item
+from raystate.inspection.metadata import orbax_item, shown_items
 from raystate.orbax.step_reader import StepReader
 
 _BATCH_BYTES = 32 << 20  # of each step, per read; a larger chunk comes alone
@@ -70,8 +70,13 @@ class Comparison:
     same_values: int
 
     @property
+    def differing(self) -> list[ArrayDifference]:
+        """The arrays that are not equal, and those of which nobody can tell."""
+        return [one for one in self.arrays if one.status != "equal"]
+
+    @property
     def differs(self) -> bool:
-        return bool(self.values) or any(one.status != "equal" for one in self.arrays)
+        return bool(self.values or self.differing)
 
 
 def compare(
@@ -91,7 +96,7 @@ def compare(
     Raises:
         CorruptCheckpointError: the metadata of a step cannot be read; of an array that cannot, the outcome says it. StorageError.
     """
-    kinds = [{shown_item(reader, name): kind for name, kind in reader.items().items()} for reader in (a, b)]
+    kinds = [shown_items(reader) for reader in (a, b)]
     sides = [_leaves(reader, found, wanted) for reader, found in zip((a, b), kinds, strict=True)]
     arrays = [{key: (i, leaf.array) for key, (i, leaf) in side.items() if leaf.array is not None} for side in sides]
     values = [{key: leaf.plain for key, (_, leaf) in side.items() if leaf.array is None} for side in sides]

@@ -213,9 +213,10 @@ def orbax_item(reader: StepReader, item: str) -> str:
     return _DEFAULT if item == STATE and STATE not in reader.items() else item
 
 
-def shown_item(reader: StepReader, name: str) -> str:
-    """What raystate calls the item that Orbax called so."""
-    return STATE if name == _DEFAULT and STATE not in reader.items() else name
+def shown_items(reader: StepReader) -> dict[str, ItemKind]:
+    """The items by what raystate calls them: the inverse of `orbax_item`."""
+    items = reader.items()
+    return {STATE if name == _DEFAULT and STATE not in items else name: kind for name, kind in items.items()}
 
 
 def files_of(checkpoints: Checkpoints, step: int, item: str | None = None) -> list[ObjectInfo]:
@@ -249,7 +250,7 @@ def look(checkpoints: Checkpoints, step: int, reader: StepReader) -> StepMetadat
         CorruptCheckpointError: what its metadata say is not there. StepNotFoundError, StorageError.
     """
     asked = AskedStep(checkpoints, step, reader)
-    kinds: dict[str, ItemKind] = {shown_item(reader, name): kind for name, kind in reader.items().items()}
+    kinds = shown_items(reader)
     specs = {name: reader.tree(orbax_item(reader, name)) for name, kind in kinds.items() if kind == "arrays"}
     arrays = {name: dict(_arrays(name, spec, asked)) for name, spec in specs.items()}
     began_s, committed_s = reader.times()
