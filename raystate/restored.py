@@ -12,6 +12,7 @@ import numpy as np
 
 from raystate.arena.memory import node_memory
 from raystate.arrays import (
+    HostArrays,
     PieceSource,
     ReadRequest,
     Rules,
@@ -243,24 +244,13 @@ class StepContent:
         )
 
 
-@dataclass(frozen=True)
-class _Arrays:
-    """A PieceSource over numpy arrays."""
-
-    arrays: dict[int, np.ndarray]
-
-    def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
-        boxes = [(r, tuple(slice(a, a + n) for a, n in zip(r.start, r.shape, strict=True))) for r in requests]
-        return [np.array(self.arrays[r.leaf][box]) for r, box in boxes]
-
-
 def in_memory(item: str, tree: Any) -> tuple[TreeSpec, PieceSource]:
     """A pytree of numpy arrays as something to restore from."""
     described = describe({item: tree}, process_index=0)
     spec = described.layout.trees[0].with_values(described.values[0])
     positions = [i for i, leaf in enumerate(spec.leaves) if leaf.kind == "array"]
     arrays = zip(positions, array_leaves(described, 0), strict=True)
-    return spec, _Arrays({position: np.asarray(array) for position, array in arrays})
+    return spec, HostArrays({position: np.asarray(array) for position, array in arrays})
 
 
 @dataclass(frozen=True)
