@@ -29,7 +29,8 @@ logger = logging.getLogger("raystate")
 TEMPORARY = f".{ORBAX_TEMPORARY}-"
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV)
 _LOCK_TRIES = 5
-_UNFINISHED = re.compile(r"/[^/]+/ocdbt\.process_s[0-9a-f]{16}h")  # data of a save that has not come to the files with fixed names
+# Data of a save that has not come to the files with fixed names: of an item, or of a tree without one, as flax_checkpoints writes it.
+_UNFINISHED = re.compile(r"(/[^/]+)?/ocdbt\.process_s[0-9a-f]{16}h")
 
 
 def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> NewFolder:
