@@ -12,6 +12,7 @@ import numpy as np
 
 from raystate.arena.memory import node_memory
 from raystate.arrays import (
+    HostArrays,
     PieceSource,
     ReadRequest,
     Rules,
@@ -29,6 +30,7 @@ from raystate.arrays import (
     set_iterators,
     state_dict,
 )
+from raystate.arrays.checks import shown
 from raystate.core.errors import ConfigError, ReferenceMismatchError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.state_item import STATE_ITEMS
@@ -90,8 +92,8 @@ class ReadOptions:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, not {getattr(self, name)!r}", field=name, got=getattr(self, name))
         if self.shapes not in ("match", "checkpoint"):
-            text = f"shapes: expected 'match' (the default) or 'checkpoint', not {self.shapes!r}"
-            raise ConfigError(text, field="shapes", expected=("match", "checkpoint"), got=self.shapes)
+            text = f"shapes: expected 'match' or 'checkpoint', not {shown(self.shapes)}"
+            raise ConfigError(text, field="shapes", expected=("match", "checkpoint"), got=shown(self.shapes))
         if self.transforms is not None and not callable(self.transforms):
             if not isinstance(self.transforms, Mapping):
                 text = f"transforms must be a function or a mapping of new path to old path, not a {type(self.transforms).__name__}"
@@ -208,8 +210,7 @@ class StepContent:
 
     def _check_raw(self, spec: TreeSpec, wants: Sequence[Any]) -> None:
         node = node_memory()
-        says = "this machine" if node.source == "machine" else f"the control group {node.source}"
-        check_raw(spec, wants, free_bytes=max(0, node.total_bytes - node.used_bytes), says=says)
+        check_raw(spec, wants, free_bytes=max(0, node.total_bytes - node.used_bytes), says=node.whose)
 
     def _find(self, item: str) -> None:
         if item == STATE and self.no_state is not None:
@@ -243,24 +244,13 @@ class StepContent:
         )
 
 
-@dataclass(frozen=True)
-class _Arrays:
-    """A PieceSource over numpy arrays."""
-
-    arrays: dict[int, np.ndarray]
-
-    def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
-        boxes = [(r, tuple(slice(a, a + n) for a, n in zip(r.start, r.shape, strict=True))) for r in requests]
-        return [np.array(self.arrays[r.leaf][box]) for r, box in boxes]
-
-
 def in_memory(item: str, tree: Any) -> tuple[TreeSpec, PieceSource]:
     """A pytree of numpy arrays as something to restore from."""
     described = describe({item: tree}, process_index=0)
     spec = described.layout.trees[0].with_values(described.values[0])
     positions = [i for i, leaf in enumerate(spec.leaves) if leaf.kind == "array"]
     arrays = zip(positions, array_leaves(described, 0), strict=True)
-    return spec, _Arrays({position: np.asarray(array) for position, array in arrays})
+    return spec, HostArrays({position: np.asarray(array) for position, array in arrays})
 
 
 @dataclass(frozen=True)

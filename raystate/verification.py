@@ -10,7 +10,7 @@ from typing import Literal
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.messages import LogEntry
 from raystate.core.tree import DataObject, Package, TreeSpec
-from raystate.inspection.boxes import boxes_of, nbytes_of
+from raystate.inspection.boxes import boxes_of, total_bytes
 from raystate.orbax.step_reader import ItemKind, StepReader
 from raystate.storage import ObjectInfo, ObjectMissingError, RunLog, Storage, find_package, marked_save, visible_steps
 from raystate.storage.names import GUARD, LOG, base_name, log_name, number_of, package_name
@@ -198,7 +198,7 @@ def _by_reading(storage: Storage, step: int, folder: str, bad: list[BadObject], 
                 if not storage.list(f"{begin}{item}"):
                     problem = "is named by the step's metadata, and nothing of it is there"
                     bad.append(BadObject(name=f"{begin}{item}", problem=problem))
-    total = sum(nbytes_of(leaf.array) for tree in trees for leaf in tree.leaves if leaf.array is not None)
+    total = sum(map(total_bytes, trees))
     plain: list[str] = []
     for tree in trees:
         for index, leaf in enumerate(tree.leaves):

@@ -135,7 +135,6 @@ def check_capacity(
     limit = int(node.total_bytes * (1.0 if memory_threshold is None else memory_threshold))
     free = limit - node.used_bytes - outstanding - buffers  # those of other runs may be empty now, and full in a moment
     if need.total_bytes > free:
-        whose = "this machine" if node.source == "machine" else f"the control group {node.source}"
         share = "" if memory_threshold is None else f", and above {memory_threshold:.0%} of it Ray ends workers"
         raise _refusal(
             need,
@@ -144,7 +143,7 @@ def check_capacity(
             cap_bytes=cap_bytes,
             used_bytes=node.used_bytes,
             path=root,
-            says=f"{whose} has {format_bytes(node.total_bytes)} of memory with {format_bytes(node.used_bytes)} in use{share}. What "
+            says=f"{node.whose} has {format_bytes(node.total_bytes)} of memory with {format_bytes(node.used_bytes)} in use{share}. What "
             f"would fit: a memory limit {format_bytes(need.total_bytes - free)} larger{_fewer(need, free)}.",
         )
 

@@ -25,6 +25,11 @@ class NodeMemory:
     used_bytes: int  # shared memory included, caches that can be dropped not
     source: str  # "machine", or the control group's path
 
+    @property
+    def whose(self) -> str:
+        """In words: what the numbers are of."""
+        return "this machine" if self.source == "machine" else f"the control group {self.source}"
+
 
 def parse_memory(value: str | int, *, total_bytes: int | None = None, field: str = "host_memory") -> int:
     """Bytes meant by a setting.

@@ -7,7 +7,7 @@ from raystate.arrays.memory import Holding, MemorySource, UncoveredError, common
 from raystate.arrays.paths import path_key
 from raystate.arrays.raw import check_raw, check_spread, host_want, raw_wants
 from raystate.arrays.reference import match_reference
-from raystate.arrays.restore import PieceSource, ReadRequest, read_raw, restore_tree
+from raystate.arrays.restore import HostArrays, PieceSource, ReadRequest, read_raw, restore_tree
 from raystate.arrays.stage import HeldState, Spare, copy, hold, host_arrays, views
 from raystate.arrays.stored import state_dict
 from raystate.arrays.transforms import Rules, Transforms
@@ -17,6 +17,7 @@ __all__ = [
     "Described",
     "HeldState",
     "Holding",
+    "HostArrays",
     "MemorySource",
     "PackedItems",
     "PieceSource",

@@ -1,4 +1,7 @@
-"""What a caller asks a restore for, checked before anything is looked up: the mistakes that can be told from the call alone."""
+"""What a caller asks a restore for, checked before anything is looked up: the mistakes that can be told from the call alone.
+
+How strictly a reference must match is checked by `raystate.restored.ReadOptions`.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,19 @@ from typing import Any
 from raystate.arrays.checks import check_step, shown
 from raystate.core.errors import ConfigError
 
-SHAPES = ("match", "checkpoint")
 
-
-def check_asked(
-    reference: Any = None, *, step: Any = None, items: Any = None, shapes: Any = SHAPES[0], call: str = "restore"
-) -> int | None:
+def check_asked(reference: Any = None, *, step: Any = None, items: Any = None, call: str = "restore") -> int | None:
     """The step that is asked for, as an int; None: the newest.
 
     Args:
         reference: not looked into, unless the step is something else than a step.
         step: an int >= 0, or None.
         items: a dict {name: value}, or None.
-        shapes: "match" or "checkpoint".
         call: what the caller calls, for messages.
 
     Raises:
         ConfigError: names the argument, and what was probably meant.
     """
-    if shapes not in SHAPES:
-        raise ConfigError(f"shapes: expected 'match' or 'checkpoint', not {shown(shapes)}", field="shapes", got=shown(shapes))
     if items is not None and not isinstance(items, Mapping):
         names = items if isinstance(items, list | tuple | set) and items and all(isinstance(name, str) for name in items) else ()
         meant = ", ".join(f"{name!r}: …" for name in names) or '"data": iterator'

@@ -12,7 +12,6 @@ from raystate.arrays.meshes import Saved, SavedShardings
 from raystate.arrays.paths import shown
 from raystate.arrays.reference import Device, Numpy, Plain, Want
 from raystate.arrays.shards import box_of
-from raystate.arrays.stored import EMPTY
 from raystate.core.errors import CapacityError, ReferenceMismatchError
 from raystate.core.tree import LeafSpec, TreeSpec
 
@@ -43,7 +42,7 @@ def host_want(spec: TreeSpec, index: int) -> Want:
     """A leaf in full on this process: a numpy array, typed PRNG keys, or a plain value."""
     leaf = spec.leaves[index]
     if leaf.array is None:
-        return Plain(value=EMPTY.get(leaf.kind, lambda: leaf.value)())
+        return Plain(value=leaf.plain)
     dtype = np.dtype(leaf.array.dtype)
     if leaf.array.key_impl is not None:
         return Device(leaf=index, shape=leaf.array.shape, dtype=dtype, sharding=None, key_impl=leaf.array.key_impl)

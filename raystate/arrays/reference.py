@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 
-from raystate.arrays.asked import not_a_value
+from raystate.arrays.asked import is_step, not_a_value
 from raystate.arrays.meshes import check_fits, resolved, sharding_of
 from raystate.arrays.mismatch import MISSING, DifferenceError, Differences
 from raystate.arrays.paths import Path, path_key
@@ -148,7 +148,7 @@ def _expanded(reference: Any, stored: Stored) -> Any:
         if not leaves or (len(leaves) == 1 and index is not None and leaves[0].kind not in EMPTY):
             return value
         shortened = [dataclasses.replace(leaf, path=leaf.path[len(path) :]) for leaf in leaves]
-        return nest(shortened, [EMPTY[leaf.kind]() if leaf.kind in EMPTY else value for leaf in leaves])
+        return nest(shortened, [leaf.plain if leaf.kind in EMPTY else value for leaf in leaves])
 
     return jax.tree_util.tree_map_with_path(spread, reference)
 
@@ -170,7 +170,7 @@ def _is_abstract(value: Any) -> bool:
 
 def _of_a_step(path: Path, value: Any) -> str:
     """A step number in the reference's place is what CheckpointManager's callers write."""
-    return f"; did you mean step={value}?" if not path and type(value) is int else ""
+    return f"; did you mean step={value}?" if not path and is_step(value) else ""
 
 
 class _Matcher:

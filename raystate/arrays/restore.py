@@ -6,7 +6,7 @@ Each process reads only the boxes that its own devices need, each box once, and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -257,13 +257,15 @@ def _private(box: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class _HostArray:
-    """A PieceSource over one array."""
+class HostArrays:
+    """A PieceSource over numpy arrays, by leaf. It gives views."""
 
-    array: np.ndarray
+    arrays: Mapping[int, np.ndarray]
 
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
-        return [self.array[tuple(slice(a, a + n) for a, n in zip(r.start, r.shape, strict=True))] for r in requests]
+        """See `PieceSource.read`."""
+        boxes = [(r.leaf, tuple(slice(a, a + n) for a, n in zip(r.start, r.shape, strict=True))) for r in requests]
+        return [np.asarray(self.arrays[leaf][box]) for leaf, box in boxes]  # of shape () it would be a scalar
 
 
 def host_tree(item: str, path: Path, value: Any) -> tuple[TreeSpec, PieceSource]:
@@ -274,7 +276,7 @@ def host_tree(item: str, path: Path, value: Any) -> tuple[TreeSpec, PieceSource]
     """
     if isinstance(value, bool | int | float | str):
         leaf = LeafSpec(path=path, kind="string" if isinstance(value, str) else "scalar", value=value)
-        return TreeSpec(item=item, leaves=(leaf,)), _HostArray(np.zeros(()))
+        return TreeSpec(item=item, leaves=(leaf,)), HostArrays({})
     key_impl = None
     if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
         key_impl, value = key_impl_of(value.dtype), jax.random.key_data(value)
@@ -282,4 +284,4 @@ def host_tree(item: str, path: Path, value: Any) -> tuple[TreeSpec, PieceSource]
         raise DifferenceError(f"its function in transforms gave a {type(value).__name__}, not an array, number or string")
     array = np.asarray(value)
     spec = ArraySpec(shape=array.shape, dtype=array.dtype.name, chunk=tuple(max(1, n) for n in array.shape), key_impl=key_impl)
-    return TreeSpec(item=item, leaves=(LeafSpec(path=path, kind="array", array=spec),)), _HostArray(array)
+    return TreeSpec(item=item, leaves=(LeafSpec(path=path, kind="array", array=spec),)), HostArrays({0: array})

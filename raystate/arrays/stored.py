@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from raystate.arrays.paths import Path, flatten, names
 from raystate.core.tree import TreeSpec
 
-EMPTY: Mapping[str, Callable[[], Any]] = {"none": lambda: None, "dict": dict, "list": list}  # kinds of empty nodes
+EMPTY = frozenset({"none", "dict", "list"})  # kinds of empty nodes
 
 
 class Stored:

@@ -64,9 +64,9 @@ def diff(
         )
     if not found.arrays and not found.values and not found.same_values:
         raise ConfigError("nothing to compare: neither step has anything that --item, --filter and --regex let through")
-    arrays = sorted_differences([one for one in found.arrays if one.status != "equal"], sort)
     places = [f"{one.storage.url} step {step}" for one, step in ((first, step_a), (second, step_b))]
     if as_json:
+        arrays = sorted_differences(found.differing, sort)
         print_json(
             {
                 "a": {"storage": first.storage.url, "step": step_a},

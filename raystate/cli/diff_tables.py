@@ -38,7 +38,7 @@ def sorted_differences(arrays: list[ArrayDifference], sort: DiffSort) -> list[Ar
 
 def show_comparison(found: Comparison, *, sort: DiffSort, depth: int | None, everything: bool) -> None:
     """Print what differs: the largest differences, or sums below the first `depth` keys of the paths."""
-    arrays = sorted_differences([one for one in found.arrays if one.status != "equal"], sort)
+    arrays = sorted_differences(found.differing, sort)
     hidden = max(0, len(found.values) - MOST_ROWS)
     if depth is None:
         hidden += max(0, len(arrays) - MOST_ROWS)

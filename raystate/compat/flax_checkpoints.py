@@ -28,7 +28,7 @@ from raystate.core.errors import ConfigError
 from raystate.legacy import natural_sort, safe_normpath
 from raystate.legacy.reader import STRUCTURE
 from raystate.storage import StorageUrl, open_storage
-from raystate.storage.names import METADATA, TREE_METADATA
+from raystate.storage.names import MANIFEST, METADATA, TREE_METADATA
 
 __all__ = [
     "AsyncManager",
@@ -46,7 +46,7 @@ __all__ = [
     "save_checkpoint_multiprocess",
 ]
 
-_FILES_OF_ONE = (STRUCTURE, TREE_METADATA, "manifest.ocdbt", METADATA)
+_FILES_OF_ONE = (STRUCTURE, TREE_METADATA, MANIFEST, METADATA)
 _WRITTEN = "/jax/checkpoint/write/durations_sec"
 _READ = "/jax/checkpoint/read/durations_sec"
 

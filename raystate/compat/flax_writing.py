@@ -16,11 +16,10 @@ from raystate.arrays import array_leaves, describe
 from raystate.compat.flax_errors import TargetError
 from raystate.core.errors import ConfigError
 from raystate.core.tree import TreeSpec
-from raystate.legacy.names import ORBAX_TEMPORARY
 from raystate.orbax.merge import MARKER, build_files
 from raystate.orbax.writer import write_item
-from raystate.storage import Storage
-from raystate.storage.names import METADATA
+from raystate.storage import Storage, replace_tree
+from raystate.storage.names import METADATA, ORBAX_TEMPORARY, marker_last
 
 _ITEM = "state"
 _HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"  # what flax's default backend records
@@ -95,7 +94,7 @@ class Tree:
         try:
             files = self._files(storage, name, save)
             _remove(storage, name, but=save)
-            for file in sorted(files, key=lambda file: (file == MARKER, file)):
+            for file in sorted(files, key=marker_last):
                 storage.create(f"{name}/{file}", files[file])
         except BaseException:
             _remove(storage, name)  # nothing is complete here
@@ -131,20 +130,14 @@ class _Place:
         return self
 
     def take(self) -> None:
-        """Give it its name. What had it before is moved away first, and back if that fails."""
+        """Give it its name, in the place of what has it."""
         storage = self._storage
         storage.fsync_tree(self.new)
-        old = f"{self.new}-old"
         if os.path.lexists(storage.local_path(self._name)):
-            storage.rename_tree(self._name, old)
-        try:
+            replace_tree(storage, self.new, self._name)
+        else:
             storage.rename_tree(self.new, self._name)
-        except BaseException:
-            if os.path.lexists(storage.local_path(old)):
-                storage.rename_tree(old, self._name)
-            raise
         self._taken = True
-        storage.delete_tree(old)
 
     def __exit__(self, *exc: object) -> None:
         if not self._taken:

@@ -46,6 +46,13 @@ class LeafSpec:
         """The leaf's name in Orbax's files."""
         return ".".join(str(key) for key in self.path)
 
+    @property
+    def plain(self) -> Any:
+        """Of a leaf that is no array: the number, the string or the empty node that it stands for."""
+        if self.kind == "dict":
+            return {}
+        return [] if self.kind == "list" else self.value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeSpec:
@@ -59,6 +66,11 @@ class TreeSpec:
         rest = iter(values)
         leaves = (dataclasses.replace(x, value=next(rest)) if x.kind in ("scalar", "string") else x for x in self.leaves)
         return dataclasses.replace(self, leaves=tuple(leaves))
+
+    @property
+    def values(self) -> list[int | float | bool | str | None]:
+        """Those of its scalar and string leaves, in order: the inverse of `with_values`."""
+        return [leaf.value for leaf in self.leaves if leaf.kind in ("scalar", "string")]
 
     def to_json(self) -> dict[str, Any]:
         """For a layout's JSON."""

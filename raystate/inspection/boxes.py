@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", "float8_…"
 import numpy as np
 
-from raystate.core.tree import ArraySpec
+from raystate.core.tree import ArraySpec, TreeSpec
 
 BOX_BYTES = 64 << 20
 
@@ -19,6 +19,11 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, shape
 def nbytes_of(array: ArraySpec) -> int:
     """Bytes of the whole array in memory."""
     return math.prod(array.shape) * np.dtype(array.dtype).itemsize
+
+
+def total_bytes(tree: TreeSpec) -> int:
+    """Bytes of all arrays of a tree in memory."""
+    return sum(nbytes_of(leaf.array) for leaf in tree.leaves if leaf.array is not None)
 
 
 def boxes_of(array: ArraySpec, *, box_bytes: int = BOX_BYTES) -> Iterator[Box]:

@@ -13,7 +13,7 @@ import numpy as np
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, LeafSpec
 from raystate.inspection.boxes import boxes_of, nbytes_of
-from raystate.inspection.metadata import orbax_item, shown_item
+from raystate.inspection.metadata import orbax_item, shown_items
 from raystate.orbax.step_reader import StepReader
 
 _BATCH_BYTES = 32 << 20  # of each step, per read; a larger chunk comes alone
@@ -70,8 +70,13 @@ class Comparison:
     same_values: int
 
     @property
+    def differing(self) -> list[ArrayDifference]:
+        """The arrays that are not equal, and those of which nobody can tell."""
+        return [one for one in self.arrays if one.status != "equal"]
+
+    @property
     def differs(self) -> bool:
-        return bool(self.values) or any(one.status != "equal" for one in self.arrays)
+        return bool(self.values or self.differing)
 
 
 def compare(
@@ -91,10 +96,10 @@ def compare(
     Raises:
         CorruptCheckpointError: the metadata of a step cannot be read; of an array that cannot, the outcome says it. StorageError.
     """
-    kinds = [{shown_item(reader, name): kind for name, kind in reader.items().items()} for reader in (a, b)]
+    kinds = [shown_items(reader) for reader in (a, b)]
     sides = [_leaves(reader, found, wanted) for reader, found in zip((a, b), kinds, strict=True)]
     arrays = [{key: (i, leaf.array) for key, (i, leaf) in side.items() if leaf.array is not None} for side in sides]
-    values = [{key: _value(leaf) for key, (_, leaf) in side.items() if leaf.array is None} for side in sides]
+    values = [{key: leaf.plain for key, (_, leaf) in side.items() if leaf.array is None} for side in sides]
     for reader, found, into in zip((a, b), kinds, values, strict=True):
         into.update(_others(reader, found, wanted))
     keys = list(dict.fromkeys([*values[0], *values[1]]))
@@ -142,10 +147,6 @@ def _leaves(reader: StepReader, kinds: dict[str, Any], wanted: Callable[[str, st
         for index, leaf in enumerate(tree.leaves)
         if wanted(item, leaf.name)
     }
-
-
-def _value(leaf: LeafSpec) -> Any:
-    return leaf.value if leaf.kind in ("scalar", "string") else {"dict": {}, "list": []}.get(leaf.kind)
 
 
 def _others(reader: StepReader, kinds: dict[str, Any], wanted: Callable[[str, str], bool]) -> Iterator[tuple[_Key, Any]]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from raystate.core.errors import CorruptCheckpointError
-from raystate.inspection.metadata import files_of, moment, shown_item
+from raystate.inspection.metadata import files_of, moment, shown_items
 from raystate.inspection.places import Checkpoints
 from raystate.orbax.step_reader import ItemKind, StepReader
 from raystate.storage import marked_save, number_in
@@ -54,7 +54,7 @@ def summarize(checkpoints: Checkpoints, step: int) -> StepSummary | None:
     try:
         # Not with its package: that may have megabytes, and nothing of what is asked here needs it.
         reader = checkpoints.open(step) if not folder else StepReader(checkpoints.storage, folder, step=step)
-        facts |= {"items": {shown_item(reader, name): kind for name, kind in reader.items().items()}, "metrics": reader.metrics()}
+        facts |= {"items": shown_items(reader), "metrics": reader.metrics()}
         facts |= {"save": marked_save(checkpoints.storage, step) if folder == str(step) else reader.save}
         return StepSummary(**facts, committed_at=moment(reader.times()[1]))
     except (CorruptCheckpointError, FileNotFoundError) as error:

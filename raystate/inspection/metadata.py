@@ -213,9 +213,10 @@ def orbax_item(reader: StepReader, item: str) -> str:
     return _DEFAULT if item == STATE and STATE not in reader.items() else item
 
 
-def shown_item(reader: StepReader, name: str) -> str:
-    """What raystate calls the item that Orbax called so."""
-    return STATE if name == _DEFAULT and STATE not in reader.items() else name
+def shown_items(reader: StepReader) -> dict[str, ItemKind]:
+    """The items by what raystate calls them: the inverse of `orbax_item`."""
+    items = reader.items()
+    return {STATE if name == _DEFAULT and STATE not in items else name: kind for name, kind in items.items()}
 
 
 def files_of(checkpoints: Checkpoints, step: int, item: str | None = None) -> list[ObjectInfo]:
@@ -249,7 +250,7 @@ def look(checkpoints: Checkpoints, step: int, reader: StepReader) -> StepMetadat
         CorruptCheckpointError: what its metadata say is not there. StepNotFoundError, StorageError.
     """
     asked = AskedStep(checkpoints, step, reader)
-    kinds: dict[str, ItemKind] = {shown_item(reader, name): kind for name, kind in reader.items().items()}
+    kinds = shown_items(reader)
     specs = {name: reader.tree(orbax_item(reader, name)) for name, kind in kinds.items() if kind == "arrays"}
     arrays = {name: dict(_arrays(name, spec, asked)) for name, spec in specs.items()}
     began_s, committed_s = reader.times()
@@ -259,7 +260,10 @@ def look(checkpoints: Checkpoints, step: int, reader: StepReader) -> StepMetadat
         save=reader.save,
         began_at=moment(began_s),
         committed_at=moment(committed_s),
-        trees={name: nest(spec.leaves, [_leaf(leaf, arrays[name]) for leaf in spec.leaves]) for name, spec in specs.items()},
+        trees={
+            name: nest(spec.leaves, [arrays[name][leaf.name] if leaf.array is not None else leaf.plain for leaf in spec.leaves])
+            for name, spec in specs.items()
+        },
         items=tuple(sorted(kinds)),
         kinds=dict(sorted(kinds.items())),
         metrics=reader.metrics(),
@@ -293,18 +297,6 @@ def _arrays(item: str, spec: TreeSpec, asked: AskedStep) -> Iterator[tuple[str, 
                 _leaf=index,
             ),
         )
-
-
-def _leaf(leaf: LeafSpec, arrays: Mapping[str, ArrayMetadata]) -> Any:
-    match leaf.kind:
-        case "array":
-            return arrays[leaf.name]
-        case "dict":
-            return {}
-        case "list":
-            return []
-        case _:
-            return leaf.value
 
 
 def _sharding(text: str | None) -> Mapping[str, Any] | None:

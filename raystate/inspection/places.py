@@ -64,10 +64,11 @@ class Checkpoints:
     @functools.cached_property
     def single(self) -> SingleCheckpoint | LegacyCheckpoint | None:
         """The one checkpoint whose folder or file this is; None: it is a run's, or nothing is there yet."""
-        if (legacy := legacy_checkpoint(self.storage)) is not None:
+        inside = {info.name for info in self.storage.list(recursive=False)}  # all that a run's reader pays for this question
+        if (legacy := legacy_checkpoint(self.storage, inside)) is not None:
             return legacy
         for name in (TREE_METADATA, METADATA):  # a bare tree may have both
-            if self.storage.exists(name):
+            if name in inside:
                 return SingleCheckpoint(self.storage, name)
         return None
 

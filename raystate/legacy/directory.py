@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError
 from raystate.legacy.byte_file import ByteFile
 from raystate.legacy.msgpack_tree import begins_as_tree
-from raystate.legacy.names import GDA, ORBAX_TEMPORARY, is_temporary, number_after, split_name
+from raystate.legacy.names import GDA, is_temporary, number_after, split_name
 from raystate.legacy.reader import STRUCTURE, LegacyReader
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import ObjectInfo, Storage, StorageUrl, open_storage
-from raystate.storage.names import MARKER, METADATA, TREE_METADATA
-
-_MANIFEST = "manifest.ocdbt"
+from raystate.storage.names import MANIFEST, MARKER, METADATA, ORBAX_TEMPORARY, TREE_METADATA
 
 
 class LegacyCheckpoint:
@@ -54,7 +52,7 @@ class LegacyCheckpoint:
 
     def _opened(self, where: str) -> LegacyReader:
         if not any(self._folder.exists(name) for name in (self._name, f"{self._name}/{STRUCTURE}")):
-            text = f"{where} has a {_MANIFEST}, but neither {TREE_METADATA} nor {STRUCTURE!r}, which says what its arrays are"
+            text = f"{where} has a {MANIFEST}, but neither {TREE_METADATA} nor {STRUCTURE!r}, which says what its arrays are"
             raise CorruptCheckpointError(text, path=where)
         reader = LegacyReader(self._folder, self._name)
         gda = f"{self._name}{GDA}"
@@ -67,22 +65,25 @@ class LegacyCheckpoint:
         return reader
 
 
-def legacy_checkpoint(storage: Storage) -> LegacyCheckpoint | None:
-    """The checkpoint in an older form that a storage's URL is the path of; None: it is something else."""
+def legacy_checkpoint(storage: Storage, names: Collection[str]) -> LegacyCheckpoint | None:
+    """The checkpoint in an older form that a storage's URL is the path of; None: it is something else.
+
+    Args:
+        storage: which may be a file.
+        names: of what lies in it, not recursively.
+    """
     above, _, name = storage.url.rpartition("/")
     if above.endswith("/"):  # a bucket, or a folder of the root
         return None
     folder = open_storage(above)
-    found = storage.list(recursive=False)
-    names = {info.name for info in found}
-    if not found:
+    if not names:
         is_one = folder.exists(name) and (split_name(name) is not None or begins_as_tree(ByteFile(folder, name)))
     elif ORBAX_TEMPORARY in name or STRUCTURE in names:
         is_one = True
     elif name.endswith(GDA):
         is_one = folder.exists(name.removesuffix(GDA))
     else:
-        is_one = _MANIFEST in names and TREE_METADATA not in names
+        is_one = MANIFEST in names and TREE_METADATA not in names
     return LegacyCheckpoint(folder, name) if is_one else None
 
 
@@ -171,7 +172,7 @@ def steps_of(numbers: Sequence[float]) -> list[int]:
 def _files_of(storage: Storage, name: str) -> set[str]:
     """Those of a folder's files that make it a checkpoint."""
     inside = {info.name.removeprefix(f"{name}/") for info in storage.list(name, recursive=False)}
-    return inside & {METADATA, TREE_METADATA, STRUCTURE, _MANIFEST, MARKER}
+    return inside & {METADATA, TREE_METADATA, STRUCTURE, MANIFEST, MARKER}
 
 
 def _unfinished(storage: Storage, name: str) -> str:

@@ -6,9 +6,10 @@ import os
 import re
 from collections.abc import Iterable
 
+from raystate.storage.names import ORBAX_TEMPORARY
+
 GDA = "_gda"  # ends the folder with the arrays that several processes held
 TEMPORARY = "tmp"  # the "step" of a file that is being written
-ORBAX_TEMPORARY = "orbax-checkpoint-tmp"
 
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 _SIGNED = re.compile(f"([-+]?{_NUMBER})")

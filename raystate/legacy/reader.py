@@ -20,6 +20,7 @@ from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
 from raystate.orbax.step_reader import ItemKind, StepReader
 from raystate.storage import Storage
+from raystate.storage.names import MANIFEST
 
 ITEM = "state"
 STRUCTURE = "checkpoint"  # Orbax's msgpack file in a folder
@@ -63,7 +64,7 @@ class LegacyReader(StepReader):
         self._arrays_folder = kv.below(storage.kvstore(""), beside)
         self._arrays_where = f"{storage.url}/{beside}"
         self._prefix = _OF_PROCESSES if self.is_file else _OF_ORBAX
-        self._ocdbt = not self.is_file and storage.exists(f"{name}/manifest.ocdbt")
+        self._ocdbt = not self.is_file and storage.exists(f"{name}/{MANIFEST}")
         self._ctx = kv.context(io_concurrency=32)
         self._beside_bytes = 0
 

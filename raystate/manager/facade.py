@@ -1,17 +1,10 @@
 """`StateManager`: what a training script holds. One per JAX process."""
 
-# JAX's own functions are only partly typed; everything of ours is checked strictly.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
-
-import jax
-import numpy as np
 
 from raystate.arrays import Transforms, check_asked, check_custom, check_metrics, check_step, pack_items
 from raystate.config import StateConfig, check_config
@@ -21,6 +14,7 @@ from raystate.core.save_decision import SaveDecision
 from raystate.launch_context import current, note
 from raystate.manager.ending import Departure
 from raystate.manager.monitored import RunEvents
+from raystate.manager.newest import NewestDurable, NewestSave
 from raystate.manager.opening import OpenManagers, membership, ray_link
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.restoring import Restoring, Wanted, abstract_state
@@ -31,8 +25,6 @@ from raystate.reader import Reader, StepMetadata
 from raystate.restored import ReadOptions, Restored
 from raystate.runtime.link import Link
 from raystate.storage import open_storage
-
-logger = logging.getLogger("raystate")
 
 
 class StateManager:
@@ -68,14 +60,13 @@ class StateManager:
         self._launched = launched
         self._rank, self._world = rank, world
         self._interrupted: Interrupted | None = None
-        self._last: SaveArguments | None = None  # the newest save, to stage it at the end if it wasn't
-        self._durable_step = -1  # as an answer told; the host's word may be a moment behind
-        self._as_of = (0, 0)  # (attempt, seq) of the newest Advice at the last restore: what is older is of before it
         self._storage = open_storage(config.storage)
         self._reader = Reader(config.storage)
         link.enter(takeover=takeover)
         self._session = Session(link, config, rank=rank, world=world, group=group)
         self._pipeline = Pipeline(self._session)
+        self._last = NewestSave(self._pipeline)
+        self._durable = NewestDurable(self._session)
         self._restoring = Restoring(self._session, self._pipeline, self._storage)
         self._events = RunEvents(self._storage.url, rank=rank)
         self._ending = Departure(self._session, self._pipeline, launched=launched)
@@ -145,12 +136,12 @@ class StateManager:
             reference=reference,
             items=items,
             options=ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms),
-            step=check_asked(reference, step=step, items=items, shapes=shapes),
+            step=check_asked(reference, step=step, items=items),
             rollback=rollback,
         )
         restored, settled = self._events.restoring(lambda: self._restoring.restore(wanted))
-        self._last = None
-        self._durable_step, self._as_of = settled.durable_step, settled.advice
+        self._last.keep(None)
+        self._durable.settled(settled)
         return restored
 
     def restore_or_init(
@@ -240,17 +231,17 @@ class StateManager:
         )
         decision = self._pipeline.save(given, force=force)
         if not decision.ignored:
-            self._last = given.kept()
+            self._last.keep(given)
         if decision.promised:
             self._events.saved(given.step, began_s, self._pipeline.data_bytes)
-        self._events.durable(self._told_durable())
+        self._events.durable(self._durable.told())
         if decision.stop:
             self._stop(decision)
         return decision.promised
 
     def _stop(self, decision: SaveDecision) -> None:
         """The attempt ends here, with this step durable."""
-        self._interrupted = Interrupted(decision.reason, step=self._last.step if self._last is not None else None, rank=self._rank)
+        self._interrupted = Interrupted(decision.reason, step=self._last.step, rank=self._rank)
         self.wait_until_finished()
         raise self._interrupted
 
@@ -268,13 +259,8 @@ class StateManager:
 
     def latest_step(self) -> int | None:
         """The newest durable step, None if there is none."""
-        known = max(self._durable_step, self._told_durable())
+        known = self._durable.step
         return known if known >= 0 else self._reader.latest_step()
-
-    def _told_durable(self) -> int:
-        """The newest durable step that the host's word tells, -1 if none. Shared memory: a loop may ask at every step."""
-        word = self._session.host_word()
-        return word.durable_step if word is not None and word.advice >= self._as_of else -1
 
     def best_step(self, metric: str | None = None, mode: Literal["min", "max"] | None = None) -> int | None:
         """The durable step with the best value of a metric. See `Reader.best_step`.
@@ -321,7 +307,7 @@ class StateManager:
         """
         self._check_open()
         reply = self._ending.flush()
-        self._durable_step = max(self._durable_step, reply.durable_step)
+        self._durable.answered(reply.durable_step)
         self._events.durable(reply.durable_step)
 
     # ------------------------------------------------------------ ends
@@ -340,7 +326,7 @@ class StateManager:
             self._detach()
             raise self._interrupted
         try:
-            self._keep_last()
+            self._last.make_durable()
             self._ending.leave(self._note_end)
         except BaseException as error:
             self._fail(error)
@@ -348,39 +334,19 @@ class StateManager:
         finally:
             self._forget()
 
-    def _keep_last(self) -> None:
-        """The newest saved step may not have been due; its arrays still exist unless they were donated."""
-        with self._pipeline.locked() as machine:
-            safe = machine.is_safe
-        last = self._last
-        if safe or last is None:
-            return
-        if any(
-            isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree_util.tree_leaves((last.state, last.items.trees))
-        ):
-            logger.warning("step %d was donated after its save: the newest snapshot is the last step", last.step)
-            return
-        self._pipeline.drain()  # nothing is in a hurry any more: no earlier durable step has to give way
-        self._pipeline.save(last, force=True)
-
     def _note_end(self, reply: LeaveReply) -> None:
         """For `fit`'s result."""
         self._events.durable(reply.step)
         if self._launched and self._rank == 0:
-            metrics = dict(self._last.metrics) if self._last is not None else {}
-            note(
-                step=max(reply.step, 0),
-                metrics={name: float(np.asarray(value)) for name, value in metrics.items()},
-                recoveries=self._session.link.recoveries(),
-            )
+            note(step=max(reply.step, 0), metrics=self._last.metrics(), recoveries=self._session.link.recoveries())
 
     def _detach(self) -> None:
-        self._last = None
+        self._last.keep(None)
         self._forget()
         self._ending.detach()
 
     def _fail(self, error: BaseException) -> None:
-        self._last = None
+        self._last.keep(None)
         self._forget()
         self._ending.fail(error)
 

@@ -62,7 +62,6 @@ class Pipeline:
         self._running: StepCopy | None = None
         self._paused = 0
         self._slots_come = True  # the last wait for a slot found one
-        self._durable_at_first = joined.newest_step
         self._waited_since_s: float | None = None  # at an agreed step
         self._compared = ""  # the lineage whose first snapshot says what this rank holds for itself
         self._lost: dict[SnapshotId, str] = {}  # promises that were broken here, and not told yet
@@ -155,7 +154,7 @@ class Pipeline:
             if self._progress() != progress:
                 since_s, progress = link.clock(), self._progress()
             word = self._session.host_word()
-            patience_s = FIRST_PROGRESS_S if progress[0] == self._durable_at_first else NO_PROGRESS_S
+            patience_s = FIRST_PROGRESS_S if progress[0] == self._session.joined.newest_step else NO_PROGRESS_S
             if link.clock() - since_s > patience_s or (word is not None and word.save_errors):
                 self._slots_come = False  # until one does
 

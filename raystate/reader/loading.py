@@ -45,7 +45,7 @@ def load(
         ConfigError: an option has a value that means nothing, or both `item` and `items` are given.
         CorruptCheckpointError, StorageError.
     """
-    step = check_asked(reference, step=step, items=items, shapes=shapes, call="load")
+    step = check_asked(reference, step=step, items=items, call="load")
     options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
     reader = Reader(path_or_run)
     if items is None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
+import jax
+
 from raystate.reader.background import in_background
 from raystate.reader.loading import load
 
@@ -42,8 +44,6 @@ def load_async(*arguments: Any, **options: Any) -> Future[Any]:
 
 def _as_here() -> Callable[[Callable[[], R]], R]:
     """Calls a function under the settings of JAX that belong to this thread."""
-    import jax
-
     mesh, device, wide = jax.sharding.get_mesh(), *(getattr(jax.config, name) for name in ("jax_default_device", "jax_enable_x64"))
 
     def call(function: Callable[[], R]) -> R:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
+from raystate.arrays.monitoring import SaveEvents
 from raystate.core.errors import ConfigError
+from raystate.reader.assembling import Content, take, write_checkpoint
 from raystate.reader.background import in_background
 from raystate.storage import Storage, StorageUrl, canonical_url, open_storage
-
-if TYPE_CHECKING:
-    from raystate.arrays.monitoring import SaveEvents
-    from raystate.reader.assembling import Content
 
 
 def save(
@@ -42,9 +39,6 @@ def save(
         ConfigError: a leaf or an argument that can't be kept; names it. Or the program has several processes.
         StorageError: there is something at `path`, or storage failed: then nothing is left there.
     """
-    from raystate.arrays.monitoring import SaveEvents
-    from raystate.reader.assembling import take
-
     storage, folder = _place(path)
     events = SaveEvents(storage.url, background=False)
     content = take(tree, items=items, metrics=metrics, custom=custom)
@@ -72,9 +66,6 @@ def save_async(
         A `concurrent.futures.Future`: `result(timeout)` returns None when the checkpoint is durable or raises as `save`; `done()`,
         `exception()`.
     """
-    from raystate.arrays.monitoring import SaveEvents
-    from raystate.reader.assembling import take
-
     storage, folder = _place(path)
     events = SaveEvents(storage.url, background=True)
     content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
@@ -86,8 +77,6 @@ def save_async(
 
 
 def _write(storage: Storage, folder: str, content: Content, overwrite: bool, events: SaveEvents) -> None:
-    from raystate.reader.assembling import write_checkpoint
-
     write_checkpoint(storage, folder, content, overwrite=overwrite)
     events.done(content.described.layout.data_bytes)
 

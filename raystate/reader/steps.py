@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
+import jax
+
 from raystate.arrays import Transforms, check_asked
+from raystate.arrays.monitoring import reading
 from raystate.core.errors import ConfigError, StepNotFoundError
 from raystate.inspection import Checkpoints, StepMetadata, look
 from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
-from raystate.restored import STATE, ReadOptions, Restored, content_from_storage
+from raystate.restored import STATE, ReadOptions, Restored, StepContent, content_from_storage
 from raystate.storage import StorageUrl
 
 T = TypeVar("T")
@@ -111,62 +114,22 @@ class Reader:
             StepNotFoundError: also when retention takes the step while it is read. ReferenceMismatchError, CapacityError,
             CorruptCheckpointError, StorageError.
         """
-        import jax
-
-        from raystate.arrays.monitoring import reading
-
-        step = check_asked(reference, step=step, items=items, shapes=shapes)
+        step = check_asked(reference, step=step, items=items)
         options = ReadOptions(partial=partial, cast=cast, shapes=shapes, transforms=transforms)
-        world, process_index = jax.process_count(), jax.process_index()
-
-        def place(chosen: int, reader: StepReader) -> Restored:
-            try:
-                content = content_from_storage(reader, chosen)
-                return content.restore(reference, items, options, world=world, process_index=process_index)
-            finally:
-                self.bytes_read += reader.bytes_read
-
-        with reading(self._checkpoints.storage.url) as events:
-            before = self.bytes_read
-            restored = self._read(step, place)
-            events.nbytes = self.bytes_read - before
-            return restored
+        return self._placed(step, lambda content: content.restore(reference, items, options, **_this_process()))
 
     def load_tree(self, reference: object, *, step: int | None, item: str | None, options: ReadOptions) -> Any:
         """One tree: the state, or an item of arrays. See `raystate.load`."""
 
-        from raystate.arrays.monitoring import reading
+        def place(content: StepContent) -> Any:
+            wanted = STATE if item is None or (item in STATE_ITEMS and item not in content.trees) else item
+            return content.tree(wanted, reference, options)
 
-        def place(chosen: int, reader: StepReader) -> Any:
-            try:
-                content = content_from_storage(reader, chosen)
-                wanted = STATE if item is None or (item in STATE_ITEMS and item not in content.trees) else item
-                return content.tree(wanted, reference, options)
-            finally:
-                self.bytes_read += reader.bytes_read
-                events.nbytes = reader.bytes_read
-
-        with reading(self._checkpoints.storage.url) as events:
-            return self._read(step, place)
+        return self._placed(step, place)
 
     def load_items(self, items: Mapping[str, object], *, step: int | None, options: ReadOptions) -> dict[str, Any]:
         """Several items of one step, by name. See `raystate.load`."""
-        import jax
-
-        from raystate.arrays.monitoring import reading
-
-        world, process_index = jax.process_count(), jax.process_index()
-
-        def place(chosen: int, reader: StepReader) -> dict[str, Any]:
-            try:
-                content = content_from_storage(reader, chosen)
-                return content.load_items(items, options, world=world, process_index=process_index)
-            finally:
-                self.bytes_read += reader.bytes_read
-                events.nbytes = reader.bytes_read
-
-        with reading(self._checkpoints.storage.url) as events:
-            return self._read(step, place)
+        return self._placed(step, lambda content: content.load_items(items, options, **_this_process()))
 
     def follow(
         self,
@@ -210,8 +173,27 @@ class Reader:
 
     # ------------------------------------------------------------ inside
 
+    def _placed(self, step: int | None, place: Callable[[StepContent], T]) -> T:
+        """What is read of a step to be used: counted, and told to whoever monitors restores."""
+
+        def read(chosen: int, reader: StepReader) -> T:
+            try:
+                return place(content_from_storage(reader, chosen))
+            finally:
+                self.bytes_read += reader.bytes_read
+
+        with reading(self._checkpoints.storage.url) as events:
+            before = self.bytes_read
+            got = self._read(step, read)
+            events.nbytes = self.bytes_read - before
+            return got
+
     def _read(self, step: int | None, read: Callable[[int, StepReader], T]) -> T:
         return self._checkpoints.read(check_asked(step=step), read)
+
+
+def _this_process() -> dict[str, int]:
+    return {"world": jax.process_count(), "process_index": jax.process_index()}
 
 
 def _number(metrics: Mapping[str, Any], names: str | list[str]) -> Iterator[float]:

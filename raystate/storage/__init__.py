@@ -7,7 +7,7 @@ from raystate.storage.garbage import Garbage, assume_dead, assumed_dead, collect
 from raystate.storage.log import RunLog
 from raystate.storage.namings import number_in, step_folders
 from raystate.storage.pins import pinned, pinned_steps
-from raystate.storage.placing import new_folder
+from raystate.storage.placing import new_folder, replace_tree
 from raystate.storage.steps import StepFolder, data_objects, find_package, foreign_steps, marked_save, visible_steps
 from raystate.storage.url import StorageUrl, canonical_url, open_storage, run_hash
 from raystate.storage.wrapping import StorageWrapper
@@ -42,6 +42,7 @@ __all__ = [
     "pinned_steps",
     "refuse_foreign",
     "remove_garbage",
+    "replace_tree",
     "run_hash",
     "step_folders",
     "visible_steps",

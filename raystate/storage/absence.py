@@ -6,6 +6,7 @@ import difflib
 
 from raystate.core.errors import StorageError
 from raystate.storage.base import Storage
+from raystate.storage.steps import top_folders
 from raystate.storage.url import open_storage
 
 
@@ -36,7 +37,7 @@ def _close(storage: Storage) -> str:
     while "/" in name.partition("://")[2].strip("/"):
         above, _, missing = name.rpartition("/")
         try:
-            beside = [info.name.rstrip("/") for info in open_storage(above).list(recursive=False) if info.is_folder]
+            beside = top_folders(open_storage(above))
         except StorageError:  # a folder that this user may not list
             return ""
         if beside:

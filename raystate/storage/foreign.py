@@ -8,17 +8,16 @@ from collections.abc import Iterator
 
 from raystate.core.errors import ConfigError
 from raystate.storage.base import ObjectInfo, Storage
-from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, log_name, step_of
+from raystate.storage.names import MANIFEST, MARKER, METADATA, ORBAX_TEMPORARY, STATE, TREE_METADATA, log_name, step_of
 
 SHOWN = 3  # names in an error
 
 # What lies in the folder of a checkpoint, or of one of its items: Orbax's files of each of its formats.
-_OF_A_CHECKPOINT = frozenset({METADATA, MARKER, TREE_METADATA, "_sharding", "manifest.ocdbt", "checkpoint"})
+_OF_A_CHECKPOINT = frozenset({METADATA, MARKER, TREE_METADATA, "_sharding", MANIFEST, "checkpoint"})
 _NUMBERED = re.compile(r".*\d")  # 00001200, step_1200, checkpoint_7, epoch-3
 _FILE = re.compile(
     r"(checkpoint|ckpt|step|model|state)[_\-.]?\d+(\.\w+)?", re.IGNORECASE
 )  # as flax.training.checkpoints names them
-_TEMPORARY = "orbax-checkpoint-tmp"
 
 
 def foreign_checkpoints(storage: Storage) -> tuple[str, ...]:
@@ -71,7 +70,7 @@ def _is_checkpoint(storage: Storage, info: ObjectInfo) -> bool:
     name = info.name.rstrip("/")
     if not info.is_folder:
         return _FILE.fullmatch(name) is not None
-    if name == STATE or step_of(name) is not None or _TEMPORARY in name or not _NUMBERED.fullmatch(name):
+    if name == STATE or step_of(name) is not None or ORBAX_TEMPORARY in name or not _NUMBERED.fullmatch(name):
         return False
     return any(_looks_so(storage, name))
 

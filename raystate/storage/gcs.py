@@ -15,8 +15,8 @@ from typing import Any, TypeVar, cast
 
 from raystate.core.errors import StorageError
 from raystate.storage.attempts import storage_error
-from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError, check_name
-from raystate.storage.objects import ObjectStorage
+from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError
+from raystate.storage.objects import BucketStorage
 
 Result = TypeVar("Result")
 
@@ -34,20 +34,13 @@ _HINTS = {
 _LISTED = "items(name,size,generation,crc32c,md5Hash),prefixes,nextPageToken"
 
 
-class GcsStorage(ObjectStorage):
+class GcsStorage(BucketStorage):
     """Objects in a bucket, below a prefix.
 
     Args:
         url: canonical, "gs://bucket/prefix".
         timeout_s: for one operation, all its tries together. A stalled connection is given up after 15 s and tried again.
     """
-
-    def __init__(self, url: str, *, timeout_s: float = 60.0):
-        super().__init__(url, timeout_s=timeout_s)
-        self._bucket_name, _, self._prefix = self._root.partition("/")
-
-    def __repr__(self) -> str:
-        return f"GcsStorage({self.url!r})"
 
     def create(self, name: str, data: bytes) -> None:
         self._ask("create", name, lambda how: self._blob(name).upload_from_string(
@@ -63,8 +56,7 @@ class GcsStorage(ObjectStorage):
         return _info(name, blob)
 
     def list(self, prefix: str = "", recursive: bool = True) -> Listing:
-        path = self._key(prefix) if prefix else self._prefix
-        folder = f"{path}/" if path else ""
+        folder = self._folder(prefix)
         offset = len(self._prefix) + 1 if self._prefix else 0
 
         def listed(how: dict[str, Any]) -> Listing:
@@ -109,8 +101,7 @@ class GcsStorage(ObjectStorage):
             pass
 
     def kvstore(self, prefix: str) -> dict[str, Any]:
-        path = self._key(prefix) if prefix else self._prefix
-        return {"driver": "gcs", "bucket": self._bucket_name, "path": f"{path}/" if path else ""}
+        return {"driver": "gcs", "bucket": self._bucket_name, "path": self._folder(prefix)}
 
     # ------------------------------------------------------------ inside
 
@@ -120,10 +111,6 @@ class GcsStorage(ObjectStorage):
 
     def _blob(self, name: str) -> Any:
         return self._bucket.blob(self._key(name))
-
-    def _key(self, name: str) -> str:
-        check_name(name)
-        return f"{self._prefix}/{name}" if self._prefix else name
 
     def _delete_batch(self, infos: Sequence[ObjectInfo], how: dict[str, Any]) -> None:
         with self._bucket.client.batch():

@@ -9,6 +9,8 @@ STATE = ".raystate"
 MARKER = "commit_success.txt"
 METADATA = "_CHECKPOINT_METADATA"
 TREE_METADATA = "_METADATA"  # of an item of arrays
+MANIFEST = "manifest.ocdbt"  # of a database of arrays
+ORBAX_TEMPORARY = "orbax-checkpoint-tmp"  # in the name of what is unfinished: readers pass over it
 GUARD = f"{STATE}/{MARKER}"  # stock Orbax's cleanup deletes folders without it
 GUARD_TEXT = b"Stock Orbax deletes folders without this file. It keeps the log of the run.\n"
 SELF_TEST = "selftest."  # begins the name of a folder in STATE
@@ -66,6 +68,12 @@ def step_of(folder: str) -> int | None:
 def writer_name(save: str, host: int | str) -> str:
     """A writer's unique name, as in `ocdbt.process_<writer>`. `host`: an index, or lower-case letters (the Coordinator: "c")."""
     return f"{save}h{host}"
+
+
+def marker_last(name: str) -> tuple[bool, int, str]:
+    """Sort key for the files of a step: plain files, then the items' markers, the step's own marker at the very end."""
+    is_marker = name.rpartition("/")[2] == MARKER
+    return is_marker, -name.count("/") if is_marker else 0, name
 
 
 def save_of(name: str) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from raystate.core.errors import ConfigError
 from raystate.storage.base import Storage
 from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, step_of
-from raystate.storage.steps import visible_steps
+from raystate.storage.steps import top_folders, visible_steps
 
 _NAME = re.compile(r"(?:(.+)_)?([0-9]+)", re.DOTALL)
 
@@ -29,8 +29,8 @@ def step_folders(storage: Storage) -> Naming:
         ConfigError: there are steps under several such names, and nobody can tell which are meant; lists them.
         StorageError: storage failed.
     """
-    folders = [info.name.rstrip("/") for info in storage.list(recursive=False) if info.is_folder]
-    plain = {step: str(step) for step in visible_steps(storage)} if any(step_of(name) is not None for name in folders) else {}
+    folders = top_folders(storage)
+    plain = {step: str(step) for step in visible_steps(storage, folders)}
     if STATE in folders:
         return plain
     others = [name for name in folders if step_of(name) is None and _NAME.fullmatch(name) and _is_marked(storage, name)]

@@ -45,7 +45,7 @@ class ObjectStorage(Storage):
         self._opened: Any = None
 
     def __repr__(self) -> str:
-        return f"ObjectStorage({self.url!r})"
+        return f"{type(self).__name__}({self.url!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self.url, "timeout_s": self._timeout_s}
@@ -206,6 +206,28 @@ class ObjectStorage(Storage):
                 ) from error
 
         return attempt(operation, f"{self.url}/{name}", mapped, timeout_s=self._timeout_s, let_through=(FileExistsError,))
+
+
+class BucketStorage(ObjectStorage):
+    """Objects in a bucket, below a prefix: of a back end with requests of its own.
+
+    Args:
+        url: canonical, "scheme://bucket/prefix"; the prefix may be empty.
+        timeout_s: see `open_storage`.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 60.0):
+        super().__init__(url, timeout_s=timeout_s)
+        self._bucket_name, _, self._prefix = self._root.partition("/")
+
+    def _key(self, name: str) -> str:
+        check_name(name)
+        return f"{self._prefix}/{name}" if self._prefix else name
+
+    def _folder(self, name: str) -> str:
+        """What begins the keys of all that lies in a folder; "" is the root."""
+        path = self._key(name) if name else self._prefix
+        return f"{path}/" if path else ""
 
 
 def _info(name: str, raw: dict[str, Any]) -> ObjectInfo:

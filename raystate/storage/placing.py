@@ -22,14 +22,15 @@ from raystate.core.errors import StorageError
 from raystate.storage import posix
 from raystate.storage.attempts import storage_error
 from raystate.storage.base import Listing, ObjectExistsError, Storage
-from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, log_name, step_of
+from raystate.storage.names import MARKER, METADATA, ORBAX_TEMPORARY, STATE, TREE_METADATA, log_name, step_of
 
 logger = logging.getLogger("raystate")
 
-TEMPORARY = ".orbax-checkpoint-tmp-"  # Orbax's own word for what is unfinished: its readers and ours pass over such names
+TEMPORARY = f".{ORBAX_TEMPORARY}-"
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV)
 _LOCK_TRIES = 5
-_UNFINISHED = re.compile(r"/[^/]+/ocdbt\.process_s[0-9a-f]{16}h")  # data of a save that has not come to the files with fixed names
+# Data of a save that has not come to the files with fixed names: of an item, or of a tree without one, as flax_checkpoints writes it.
+_UNFINISHED = re.compile(r"(/[^/]+)?/ocdbt\.process_s[0-9a-f]{16}h")
 
 
 def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> NewFolder:
@@ -44,6 +45,37 @@ def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> New
     """
     kind = _RenamedFolder if storage.is_directory else _MarkedFolder
     return kind(storage, folder, overwrite=overwrite)
+
+
+def replace_tree(storage: Storage, new: str, name: str) -> None:
+    """On a directory: give a folder, or a file, the name of another one, which goes. See `new_folder` for what a reader finds meanwhile.
+
+    Args:
+        new: beside `name`, whole and durable.
+        name: is there.
+
+    Raises:
+        StorageError: storage failed; what was there is there again.
+    """
+    path, place = str(storage.local_path(new)), str(storage.local_path(name))
+    try:
+        posix.exchange(path, place)
+        old = new
+    except OSError as error:
+        if error.errno not in _NO_EXCHANGE:
+            raise storage_error("rename", f"{path} -> {place}", error) from error
+        old = f"{new}-old"
+        storage.rename_tree(name, old)
+        try:
+            storage.rename_tree(new, name)
+        except BaseException:
+            storage.rename_tree(old, name)
+            raise
+    try:
+        posix.fsync(os.path.dirname(place))
+        storage.delete_tree(old)
+    except (OSError, StorageError) as error:  # the new one is in its place: that is what was asked for
+        logger.warning("what was replaced stays in %s/%s: %s", storage.url, old, error)
 
 
 class NewFolder(abc.ABC):
@@ -142,33 +174,12 @@ class _RenamedFolder(NewFolder):
             self.storage.create(f"{self.prefix}/{name}", data)
         self.storage.fsync_tree(self.prefix)
         if self.found:
-            self._replace()
+            replace_tree(self.storage, self.prefix, self.folder)
             return
         try:
             self.storage.rename_tree(self.prefix, self.folder)
         except ObjectExistsError as error:
             raise self._refused("somebody else has saved there meanwhile") from error
-
-    def _replace(self) -> None:
-        place = str(self.storage.local_path(self.folder))
-        try:
-            posix.exchange(self._path, place)
-            old = self.prefix
-        except OSError as error:
-            if error.errno not in _NO_EXCHANGE:
-                raise storage_error("rename", f"{self._path} -> {place}", error) from error
-            old = f"{self.prefix}-old"
-            self.storage.rename_tree(self.folder, old)
-            try:
-                self.storage.rename_tree(self.prefix, self.folder)
-            except BaseException:
-                self.storage.rename_tree(old, self.folder)
-                raise
-        try:
-            posix.fsync(os.path.dirname(place))
-            self.storage.delete_tree(old)
-        except (OSError, StorageError) as error:  # the new one is in its place: that is what was asked for
-            logger.warning("what was replaced stays in %s/%s: %s", self.storage.url, old, error)
 
     def _begin(self) -> None:
         above = os.path.dirname(self._path)

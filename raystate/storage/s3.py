@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 
 from raystate.core.errors import ConfigError
 from raystate.storage.attempts import describe, storage_error
-from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectMissingError, check_name
-from raystate.storage.objects import ObjectStorage
+from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectMissingError
+from raystate.storage.objects import BucketStorage
 
 Result = TypeVar("Result")
 
@@ -29,7 +29,7 @@ _HINTS = {
 }
 
 
-class S3Storage(ObjectStorage):
+class S3Storage(BucketStorage):
     """Objects in a bucket, below a prefix.
 
     An object's generation is its ETag, so two objects of equal bytes count as the same one.
@@ -38,13 +38,6 @@ class S3Storage(ObjectStorage):
         url: canonical, "s3://bucket/prefix".
         timeout_s: see `open_storage`.
     """
-
-    def __init__(self, url: str, *, timeout_s: float = 60.0):
-        super().__init__(url, timeout_s=timeout_s)
-        self._bucket_name, _, self._prefix = self._root.partition("/")
-
-    def __repr__(self) -> str:
-        return f"S3Storage({self.url!r})"
 
     def list(self, prefix: str = "", recursive: bool = True) -> Listing:
         found = super().list(prefix, recursive)
@@ -72,8 +65,7 @@ class S3Storage(ObjectStorage):
         return True
 
     def kvstore(self, prefix: str) -> dict[str, Any]:
-        path = self._key(prefix) if prefix else self._prefix
-        spec: dict[str, Any] = {"driver": "s3", "bucket": self._bucket_name, "path": f"{path}/" if path else ""}
+        spec: dict[str, Any] = {"driver": "s3", "bucket": self._bucket_name, "path": self._folder(prefix)}
         endpoint = _endpoint()
         if endpoint:  # TensorStore does not look for it; where it is Amazon's own, TensorStore finds the bucket's region
             region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -85,10 +77,6 @@ class S3Storage(ObjectStorage):
     @property
     def _fs(self) -> Any:
         return _file_system(_endpoint())
-
-    def _key(self, name: str) -> str:
-        check_name(name)
-        return f"{self._prefix}/{name}" if self._prefix else name
 
     def _call(self, operation: str, name: str, call: Callable[[], Result]) -> Result:
         def told() -> Result:

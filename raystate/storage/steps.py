@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from raystate.core.errors import CorruptCheckpointError, StorageError
 from raystate.core.tree import DataObject, Package
@@ -21,6 +21,7 @@ from raystate.storage.names import (
     METADATA,
     PACKAGES,
     TRASH,
+    marker_last,
     package_name,
     save_of,
     split_saved,
@@ -164,7 +165,7 @@ class StepFolder:
     def _publish_objects(self, package: Package) -> None:
         if (missing := _missing_object(self.storage.list(self.name), self.name, package)) is not None:
             raise self._error("publish", missing)
-        for name in sorted(package.files, key=_marker_last):
+        for name in sorted(package.files, key=marker_last):
             try:
                 self.storage.create_or_same(f"{self.name}/{name}", package.files[name])
             except ObjectExistsError as error:
@@ -286,21 +287,29 @@ def data_objects(storage: Storage, step_folder: str, folder: str, *, writer: str
     return objects
 
 
-def visible_steps(storage: Storage) -> tuple[int, ...]:
+def top_folders(storage: Storage) -> list[str]:
+    """The names of a storage's own folders, without what lies in them."""
+    return [info.name.rstrip("/") for info in storage.list(recursive=False) if info.is_folder]
+
+
+def visible_steps(storage: Storage, folders: Collection[str] | None = None) -> tuple[int, ...]:
     """Steps that stock Orbax would list, ascending: folders named by a number that have a marker.
 
     A directory's marker may also be Orbax's own `_CHECKPOINT_METADATA`: there it is the rename that publishes.
+
+    Args:
+        folders: `top_folders` of just now, if the caller has them.
     """
     markers = (MARKER, METADATA) if storage.is_directory else (MARKER,)
     before: tuple[set[int], tuple[int, ...]] | None = None
     while True:
-        folders = [info.name.rstrip("/") for info in storage.list(recursive=False) if info.is_folder]
+        folders = top_folders(storage) if folders is None else folders
         steps = {step for folder in folders if (step := step_of(folder)) is not None}
         visible = tuple(sorted(step for step in steps if any(storage.exists(f"{step}/{marker}") for marker in markers)))
         # The newest folder has no marker: a save that goes on, or it was retired since the listing, for one that came after it.
         if not steps or visible[-1:] == (max(steps),) or before == (steps, visible):
             return visible
-        before = steps, visible
+        before, folders = (steps, visible), None
 
 
 def foreign_steps(storage: Storage, live: Iterable[int]) -> tuple[int, ...]:
@@ -356,9 +365,3 @@ def other_bytes(info: ObjectInfo, obj: DataObject) -> str:
         return f"has crc32c {info.crc32c:08x} instead of {obj.crc32c:08x}"
     kinds = info.digest.partition(":")[0], obj.digest.partition(":")[0]
     return f"has {info.digest} instead of {obj.digest}" if kinds[0] == kinds[1] and info.digest != obj.digest else ""
-
-
-def _marker_last(name: str) -> tuple[bool, int, str]:
-    """Sort key: plain files, then the items' markers, the step's own marker at the very end."""
-    is_marker = name.rpartition("/")[2] == MARKER
-    return (is_marker, -name.count("/") if is_marker else 0, name)

@@ -48,7 +48,6 @@ PINNED_START_S = 10.0  # then the workers may go anywhere
 ROOM_S = 1.0  # for the group before to have given its resources back
 OTHERS_GRACE_S = 1.0  # after one rank's exception, for the others' own
 _PROBE_S = 10.0
-_DEFAULT_START_LIMIT_S = 900.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ class RayTrainCallback(_Callback):
         self._failures: dict[int, endings.RankFailure] = {}
         self._told: tuple[End, ...] = ()  # what the Coordinator knew of their order
         self._groups = 0
-        self._policy = RetryPolicy(self._max_failures, getattr(self._config, "idle_timeout_s", _DEFAULT_START_LIMIT_S))
+        self._policy = RetryPolicy(self._max_failures, self._config.idle_timeout_s)
         self._threads: ThreadPoolExecutor | None = None
         self._pending: tuple[Ending, float] | None = None  # why the next group starts, and when that was noticed (monotonic)
         self._placement: Any = None  # ObjectRef of the group's placement group

@@ -22,16 +22,6 @@ Read = Callable[[Sequence[Request]], list[np.ndarray]]
 Given = TypeVar("Given")
 
 
-def nbytes_of(array: ArraySpec) -> int:
-    """How many bytes an array has in memory."""
-    return math.prod(array.shape) * np.dtype(array.dtype).itemsize
-
-
-def total_bytes(tree: TreeSpec) -> int:
-    """Bytes of all arrays of a tree."""
-    return sum(nbytes_of(leaf.array) for leaf in tree.leaves if leaf.array is not None)
-
-
 def boxes(array: ArraySpec) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """(start, shape) of boxes that make up an array, in row-major order: their elements follow one another in a flat file.
 

@@ -9,8 +9,9 @@ from raystate.checksum import crc32c
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import DataObject, Package
 from raystate.storage import Storage, find_package
+from raystate.storage.names import marker_last
 from raystate.transfer.description import is_plain_name
-from raystate.transfer.places import PART_BYTES, WrittenFile, marker_last, open_place
+from raystate.transfer.places import PART_BYTES, WrittenFile, open_place
 from raystate.transfer.progress import Progress, Tally
 from raystate.transfer.urls import open_files, storage_errors
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from raystate.core.errors import ConfigError
 from raystate.core.tree import TreeSpec
+from raystate.inspection.boxes import total_bytes
 from raystate.orbax.array_reads import Request
 from raystate.transfer import npz_format, safetensors_format
-from raystate.transfer.boxes import batches, raw, read_ahead, total_bytes
+from raystate.transfer.boxes import batches, raw, read_ahead
 from raystate.transfer.description import KEY, KeptAs, describe_tree, leaf_name, scalar_array, stored_as, with_scalars
 from raystate.transfer.picking import Picked
 from raystate.transfer.places import WrittenFile, open_place

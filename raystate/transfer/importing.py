@@ -19,6 +19,7 @@ from raystate.core.entries import LiveStep, LogEntry
 from raystate.core.errors import ConfigError, RunInUseError, StaleAttemptError, StorageError
 from raystate.core.log import IntentKey, claim_entry, key_of, next_entry, refuse_save
 from raystate.core.tree import DataObject, Package, TreeSpec
+from raystate.inspection.boxes import total_bytes
 from raystate.orbax.array_reads import Request
 from raystate.orbax.merge import build_files, own_folders
 from raystate.orbax.step_reader import StepReader
@@ -35,7 +36,6 @@ from raystate.storage import (
     pinned_steps,
     visible_steps,
 )
-from raystate.transfer.boxes import total_bytes
 from raystate.transfer.description import check_tree
 from raystate.transfer.incoming import IncomingStep
 from raystate.transfer.orbax_tree import check_written, with_our_chunks, write_tree
@@ -196,7 +196,7 @@ class _Importer:
             step.step,
             save,
             trees,
-            [[leaf.value for leaf in tree.leaves if leaf.kind in ("scalar", "string")] for tree in trees],
+            [tree.values for tree in trees],
             writers,
             lambda item: self._storage.kvstore(f"{prefix}/{item}"),
             iterators=step.iterators,

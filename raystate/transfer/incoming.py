@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,11 +110,8 @@ def _state_item(reader: StepReader, step: int, item: str | None) -> str:
     if item in arrays:
         return item
     if item is None or item in STATE_ITEMS:
-        try:
+        with contextlib.suppress(ReferenceMismatchError):  # said below, with the option's name
             return reader.state_item()
-        except ReferenceMismatchError:
-            if item is None and len(arrays) == 1:
-                return arrays[0]
     have = ", ".join(map(repr, arrays)) or "none"
     problem = f"has no item {item!r} of arrays" if item is not None else "has no state"
     message = f"step {step} {problem}; its items of arrays: {have}. --item NAME makes one of them the state"

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raystate.core.tree import TreeSpec
+from raystate.inspection.boxes import total_bytes
 from raystate.orbax.array_reads import Request
 from raystate.orbax.merge import build_files
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import Storage, open_storage
-from raystate.storage.names import MARKER
-from raystate.transfer.boxes import total_bytes
+from raystate.storage.names import MARKER, marker_last
 from raystate.transfer.description import check_tree
 from raystate.transfer.orbax_tree import check_written, with_our_chunks, write_tree
 from raystate.transfer.picking import Picked
-from raystate.transfer.places import PART_BYTES, LocalPlace, WrittenFile, marker_last, open_place
+from raystate.transfer.places import PART_BYTES, LocalPlace, WrittenFile, open_place
 from raystate.transfer.progress import Progress, Tally
 from raystate.transfer.urls import refuse_existing, storage_errors
 
@@ -75,8 +75,7 @@ def _write(storage: Storage, step: int, tree: TreeSpec, source: Picked, verify: 
     for writer, requests, crcs in write_tree(storage, str(step), save, tree, source.read, on_bytes=tally.writing):
         writers.append(writer)
         sums.append((requests, crcs))
-    values = [leaf.value for leaf in tree.leaves if leaf.kind in ("scalar", "string")]
-    files = build_files(step, save, [tree], [values], {ITEM: writers}, lambda item: storage.kvstore(f"{step}/{item}"))
+    files = build_files(step, save, [tree], [tree.values], {ITEM: writers}, lambda item: storage.kvstore(f"{step}/{item}"))
     for name in sorted((name for name in files if name != MARKER), key=marker_last):
         storage.create(f"{step}/{name}", files[name])
     if verify:

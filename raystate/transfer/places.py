@@ -23,7 +23,6 @@ import numpy as np
 from raystate.checksum import crc32c
 from raystate.core.errors import ConfigError, StorageError
 from raystate.storage import posix
-from raystate.storage.names import MARKER
 from raystate.transfer.urls import CHAIN, local_path, open_files, refuse_existing, split, storage_errors
 
 PART_BYTES = 16 << 20  # read back at a time
@@ -322,12 +321,6 @@ class ArchivePlace(ExportPlace):
         if self._inner is not None:
             self._inner._fs.zip.close()
             self._inner = None
-
-
-def marker_last(name: str) -> tuple[bool, int, str]:
-    """Sort key for the files of a step: plain files, then the items' markers, the step's own marker at the very end."""
-    is_marker = name.rpartition("/")[2] == MARKER
-    return is_marker, -name.count("/") if is_marker else 0, name
 
 
 def _abandon(file: Any) -> None:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import flax
 import jax
@@ -27,6 +28,7 @@ import raystate
 from raystate.compat import flax_checkpoints as ours
 from raystate.compat.flax_directory import removed
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError
+from raystate.storage import posix
 
 OLD, NEW = {"a": np.array([0, 0, 0], np.int32)}, {"a": np.array([1, 2, 3], np.int32)}
 
@@ -248,7 +250,8 @@ def test_row17_either_form_replaces_the_other(tmp_path: Path, first: bool):
     same(stock.restore_checkpoint(tmp_path, OLD), NEW)
 
 
-def test_row17_an_overwrite_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_row17_an_overwrite_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool):
     ours.save_checkpoint(tmp_path, OLD, 0)
     whole = _rename
     fail_at = [2]  # the first moves the old one away
@@ -259,6 +262,8 @@ def test_row17_an_overwrite_that_fails_leaves_what_was_there(tmp_path: Path, mon
             raise OSError(5, "made to fail")
         whole(source, target)
 
+    no = OSError(5, "made to fail") if exchanges else OSError(22, "Invalid argument")  # as of a file system that can't
+    monkeypatch.setattr(posix, "exchange", mock.Mock(side_effect=no))
     monkeypatch.setattr(os, "rename", rename)
     with pytest.raises(raystate.StorageError, match="made to fail"):
         ours.save_checkpoint(tmp_path, NEW, 0, overwrite=True)
@@ -268,6 +273,22 @@ def test_row17_an_overwrite_that_fails_leaves_what_was_there(tmp_path: Path, mon
 
 
 _rename: Callable[[str, str], None] = os.rename
+
+
+def test_row17_an_overwritten_checkpoint_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orbax: bool):
+    path = ours.save_checkpoint(tmp_path, OLD, 0)
+    whole = _rename
+
+    def rename(source: str, target: str) -> None:
+        whole(source, target)
+        assert os.path.exists(path)
+
+    exchange = mock.Mock(wraps=posix.exchange)
+    monkeypatch.setattr(posix, "exchange", exchange)
+    monkeypatch.setattr(os, "rename", rename)
+    ours.save_checkpoint(tmp_path, NEW, 0, overwrite=True)
+    assert exchange.call_count == 1 and os.listdir(tmp_path) == ["checkpoint_0"]
+    same(ours.restore_checkpoint(tmp_path, OLD), NEW)
 
 
 def test_row17_float_negative_and_zero_steps(tmp_path: Path, orbax: bool):

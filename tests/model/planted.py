@@ -16,6 +16,7 @@ import raystate.core.leaving as leaving
 import raystate.core.saves as saves
 import raystate.core.trainer as trainer
 import raystate.manager.facade as facade
+import raystate.manager.newest as newest
 import raystate.manager.pipeline as pipeline
 import raystate.manager.restoring as restoring
 import raystate.runtime.slot_store as slot_store
@@ -81,7 +82,7 @@ def _judged_on_older_reports() -> Any:
 
 def _the_last_step_is_not_kept() -> Any:
     """(4) close() trusts that the last step was made durable."""
-    return _patched((facade.StateManager, "_keep_last", lambda _: None))
+    return _patched((newest.NewestSave, "make_durable", lambda _: None))
 
 
 def _a_repeat_is_the_same_save() -> Any:

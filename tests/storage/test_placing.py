@@ -85,6 +85,17 @@ def test_row1_overwriting_what_is_not_there(storage: Storage):
     assert tree(storage) == expected(place, b"1")
 
 
+@pytest.mark.parametrize("item", ["state/", ""])
+def test_row1_an_unfinished_save_is_overwritten_where_nothing_is_renamed(storage: Storage, item: str):
+    storage.create(f"one/{item}ocdbt.process_s0123456789abcdefh0/d/x", b"left by a dead one")
+    if storage.is_directory:  # there it would lie under a temporary name
+        with pytest.raises(StorageError, match="this is none"):
+            write(storage, "one", b"1", overwrite=True)
+        return
+    place = write(storage, "one", b"1", overwrite=True)
+    assert tree(storage) == expected(place, b"1")
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

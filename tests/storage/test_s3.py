@@ -38,7 +38,7 @@ def test_row27_a_checkpoint_there_and_back(storage: Storage):
 
 
 def test_row27_a_store_that_ignores_conditions_is_refused(storage: Storage, monkeypatch: pytest.MonkeyPatch):
-    fs: Any = s3._file_system(s3_server().url)  # pyright: ignore[reportPrivateUsage]
+    fs: Any = s3._file_system(s3_server().url)
     plain = fs.pipe_file
     monkeypatch.setattr(fs, "pipe_file", lambda path, data, mode: plain(path, data))
     with pytest.raises(StorageError, match="a second exclusive create of one name succeeded"):

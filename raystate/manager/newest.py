@@ -1,0 +1,82 @@
+"""What a trainer knows of the newest steps: the one that it saved last, and the one that is durable."""
+
+# JAX's own functions are only partly typed; everything of ours is checked strictly.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import logging
+
+import jax
+import numpy as np
+
+from raystate.core.messages import RestoreSettled
+from raystate.manager.pipeline import Pipeline
+from raystate.manager.session import Session
+from raystate.manager.staging import SaveArguments
+
+logger = logging.getLogger("raystate")
+
+
+class NewestSave:
+    """The arguments of the newest save, to stage it at the end if it wasn't. A restore, and the end, forget it."""
+
+    def __init__(self, pipeline: Pipeline):
+        self._pipeline = pipeline
+        self._given: SaveArguments | None = None
+
+    def keep(self, given: SaveArguments | None) -> None:
+        """It is the newest now; None: there is none."""
+        self._given = given.kept() if given is not None else None
+
+    @property
+    def step(self) -> int | None:
+        """Its number."""
+        return self._given.step if self._given is not None else None
+
+    def metrics(self) -> dict[str, float]:
+        """As numbers: waits for those that are still computing."""
+        metrics = self._given.metrics if self._given is not None else {}
+        return {name: float(np.asarray(value)) for name, value in metrics.items()}
+
+    def make_durable(self) -> None:
+        """It may not have been due; its arrays still exist unless they were donated."""
+        with self._pipeline.locked() as machine:
+            safe = machine.is_safe
+        last = self._given
+        if safe or last is None:
+            return
+        if any(
+            isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree_util.tree_leaves((last.state, last.items.trees))
+        ):
+            logger.warning("step %d was donated after its save: the newest snapshot is the last step", last.step)
+            return
+        self._pipeline.drain()  # nothing is in a hurry any more: no earlier durable step has to give way
+        self._pipeline.save(last, force=True)
+
+
+class NewestDurable:
+    """The newest durable step, from the host's word and from what the Coordinator answered; -1: none is known."""
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._answered = -1  # the host's word may be a moment behind
+        self._as_of = (0, 0)  # (attempt, seq) of the newest Advice at the last restore: what is older is of before it
+
+    def settled(self, reply: RestoreSettled) -> None:
+        """A restore may have gone back behind what was durable."""
+        self._answered, self._as_of = reply.durable_step, reply.advice
+
+    def answered(self, step: int) -> None:
+        """The Coordinator says that this step is durable."""
+        self._answered = max(self._answered, step)
+
+    def told(self) -> int:
+        """What the host's word tells. Shared memory: a loop may ask at every step."""
+        word = self._session.host_word()
+        return word.durable_step if word is not None and word.advice >= self._as_of else -1
+
+    @property
+    def step(self) -> int:
+        """The newer of both."""
+        return max(self._answered, self.told())
