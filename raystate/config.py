@@ -6,10 +6,9 @@ A config is a frozen value. It pickles, so that the driver, the trainers and the
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Protocol, Self, cast, runtime_checkable
 
@@ -18,10 +17,11 @@ from pydantic import Field
 
 from raystate.arena.files import check_arena_dir
 from raystate.arena.memory import parse_memory
+from raystate.config_errors import config_error, contradiction, plain, refuse_unknown
 from raystate.core.errors import ConfigError
 from raystate.core.messages import Settings
+from raystate.core.tree import CHUNK_BYTES, WriteOptions
 from raystate.orbax.save_policies import save_rules
-from raystate.other_names import FIELDS
 from raystate.storage.url import canonical_url
 
 AUTOMATIC_SAVE_EVERY_S = 600.0  # the durable interval when no save rule is given
@@ -92,6 +92,14 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         best_metric: the name in `save(metrics=…)` that ranks steps; needed by `keep_best`.
         best_mode: "min": smaller is better; "max": larger is.
         keep_policy: an Orbax `PreservationPolicy` instead of all `keep_*`; it must pickle. The newest step is kept whatever it says.
+        chunk_bytes: about how many bytes of an array are written, checksummed and read back as a whole, at least 4,096. Small ones make
+            partial reads and other shardings cheap, large ones make fewer of them; the default of 4 MiB costs a restore nothing that
+            can be measured.
+        zstd_level: compress arrays with zstd, 1 (fast) to 22 (small); None: not, because trained weights hardly get smaller, and a save
+            should not take the CPUs that feed the training. It pays for masks, tables and sparse values. Needs as much host memory
+            again while a step is written.
+        file_bytes: size at which a data file is closed, at least 1 MiB; None: 32 to 448 MiB, by the size of a host's share, since in a
+            bucket every file is a billed request.
         start_timeout_s: seconds until all ranks of a worker group have joined.
         save_timeout_s: seconds for one durable save, from staged to published.
         barrier_timeout_s: seconds until all ranks have arrived at the same collective call.
@@ -128,6 +136,10 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     best_mode: Literal["min", "max"] = "min"
     keep_policy: KeepPolicy | None = None
 
+    chunk_bytes: Annotated[int, Field(ge=4096)] = CHUNK_BYTES
+    zstd_level: Annotated[int, Field(ge=1, le=22)] | None = None
+    file_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
+
     start_timeout_s: Seconds = 300.0
     save_timeout_s: Seconds = 600.0
     barrier_timeout_s: Seconds = 120.0
@@ -140,11 +152,11 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     if not TYPE_CHECKING:  # type checkers keep the signature that pydantic derives from the fields
 
         def __init__(self, **values: Any):
-            _refuse_unknown(values)
+            refuse_unknown(values, list(type(self).model_fields))
             try:
                 super().__init__(**values)
             except pydantic.ValidationError as error:
-                raise _config_error(error) from None
+                raise config_error(error) from None
 
         def __setattr__(self, name: str, value: object) -> None:
             self._refuse_change(name, value)
@@ -184,10 +196,10 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         return type(self)(**dict[str, Any]({**given, **changes}))
 
     def _refuse_change(self, name: str, value: object) -> NoReturn:
-        _refuse_unknown({name: value})
+        refuse_unknown({name: value}, list(type(self).model_fields))
         raise ConfigError(
             f"{name}: a StateConfig does not change, since a run may be using it; make another one: config.replace({name}=…)",
-            field=name, got=_plain(value),
+            field=name, got=plain(value),
         )  # fmt: skip
 
     # ------------------------------------------------------------ what follows from the fields
@@ -198,6 +210,11 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         if self.save_every_s is None and self.save_every_steps is None and self.save_policy is None:
             return AUTOMATIC_SAVE_EVERY_S
         return self.save_every_s if self.save_policy is None else save_rules(self.save_policy).when_idle_s
+
+    @property
+    def write_options(self) -> WriteOptions:
+        """How the arrays of a step are laid out in storage."""
+        return WriteOptions(chunk_bytes=self.chunk_bytes, zstd_level=self.zstd_level, file_bytes=self.file_bytes)
 
     def core_settings(self) -> Settings:
         """What the Coordinator's decisions depend on: every field that core knows, under the same name."""
@@ -262,13 +279,13 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     def _no_contradiction(self) -> Self:
         for field, (accepted, instead) in _NOT_YET.items():
             if (value := getattr(self, field)) not in accepted:
-                raise _contradiction(field, value, f"this version does not implement it yet; {instead}")
+                raise contradiction(field, value, f"this version does not implement it yet; {instead}")
         for policy, fields in (("keep_policy", _KEEP_FIELDS), ("save_policy", _SAVE_FIELDS)):
             both = [name for name in fields if name in self.model_fields_set and getattr(self, name) is not None]
             if both and getattr(self, policy) is not None:
-                raise _contradiction(both[0], getattr(self, both[0]), f"{policy} decides alone; leave it out")
+                raise contradiction(both[0], getattr(self, both[0]), f"{policy} decides alone; leave it out")
         if self.keep_best is not None and self.best_metric is None:
-            raise _contradiction("best_metric", None, f"must name a metric, because keep_best={self.keep_best} ranks steps by it")
+            raise contradiction("best_metric", None, f"must name a metric, because keep_best={self.keep_best} ranks steps by it")
         return self
 
 
@@ -309,60 +326,6 @@ def _check_policy(value: Any, method: str, protocol: str) -> Any:
     if value is not None and (isinstance(value, type) or not callable(getattr(value, method, None))):
         raise ValueError(f"must be an Orbax {protocol} object (with a `{method}` method) or None")
     return value
-
-
-# ---------------------------------------------------------------- errors
-
-
-def _contradiction(field: str, value: object, allowed: str) -> ConfigError:
-    return ConfigError(_sentence(field, value, allowed), field=field, got=_plain(value), expected=allowed)
-
-
-def _plain(value: object) -> object:
-    """What an error may carry between processes: a plain value as it is, anything else as text."""
-    return value if value is None or isinstance(value, str | int | float) else repr(value)
-
-
-def _sentence(field: str, value: object, allowed: str) -> str:
-    return f"{field} = {value!r}: {allowed}"
-
-
-def _refuse_unknown(values: Mapping[str, Any]) -> None:
-    fields = list(StateConfig.model_fields)
-    for name, value in values.items():
-        if name not in fields:
-            close = difflib.get_close_matches(str(name), fields, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"the fields are: {', '.join(fields)}"
-            hint = FIELDS.get(name, hint)
-            raise ConfigError(
-                f"{name}: there is no such field; {hint}", field=str(name), got=_plain(value), expected=close or fields
-            )
-
-
-def _config_error(error: pydantic.ValidationError) -> ConfigError:
-    """One ConfigError for everything that is wrong; `field`, `got` and `expected` are those of the first."""
-    faults: dict[str, tuple[object, str]] = {}
-    for fault in error.errors(include_url=False):
-        field = str(fault["loc"][0]) if fault["loc"] else "StateConfig"
-        got = None if fault["type"] == "missing" else fault["input"]
-        allowed = _allowed(fault["type"], fault["msg"])
-        if field in faults:  # the other branch of a union, such as "or None"
-            allowed = f"{faults[field][1]}, or {allowed.removeprefix('must be ')}"
-        faults[field] = (got, allowed)
-    text = "; ".join(
-        f"{field}: {allowed}" if allowed == _MISSING else _sentence(field, got, allowed) for field, (got, allowed) in faults.items()
-    )
-    field, (got, expected) = next(iter(faults.items()))
-    return ConfigError(text, field=field, got=_plain(got), expected=expected, fields=sorted(faults))
-
-
-_MISSING = "must be given"
-
-
-def _allowed(kind: str, message: str) -> str:
-    if kind == "missing":
-        return _MISSING
-    return message.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 def _read_section(path: Path) -> dict[str, Any]:

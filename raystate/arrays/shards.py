@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
+from raystate.core.tree import CHUNK_BYTES
+
 Index = tuple[int, ...]
 
-CHUNK_BYTES = 4 << 20
 MOST_PARTS = 64  # that an axis is cut into at once: the length of a shard may have large prime factors only
 
 
@@ -60,20 +61,21 @@ def is_process_local(sharding: Sharding, process_count: int) -> bool:
     return process_count > 1 and sharding.is_fully_addressable
 
 
-def chunk_shape(shard: Index, shape: Index, itemsize: int) -> Index:
+def chunk_shape(shard: Index, shape: Index, itemsize: int, chunk_bytes: int = CHUNK_BYTES) -> Index:
     """How one shard's box is cut into chunks: the unit that is written, checksummed and read back as a whole.
 
     A job that restores with other axes sharded needs narrow parts of many shards. So chunks are cut along all dimensions, the longest
-    first, until they have at most CHUNK_BYTES; then each process reads little more than what it needs.
+    first, until they have at most `chunk_bytes`; then each process reads little more than what it needs.
 
     Args:
         shard: the largest shard's shape.
         shape: the array's.
         itemsize: bytes.
+        chunk_bytes: see `WriteOptions`. A shard whose length has no small factors may stay above it.
     """
     chunk = [max(1, size) for size in shard]
     fixed: set[int] = set()
-    while math.prod(chunk) * itemsize > CHUNK_BYTES and len(fixed) < len(chunk):
+    while math.prod(chunk) * itemsize > chunk_bytes and len(fixed) < len(chunk):
         axis = max((i for i in range(len(chunk)) if i not in fixed), key=lambda i: chunk[i])
         parts = _parts(chunk[axis], sharded=shard[axis] != shape[axis])
         if parts > 1:

@@ -18,7 +18,7 @@ from raystate.arrays.names import argument_of, check_names, mistake
 from raystate.arrays.paths import TreeNode, empty_kind, flatten
 from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json
 from raystate.core.errors import ConfigError
-from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec
+from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec, WriteOptions
 
 Scalar = int | float | bool | str
 
@@ -90,8 +90,16 @@ class Described:
         return self.plan.layout_bytes
 
 
+_DEFAULT = WriteOptions()
+
+
 def describe(
-    trees: Mapping[str, Any], *, process_index: int | None = None, process_count: int | None = None, previous: Plan | None = None
+    trees: Mapping[str, Any],
+    *,
+    process_index: int | None = None,
+    process_count: int | None = None,
+    previous: Plan | None = None,
+    options: WriteOptions = _DEFAULT,
 ) -> Described:
     """Describe the trees of one save.
 
@@ -102,6 +110,7 @@ def describe(
             copies of a value that all must have equal (`core.local_values`).
         previous: the plan of the last answer. If structure, shapes, dtypes and shardings still fit, only the leaves are swapped
             (150 leaves: well under 1 ms), and the answer's plan is this very object.
+        options: how the arrays are to be laid out in storage; those of `previous`.
 
     Raises:
         ConfigError: a leaf can't be kept, or a name can't be written; names its path and type.
@@ -114,7 +123,7 @@ def describe(
     if previous is not None and _fits(previous, leaves, structure, process):
         plan = previous
     else:
-        plan = _plan(trees, leaves, structure, process)
+        plan = _plan(trees, leaves, structure, process, options)
     _check_alive(plan, leaves)
     values = tuple(tuple(cast(Scalar, leaves[position]) for position in positions) for positions in plan.scalars)
     for tree, row in zip(plan.layout.trees, values, strict=True):
@@ -175,9 +184,9 @@ def _signature(leaf: Any) -> Signature:
 # ---------------------------------------------------------------- slow path
 
 
-def _plan(trees: Mapping[str, Any], leaves: Sequence[Any], structure: Any, process: Process) -> Plan:
+def _plan(trees: Mapping[str, Any], leaves: Sequence[Any], structure: Any, process: Process, options: WriteOptions) -> Plan:
     # jax flattens a dict by sorted keys; the trees follow the same order, so that positions agree.
-    builder = _Builder(process)
+    builder = _Builder(process, options)
     specs = tuple(builder.add_tree(item, trees[item]) for item in sorted(trees))
     layout = Layout(trees=specs, pieces=tuple(builder.pieces))
     return Plan(
@@ -193,8 +202,9 @@ def _plan(trees: Mapping[str, Any], leaves: Sequence[Any], structure: Any, proce
 
 
 class _Builder:
-    def __init__(self, process: Process):
+    def __init__(self, process: Process, options: WriteOptions):
         self.process = process
+        self.options = options
         self.pieces: list[Piece] = []
         self.arrays: list[ArrayLeaf] = []
         self.scalars: list[tuple[int, ...]] = []
@@ -216,7 +226,8 @@ class _Builder:
             raise mistake(item, (), "it has neither an array nor a number: texts alone can't be kept, give them as an item")
         self.scalars.append(tuple(scalars))
         self._trees += 1
-        return TreeSpec(item=item, leaves=tuple(leaves))
+        options = self.options
+        return TreeSpec(item=item, leaves=tuple(leaves), zstd_level=options.zstd_level, file_bytes=options.file_bytes)
 
     def _add_leaf(self, item: str, node: TreeNode, leaf: int, scalars: list[int]) -> LeafSpec:
         if node.empty:
@@ -252,7 +263,7 @@ class _Builder:
             # Every process keeps its own copy, so that each can restore alone; process 0's is the one that is stored.
             shard = Shard(0, (0,) * value.ndim, value.shape, self.process.index == 0)
             local = self.process.count > 1
-            chunk = chunk_shape(value.shape, value.shape, value.dtype.itemsize)
+            chunk = self._chunk(value.shape, value)
             spec = ArraySpec(shape=value.shape, dtype=value.dtype.name, chunk=chunk, typestr="np.ndarray", local=local)
             return spec, make(shards=(shard,), whole=True, numpy=True, key=False)
         if isinstance(value, Tracer):
@@ -271,13 +282,16 @@ class _Builder:
         spec = ArraySpec(
             shape=value.shape,
             dtype=value.dtype.name,
-            chunk=chunk_shape(value.sharding.shard_shape(value.shape), value.shape, value.dtype.itemsize),
+            chunk=self._chunk(value.sharding.shard_shape(value.shape), value),
             sharding=self._sharding_json(value.sharding),
             key_impl=key_impl,
             local=is_process_local(value.sharding, self.process.count),
         )
         whole = len(shards) == len(value.addressable_shards)
         return spec, make(shards=tuple(shards), whole=whole, numpy=False, key=key_impl is not None)
+
+    def _chunk(self, shard: tuple[int, ...], value: Any) -> tuple[int, ...]:
+        return chunk_shape(shard, value.shape, value.dtype.itemsize, self.options.chunk_bytes)
 
     def _check_seen(self, sharding: Any) -> None:
         """An array on the devices of one process alone is that process's own to it: the others have to know nothing of it."""

@@ -54,12 +54,32 @@ class LeafSpec:
         return [] if self.kind == "list" else self.value
 
 
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How arrays are laid out in storage.
+
+    Attributes:
+        chunk_bytes: the most that is written, checksummed and read back as a whole.
+        zstd_level: compress each chunk with zstd; None: not.
+        file_bytes: a data file is closed when it has grown to this size; None: by the size of a writer's share.
+    """
+
+    chunk_bytes: int = CHUNK_BYTES
+    zstd_level: int | None = None
+    file_bytes: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeSpec:
     """One array item of a step ("state", or an item that is a tree with arrays), leaves in the order of Orbax's serialized tree."""
 
     item: str
     leaves: tuple[LeafSpec, ...]
+    zstd_level: int | None = None  # see WriteOptions; all writers of an array must agree on it
+    file_bytes: int | None = None  # see WriteOptions
 
     def with_values(self, values: Sequence[int | float | bool | str | None]) -> TreeSpec:
         """The same tree with these values of its scalar and string leaves, in order (`SlotTable.values`)."""
@@ -79,7 +99,8 @@ class TreeSpec:
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> TreeSpec:
         """The inverse of `to_json`."""
-        return cls(item=raw["item"], leaves=tuple(_leaf_from_json(leaf) for leaf in raw["leaves"]))
+        fields: dict[str, Any] = {**raw, "leaves": tuple(map(_leaf_from_json, raw["leaves"]))}
+        return cls(**fields)
 
 
 def nest(leaves: Sequence[LeafSpec], values: Sequence[Any]) -> Any:
@@ -154,14 +175,15 @@ class Layout:
 
     @property
     def write_buffer_bytes(self) -> int:
-        """What writing this share takes in memory beside the slot: TensorStore writes a chunk from where it lies if its elements lie
-        one after the other, and keeps a copy of any other until the whole transaction is written."""
+        """What writing this share takes in memory beside the slot, at most: TensorStore writes a chunk from where it lies if its
+        elements lie one after the other, and keeps a copy of any other, and of a compressed one, until the whole transaction is
+        written."""
         return sum(
             piece.nbytes
             for piece in self.pieces
             if piece.owned
             and (array := self.trees[piece.tree].leaves[piece.leaf].array) is not None
-            and not _contiguous(array.chunk, piece.shape)
+            and not (self.trees[piece.tree].zstd_level is None and _contiguous(array.chunk, piece.shape))
         )
 
     def global_hash(self) -> str:

@@ -71,7 +71,12 @@ class Pipeline:
 
     def describe(self, state: Any, items: PackedItems) -> Described:
         """What the state looks like. Raises for leaves that can't be kept; nothing else happens."""
-        return describe({STATE: state, **items.trees}, process_index=self._session.rank, previous=self._plan)
+        return describe(
+            {STATE: state, **items.trees},
+            process_index=self._session.rank,
+            previous=self._plan,
+            options=self._session.config.write_options,
+        )
 
     @property
     def data_bytes(self) -> int:

@@ -1,7 +1,8 @@
 """Host side of a step: one writer's chunks of one array item, as zarr3 in an OCDBT database. Loads neither jax nor orbax.
 
-The arrays are laid out as Orbax does, uncompressed, with one addition: a crc32c codec after `bytes`. Each chunk then carries its
-checksum, and any reader, stock Orbax too, refuses a chunk with a flipped bit. Nothing outside `ocdbt.process_<writer>/` is touched.
+The arrays are laid out as Orbax does, uncompressed unless the tree says otherwise, with one addition: a crc32c codec at the end.
+Each chunk then carries its checksum, and any reader, stock Orbax too, refuses a chunk with a flipped bit. Nothing outside
+`ocdbt.process_<writer>/` is touched.
 """
 
 from __future__ import annotations
@@ -29,14 +30,13 @@ def write_item(
     *,
     io_concurrency: int = 16,
     copy_concurrency: int | None = None,
-    data_file_bytes: int | None = None,
     timeout_s: float = 600.0,
 ) -> bool:
     """Write one writer's share of an item, durably, in one atomic transaction.
 
     TensorStore writes straight from the pieces' memory where a chunk's elements lie one after the other, and keeps a copy of any
-    other chunk until all is written (`Layout.write_buffer_bytes`); nothing else is buffered, whatever the storage is. So the bytes
-    must not change until this returns.
+    other or compressed chunk until all is written (`Layout.write_buffer_bytes`); nothing else is buffered, whatever the storage is.
+    So the bytes must not change until this returns.
 
     Args:
         kv_base: TensorStore kvstore spec of the item's folder, its path ending in "/".
@@ -46,7 +46,6 @@ def write_item(
             the array known (an array of size zero needs one).
         io_concurrency: requests to storage at a time.
         copy_concurrency: threads that encode; None: as many as cores.
-        data_file_bytes: a data file is closed when it has grown to this size; None: see `default_file_bytes`.
         timeout_s: for each wait on storage.
 
     Returns:
@@ -66,12 +65,12 @@ def write_item(
         stores: dict[int, ts.TensorStore] = {}
         writes: list[ts.WriteFutures] = []
         pieces = list(pieces)
-        file_bytes = data_file_bytes or default_file_bytes(sum(data.nbytes for _, _, data in pieces))
+        file_bytes = tree.file_bytes or default_file_bytes(sum(data.nbytes for _, _, data in pieces))
         try:
             for leaf, start, data in pieces:
                 array = _checked(tree, leaf, start, data)
                 if leaf not in stores:
-                    spec = array_spec(folder, tree.leaves[leaf].name, array, data_file_bytes=file_bytes)
+                    spec = array_spec(folder, tree.leaves[leaf].name, array, data_file_bytes=file_bytes, zstd_level=tree.zstd_level)
                     opening = ts.open(ts.Spec(spec), create=True, open=True, context=ctx, transaction=transaction)
                     stores[leaf] = opening.result(timeout=timeout_s)
                 if data.size:
@@ -97,8 +96,11 @@ def default_file_bytes(nbytes: int) -> int:
     return min(448 << 20, max(32 << 20, -(-nbytes // 4)))
 
 
-def array_spec(folder: dict[str, Any], name: str, array: ArraySpec, *, data_file_bytes: int) -> dict[str, Any]:
+def array_spec(
+    folder: dict[str, Any], name: str, array: ArraySpec, *, data_file_bytes: int, zstd_level: int | None = None
+) -> dict[str, Any]:
     """The TensorStore spec by which one writer creates an array in its folder."""
+    zstd = [] if zstd_level is None else [{"name": "zstd", "configuration": {"level": zstd_level}}]
     return {
         "driver": "zarr3",
         "kvstore": kv.ocdbt_for_writing(folder, kv.array_path(name), data_file_bytes=data_file_bytes),
@@ -106,7 +108,7 @@ def array_spec(folder: dict[str, Any], name: str, array: ArraySpec, *, data_file
         "metadata": {
             "shape": array.shape,
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.chunk}},
-            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, *zstd, {"name": "crc32c"}],
         },
         # So that an absent chunk always means lost data, never a chunk of zeros.
         "store_data_equal_to_fill_value": True,
