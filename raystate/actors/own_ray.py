@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from pathlib import Path
 
 import ray
 
@@ -15,6 +16,11 @@ with ray_internals():
     from ray._private import worker
 
 logger = logging.getLogger("raystate")
+
+
+def has_dashboard() -> bool:
+    """Whether the cluster that this process has joined has one."""
+    return bool(worker.get_dashboard_url())
 
 
 def start_ray() -> None:
@@ -35,7 +41,10 @@ def start_ray() -> None:
             what = (
                 f"the Ray of RAY_ADDRESS={address!r} could not be joined" if address else "Ray could not be started on this machine"
             )
-            text = f"{what}: {why}. `ray start --head` and `ray status` in a shell say more"
+            more = "`ray start --head` and `ray status` in a shell say more"
+            if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
+                more = "if its lines above name a token, set RAY_AUTH_MODE=token: the cluster was started on a machine that has one"
+            text = f"{what}: {why}. {more}"
             raise RaystateError(text, phase="start") from None
     node = worker._global_node
     # Warnings, because nothing less is shown unless the script has set logging up; Ray's own line about it is off.

@@ -52,6 +52,9 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> Packed
     packed = PackedItems()
     for name, value in (items or {}).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+            if name == "state":
+                text = "an item can't be called 'state': so is the state itself called, the second argument of save"
+                raise ConfigError(text, field="items", item=name)
             rule = f"at most {MOST_ITEM_CHARACTERS} letters, digits, '_', '-' and '.', and none of {', '.join(_RESERVED)}"
             raise ConfigError(
                 f"an item can't be called {shown(name)}: it is a folder's name: {rule}", field="items", item=shown(name)

@@ -12,7 +12,7 @@ from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
 app = typer.Typer(
     help="""Look after runs that raystate keeps, and into any checkpoint that Orbax reads.
 
-    STORAGE is a directory or gs://bucket/prefix: of a run, or the folder of one step or checkpoint.
+    STORAGE is a directory, gs://bucket/prefix or s3://bucket/prefix: of a run, or the folder of one step or checkpoint.
 
     \b
     Begin with:

@@ -23,11 +23,13 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from raystate.core.errors import ConfigError
 from raystate.orbax.step_reader import StepReader
 
 StorageArgument = Annotated[
     str, typer.Argument(metavar="STORAGE", help="a directory, file://…, gs://bucket/prefix or s3://bucket/prefix")
 ]
+NewestStepArgument = Annotated[str, typer.Argument(metavar="[STEP]", help="number of a step, or 'latest'", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="one JSON document on standard output, for scripts")]
 
 out = Console(highlight=False, soft_wrap=True)
@@ -51,6 +53,24 @@ def _plain(value: Any) -> Any:
             return value.isoformat()
         case _:
             return value
+
+
+def step_or_latest(text: str, what: str = "STEP", more: str = "") -> int | None:
+    """The step that an argument names; None: the newest.
+
+    Args:
+        text: as it was given.
+        what: the argument's name.
+        more: ends the error's sentence.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if text == "latest":
+        return None
+    if not text.isdecimal():
+        raise ConfigError(f"{what}: expected a step's number or 'latest', not {text!r}{more}", field=what, got=text)
+    return int(text)
 
 
 def size(nbytes: float) -> str:

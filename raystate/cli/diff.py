@@ -9,7 +9,16 @@ import typer
 from rich.markup import escape
 
 from raystate.cli.choosing import AllOption, DepthOption, FilterOption, ItemOption, RegexOption, path_filter
-from raystate.cli.console import JsonOption, StorageArgument, byte_progress, count_progress, out, print_json, watched
+from raystate.cli.console import (
+    JsonOption,
+    StorageArgument,
+    byte_progress,
+    count_progress,
+    out,
+    print_json,
+    step_or_latest,
+    watched,
+)
 from raystate.cli.diff_tables import DiffSort, show_comparison, sorted_differences
 from raystate.core.errors import ConfigError
 from raystate.inspection.differences import ArrayDifference, compare
@@ -86,11 +95,7 @@ def diff(
 
 
 def _step(checkpoints: Checkpoints, text: str, what: str) -> int:
-    if text != "latest" and not text.isdecimal():
-        raise ConfigError(
-            f"{what}: expected a step's number or 'latest', not {text!r}; another storage is --other", field=what, got=text
-        )
-    return checkpoints.existing(None if text == "latest" else int(text))
+    return checkpoints.existing(step_or_latest(text, what, "; another storage is --other"))
 
 
 def _array_json(one: ArrayDifference) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size
 from raystate.core.errors import StepNotFoundError
 from raystate.storage import assume_dead, find_garbage, is_missing, open_storage, remove_garbage, why_empty
+from raystate.storage.names import STATE
 
 
 def gc(
@@ -30,8 +31,9 @@ def gc(
     Never touches what is live, what the newest attempt may still be writing, or steps that were set aside. Safe beside a training.
     """
     run = open_storage(storage)
-    if is_missing(run):
-        raise StepNotFoundError(f"{run.url} is no run: {why_empty(run)}", path=run.url)
+    if is_missing(run) or not run.list(STATE, recursive=False):
+        why = why_empty(run) or f"there is no {STATE}/ in it, which every run has"
+        raise StepNotFoundError(f"{run.url} is no run: {why}", path=run.url)
     for attempt in dead or []:
         if not dry_run:
             assume_dead(run, attempt)

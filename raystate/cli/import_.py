@@ -30,7 +30,10 @@ def import_(
             metavar="SRC", help="safetensors file, folder or index, .npz file, Orbax checkpoint or directory of steps; path or URL"
         ),
     ],
-    dst: Annotated[str, typer.Argument(metavar="DST", help="storage of the run: a directory, file://… or gs://bucket/prefix")],
+    dst: Annotated[
+        str,
+        typer.Argument(metavar="DST", help="storage of the run: a directory, file://…, gs://bucket/prefix or s3://bucket/prefix"),
+    ],
     step: Annotated[
         int | None,
         typer.Option("--step", metavar="N", min=0, help="of many steps only this one; of a single one the number that it gets"),

@@ -25,6 +25,7 @@ from raystate.cli.choosing import (
 )
 from raystate.cli.console import (
     JsonOption,
+    NewestStepArgument,
     StorageArgument,
     count,
     count_progress,
@@ -33,6 +34,7 @@ from raystate.cli.console import (
     print_json,
     progress_out,
     size,
+    step_or_latest,
     watched,
     when,
 )
@@ -52,7 +54,7 @@ class InspectSort(StrEnum):
 
 def inspect(
     storage: StorageArgument,
-    step: Annotated[int | None, typer.Argument(metavar="STEP", help="without it the newest")] = None,
+    step: NewestStepArgument = "latest",
     item: ItemOption = None,
     glob: FilterOption = None,
     regex: RegexOption = None,
@@ -90,7 +92,7 @@ def inspect(
         raise ConfigError("--values: say of which array: --array PATH", field="values")
     checkpoints = Checkpoints(storage)
     with count_progress(quiet=as_json) as progress:
-        found = checkpoints.read(step, lambda chosen, reader: look(checkpoints, chosen, watched(reader, progress)))
+        found = checkpoints.read(step_or_latest(step), lambda chosen, reader: look(checkpoints, chosen, watched(reader, progress)))
     if item is not None and item not in found.items:
         raise ConfigError(f"--item: step {found.step} has no item {item!r}; it has {list(found.items)}", field="item", got=item)
     if array is not None:
@@ -135,7 +137,7 @@ def _show_step(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str
     took = ""
     if found.began_at is not None and found.committed_at is not None:
         took = f" in {(found.committed_at - found.began_at).total_seconds():.1f} s"
-    who = f"by raystate, save {found.save}" if found.save is not None else "no package of raystate: Orbax's, or a copy"
+    who = f"by raystate, save {found.save}" if found.save is not None else "no run: saved alone, by Orbax or a copy"
     out.print(f"saved   {when(found.committed_at)}{took}; {who}")
     writers = sorted(
         {one for by_name in stored.values() if isinstance(by_name, dict) for info in by_name.values() for one in info.writers}

@@ -98,5 +98,5 @@ def _holds(one: StepSummary) -> str:
     if one.metrics:
         parts.append(", ".join(f"{name} {figure(value)}" for name, value in one.metrics.items()))
     if one.save is None:
-        parts.append("(Orbax's)")
+        parts.append("(no run)")
     return "  ".join(parts)

@@ -60,8 +60,11 @@ def _record(folder: Path | None, run: str | None) -> tuple[Path, list[AttemptRec
         return path, attempts
     what = f"of run {run!r} " if run is not None else ""
     if not found:
-        hint = "" if folder is not None else "; name the folder, if Ray has its logs or the run its record_dir elsewhere"
-        raise ConfigError(f"there is no record {what}in {root}{hint}", field="folder", got=str(root))
+        hint = "name the folder, if Ray has its logs or the run its record_dir elsewhere"
+        if folder is not None:
+            hint = "give the run's record_dir, or the folder `raystate` among Ray's logs, on the node of the run's Coordinator"
+        there = "" if root.exists() else ", which does not exist"
+        raise ConfigError(f"there is no record {what}in {root.absolute()}{there}; {hint}", field="folder", got=str(root))
     runs = {str(path): attempts[-1].settings.run if attempts else "nothing yet" for path, attempts in found.items()}
     listed = "".join(f"\n  {path} (run {name!r})" for path, name in runs.items())
     raise ConfigError(

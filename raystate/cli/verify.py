@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress, TaskID
 
-from raystate.cli.console import JsonOption, StorageArgument, byte_progress, count, out, print_json, size
+from raystate.cli.console import JsonOption, StorageArgument, byte_progress, count, out, print_json, size, step_or_latest
 from raystate.core.errors import ConfigError
 from raystate.inspection.places import Checkpoints
 from raystate.legacy import LegacyCheckpoint
@@ -18,7 +18,9 @@ from raystate.verification import StepReport, verify_log, verify_step
 
 def verify(
     storage: StorageArgument,
-    step: Annotated[int | None, typer.Argument(metavar="STEP", help="one step; without it all steps and the run's log")] = None,
+    step: Annotated[
+        str | None, typer.Argument(metavar="STEP", help="one step, or 'latest'; without it all steps and the run's log")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check every object of a step, or of a run, against what was committed.
@@ -33,7 +35,7 @@ def verify(
             f"{run.url} is in an older form of flax's, which has no checksums to verify against; raystate inspect shows what it holds",
             field="storage", got=run.url,
         )  # fmt: skip
-    newest = checkpoints.existing(step)
+    newest = checkpoints.existing(None if step is None else step_or_latest(step))
     steps = checkpoints.steps() if step is None else [newest]
     log = () if step is not None or checkpoints.single is not None else verify_log(run)
     reports: list[StepReport] = []

@@ -56,6 +56,11 @@ def brief(text: str) -> str:
     return _NODE_ID.sub(lambda found: found[0][:8], text)
 
 
+def shown(step: int) -> str:
+    """A step's number for people, who don't know that -1 is none."""
+    return str(step) if step >= 0 else "none"
+
+
 class Barrier:
     """Who has asked, by rank. Every rank may have asked more than once (a repeated call); all its asks get the reply."""
 

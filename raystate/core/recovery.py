@@ -338,7 +338,8 @@ class Restores:
         )
         for ask in self._wishes.everybody():
             self.desk.answer(ask, settled)
-        self.desk.log("info", f"all {group.world} ranks have restored step {step} from {tier or choice.tier}")
+        what = f"have restored step {step} from {tier or choice.tier}" if step >= 0 else "begin without a step"
+        self.desk.log("info", f"all {group.world} ranks {what}")
         self._enter("idle")
 
     def _fail(self, error: str, message: str, **details: object) -> None:

@@ -165,7 +165,9 @@ class Checkpoints:
             return f"{url} has no step: {empty}"
         if found := foreign_checkpoints(self.storage):
             return f"{url} has no step: {describe_foreign(url, found)}; raystate.load(…) reads one by its own path"
-        return f"{url} has no step"
+        there = [info.name for info in self.storage.list(recursive=False)]
+        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+        return f"{url} has no step: expected folders of steps, such as 1200/; there is {', '.join(map(repr, there[:3]))}{more}"
 
 
 class SingleCheckpoint:

@@ -19,15 +19,19 @@ from ray.train.v2.api.exceptions import TrainingFailedError
 from ray.train.v2.jax import JaxConfig, JaxTrainer
 
 from raystate import launch_context
-from raystate.actors.own_ray import start_ray
+from raystate.actors.own_ray import has_dashboard, start_ray
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
 from raystate.core.errors import ConfigError, RaystateError, RunFailedError, StepNotFoundError
 from raystate.launch_context import Restart
+from raystate.ray_version import ray_internals
 from raystate.reader import Reader
 from raystate.train import endings
 from raystate.train.callback import MAX_FAILURES, Outcome, RayTrainCallback
 from raystate.train.jax_backend import QuickJaxConfig
+
+with ray_internals():
+    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 
 logger = logging.getLogger(__name__)
 
@@ -141,12 +145,23 @@ def fit(
     if started_ray:
         start_ray()
     try:
-        trainer = JaxTrainer(entry, **arguments)
+        trainer = _Trainer(entry, **arguments)
         result = _run(trainer, config, callback._launch)
         return _result(result, config)
     finally:
         if started_ray:
             ray.shutdown()
+
+
+class _Trainer(JaxTrainer):
+    """Ray's, without the actor that frees a dead controller's placement group where there is no dashboard: it asks the dashboard
+    whether the controller lives, and where nobody answers it does nothing but say so every second. The group goes with the job."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        callbacks: list[Any] = super()._create_default_callbacks()
+        if has_dashboard():
+            return callbacks
+        return [one for one in callbacks if not isinstance(one, PlacementGroupCleanerCallback)]
 
 
 def _run(trainer: JaxTrainer, config: Any, launch: str) -> Any:
@@ -192,6 +207,11 @@ def _release(config: Any, launch: str, reason: str, *, after: BaseException | No
 
 
 def _scaling(scaling_config: ScalingConfig | None, num_workers: int | tuple[int, int] | None) -> ScalingConfig:
+    if num_workers is not None and not _are_workers(num_workers):
+        allowed = "an int of at least 1, or (fewest, most)"
+        raise ConfigError(
+            f"num_workers = {num_workers!r}: must be {allowed}", field="num_workers", expected=allowed, got=num_workers
+        )
     if scaling_config is None:
         return ScalingConfig(num_workers=2 if num_workers is None else num_workers)
     if num_workers is not None and num_workers != scaling_config.num_workers:
@@ -200,6 +220,13 @@ def _scaling(scaling_config: ScalingConfig | None, num_workers: int | tuple[int,
             field="num_workers",
         )
     return scaling_config
+
+
+def _are_workers(given: Any) -> bool:
+    if isinstance(given, tuple):
+        bounds = cast("tuple[Any, ...]", given)
+        return len(bounds) == 2 and all(map(_are_workers, bounds)) and bounds[0] <= bounds[1]
+    return isinstance(given, int) and not isinstance(given, bool) and given >= 1
 
 
 def _jax_config(jax_config: JaxConfig | None, scaling: ScalingConfig) -> JaxConfig:
@@ -289,6 +316,8 @@ def _result(result: Any, config: Any) -> RunResult:
     if step is None:  # train_fn made no StateManager, or it left no word
         newest = newest_step(config)
         step = -1 if newest is None else newest
+        if step < 0:
+            logger.warning("raystate: train_fn has returned and nothing was saved: it made no StateManager(), or never called save")
     return RunResult(
         step=step,
         path=os.fspath(config.storage),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -168,16 +169,44 @@ def test_story_of_a_damaged_record(ray_tmp: Path) -> None:
         (["verify", "gs://"], "storage: 'gs://' is not usable"),
         (["verify", "hdfs://host/x"], "unsupported scheme hdfs://"),
         (["verify", "EMPTY"], "has no step"),
-        (["verify", "EMPTY", "twelve"], "Invalid value"),
-        (["gc", "EMPTY", "--assume-dead", "3"], "attempt 3 of"),
+        (["verify", "EMPTY", "twelve"], "STEP: expected a step's number or 'latest', not 'twelve'"),
+        (["inspect", "EMPTY", "twelve"], "STEP: expected a step's number or 'latest', not 'twelve'"),
+        (["gc", "EMPTY"], "is no run: it is an empty directory"),
+        (["gc", "FILE"], "is no run"),
         (["story"], "Missing argument"),
         (["story", "ten"], "Invalid value"),
-        (["story", "10", "EMPTY"], "there is no record in"),
-        (["story", "10", "EMPTY/nowhere"], "there is no record in"),
+        (["story", "10", "EMPTY"], "give the run's record_dir"),
+        (["story", "10", "EMPTY/nowhere"], "nowhere, which does not exist"),
         (["polish"], "No such command"),
     ],
 )
 def test_bad_usage(tmp_path: Path, arguments: list[str], said: str) -> None:
-    code, _, complaint = raystate(*(one.replace("EMPTY", str(tmp_path)) for one in arguments))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    there = {"EMPTY": str(tmp_path / "empty"), "FILE": str(tmp_path / "file")}
+    code, _, complaint = raystate(
+        *(functools.reduce(lambda text, name: text.replace(name, there[name]), there, one) for one in arguments)
+    )
     assert code == 2
     assert said in complaint
+
+
+def test_what_is_no_run_is_not_looked_after(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    code, _, complaint = raystate("gc", str(tmp_path))
+    assert code == 2
+    assert "there is no .raystate/ in it, which every run has" in complaint
+    code, _, complaint = raystate("ls", str(tmp_path))
+    assert code == 2
+    assert "expected folders of steps, such as 1200/; there is 'notes.txt'" in complaint
+
+
+def test_an_attempt_that_never_was_is_not_taken_for_dead(run: Path) -> None:
+    code, _, complaint = raystate("gc", str(run), "--assume-dead", "3")
+    assert code == 2
+    assert "attempt 3 of" in complaint
+
+
+def test_latest_is_a_step(run: Path) -> None:
+    for command in ("inspect", "verify"):
+        assert raystate(command, str(run), "latest")[0] == 0

@@ -135,7 +135,7 @@ def test_row21_inspect_shows_a_step(raystate: Command, written: Path):
     assert code == 0 and fits(out)
     lines = out.splitlines()
     assert lines[0] == f"step 20  file://{written}/20"
-    assert lines[1].startswith("saved   20") and "Orbax's, or a copy" in lines[1]
+    assert lines[1].startswith("saved   20") and "no run: saved alone, by Orbax or a copy" in lines[1]
     assert {"writers a1k1h0", "metrics loss 0.05", 'custom  {"commit": "abc"}', "item    vocabulary: JSON"} <= set(lines)
     assert any(
         line.startswith("item    state: 6 arrays, 4.2 KiB, ") and line.endswith("in storage, 2 other values") for line in lines

@@ -246,6 +246,18 @@ def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, mon
     assert Path(out).read_text() == repr([callback_module.POLL_INTERVAL_S, True])
 
 
+def test_where_there_is_no_dashboard_nobody_asks_it_every_second(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.train import ScalingConfig
+
+    def cleaners() -> int:
+        trainer = launch._Trainer(print, scaling_config=ScalingConfig(num_workers=1))
+        return sum(isinstance(one, launch.PlacementGroupCleanerCallback) for one in trainer._create_default_callbacks())
+
+    assert cleaners() == 0
+    monkeypatch.setattr(launch, "has_dashboard", lambda: True)
+    assert cleaners() == 1
+
+
 def test_nodes_are_found_and_can_be_named_in_a_selector(ray_cluster: Any) -> None:
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group

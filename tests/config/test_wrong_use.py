@@ -229,6 +229,22 @@ def test_a_ray_that_does_not_start_is_one_sentence(variable: str, monkeypatch: p
     assert caught.value.__suppress_context__, "Ray's own traceback is not shown"
 
 
+def test_a_cluster_that_may_want_a_token_is_told_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("secret")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", "ftp://somewhere")
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    with pytest.raises(raystate.RaystateError, match="set RAY_AUTH_MODE=token"):
+        own_ray.start_ray()
+
+
+@pytest.mark.parametrize("workers", [0, -1, True, "2", 1.5, (3, 2), (0, 1), (1, 2, 3)])
+def test_fit_needs_workers(workers: Any):
+    with pytest.raises(ConfigError, match=r"num_workers = .*: must be an int of at least 1, or \(fewest, most\)"):
+        raystate.fit(print, raystate.StateConfig(storage="/nonexistent/run", run="r"), num_workers=workers)
+
+
 def test_a_wrong_name_needs_nothing_heavy():
     program = "import raystate, sys\ntry: raystate.Checkpointer\nexcept AttributeError: sys.exit(3 if 'jax' in sys.modules else 0)"
     assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode == 0
