@@ -23,6 +23,7 @@ from raystate import launch_context
 from raystate.actors.host import create_host
 from raystate.actors.kept import Kept, Tenant, cluster_token, take_storage
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name
+from raystate.actors.reporting import RunReport
 from raystate.config import StateConfig
 from raystate.core.errors import RunInUseError
 from raystate.core.messages import (
@@ -37,6 +38,7 @@ from raystate.core.messages import (
     TrainerExited,
     Write,
 )
+from raystate.core.status import status_of
 from raystate.runtime.ends import End
 from raystate.runtime.ledger import LoggedRecovery
 from raystate.runtime.tenancy import Occupancy, Owner, admit, in_use, occupancy
@@ -252,6 +254,14 @@ class CoordinatorActor:
         with ledger.lock:
             state = occupancy(self._owner, ledger.presence, owner_s=self._owner_s, now_s=now_s)
             return state, dataclasses.replace(self._owner, config=None), now_s - max(self._owner_s, ledger.presence.heard_s)
+
+    async def status(self) -> RunReport:
+        """What the run is doing. TimeoutError: its thread does not answer."""
+        report = RunReport(run=self._config.run, storage=self._config.storage, owner=dataclasses.replace(self._owner, config=None))
+        if self._service is None:
+            return report
+        status = await asyncio.wait_for(asyncio.wrap_future(self._service.look(status_of)), USE_S)
+        return dataclasses.replace(report, status=status)
 
     @property
     def _started(self) -> CoordinatorLoop:

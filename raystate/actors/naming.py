@@ -39,6 +39,12 @@ def find_hosts(run_hash: str) -> tuple[HostId, ...]:
     return tuple(HostId(name.removeprefix(prefix)) for name in _living() if name.startswith(prefix))
 
 
+def find_coordinators() -> list[str]:
+    """Names of the living Coordinators of all runs of the cluster."""
+    prefix = coordinator_name("")
+    return sorted(name for name in _living() if name.startswith(prefix))
+
+
 def run_actors(run_hash: str) -> list[str]:
     """Names of all living actors of this run."""
     coordinator, prefix = coordinator_name(run_hash), host_name(run_hash, HostId(""))

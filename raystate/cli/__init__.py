@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from raystate.cli import diff, export, gc, import_, inspect, ls, story, verify
+from raystate.cli import diff, export, gc, import_, inspect, ls, status, story, verify
 from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ app.command("verify", short_help="Check that storage holds what was committed.")
 app.command("gc", short_help="Remove what crashed attempts and retired steps left.")(gc.gc)
 app.command("export", short_help="Write a step elsewhere: safetensors, npz, plain Orbax, a copy.")(export.export)
 app.command("import", short_help="Bring steps from elsewhere into a run.")(import_.import_)
+app.command("status", short_help="Show what the runs of a Ray cluster are doing.")(status.status)
 app.command("story", short_help="Tell what became of a step, and why.")(story.story)
 
 

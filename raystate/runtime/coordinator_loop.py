@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol, TypeVar, assert_never
 
 from raystate.core.coordinator import Coordinator
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StaleAttemptError, StorageError
@@ -50,6 +50,8 @@ from raystate.runtime.storing import Storing, Workers
 from raystate.storage import Storage
 
 logger = logging.getLogger("raystate.coordinator")
+
+Look = TypeVar("Look")
 
 TICK_S = 0.1
 CLAIM_AGAIN_S = 1.0
@@ -126,6 +128,7 @@ class CoordinatorLoop:
         self._restarted = restarted
         self._claim_s = float("-inf")  # when to try (again)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._looks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._asks: dict[str, Future[Reply]] = {}
         self._asks_lock = threading.Lock()
         self._workers = workers or Workers.threads()
@@ -174,6 +177,12 @@ class CoordinatorLoop:
         self.post(event)
         return future
 
+    def look(self, view: Callable[[Coordinator, float], Look]) -> Future[Look]:
+        """What `view(machine, now_s)` finds, between two events. It must change nothing."""
+        found: Future[Look] = Future()
+        self._looks.put(lambda: found.set_result(view(self.machine, self._clock())))
+        return found
+
     def _forget_answered(self) -> None:
         """Whoever asked has read its answer long ago."""
         if len(self._asks) >= 2 * REMEMBERED_ASKS:
@@ -215,6 +224,8 @@ class CoordinatorLoop:
         if self.attempt < 0:
             return self._claim_or_rest(timeout_s)
         busy = False
+        while not self._looks.empty():
+            self._looks.get()()
         if self._clock() >= self._next_tick_s:
             self._next_tick_s = self._clock() + TICK_S
             self._handle(Tick())

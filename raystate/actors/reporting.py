@@ -1,0 +1,66 @@
+"""What the runs of a cluster are doing, asked of their Coordinators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from raystate.actors.naming import find_actor, find_coordinators
+from raystate.core.status import RunStatus
+from raystate.runtime.tenancy import Owner
+
+ANSWER_S = 10.0  # for all Coordinators together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """One run of a cluster.
+
+    Attributes:
+        run: its name; "" if its Coordinator does not answer.
+        storage: its URL.
+        owner: whose it is.
+        status: None: it has not got its storage yet, or its Coordinator does not answer.
+        problem: why there is no status.
+    """
+
+    run: str = ""
+    storage: str = ""
+    owner: Owner | None = None
+    status: RunStatus | None = None
+    problem: str = ""
+
+
+def run_reports() -> list[RunReport]:
+    """Of all runs of the cluster that this process has joined, by name."""
+    asked: dict[str, Any] = {}
+    found: list[RunReport] = []
+    for name in find_coordinators():
+        actor = find_actor(name)
+        if actor is not None and hasattr(actor, "status"):
+            asked[name] = actor.status.remote()
+        elif actor is not None:
+            found.append(RunReport(problem=f"{name} is of an older version of raystate"))
+    if asked:
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S)
+    found += filter(None, [_answer(name, answer) for name, answer in asked.items()])
+    return sorted(found, key=lambda one: (one.run, one.storage))
+
+
+def _answer(name: str, answer: Any) -> RunReport | None:
+    try:
+        return ray.get(answer, timeout=0.1)
+    except RayActorError:
+        return None  # the run has ended meanwhile
+    except (GetTimeoutError, RayError, TimeoutError) as error:
+        why = " ".join(str(error).split())[:200]
+        return RunReport(problem=f"{name} does not answer: {type(error).__name__}{f': {why}' if why else ''}")
+
+
+def of(reports: Sequence[RunReport], *, storage: str | None, run: str | None) -> list[RunReport]:
+    """Those of a storage (its canonical URL) and of a run's name; None: of all."""
+    return [one for one in reports if storage in (None, one.storage) and run in (None, one.run)]

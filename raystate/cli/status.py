@@ -1,0 +1,118 @@
+"""raystate status: what the runs of a cluster are doing now."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from raystate.cli.console import JsonOption, count, out, print_json, size
+from raystate.core.errors import ConfigError, StepNotFoundError
+from raystate.core.status import HostStatus, RunStatus
+from raystate.runtime.tenancy import Owner
+from raystate.storage.url import canonical_url
+
+
+def status(
+    storage: Annotated[
+        str | None, typer.Argument(metavar="[STORAGE]", help="only the run on this storage", show_default=False)
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="only runs of this name")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what the runs of a Ray cluster are doing: their newest steps, saves under way, and what each host holds.
+
+    It asks the cluster of RAY_ADDRESS, or the one that runs on this machine, and changes nothing. What lies in storage is shown by
+    raystate ls, also when nothing runs.
+
+    \b
+    Examples:
+      raystate status                        all runs of the cluster
+      raystate status gs://bucket/lm         one of them
+      RAY_ADDRESS=head:6379 raystate status --json
+    """
+    where = canonical_url(storage) if storage is not None else None
+    address = _join()
+    from raystate.actors.reporting import of, run_reports
+
+    reports = run_reports()
+    chosen = of(reports, storage=where, run=run)
+    if as_json:
+        print_json({"cluster": address, "runs": [dataclasses.asdict(one) for one in chosen]})
+        return
+    if not chosen and (where is not None or run is not None):
+        there = ", ".join(f"{one.run!r} on {one.storage}" for one in reports) or "none"
+        what = " ".join(filter(None, [f"{run!r}" if run else "", f"on {where}" if where else ""]))
+        raise StepNotFoundError(f"there is no run {what} on the Ray cluster at {address}; its runs: {there}", path=where)
+    if not chosen:
+        out.print(f"no run on the Ray cluster at {address}")
+    for number, report in enumerate(chosen):
+        if number:
+            out.print()
+        if report.problem:
+            out.print(f"[yellow]{escape(report.problem)}[/]")
+            continue
+        out.print(f"[bold]{escape(report.run)}[/]  {escape(report.storage)}")
+        if report.status is None:
+            out.print("waits for its storage")
+        else:
+            _show(report.status, report.owner)
+
+
+def _join() -> str:
+    """The address of the cluster that there is."""
+    import logging
+
+    import ray
+
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        ray.init(address or "auto", logging_level=logging.ERROR, log_to_driver=False)
+    except Exception as error:  # Ray has no class for it
+        why = " ".join(str(error).split()) or type(error).__name__
+        what = f"the Ray of RAY_ADDRESS={address!r} could not be joined" if address else "no Ray cluster runs on this machine"
+        raise ConfigError(f"{what}: {why[:300]}. Set RAY_ADDRESS=host:port", field="RAY_ADDRESS", got=address) from None
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _show(run: RunStatus, owner: Owner | None) -> None:
+    if run.end != "open":
+        out.print(f"ends: {run.end}")
+    elif run.recovery != "idle":
+        out.print(f"restores: {run.recovery}")
+    elif run.training:
+        whose = f": Ray job {owner.job_id}, pid {owner.pid} on node {owner.node[:8]}" if owner is not None else ""
+        out.print(f"trains on {count(run.world or 0, 'rank')}{whose}")
+    else:
+        out.print("nobody trains")
+    every = "every step" if run.snapshot_every == 1 else f"every {run.snapshot_every} steps"
+    out.print(
+        f"newest steps: {_step(run.newest_step)} trained, {_step(run.memory_step)} in memory, {_step(run.durable_step)} durable"
+    )
+    out.print(f"a snapshot {every}")
+    for save in run.saves:
+        tries = f", try {save.tries}" if save.tries > 1 else ""
+        out.print(f"saving step {save.step}: {save.phase} for {save.since_s:.1f} s{tries}")
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for name in ("host", "ranks", "steps in memory", "", "heard of"):
+        table.add_column(name, justify="left")
+    for host in run.hosts:
+        table.add_row(host.host[:8], _numbers(host.ranks), _numbers(host.steps), size(host.nbytes), _heard(host))
+    if run.hosts:
+        out.print(table)
+
+
+def _step(step: int) -> str:
+    return str(step) if step >= 0 else "none"
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers)) or "-"
+
+
+def _heard(host: HostStatus) -> str:
+    return f"{host.silent_s:.1f} s ago" if host.up else f"[red]down[/]: {escape(host.why_down)}"

@@ -1,0 +1,43 @@
+"""What a run says of itself."""
+
+from __future__ import annotations
+
+from raystate.core.messages import HostDown, HostId
+from raystate.core.status import status_of
+from tests.core.driver import Driver
+
+
+def test_a_run_without_trainers():
+    status = status_of(Driver(hosts=("a",)).core, 100.0)
+    assert (status.attempt, status.lineage, status.training, status.world) == (1, "", False, None)
+    assert (status.newest_step, status.memory_step, status.durable_step) == (-1, -1, -1)
+    assert (status.recovery, status.end, status.saves, status.hosts) == ("idle", "open", (), ())
+
+
+def test_a_run_that_saves_and_loses_a_host():
+    driver = Driver()
+    driver.join(["a", "b"])
+    driver.restore()
+    driver.auto = False
+    driver.stage(5, promised=True)
+    driver.now_s += 3.0
+    status = status_of(driver.core, driver.now_s)
+    assert (status.training, status.world, status.lineage) == (True, 2, driver.lineage)
+    assert (status.newest_step, status.memory_step, status.durable_step) == (5, 5, -1)
+    assert [(save.step, save.phase, save.since_s) for save in status.saves] == [(5, "writing", 3.0)]
+    assert [(host.host, host.ranks, host.steps, host.up) for host in status.hosts] == [
+        ("a", (0,), (5,), True),
+        ("b", (1,), (5,), True),
+    ]
+    assert [host.silent_s for host in status.hosts] == [3.0, 3.0]
+    driver.send(HostDown(host=HostId("b"), reason="its node is gone", gone=True))
+    status = status_of(driver.core, driver.now_s)
+    assert [(host.up, host.why_down, host.steps) for host in status.hosts] == [(True, "", (5,)), (False, "its node is gone", ())]
+
+
+def test_looking_changes_nothing():
+    driver = Driver()
+    driver.join(["a"])
+    before = driver.core.state()
+    status_of(driver.core, driver.now_s + 1e6)
+    assert driver.core.state() == before
