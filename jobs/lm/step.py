@@ -151,7 +151,8 @@ class CompileAhead:
         self._batch = jax.ShapeDtypeStruct(batch_shape, jnp.uint8, sharding=computation.batch_sharding)
         self._compiled: Any = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._compile, name="compile-step", daemon=True)
+        # No daemon: a process whose interpreter ends while XLA compiles is aborted.
+        self._thread = threading.Thread(target=self._compile, name="compile-step")
         self._thread.start()
 
     def _compile(self) -> None:

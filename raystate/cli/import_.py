@@ -20,6 +20,7 @@ Examples:
   raystate import weights.npz runs/tune
   raystate import /data/orbax_run gs://bucket/lm
   raystate import /data/orbax_run/1200 runs/lm --item params
+  raystate import /data/flax_run runs/lm --prefix checkpoint_
 """
 
 
@@ -27,7 +28,8 @@ def import_(
     src: Annotated[
         str,
         typer.Argument(
-            metavar="SRC", help="safetensors file, folder or index, .npz file, Orbax checkpoint or directory of steps; path or URL"
+            metavar="SRC",
+            help="safetensors file, folder or index, .npz file, or a checkpoint or directory of them by Orbax or flax; path or URL",
         ),
     ],
     dst: Annotated[
@@ -39,6 +41,9 @@ def import_(
         typer.Option("--step", metavar="N", min=0, help="of many steps only this one; of a single one the number that it gets"),
     ] = None,
     item: Annotated[str | None, typer.Option("--item", metavar="NAME", help="the item of arrays that becomes the state")] = None,
+    prefix: Annotated[
+        str | None, typer.Option("--prefix", metavar="TEXT", help="of flax's directory: what its checkpoints' names begin with")
+    ] = None,
     match: Annotated[
         str | None, typer.Option("--match", metavar="REGEX", help="of the state only leaves in whose dotted name it is found")
     ] = None,
@@ -60,7 +65,7 @@ def import_(
     """
     from raystate.transfer import SourceOptions, import_steps, open_source  # it loads JAX
 
-    steps = open_source(src, SourceOptions(step=step, item=item, flat=flat, match=match, dtype=dtype))
+    steps = open_source(src, SourceOptions(step=step, item=item, prefix=prefix, flat=flat, match=match, dtype=dtype))
     with TransferBar(quiet=as_json) as bar:
         report = import_steps(dst, steps, run=run, takeover=takeover, verify=verify, progress=bar.show)
     if as_json:

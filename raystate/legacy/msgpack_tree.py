@@ -36,6 +36,7 @@ _SIZED = {
     0xD9: ("str", 1), 0xDA: ("str", 2), 0xDB: ("str", 4), 0xDC: ("list", 2), 0xDD: ("list", 4), 0xDE: ("map", 2), 0xDF: ("map", 4),
 }  # fmt: skip
 _FIXED_EXT = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
+_EMPTY_MAP = 0x80
 _MAPS_AND_EXTENSIONS = frozenset((*range(0x80, 0x90), 0xDE, 0xDF, 0xC7, 0xC8, 0xC9, *_FIXED_EXT))
 
 
@@ -64,8 +65,12 @@ class _Head:
 
 
 def begins_as_tree(file: ByteFile) -> bool:
-    """Whether the file may be one of flax's, whatever it is called: it begins with a map or an array. Text begins with neither."""
-    return file.size > 0 and file.read(0, 1)[0] in _MAPS_AND_EXTENSIONS
+    """Whether the file may be one of flax's, whatever it is called: it begins with a map or an array. Text begins with neither.
+
+    Nothing follows an empty map: what begins so and goes on is a pickle, for example.
+    """
+    first = file.read(0, 1)[0] if file.size > 0 else None
+    return first in _MAPS_AND_EXTENSIONS and not (first == _EMPTY_MAP and file.size > 1)
 
 
 def read_structure(file: ByteFile) -> Node:

@@ -16,6 +16,7 @@ import numpy as np
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError
 from raystate.inspection import Checkpoints
+from raystate.legacy import LegacyDirectory, LegacyStep
 from raystate.orbax.array_reads import Request
 from raystate.restored import STATE
 from raystate.storage import describe_foreign, foreign_checkpoints, number_in
@@ -26,7 +27,7 @@ from raystate.transfer.picking import pick
 from raystate.transfer.safetensors_format import INDEX_SUFFIX
 from raystate.transfer.urls import CHAIN, local_path, missing, open_files, split, storage_errors, text_of
 
-_KNOWN = "a safetensors file, folder or index, an .npz file, an Orbax checkpoint, or a directory of Orbax steps"
+_KNOWN = "a safetensors file, folder or index, an .npz file, or a checkpoint or directory of checkpoints that Orbax or flax wrote"
 _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
 
 
@@ -37,12 +38,14 @@ class SourceOptions:
     Attributes:
         step: of a directory of steps only this one; of a single checkpoint the number that it gets. None: all; its own.
         item: the item of arrays that becomes the state; None: the state, or the only one.
+        prefix: of a directory that flax wrote: what its checkpoints' names begin with; None: the only prefix that is there.
         flat: names of safetensors and npz are keys of one dict, dots and all.
         match, dtype: of the state, see `picking.pick`.
     """
 
     step: int | None = None
     item: str | None = None
+    prefix: str | None = None
     flat: bool = False
     match: str | None = None
     dtype: str | None = None
@@ -87,7 +90,7 @@ def _found(src: str | os.PathLike[str], options: SourceOptions) -> Iterator[Inco
         _must_exist(fs, f"{inner.rstrip('/')}/{name}" if inner else name, url)
         names = [name]
     elif path is not None and path.is_file():
-        raise ConfigError(f"src: {url} is no file that can be imported; that is {_KNOWN}", field="src", got=url)
+        return _orbax_steps(url, options)
     else:
         fs, inner = open_files(url, field="src")
         names = _tensor_files(fs, inner, url)
@@ -130,13 +133,18 @@ def _must_exist(fs: object, path: str, url: str) -> None:
 
 
 def _orbax_steps(url: str, options: SourceOptions) -> Iterator[IncomingStep]:
-    there = Checkpoints(url)
+    try:
+        there = Checkpoints(url)
+    except ConfigError:  # a file that flax did not write
+        raise ConfigError(f"src: {url} is no file that can be imported; that is {_KNOWN}", field="src", got=url) from None
     if there.single is not None:
         there.existing(None)  # it is complete
         number = options.step if options.step is not None else number_in(there.storage.url.rpartition("/")[2])
         if number is None:
             raise ConfigError(f"{there.storage.url} doesn't say which step it is; --step N gives it a number", field="step")
         return iter([IncomingStep.from_reader(there.open(number), number, options.item)])
+    if (steps_of_flax := _flax_steps(url, options, more_than=len(there.steps()))) is not None:
+        return steps_of_flax
     if not there.steps():
         found = foreign_checkpoints(there.storage)
         why = (
@@ -145,3 +153,30 @@ def _orbax_steps(url: str, options: SourceOptions) -> Iterator[IncomingStep]:
         raise ConfigError(f"src: {there.storage.url} has no step: {why}", field="src", got=url)
     steps = there.steps() if options.step is None else [there.existing(options.step)]
     return (IncomingStep.from_reader(there.open(step), step, options.item) for step in steps)
+
+
+def _flax_steps(url: str, options: SourceOptions, *, more_than: int) -> Iterator[IncomingStep] | None:
+    """Those of a directory of checkpoints `<prefix><number>`; None: it is no such directory.
+
+    Args:
+        more_than: how many steps Orbax's readers find there. They know folders of such names, but no files.
+    """
+    try:
+        directory = LegacyDirectory(url, options.prefix)
+    except ConfigError as error:
+        if not more_than and error.details.get("found"):  # several prefixes, of which one must be named
+            raise ConfigError(f"src: {error.message}", **error.details) from None
+        return None
+    if options.prefix is None and len(directory.steps) <= more_than:
+        return None
+    steps = directory.steps if options.step is None else tuple(one for one in directory.steps if one.step == options.step)
+    if not steps and (options.prefix is not None or directory.steps):
+        there = ", ".join(str(one.step) for one in directory.steps) or "none"
+        what = f"step {options.step}" if options.step is not None else f"complete checkpoint {options.prefix}<step>"
+        raise ConfigError(f"src: {url} has no {what}; its steps: {there}", field="step", got=options.step)
+    return (_flax_step(one, options) for one in steps) if steps else None
+
+
+def _flax_step(one: LegacyStep, options: SourceOptions) -> IncomingStep:
+    step = IncomingStep.from_reader(Checkpoints(one.url).open(one.step), one.step, options.item)
+    return step if one.number == one.step else dataclasses.replace(step, custom={"flax_step": one.number})

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import flax.serialization
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import safetensors.flax
 import safetensors.numpy
+from flax.training import checkpoints
 from orbax.checkpoint import v1
 
 import raystate
@@ -487,3 +489,70 @@ def test_row22_a_users_mistake_gets_a_sentence(
 
 def test_row22_a_step_of_the_run_is_imported_by_number(one_run: Path, tmp_path: Path) -> None:
     assert bring(one_run, tmp_path / "new", step=STEP).steps == (STEP,)
+
+
+# ---------------------------------------------------------------- flax
+
+
+@pytest.fixture
+def flax_run(tmp_path: Path) -> Path:
+    """What flax wrote: msgpack files, one in today's form, one unfinished; and a best one under another prefix."""
+    root = tmp_path / "flax"
+    for step in (3, 10):
+        checkpoints.save_checkpoint(str(root), tree(step), step, keep=10, overwrite=True)
+    for step in (1, 20):
+        (root / f"checkpoint_{step}").write_bytes(flax.serialization.to_bytes(tree(step)))
+    (root / "checkpoint_30").mkdir()
+    return root
+
+
+def test_row16_a_directory_that_flax_wrote_becomes_steps(
+    flax_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = raystate_command(capsys, "import", flax_run, tmp_path / "run")
+    assert (code, err) == (0, "")
+    assert "steps 1, 3, 10, 20 in " in out and "verified" in out
+    reader = raystate.Reader(tmp_path / "run")
+    for step in (1, 3, 10, 20):
+        same = jax.tree.map(
+            lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes(), reader.restore(tree(), step).state, tree(step)
+        )
+        assert all(jax.tree.leaves(same)), step
+    assert verify_log(open_storage(tmp_path / "run")) == ()
+
+
+def test_row16_one_file_and_one_step_of_a_directory(flax_run: Path, tmp_path: Path) -> None:
+    bring(flax_run / "checkpoint_20", tmp_path / "one", step=5)
+    assert raystate.Reader(tmp_path / "one").all_steps() == [5]
+    bring(flax_run, tmp_path / "other", step=10)
+    assert raystate.Reader(tmp_path / "other").all_steps() == [10]
+    with pytest.raises(ConfigError, match="has no step 7; its steps: 1, 3, 10, 20"):
+        bring(flax_run, tmp_path / "none", step=7)
+
+
+def test_row16_prefixes_and_numbers_that_are_no_steps(tmp_path: Path) -> None:
+    root = tmp_path / "losses"
+    root.mkdir()
+    for loss in (0.5, -1.0):
+        (root / f"loss_{loss}").write_bytes(flax.serialization.to_bytes(tree(2)))
+    (root / "best_4").write_bytes(flax.serialization.to_bytes(tree(4)))
+    with pytest.raises(ConfigError, match=r"src: .*'best_', 'loss_'"):
+        bring(root, tmp_path / "run")
+    bring(root, tmp_path / "run", prefix="loss_")
+    reader = raystate.Reader(tmp_path / "run")
+    assert [(step, reader.metadata(step).custom) for step in reader.all_steps()] == [
+        (0, {"flax_step": -1.0}),
+        (1, {"flax_step": 0.5}),
+    ]
+    bring(root, tmp_path / "best", prefix="best_")
+    assert raystate.Reader(tmp_path / "best").all_steps() == [4]
+    with pytest.raises(ConfigError, match="no complete checkpoint worst_<step>"):
+        bring(root, tmp_path / "worst", prefix="worst_")
+
+
+def test_row16_a_file_cut_short_leaves_nothing(flax_run: Path, tmp_path: Path) -> None:
+    whole = (flax_run / "checkpoint_20").read_bytes()
+    (flax_run / "checkpoint_20").write_bytes(whole[:-3])
+    with pytest.raises(CorruptCheckpointError, match="checkpoint_20"):
+        bring(flax_run, tmp_path / "run")
+    assert raystate.Reader(tmp_path / "run").all_steps() == []
