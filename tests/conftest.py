@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import itertools
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -34,8 +37,41 @@ for _name, _value in _ENVIRONMENT.items():
 
 # The tests compile the same programs again and again, in processes of their own.
 _COMPILED = "JAX_COMPILATION_CACHE_DIR"
+_COMPILED_NAME = "raystate-tests-jit-"
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def _lock(folder: str | Path) -> int | None:
+    """A descriptor that holds the folder until this process ends; None if another process holds it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_what_the_killed_left() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_COMPILED_NAME}*"):
+        with contextlib.suppress(OSError):  # another user's, or removed meanwhile
+            young = time.time() - folder.stat().st_mtime < 60  # its maker may not have locked it yet
+            held = None if young else _lock(folder)
+            if held is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)
+
+
+# Here, not in pytest_configure: by then the conftest.py of a folder that was named may have imported jax, which reads this once.
+if _COMPILED not in os.environ:  # the workers of pytest-xdist share that of the process that started them
+    _remove_what_the_killed_left()
+    os.environ[_COMPILED] = tempfile.mkdtemp(prefix=_COMPILED_NAME)
+    _lock(os.environ[_COMPILED])
+    atexit.register(shutil.rmtree, os.environ[_COMPILED], ignore_errors=True)
 
 os.environ.setdefault("RAYSTATE_SEED", str(secrets.randbelow(1000)))
 
@@ -114,10 +150,28 @@ def own_mesh(request: pytest.FixtureRequest) -> Callable[[tuple[int, ...], tuple
     return functools.partial(_set_mesh, request.config)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if _COMPILED not in os.environ:  # the workers of pytest-xdist share that of the process that started them
-        os.environ[_COMPILED] = folder = tempfile.mkdtemp(prefix="raystate-tests-compiled-")
-        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+_process = os.getpid()
+_ending = False
+
+
+def _on_sigterm(number: int, _frame: object) -> None:
+    """As after Ctrl-C: fixtures end what they have started and remove what they have made."""
+    global _ending
+    if os.getpid() != _process:  # a fork of this process has no fixtures
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    elif not _ending:  # `timeout` sends it twice
+        _ending = True
+        pytest.exit("SIGTERM", returncode=128 + number)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    signal.signal(signal.SIGTERM, _on_sigterm)  # ray.init in a fixture puts its own there, which only fails the test
+
+
+def pytest_configure() -> None:
+    signal.signal(signal.SIGTERM, _on_sigterm)
 
 
 def pytest_report_header() -> str:
@@ -168,6 +222,10 @@ def make_run(tmp_path: Path) -> Iterator[Callable[[], FreshRun]]:
     yield make
     deadline_s = time.monotonic() + _RELEASE_S
     while left := [str(path) for run in made for path in run.arenas()]:
+        if _ending:  # who would release them may have had the signal, too
+            for path in left:
+                shutil.rmtree(path, ignore_errors=True)
+            break
         # A failed attempt's run is released by its actors, not by the caller who was told of the failure.
         assert time.monotonic() < deadline_s, f"left in shared memory: {left}"
         time.sleep(0.05)
