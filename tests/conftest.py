@@ -28,6 +28,9 @@ _ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",  # nobody reads them, and each node's agent gathers them every five seconds
+    # A process of its own for each worker group, which asks whether the provider will take a node. tests/cluster/test_train_fit.py has it.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_worker_niceness": "0",  # else, on a machine that does much else, Ray's workers (15) get next to nothing
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else every gcsfs call to a local server hangs on a gRPC probe
     "PYTHONFAULTHANDLER": "1",
