@@ -107,6 +107,30 @@ _LAYERS = (
     "cluster",
     "timed",
 )
+# Files that take half a minute or more, the longest first. The processes of pytest-xdist begin them before all others: one that comes last
+# leaves the other core with nothing to do.
+_LONGEST = (
+    "docs/test_examples_on_ray.py",
+    "programs/test_groups.py",
+    "programs/test_scripts.py",
+    "storage/test_log_bases.py",
+    "damage/test_damage.py",
+    "jobs/test_lm_train.py",
+    "storage/test_crash_points.py",
+    "cluster/test_matrix.py",
+    "cluster/test_misuse.py",
+    "cluster/test_seen.py",
+    "cluster/test_train_fit.py",
+    "cluster/test_train_blame.py",
+    "cluster/test_sharing.py",
+    "cluster/test_outside.py",
+    "cluster/test_any_sequence.py",
+    "cluster/test_gcs.py",
+    "cluster/test_cost.py",
+    "cluster/test_isolation.py",
+    "cluster/test_disk.py",
+    "cluster/test_damage.py",
+)
 _RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a machine share a run name
 _counter = itertools.count()
 
@@ -186,6 +210,11 @@ def _layer(item: pytest.Item) -> str:
     return relative.parts[0] if len(relative.parts) > 1 else ""
 
 
+def _longest_first(item: pytest.Item) -> int:
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    return _LONGEST.index(file) if file in _LONGEST else len(_LONGEST)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not os.environ.get("RAYSTATE_ALL"):
         left = [item for item in items if item.get_closest_marker("long")]
@@ -196,6 +225,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.cluster)
     # Stable: the order within a layer stays. A layer that isn't listed comes after those that are.
     items.sort(key=lambda item: _LAYERS.index(_layer(item)) if _layer(item) in _LAYERS else len(_LAYERS))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_longest_first)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
