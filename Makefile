@@ -11,10 +11,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # What shows most mistakes in the first minute: no cluster, no program that trains, no server.
 FIRST := $(addprefix tests/,house config arena arrays orbax testing cli compat package actors record)
-# Each has a Ray cluster of its own.
-CLUSTER := tests/cluster tests/programs
 TIMED := tests/timed
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
+# Whole files, in the order of tests/conftest.py: the longest first. By itself xdist begins with those that have the most tests, and
+# one of a single test that takes minutes comes last, beside an idle core.
+BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-first test-core test-timed test-all check docs bench format clean venv
 .DEFAULT_GOAL := test
@@ -36,9 +37,8 @@ demo: $(STAMP)
 # Fast layers first: what core decides is wrong long before a cluster shows it.
 test: test-first
 	$(PYTEST) -n 2 tests/model $(ARGS)
-	$(PYTEST) -n 2 --dist loadfile tests $(addprefix --ignore=,tests/core tests/model $(FIRST) $(CLUSTER) $(TIMED)) $(ARGS)
-	$(PYTEST) -n 2 --dist loadfile tests/programs $(ARGS)
-	$(PYTEST) -n 2 --dist loadfile -rP tests/cluster $(ARGS)
+	$(PYTEST) $(BY_FILE) tests $(addprefix --ignore=,tests/core tests/model $(FIRST) tests/cluster $(TIMED)) $(ARGS)
+	$(PYTEST) $(BY_FILE) -rP tests/cluster $(ARGS)
 
 # What saving and recovery cost, beside Orbax and plain Ray Train: for a machine that does nothing else.
 test-timed: $(STAMP)
@@ -51,8 +51,8 @@ test-all: $(STAMP)
 	  tests/cluster/test_isolation.py tests/cluster/test_train_fit.py tests/cluster/test_job_stop.py tests/cluster/test_digits.py \
 	  tests/cluster/test_gcs.py tests/cluster/test_full_disk.py tests/cluster/test_any_sequence.py tests/cluster/test_train_blame.py \
 	  tests/cluster/test_sharing.py tests/cluster/test_seen.py tests/reshard $(ARGS)
-	RAYSTATE_ALL=1 $(PYTEST) -n 2 --dist loadfile tests/programs $(ARGS)
-	RAYSTATE_ALL=1 $(PYTEST) -n 2 --dist loadfile -rP tests/storage tests/damage $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) tests/programs $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests/storage tests/damage $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh auto $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh explicit $(ARGS)
 	$(PYTEST) tests/cluster/test_seen.py --under-mesh auto $(ARGS)

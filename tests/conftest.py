@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import itertools
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +28,9 @@ _ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",  # nobody reads them, and each node's agent gathers them every five seconds
+    # A process of its own for each worker group, which asks whether the provider will take a node. tests/cluster/test_train_fit.py has it.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_worker_niceness": "0",  # else, on a machine that does much else, Ray's workers (15) get next to nothing
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else every gcsfs call to a local server hangs on a gRPC probe
     "PYTHONFAULTHANDLER": "1",
@@ -34,8 +40,41 @@ for _name, _value in _ENVIRONMENT.items():
 
 # The tests compile the same programs again and again, in processes of their own.
 _COMPILED = "JAX_COMPILATION_CACHE_DIR"
+_COMPILED_NAME = "raystate-tests-jit-"
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def _lock(folder: str | Path) -> int | None:
+    """A descriptor that holds the folder until this process ends; None if another process holds it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_what_the_killed_left() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_COMPILED_NAME}*"):
+        with contextlib.suppress(OSError):  # another user's, or removed meanwhile
+            young = time.time() - folder.stat().st_mtime < 60  # its maker may not have locked it yet
+            held = None if young else _lock(folder)
+            if held is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)
+
+
+# Here, not in pytest_configure: by then the conftest.py of a folder that was named may have imported jax, which reads this once.
+if _COMPILED not in os.environ:  # the workers of pytest-xdist share that of the process that started them
+    _remove_what_the_killed_left()
+    os.environ[_COMPILED] = tempfile.mkdtemp(prefix=_COMPILED_NAME)
+    _lock(os.environ[_COMPILED])
+    atexit.register(shutil.rmtree, os.environ[_COMPILED], ignore_errors=True)
 
 os.environ.setdefault("RAYSTATE_SEED", str(secrets.randbelow(1000)))
 
@@ -67,6 +106,30 @@ _LAYERS = (
     "programs",
     "cluster",
     "timed",
+)
+# Files that take half a minute or more, the longest first. The processes of pytest-xdist begin them before all others: one that comes last
+# leaves the other core with nothing to do.
+_LONGEST = (
+    "docs/test_examples_on_ray.py",
+    "programs/test_groups.py",
+    "programs/test_scripts.py",
+    "storage/test_log_bases.py",
+    "damage/test_damage.py",
+    "jobs/test_lm_train.py",
+    "storage/test_crash_points.py",
+    "cluster/test_matrix.py",
+    "cluster/test_misuse.py",
+    "cluster/test_seen.py",
+    "cluster/test_train_fit.py",
+    "cluster/test_train_blame.py",
+    "cluster/test_sharing.py",
+    "cluster/test_outside.py",
+    "cluster/test_any_sequence.py",
+    "cluster/test_gcs.py",
+    "cluster/test_cost.py",
+    "cluster/test_isolation.py",
+    "cluster/test_disk.py",
+    "cluster/test_damage.py",
 )
 _RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a machine share a run name
 _counter = itertools.count()
@@ -114,10 +177,28 @@ def own_mesh(request: pytest.FixtureRequest) -> Callable[[tuple[int, ...], tuple
     return functools.partial(_set_mesh, request.config)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if _COMPILED not in os.environ:  # the workers of pytest-xdist share that of the process that started them
-        os.environ[_COMPILED] = folder = tempfile.mkdtemp(prefix="raystate-tests-compiled-")
-        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+_process = os.getpid()
+_ending = False
+
+
+def _on_sigterm(number: int, _frame: object) -> None:
+    """As after Ctrl-C: fixtures end what they have started and remove what they have made."""
+    global _ending
+    if os.getpid() != _process:  # a fork of this process has no fixtures
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    elif not _ending:  # `timeout` sends it twice
+        _ending = True
+        pytest.exit("SIGTERM", returncode=128 + number)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    signal.signal(signal.SIGTERM, _on_sigterm)  # ray.init in a fixture puts its own there, which only fails the test
+
+
+def pytest_configure() -> None:
+    signal.signal(signal.SIGTERM, _on_sigterm)
 
 
 def pytest_report_header() -> str:
@@ -127,6 +208,11 @@ def pytest_report_header() -> str:
 def _layer(item: pytest.Item) -> str:
     relative = item.path.relative_to(Path(__file__).parent)
     return relative.parts[0] if len(relative.parts) > 1 else ""
+
+
+def _longest_first(item: pytest.Item) -> int:
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    return _LONGEST.index(file) if file in _LONGEST else len(_LONGEST)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -139,6 +225,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.cluster)
     # Stable: the order within a layer stays. A layer that isn't listed comes after those that are.
     items.sort(key=lambda item: _LAYERS.index(_layer(item)) if _layer(item) in _LAYERS else len(_LAYERS))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_longest_first)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +256,10 @@ def make_run(tmp_path: Path) -> Iterator[Callable[[], FreshRun]]:
     yield make
     deadline_s = time.monotonic() + _RELEASE_S
     while left := [str(path) for run in made for path in run.arenas()]:
+        if _ending:  # who would release them may have had the signal, too
+            for path in left:
+                shutil.rmtree(path, ignore_errors=True)
+            break
         # A failed attempt's run is released by its actors, not by the caller who was told of the failure.
         assert time.monotonic() < deadline_s, f"left in shared memory: {left}"
         time.sleep(0.05)

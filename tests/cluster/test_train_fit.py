@@ -32,6 +32,14 @@ def _by_value() -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(module)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _as_users_have_it() -> Iterator[None]:
+    """With the process that watches for preemptions, which tests/conftest.py spares the other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "1")
+        yield
+
+
 @dataclasses.dataclass
 class Place:
     """One test's files: what its training functions said."""

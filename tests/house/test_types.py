@@ -77,7 +77,8 @@ def pyright(*arguments: str, cwd: Path) -> dict[str, Any]:
     """What pyright finds with this interpreter's packages and the raystate of this checkout."""
     done = subprocess.run(
         [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", *arguments],
-        cwd=cwd, env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        cwd=cwd, env={**os.environ, "PYTHONPATH": str(REPO), "TMPDIR": str(cwd)},  # it leaves a folder in TMPDIR
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.stdout.lstrip().startswith("{"), done.stdout + done.stderr
     return json.loads(done.stdout)

@@ -1,9 +1,8 @@
-"""One small Ray for the whole session, and pairs of trainings on it: one that nobody disturbs, one that is killed."""
+"""One small Ray for each file, and pairs of trainings on it: one that nobody disturbs, one that is killed."""
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,16 +15,17 @@ from tests.programs.running import End, Place, run_script
 Digests = list[dict[str, str]]  # by rank
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
     """A Ray that stands, as after `ray start --head`: what it holds in memory outlives a script."""
     import ray
 
-    os.environ["RAYSTATE_STANDBY"] = "0"  # before Ray starts: waiting processes cost more here than they save
-    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    yield ray.get_runtime_context().gcs_address
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYSTATE_STANDBY", "0")  # before Ray starts: waiting processes cost more here than they save
+        patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        yield ray.get_runtime_context().gcs_address
+        ray.shutdown()
 
 
 @pytest.fixture
