@@ -6,6 +6,7 @@ import functools
 import os
 
 from raystate.compat.flax_errors import OutdatedCheckpointError
+from raystate.core.errors import ConfigError
 from raystate.legacy import GDA, is_temporary, last_number, natural_sort, safe_normpath
 from raystate.storage import ObjectInfo, Storage, StorageUrl, open_storage
 from raystate.storage.names import MARKER
@@ -20,9 +21,16 @@ class FlaxDirectory:
 
     Attributes:
         path: the directory as flax spells it: normalized, relative if `ckpt_dir` is.
+
+    Raises:
+        ConfigError: the prefix has a backslash in it.
     """
 
     def __init__(self, ckpt_dir: StorageUrl, prefix: str = "checkpoint_"):
+        if "\\" in prefix:  # as in storage.url, which sees no prefix
+            raise ConfigError(
+                f"prefix: {prefix!r} has a backslash in it, which TensorStore takes for '/'", field="prefix", got=prefix
+            )
         above, _, self.prefix = prefix.rpartition("/")
         self.path = safe_normpath(os.path.join(os.fspath(ckpt_dir), above) if above else os.fspath(ckpt_dir))
 

@@ -28,7 +28,8 @@ def canonical_url(url: StorageUrl) -> str:
         "gs://bucket/prefix", "s3://…" or "file:///real/absolute/path", without a trailing slash.
 
     Raises:
-        ConfigError: field "storage": empty, not text, another scheme, or a spelling that cannot be meant.
+        ConfigError: field "storage": empty, not text, another scheme, a directory with a backslash in its name, or a spelling that
+            cannot be meant.
     """
     try:
         text = cast(object, os.fspath(url))
@@ -105,6 +106,8 @@ def _directory(url: object, text: str) -> str:
     real = os.path.realpath(path)
     if real == "/":
         raise _bad(url, "it is the root of the file system")
+    if "\\" in real:  # TensorStore takes it for a "/": the arrays of a step would lie in another folder than its other files
+        raise _bad(url, "it has a backslash in it, which TensorStore takes for '/': rename the folder")
     return f"file://{real}"
 
 

@@ -31,6 +31,7 @@ from orbax.checkpoint import v1
 import raystate
 from raystate.arrays import Holding, MemorySource, restore_tree
 from raystate.arrays.tree import STORABLE
+from raystate.compat import flax_checkpoints
 from raystate.reader import assembling, background
 from tests.orbax.from_state import staged
 from tests.orbax.test_any_state import ONLY_STOCK_JAX, QUIET, plain, same, states, taken
@@ -248,6 +249,24 @@ def test_row1_several_processes_are_sent_to_the_manager(tmp_path: Path):
 def test_row1_a_path_that_is_none(path: str):
     with pytest.raises(raystate.ConfigError, match=path.partition("/")[0]):
         raystate.save(path, {"w": W})
+
+
+def test_row1_a_backslash_is_refused_wherever_tensorstore_would_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """TensorStore takes it for a "/": the arrays would lie in another folder, and everybody would say that all is well."""
+    monkeypatch.chdir(tmp_path)
+    calls: list[Any] = [
+        lambda: raystate.save("x\\y", {"w": W}),
+        lambda: raystate.save_async("x\\y/z", {"w": W}),
+        lambda: raystate.load("x\\y"),
+        lambda: raystate.Reader("x\\y"),
+        lambda: raystate.StateConfig(storage="bs\\run", run="lm"),
+        lambda: flax_checkpoints.save_checkpoint("x\\y", {"w": W}, 1),
+        lambda: flax_checkpoints.save_checkpoint("x", {"w": W}, 1, prefix="a\\b_"),
+    ]
+    for call in calls:
+        with pytest.raises(raystate.ConfigError, match="backslash"):
+            call()
+    assert names(tmp_path) == []
 
 
 def test_row1_a_failed_save_leaves_nothing(tmp_path: Path):

@@ -66,6 +66,7 @@ def test_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("file://data/x", "absolute"), ("file://", "absolute"), ("gs://", "bucket"), ("gs:///x", "bucket"), ("gs://B_x/x", "bucket"),
         ("gs://bucket/a//b", "component"), ("gs://bucket/../b", "component"), ("memory://", "component"),
         ("~no-such-user-here/x", "home"), ("/", "root"), ("file:///", "root"),
+        ("bs\\run", "backslash"), ("/data/a\\b/run", "backslash"), ("file:///data/bs\\run", "backslash"),
     ],
 )  # fmt: skip
 def test_unusable(url: object, part: str):
