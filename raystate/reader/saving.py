@@ -32,12 +32,14 @@ def save(
         items: name -> iterator (`get_state`/`set_state`), tree with arrays, or JSON value.
         metrics: name -> number or 0-d array.
         custom: anything JSON.
-        overwrite: replace the checkpoint that is at `path`. Where a directory's file system can exchange names (all but NFS and
-            its like), a reader finds the old one or the new one at every moment; elsewhere there is a moment with none.
+        overwrite: replace the checkpoint that is at `path`, if nothing else lies in its folder. Where a directory's file system can
+            exchange names (all but NFS and its like), a reader finds the old one or the new one at every moment; elsewhere there is a
+            moment with none.
 
     Raises:
         ConfigError: a leaf or an argument that can't be kept; names it. Or the program has several processes.
-        StorageError: there is something at `path`, or storage failed: then nothing is left there.
+        StorageError: there is something at `path`, it lies in a run's storage or in a checkpoint, or storage failed: then nothing is
+            left there.
     """
     storage, folder = _place(path)
     events = SaveEvents(storage.url, background=False)

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -22,7 +22,9 @@ from raystate.core.errors import StorageError
 from raystate.storage import posix
 from raystate.storage.attempts import storage_error
 from raystate.storage.base import Listing, ObjectExistsError, Storage
-from raystate.storage.names import MARKER, METADATA, ORBAX_TEMPORARY, STATE, TREE_METADATA, log_name, step_of
+from raystate.storage.names import MARKER, METADATA, ORBAX_TEMPORARY, STATE, TREE_METADATA
+from raystate.storage.of_one import items_of, not_of_one
+from raystate.storage.owner import owner_of
 
 logger = logging.getLogger("raystate")
 
@@ -30,7 +32,7 @@ TEMPORARY = f".{ORBAX_TEMPORARY}-"
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV)
 _LOCK_TRIES = 5
 # Data of a save that has not come to the files with fixed names: of an item, or of a tree without one, as flax_checkpoints writes it.
-_UNFINISHED = re.compile(r"(/[^/]+)?/ocdbt\.process_s[0-9a-f]{16}h")
+_UNFINISHED = re.compile(r"(/[^/]+)?/(ocdbt\.process_|d/)s[0-9a-f]{16}h")
 
 
 def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> NewFolder:
@@ -39,9 +41,10 @@ def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> New
     Args:
         storage: of the folder above.
         folder: its name there, one component.
-        overwrite: replace a checkpoint of that name. On a directory whose file system can exchange two names (ext4, xfs, btrfs, tmpfs)
-            a reader finds the old one or the new one at every moment; on others, such as NFS, and on an object store, there is a moment
-            with none. Whoever is in the midst of reading the old one gets an error, and has to begin anew.
+        overwrite: replace a checkpoint of that name, if nothing else lies in its folder. On a directory whose file system can exchange
+            two names (ext4, xfs, btrfs, tmpfs) a reader finds the old one or the new one at every moment; on others, such as NFS, and
+            on an object store, there is a moment with none. Whoever is in the midst of reading the old one gets an error, and has to
+            begin anew.
     """
     kind = _RenamedFolder if storage.is_directory else _MarkedFolder
     return kind(storage, folder, overwrite=overwrite)
@@ -96,7 +99,7 @@ class NewFolder(abc.ABC):
         self.found: Listing = []  # what is to be replaced
 
     def __enter__(self) -> Self:
-        """Raises StorageError: the name is taken, by something else than a checkpoint, or without `overwrite`."""
+        """Raises StorageError: the name is taken, by something else than a checkpoint, or without `overwrite`; or the place is a run's."""
         self.found = self._check_free()
         self._begin()
         return self
@@ -132,8 +135,8 @@ class NewFolder(abc.ABC):
         """At the end, whatever it was."""
 
     def _check_free(self) -> Listing:
-        if step_of(self.folder) is not None and self.storage.exists(log_name(1)):
-            raise self._refused(f"it would be a step of the run in {self.storage.url}, whose StateManager alone writes its steps")
+        if owner := owner_of(self.storage.url if self.folder != STATE else f"{self.storage.url}/{STATE}"):
+            raise self._refused(f"{owner}: save elsewhere")
         if self.storage.is_directory and self.storage.exists(self.folder):
             raise self._refused("there is a file of that name: save elsewhere, or remove it first")
         top = [info.name.removeprefix(f"{self.folder}/") for info in self.storage.list(self.folder, recursive=False)]
@@ -149,13 +152,24 @@ class NewFolder(abc.ABC):
         unfinished = not self.storage.is_directory and any(_UNFINISHED.match(info.name, len(self.folder)) for info in found)
         # Never by what lies deeper: a folder of many checkpoints is none.
         if not unfinished and METADATA not in top and TREE_METADATA not in top:
-            shown = ", ".join(repr(name) for name in top[:3]) + (", …" if len(top) > 3 else "")
-            raise self._refused(f"overwrite=True replaces a checkpoint, and this is none: it holds {shown}")
+            raise self._refused(f"overwrite=True replaces a checkpoint, and this is none: it holds {_shown(top)}")
+        if METADATA in top:
+            items = items_of(self.storage.read(f"{self.folder}/{METADATA}"))
+        else:
+            items = None if unfinished else frozenset[str]()
+        if others := not_of_one((info.name.removeprefix(f"{self.folder}/") for info in found), items):
+            raise self._refused(
+                f"overwrite=True replaces a checkpoint, and here is more than one: {_shown(others)}. Save elsewhere, or move that away"
+            )
         return found
 
     def _refused(self, why: str) -> StorageError:
         path = f"{self.storage.url}/{self.folder}"
         return StorageError(f"can't save to {path}: {why}", operation="save", path=path)
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
 
 
 class _RenamedFolder(NewFolder):

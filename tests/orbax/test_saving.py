@@ -288,11 +288,38 @@ def test_row24_overwriting(tmp_path: Path):
 
 
 def test_row24_overwriting_what_orbax_saved(tmp_path: Path):
-    v1.save(str(tmp_path / "v1"), {"w": W})
-    v0.PyTreeCheckpointer().save(tmp_path / "v0", {"w": W})
-    for name in ("v1", "v0"):
+    tree = {"w": W, "a": {"b": jnp.float32(1), "text": "x"}}
+    v1.save(str(tmp_path / "v1"), tree)
+    v1.save_checkpointables(str(tmp_path / "several"), {"state": tree, "more": {"x": 1}})
+    v0.PyTreeCheckpointer().save(tmp_path / "v0", tree)
+    v0.PyTreeCheckpointer(use_ocdbt=False).save(tmp_path / "zarr", tree)
+    v0.PyTreeCheckpointer(use_ocdbt=False, use_zarr3=True).save(tmp_path / "zarr3", tree)
+    best = v0.CheckpointManagerOptions(best_fn=lambda metrics: metrics["loss"])
+    args = {
+        "state": v0.args.StandardSave({"w": W}),
+        "json": v0.args.JsonSave({"x": 1}),
+        "array": v0.args.ArraySave(W),
+        "key": v0.args.JaxRandomKeySave(jax.random.key(1)),
+    }
+    with v0.CheckpointManager(tmp_path / "run", options=best) as manager:
+        manager.save(1, args=v0.args.Composite(**args), metrics={"loss": 1.0})
+    flax_checkpoints.save_checkpoint(tmp_path, {"w": W}, 1)
+    found = ["v1", "several", "v0", "zarr", "zarr3", "run/1", "checkpoint_1"]
+    for name in found:
         raystate.save(tmp_path / name, {"v": 1}, overwrite=True)
         assert raystate.load(tmp_path / name) == v1.load(str(tmp_path / name)) == {"v": 1}
+
+
+def test_row24_overwriting_takes_only_the_checkpoint(tmp_path: Path):
+    raystate.save(tmp_path / "exp", {"v": 1}, items={"data": {"x": 1}}, metrics={"loss": 1.0}, custom=1)
+    raystate.save(tmp_path / "other", {"v": 2})
+    (tmp_path / "other").rename(tmp_path / "exp" / "child")
+    with pytest.raises(raystate.StorageError, match=r"exp: overwrite=True replaces a checkpoint.*more than one: 'child/"):
+        raystate.save(tmp_path / "exp", {"v": 3}, overwrite=True)
+    assert (raystate.load(tmp_path / "exp"), raystate.load(tmp_path / "exp" / "child")) == ({"v": 1}, {"v": 2})
+    with pytest.raises(raystate.StorageError, match="exp is a checkpoint"):
+        raystate.save(tmp_path / "exp" / "state", {"v": 3}, overwrite=True)
+    assert raystate.load(tmp_path / "exp") == {"v": 1}
 
 
 # ------------------------------------------------------------ in the background

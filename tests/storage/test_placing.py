@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import re
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from raystate.core.errors import StorageError
-from raystate.storage import ObjectExistsError, Storage, StorageWrapper, new_folder, open_storage, posix
-from raystate.storage.names import MARKER, log_name
+from raystate.storage import (
+    ObjectExistsError,
+    ObjectInfo,
+    ObjectMissingError,
+    Storage,
+    StorageWrapper,
+    new_folder,
+    open_storage,
+    posix,
+)
+from raystate.storage.names import MARKER, STATE, log_name
+from raystate.storage.owner import owner_of
 from raystate.storage.placing import TEMPORARY, NewFolder
 from raystate.testing.storage.faults import Recording
 
@@ -115,9 +127,107 @@ def test_row1_only_a_checkpoint_is_overwritten(storage: Storage, name: str, why:
 def test_row1_a_step_of_a_run_is_its_managers(storage: Storage):
     storage.create(log_name(1), b"{}")
     for overwrite in (False, True):
-        with pytest.raises(StorageError, match="StateManager"):
-            write(storage, "1200", b"1", overwrite=overwrite)
-    write(storage, "final", b"1")
+        for folder in ("1200", "final", "05", "step_5", STATE):
+            with pytest.raises(StorageError, match=r"run is the storage of a run, whose StateManager|run/\.raystate is part of"):
+                write(storage, folder, b"1", overwrite=overwrite)
+    assert tree(storage) == {log_name(1): b"{}"}
+
+
+@pytest.mark.parametrize("inside", ["1200", "1200/state", "notes", f"{STATE}/work"])
+def test_row1_nothing_is_put_into_a_run(storage: Storage, inside: str):
+    storage.create(log_name(1), b"{}")
+    write_step(storage, "1200")
+    before = tree(storage)
+    for folder in ("state", "other"):
+        with pytest.raises(StorageError, match="whose StateManager alone writes there"):
+            write(open_storage(f"{storage.url}/{inside}"), folder, b"1", overwrite=True)
+    assert tree(storage) == before
+
+
+@pytest.mark.parametrize("inside", ["one", "one/state"])
+def test_row1_nothing_is_put_into_a_checkpoint(storage: Storage, inside: str):
+    place = write(storage, "one", b"1")
+    for folder in ("state", "other"):
+        with pytest.raises(StorageError, match=r"one is a checkpoint: save elsewhere"):
+            write(open_storage(f"{storage.url}/{inside}"), folder, b"2", overwrite=True)
+    assert tree(storage) == expected(place, b"1")
+
+
+def test_row1_what_lies_above_may_be_closed_to_this_account(storage: Storage):
+    """On a bucket an account may have one prefix only."""
+    if storage.is_directory:
+        pytest.skip("nobody reaches a folder whose parent is closed")
+
+    def exists(asked: Storage, name: str) -> bool:
+        if asked.url != storage.url:
+            raise StorageError("403", operation="stat", path=name)
+        return False
+
+    with mock.patch.object(type(storage), "exists", exists):
+        place = write(storage, "one", b"1")
+    assert tree(storage) == expected(place, b"1")
+
+
+def test_row1_two_small_requests_for_each_folder_above(tmp_path: Path):
+    storage = open_storage(f"memory://{tmp_path.name}/a/b")
+    asked: list[str] = []
+    with mock.patch.object(type(storage), "stat", autospec=True, side_effect=lambda at, name: missing(asked, f"{at.url}/{name}")):
+        assert owner_of(storage.url) == ""
+    assert len(asked) == len(set(asked)) == 2 * 3
+
+
+def missing(asked: list[str], name: str) -> ObjectInfo:
+    asked.append(name)
+    raise ObjectMissingError("none", operation="stat", path=name)
+
+
+def write_step(storage: Storage, folder: str) -> None:
+    for name, data in FILES.items():
+        storage.create(f"{folder}/{name}", data)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "notes/my.txt",
+        "README",
+        "child/_CHECKPOINT_METADATA",
+        "child/_METADATA",
+        f"run/{log_name(1)}",
+        f"state/{log_name(1)}",
+        "state/_CHECKPOINT_METADATA",
+        "state/my.txt",
+        "state/d/deeper/my.txt",
+        "metrics/_CHECKPOINT_METADATA",
+    ],
+)
+@pytest.mark.parametrize("says", [b'{"item_handlers": {"state": "a handler", "metrics": "another"}}', b"damaged"])
+def test_row1_overwriting_takes_nothing_else_away(storage: Storage, other: str, says: bytes):
+    write(storage, "one", says, more="metrics/metrics")
+    if says == b"damaged" and other == "child/_METADATA":
+        pytest.skip("then nobody can tell it from an item")
+    storage.create(f"one/{other}", b"precious")
+    before = tree(storage)
+    with pytest.raises(StorageError, match=f"more than one: '{re.escape(other)}'"):
+        write(storage, "one", b"2", overwrite=True)
+    assert tree(storage) == before
+
+
+@pytest.mark.parametrize("nth", range(12))
+def test_row1_what_a_dead_save_left_in_a_bucket_is_overwritten(nth: int, tmp_path: Path):
+    storage = open_storage(f"memory://{tmp_path.name}/{nth}")
+
+    class Dead(FailingAt):
+        def before(self, operation: str, name: str) -> None:
+            if self.left < 0 and operation in ("create", "delete", "list"):
+                raise StorageError("dead", operation=operation, path=name)
+            super().before(operation, name)
+
+    old = write(storage, "one", b"1", more="metrics/metrics")
+    with contextlib.suppress(StorageError):
+        write(Dead(storage, nth), "one", b"2", overwrite=True)
+    place = write(storage, "one", b"3", overwrite=True)
+    assert tree(storage) == expected(place, b"3") and place.save != old.save
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

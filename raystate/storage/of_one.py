@@ -1,0 +1,70 @@
+"""What of a folder belongs to the one checkpoint that it is: so that who replaces a checkpoint takes nothing else away with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, cast
+
+from raystate.storage.names import MANIFEST, METADATA, STATE, TREE_METADATA
+
+# Orbax's files of one tree, and of a step beside them; ours are the same.
+_TREE = re.compile(
+    r"_METADATA|_sharding|_strings\.json|commit_success\.txt|checkpoint|array_metadatas/process_\d+"
+    r"|(ocdbt\.process_[^/]+/)?(manifest\.ocdbt|d/[^/]+)"
+)
+_STEP = re.compile(r"_CHECKPOINT_METADATA|commit_success\.txt|orbax\.checkpoint|descriptor/descriptor\.pbtxt")
+_CHUNK = re.compile(r"\.zarray|zarr\.json|\d+(\.\d+)*|c(/\d+)*")  # of an array without OCDBT
+_SMALL = re.compile(r"metadata|metrics|commit_success\.txt|process_\d+-of-\d+\.json")  # of an item of JSON or of iterators
+
+
+def items_of(metadata: bytes) -> frozenset[str] | None:
+    """The items that a checkpoint's `_CHECKPOINT_METADATA` names; None if it doesn't say, as early Orbax's."""
+    try:
+        found: Any = json.loads(metadata)
+        handlers = found["item_handlers"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if isinstance(handlers, str):  # a bare tree
+        return frozenset()
+    return frozenset(cast("dict[str, Any]", handlers)) if isinstance(handlers, dict) else None
+
+
+def not_of_one(names: Iterable[str], items: frozenset[str] | None) -> list[str]:
+    """Those of a folder's files that no checkpoint of ours or of Orbax's has there, in the order given.
+
+    Args:
+        names: of all files below the folder, relative to it.
+        items: see `items_of`.
+    """
+    names = list(names)
+    there = set(names)
+    by_item: dict[str, set[str]] = {}
+    for name in names:
+        item, slash, rest = name.partition("/")
+        if slash:
+            by_item.setdefault(item, set()).add(rest)
+
+    def belongs(name: str) -> bool:
+        if _STEP.fullmatch(name) or _of_a_tree(name, there):
+            return True
+        item, slash, rest = name.partition("/")
+        if not slash or {STATE, METADATA} & set(rest.split("/")):  # another checkpoint, or a run
+            return False
+        if items is None:
+            return _SMALL.fullmatch(rest) is not None or _of_a_tree(rest, by_item[item])
+        # What lies in an item that is no tree only its handler knows.
+        return item in items and (TREE_METADATA not in by_item[item] or _of_a_tree(rest, by_item[item]))
+
+    return [name for name in names if not belongs(name)]
+
+
+def _of_a_tree(name: str, there: set[str]) -> bool:
+    """Whether a file belongs to a tree. `there`: all files of the folder that may be one's."""
+    if _TREE.fullmatch(name):
+        return True
+    array, slash, rest = name.partition("/")
+    if not slash or MANIFEST in there or TREE_METADATA not in there:
+        return False
+    return bool(there & {f"{array}/.zarray", f"{array}/zarr.json"}) and _CHUNK.fullmatch(rest) is not None
