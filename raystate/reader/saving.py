@@ -10,6 +10,7 @@ from raystate.core.errors import ConfigError
 from raystate.reader.assembling import Content, take, write_checkpoint
 from raystate.reader.background import in_background
 from raystate.storage import Storage, StorageUrl, canonical_url, open_storage
+from raystate.storage.names import ORBAX_TEMPORARY
 
 
 def save(
@@ -86,6 +87,9 @@ def _write(storage: Storage, folder: str, content: Content, overwrite: bool, eve
 def _place(path: StorageUrl) -> tuple[Storage, str]:
     """The storage above a path, and the name in it."""
     url = canonical_url(path)
+    if ORBAX_TEMPORARY in url:
+        text = f"path: {url!r} has {ORBAX_TEMPORARY!r} in it, as Orbax names what is unfinished: nobody would read it. Use another name"
+        raise ConfigError(text, field="path", got=url)
     scheme, _, rest = url.partition("://")
     above, _, name = rest.rpartition("/")
     if scheme == "file" and not above:  # a folder of the root itself, which can't be a run's storage

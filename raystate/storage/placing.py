@@ -219,9 +219,10 @@ class _RenamedFolder(NewFolder):
 
     def _remove_dead(self) -> None:
         above, name = os.path.split(self._path)
-        begin = name.removesuffix(self.save)
+        # Never stock Orbax's own, whose writer holds no lock and may live.
+        ours = re.compile(rf"{re.escape(name.removesuffix(self.save))}s[0-9a-f]{{16}}(-old)?")
         with os.scandir(above) as entries:
-            others = [entry.path for entry in entries if entry.name.startswith(begin) and entry.name != name]
+            others = [entry.path for entry in entries if ours.fullmatch(entry.name) and entry.name != name]
         for path in others:
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

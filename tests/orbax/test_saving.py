@@ -322,6 +322,14 @@ def test_row24_overwriting_takes_only_the_checkpoint(tmp_path: Path):
     assert raystate.load(tmp_path / "exp") == {"v": 1}
 
 
+@pytest.mark.parametrize("name", ["v.orbax-checkpoint-tmp-1", "v.orbax-checkpoint-tmp-1/inside"])
+def test_row24_a_name_of_what_is_unfinished_is_refused(name: str, tmp_path: Path):
+    for call in (raystate.save, raystate.save_async):
+        with pytest.raises(raystate.ConfigError, match=r"path.*orbax-checkpoint-tmp.*Use another name"):
+            call(tmp_path / name, {"v": 1})
+    assert names(tmp_path) == []
+
+
 # ------------------------------------------------------------ in the background
 
 

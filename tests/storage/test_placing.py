@@ -274,13 +274,14 @@ def test_row1_the_faster_of_two_wins(storage: Storage):
 def test_row1_what_a_dead_one_left_goes_with_the_next(tmp_path: Path):
     storage = open_storage(tmp_path)
     dead, alive, other = (f"{name}{TEMPORARY}s{digit * 16}" for name, digit in (("one", "0"), ("one", "1"), ("another", "2")))
-    for folder in (dead, alive, other):
+    stock = f"one{TEMPORARY}1763800000000"  # its writer holds no lock, and may live
+    for folder in (dead, alive, other, stock):
         storage.create(f"{folder}/state/data", b"")
     descriptor = os.open(tmp_path / alive, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     write(storage, "one", b"1")
     os.close(descriptor)
-    assert {path.name for path in tmp_path.iterdir()} == {"one", alive, other}
+    assert {path.name for path in tmp_path.iterdir()} == {"one", alive, other, stock}
 
 
 def test_row1_folders_that_were_made_for_it_go_too(tmp_path: Path):
