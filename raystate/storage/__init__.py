@@ -6,13 +6,15 @@ from raystate.storage.foreign import describe_foreign, foreign_checkpoints, refu
 from raystate.storage.garbage import Garbage, assume_dead, assumed_dead, collect_garbage, find_garbage, remove_garbage
 from raystate.storage.log import RunLog
 from raystate.storage.namings import number_in, step_folders
+from raystate.storage.owner import owner_of
 from raystate.storage.pins import pinned, pinned_steps
 from raystate.storage.placing import new_folder, replace_tree
 from raystate.storage.steps import StepFolder, data_objects, find_package, foreign_steps, marked_save, visible_steps
-from raystate.storage.url import StorageUrl, canonical_url, open_storage, run_hash
+from raystate.storage.url import OBJECT_SCHEMES, StorageUrl, canonical_url, open_storage, run_hash
 from raystate.storage.wrapping import StorageWrapper
 
 __all__ = [
+    "OBJECT_SCHEMES",
     "Garbage",
     "ObjectChangedError",
     "ObjectExistsError",
@@ -38,6 +40,7 @@ __all__ = [
     "new_folder",
     "number_in",
     "open_storage",
+    "owner_of",
     "pinned",
     "pinned_steps",
     "refuse_foreign",

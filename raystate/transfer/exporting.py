@@ -10,6 +10,7 @@ from raystate.core.errors import ConfigError
 from raystate.inspection import Checkpoints
 from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
+from raystate.storage import canonical_url
 from raystate.transfer import npz_format, safetensors_format
 from raystate.transfer.copying import copy_step
 from raystate.transfer.flat_export import export_npz, export_safetensors
@@ -17,7 +18,7 @@ from raystate.transfer.orbax_export import export_orbax
 from raystate.transfer.picking import Picked, pick
 from raystate.transfer.places import WrittenFile
 from raystate.transfer.progress import Progress, ignore
-from raystate.transfer.urls import CHAIN, split, text_of
+from raystate.transfer.urls import CHAIN, local_path, refuse_owned, split, text_of
 
 Format = Literal["safetensors", "npz", "orbax", "copy"]
 SHARD_BYTES = 5_000_000_000  # as Hugging Face's tools cut
@@ -66,7 +67,7 @@ def export_step(
         storage: of a run; or one checkpoint's folder.
         step: number of completed steps; None: the newest.
         dst: any URL that fsspec knows. "….safetensors" and "….npz" are files; anything else is a folder, in which "orbax" and "copy"
-            make the folder `<step>` and "safetensors" makes `model.safetensors`.
+            make the folder `<step>` and "safetensors" makes `model.safetensors`. Not in a run's storage, nor in a checkpoint.
         format: None: what `dst` ends with, else "copy".
         item: an item of arrays; None: the state. Not with "copy".
         match: only leaves in whose dotted name this regular expression is found. Not with "copy".
@@ -85,6 +86,10 @@ def export_step(
         raise ConfigError("item, match and dtype are for the other formats: a copy is the whole step as it is", field="format")
     if shard_bytes < 1:
         raise ConfigError(f"shard_bytes must be at least 1, not {shard_bytes}", field="shard_bytes")
+    single = url.partition(CHAIN)[0].endswith((safetensors_format.SUFFIX, npz_format.SUFFIX))
+    if not single and local_path(url) is not None:
+        canonical_url(url)  # what is written there is to be read as a checkpoint
+    refuse_owned(split(url)[0] if single else url)
     there = Checkpoints(storage)
     number = there.existing(step)
     arrays = 0
@@ -100,7 +105,6 @@ def export_step(
             place, name = split(url)
             files = export_npz(place, name, number, picked, verify=verify, progress=progress)
         else:
-            single = url.partition(CHAIN)[0].endswith(safetensors_format.SUFFIX)
             place, name = split(url) if single else (url, MODEL)
             stem = name.removesuffix(safetensors_format.SUFFIX)
             files = export_safetensors(place, stem, number, picked, shard_bytes, verify=verify, progress=progress)

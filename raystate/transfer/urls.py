@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from raystate.core.errors import ConfigError, RaystateError
+from raystate.storage import OBJECT_SCHEMES, canonical_url, owner_of
 from raystate.storage.attempts import storage_error
 
 CHAIN = "::"  # between an archive's URL and that of the file that it is
@@ -89,6 +90,28 @@ def storage_errors(operation: str, path: str) -> Iterator[None]:
 def missing(url: str, field: str, *, more: str = "") -> ConfigError:
     """The error for a path at which nothing is."""
     return ConfigError(f"{field}: there is nothing at {url}{more}", field=field, got=url)
+
+
+def refuse_owned(folder_url: str) -> None:
+    """Check that nothing is exported into a run or into a checkpoint: whoever reads these would find it there.
+
+    Args:
+        folder_url: of the folder that gets the files; may be in an archive. Nothing needs to be there.
+
+    Raises:
+        ConfigError: it is somebody's; says whose. StorageError: it can't be asked about.
+    """
+    if CHAIN in folder_url:
+        folder_url = split(folder_url.partition(CHAIN)[2])[0]
+    path = local_path(folder_url)
+    if path is not None:
+        url = f"file://{os.path.realpath(path)}"
+    elif folder_url.partition("://")[0] in OBJECT_SCHEMES:
+        url = canonical_url(folder_url)
+    else:
+        return  # neither runs nor checkpoints of ours are written there
+    if owner := owner_of(url):
+        raise ConfigError(f"dst: {owner}: export to another place", field="dst", got=folder_url)
 
 
 def refuse_existing(url: str, name: str) -> ConfigError:

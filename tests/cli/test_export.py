@@ -27,6 +27,7 @@ from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFou
 from raystate.core.tree import DataObject, Package
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import StepFolder, open_storage
+from raystate.storage.names import log_name
 from raystate.transfer import boxes, export_step, import_steps, open_source, orbax_tree, places
 from tests.cli.transfers import STEP, a_run, files, incoming_leaves, leaves, notes, of_dtype, raystate_command, run, state  # noqa: F401 - fixtures
 from tests.storage.backends import GCS_SERVER_RUNS, gcs_server
@@ -372,6 +373,11 @@ MISTAKES = {
     "copy": (["{run}", "latest", "{out}/x", "--dtype", "float32"], "a copy is the whole step as it is"),
     "size": (["{run}", "latest", "{out}/x.npz", "--shard-size", "big"], "--shard-size: expected a size such as 5GB"),
     "exists": (["{run}", "latest", "{run}"], f"{STEP} exists already"),
+    "itself": (["{run}", "latest", "{run}/1200"], "run/1200 is a checkpoint: export to another place"),
+    "inside": (["{run}", "latest", "{run}/1200/state/new", "--format", "orbax"], "run/1200 is a checkpoint"),
+    "file inside": (["{run}", "latest", "{run}/1200/x.npz"], "run/1200 is a checkpoint"),
+    "archive inside": (["{run}", "latest", "zip://x.npz::{run}/1200/x.zip"], "run/1200 is a checkpoint"),
+    "backslash": (["{run}", "latest", "{out}/a\\b"], "backslash"),
     "archive": (["{run}", "latest", "tar://x::{out}/x.tar"], "nothing can be written into a tar:// archive"),
 }
 
@@ -387,6 +393,18 @@ def test_row22_a_users_mistake_gets_a_sentence(
     assert (code, err.splitlines()[0][:10]) == (2, "raystate: ")
     assert sentence in err
     assert (files(tmp_path), files(one_run)) == before
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+@pytest.mark.parametrize("where", ["", "/exports", "/.raystate/work"])
+def test_row22_nothing_goes_into_a_run(one_run: Path, tmp_path: Path, scheme: str, where: str) -> None:
+    place = f"{scheme}{tmp_path}/live" if not scheme else f"{scheme}{tmp_path.name}/live"
+    storage = open_storage(place)
+    storage.create(log_name(1), b"{}")
+    for dst, options in ((place + where, {}), (f"{place}{where}/x.npz", {}), (place + where, {"format": "orbax"})):
+        with pytest.raises(ConfigError, match="storage of a run"):
+            export(one_run, dst, **options)
+    assert [info.name for info in storage.list()] == [log_name(1)]
 
 
 def test_row22_a_place_that_cannot_be_written(one_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
