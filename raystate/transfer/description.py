@@ -7,6 +7,7 @@ of it. Without one, names are taken apart at the dots again.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -22,6 +23,8 @@ from raystate.core.tree import ArraySpec, LeafSpec, PathKey, TreeSpec
 VERSION = 1
 KEY = "raystate"  # of the description, in safetensors' metadata
 MOST_DESCRIPTION_BYTES = 32 << 20
+MOST_DIMENSIONS = 32  # TensorStore's
+MOST_ARRAY_BYTES = 1 << 60
 ROOT = "value"  # the name of a tree that is one array
 
 _KINDS = ("array", "scalar", "string", "none", "dict", "list")
@@ -39,6 +42,18 @@ class KeptAs:
 
     dtype: str
     shape: tuple[int, ...]
+
+
+def check_shape(shape: tuple[int, ...], itemsize: int) -> None:
+    """Refuse a shape that no array has that could be kept: an empty one may claim any size without a byte behind it.
+
+    Raises:
+        ValueError: says why.
+    """
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"no shape of {len(shape)} dimensions can be kept, at most {MOST_DIMENSIONS}")
+    if math.prod(size for size in shape if size) * itemsize > MOST_ARRAY_BYTES:
+        raise ValueError(f"the shape {shape} is too large to be one")
 
 
 def stored_as(array: ArraySpec, has: frozenset[str]) -> KeptAs:
@@ -228,5 +243,6 @@ def _array(dtype: Any, shape: Any, name: str, *, key_impl: str | None = None, nu
     sizes = tuple(shape)
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
         raise ValueError(f"no shape: {shape!r}")
+    check_shape(sizes, np.dtype(dtype).itemsize)
     chunk = tuple(max(1, size) for size in sizes)
     return ArraySpec(shape=sizes, dtype=dtype, chunk=chunk, key_impl=key_impl, typestr="np.ndarray" if numpy else "jax.Array")

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError
-from raystate.transfer.description import MOST_DESCRIPTION_BYTES, KeptAs, is_plain_name
+from raystate.transfer.description import MOST_DESCRIPTION_BYTES, KeptAs, check_shape, is_plain_name
 
 SUFFIX = ".npz"
 DESCRIPTION = "__raystate__"  # the member with our description, as uint8
@@ -165,6 +165,7 @@ class NpzReader:
             raise ValueError(f"{name[:200]!r} holds Python objects or records, which are not read")
         if any(not 0 <= size < 2**63 for size in shape):
             raise ValueError(f"{name[:200]!r} has the shape {shape}")
+        check_shape(shape, dtype.itemsize)
         member = Member(
             stored=KeptAs(dtype=dtype.newbyteorder("=").name, shape=tuple(map(int, shape))),
             dtype=dtype,

@@ -17,12 +17,11 @@ import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "float8_…"
 import numpy as np
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError
-from raystate.transfer.description import KeptAs
+from raystate.transfer.description import KeptAs, check_shape
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 MOST_HEADER_BYTES = 32 << 20
-MOST_DIMENSIONS = 64  # numpy's
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
 
@@ -189,12 +188,13 @@ def _tensor(entry: Any, start: int) -> Tensor:
     dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if dtype not in _DTYPES:
         raise ValueError(f"dtype {str(dtype)[:50]!r} can't be read")
-    if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS:
+    if not isinstance(shape, list):
         raise ValueError(f"no shape: {str(shape)[:200]}")
     for number in (*shape, begin, end):
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**63:
             raise ValueError(f"{str(number)[:50]!r} is no size or offset")
     stored = KeptAs(dtype=_DTYPES[dtype], shape=tuple(shape))
+    check_shape(stored.shape, np.dtype(stored.dtype).itemsize)
     if end - begin != nbytes_of(stored):
         raise ValueError(f"{end - begin} bytes for {dtype} of shape {tuple(shape)}")
     return Tensor(stored=stored, begin=start + begin, end=start + end)

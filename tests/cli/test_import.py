@@ -177,8 +177,19 @@ HOSTILE = {
     "no object": (tensors(b"[1, 2]"), "no JSON object"),
     "deep": (tensors(b'{"a":' * 100_000), "nested too deeply"),
     "huge number": (tensors(b'{"a":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,4]}}', b"1234"), "is not a"),
-    "huge shape": (tensors({"a": entry(shape=[2**62, 2**62])}, b"1234"), "4 bytes for F32"),
-    "many dimensions": (tensors({"a": entry(shape=[1] * 10_000)}, b"1234"), "no shape"),
+    "huge shape": (tensors({"a": entry(shape=[2**62, 2**62])}, b"1234"), "too large"),
+    "other bytes": (tensors({"a": entry(shape=[2**50])}, b"1234"), "4 bytes for F32"),
+    "many dimensions": (tensors({"a": entry(shape=[1] * 10_000)}, b"1234"), "no shape of 10000 dimensions"),
+    "more dimensions than can be kept": (tensors({"a": entry(shape=[1] * 64)}, b"1234"), "no shape of 64 dimensions.*at most 32"),
+    "huge and empty": (tensors({"a": entry(end=0, shape=[2**62, 0])}), "too large"),
+    "described as huge": (
+        tensors(
+            {"__metadata__": {"raystate": json.dumps({"version": 1, "step": 1, "item": "state", "nodes": [
+                [["a"], "array", {"dtype": "complex128", "shape": [2**57, 0]}]]})},
+             "a": entry(end=0, shape=[2**57, 0, 2], dtype="F64")},
+        ),
+        "too large",
+    ),
     "negative": (tensors({"a": entry(begin=-4, end=0)}, b"1234"), "is no size or offset"),
     "bool": (tensors({"a": entry(shape=[True])}, b"1234"), "is no size or offset"),
     "beyond": (tensors({"a": entry(end=2**40, shape=[2**38])}, b"1234"), "end at byte"),
@@ -263,6 +274,21 @@ def npy(array: np.ndarray) -> bytes:
     return file.getvalue()
 
 
+def npy_header(shape: tuple[int, ...]) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("shape", [(2**57, 0), (1,) * 31 + (0,)])
+def test_row22_the_largest_shapes_that_can_be_kept(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    (tmp_path / "x.safetensors").write_bytes(tensors({"a": entry(end=0, shape=shape)}))
+    bring(tmp_path / "x.safetensors", tmp_path / "new", step=1)
+    assert raystate.load(tmp_path / "new")["a"].shape == shape
+    bring(npz(tmp_path, {"a.npy": npy_header(shape)}), tmp_path / "other", step=1)
+    assert raystate.load(tmp_path / "other")["a"].shape == shape
+
+
 def damaged_zip() -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -282,6 +308,8 @@ def test_row22_a_hostile_npz_ends_in_a_clear_error(tmp_path: Path) -> None:
         ({"a.npy": pickle.dumps(Evil())}, "is no npz file"),
         ({"a.npy": header}, "its header says"),
         ({"a.npy": deep}, "is no npz file"),
+        ({"a.npy": npy_header((2**62, 0))}, "too large"),
+        ({"a.npy": npy_header((1,) * 64) + b"1234"}, "no shape of 64 dimensions"),
         ({"a.npy": b""}, "is no npz file"),
         ({"__raystate__.npy": npy(np.array([Evil()], dtype=object))}, "is no npz file"),
         ({"__raystate__.npy": npy(np.frombuffer(b"{}", np.uint8))}, "description by raystate"),
