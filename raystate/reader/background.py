@@ -19,7 +19,6 @@ EXIT_WAIT_S = 600.0  # as long as one wait on storage may take
 
 _lock = threading.Lock()
 _unsettled: dict[Future[Any], str] = {}  # what is under way, and errors that nobody has asked for -> what it is
-_last: dict[str, Future[Any]] = {}  # of each line
 _registered = False
 
 
@@ -46,33 +45,27 @@ class Pending(Future[T]):
                 _unsettled.pop(self, None)
 
 
-def in_background(what: str, work: Callable[[], T], *, line: str = "") -> Future[T]:
+def in_background(what: str, work: Callable[[], T]) -> Future[T]:
     """Do `work` in a thread of its own.
 
     Args:
         what: for the log: "saving gs://…".
         work: must end by itself; nothing can stop it.
-        line: work of one line is done one after the other, in the order of the calls; "": at once.
     """
     future: Pending[T] = Pending()
     with _lock:
-        before = _last.get(line) if line else None
-        if line:
-            _last[line] = future
         _unsettled[future] = what
     # A daemon: the exit waits for it in _at_exit, which has a deadline.
-    thread = threading.Thread(target=_run, args=(future, work, before), name=f"raystate-{line or 'background'}", daemon=True)
+    thread = threading.Thread(target=_run, args=(future, work), name="raystate-background", daemon=True)
     try:
         _register()
         thread.start()
     except RuntimeError:  # the interpreter is on its way out and starts no thread any more
-        _run(future, work, before)
+        _run(future, work)
     return future
 
 
-def _run(future: Pending[T], work: Callable[[], T], before: Future[Any] | None) -> None:
-    if before is not None:
-        concurrent.futures.wait([before])
+def _run(future: Pending[T], work: Callable[[], T]) -> None:
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(work())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 
 from raystate.arrays.monitoring import SaveEvents
-from raystate.core.errors import ConfigError
+from raystate.core.errors import ConfigError, StorageError
 from raystate.reader.assembling import Content, take, write_checkpoint
-from raystate.reader.background import in_background
+from raystate.reader.background import EXIT_WAIT_S, in_background
 from raystate.storage import Storage, StorageUrl, canonical_url, open_storage
 from raystate.storage.names import ORBAX_TEMPORARY
+
+WAIT_S = EXIT_WAIT_S  # for the save before
+_turn = threading.Semaphore()  # is held from when the arrays of a save are taken until it is written
 
 
 def save(
@@ -61,20 +65,31 @@ def save_async(
     """Like `save`, but return as soon as the arrays are taken: the next step may donate them, and numpy arrays may be changed.
 
     What is wrong with the arguments is raised here; what storage says, also that there is something at `path`, comes with the future.
-    Saves are written one after the other, in the order of their calls.
+    A call waits, at most 600 s, until the save before it is written or has failed, as in Orbax: so the program holds the arrays of one
+    save at a time, and saves are written in the order of their calls.
 
     The interpreter's exit waits for what is under way, at most 600 s. An error that nobody has asked the future for is logged then.
 
     Returns:
         A `concurrent.futures.Future`: `result(timeout)` returns None when the checkpoint is durable or raises as `save`; `done()`,
         `exception()`.
+
+    Raises:
+        ConfigError: as `save`. StorageError: the save before was not written in 600 s; nothing was taken.
     """
     storage, folder = _place(path)
     events = SaveEvents(storage.url, background=True)
-    content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
-    future = in_background(
-        f"saving {storage.url}/{folder}", lambda: _write(storage, folder, content, overwrite, events), line="save"
-    )
+    what = f"saving {storage.url}/{folder}"
+    if not _turn.acquire(timeout=WAIT_S):
+        text = f"{what}: the save before it is still not written after {WAIT_S:.0f} s; nothing was taken. Ask its future, save less often"
+        raise StorageError(text, operation="save", path=f"{storage.url}/{folder}", waited_s=WAIT_S)
+    try:
+        content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
+        future = in_background(what, lambda: _write(storage, folder, content, overwrite, events))
+    except BaseException:
+        _turn.release()
+        raise
+    future.add_done_callback(lambda _: _turn.release())
     events.unblocked()
     return future
 

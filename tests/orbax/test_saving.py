@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import re
 import subprocess
@@ -32,7 +33,7 @@ import raystate
 from raystate.arrays import Holding, MemorySource, restore_tree
 from raystate.arrays.tree import STORABLE
 from raystate.compat import flax_checkpoints
-from raystate.reader import assembling, background
+from raystate.reader import assembling, background, saving
 from tests.orbax.from_state import staged
 from tests.orbax.test_any_state import ONLY_STOCK_JAX, QUIET, plain, same, states, taken
 from tests.patience import PATIENCE_S
@@ -358,7 +359,46 @@ def test_row15_an_error_is_told_once(tmp_path: Path):
     assert not background._unsettled, "told, so that the exit does not tell it again"
 
 
-def test_row15_a_new_save_while_the_previous_is_writing(tmp_path: Path):
+class Turn:
+    """That of `save_async`, which tells when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.inner = threading.Semaphore()
+        self.waited_for = threading.Event()
+        self.release = self.inner.release
+
+    def acquire(self, timeout: float) -> bool:
+        if self.inner.acquire(blocking=False):
+            return True
+        self.waited_for.set()
+        return self.inner.acquire(timeout=timeout)
+
+
+def test_row15_one_save_is_held_at_a_time(tmp_path: Path):
+    turn, held = Turn(), [0, 0]  # now, at most
+
+    def taken(*arguments: Any, **rest: Any) -> Any:
+        held[0] += 1
+        held[1] = max(held)
+        return take(*arguments, **rest)
+
+    def slowly(storage: Any, folder: str, *arguments: Any, **rest: Any) -> None:
+        assert folder == "5" or turn.waited_for.wait(PATIENCE_S), "the next call comes while this one is written, and waits"
+        turn.waited_for.clear()
+        write(storage, folder, *arguments, **rest)
+        held[0] -= 1
+
+    take, write = saving.take, saving.write_checkpoint
+    patched = {"_turn": turn, "take": taken, "write_checkpoint": slowly}
+    with mock.patch.multiple(saving, **patched):
+        futures = [raystate.save_async(tmp_path / str(number), {"v": number}) for number in range(6)]
+        assert all(future.done() for future in futures[:-1])
+        futures[-1].result(PATIENCE_S)
+    assert held == [0, 1]
+    assert [raystate.load(tmp_path / str(number)) for number in range(6)] == [{"v": number} for number in range(6)]
+
+
+def test_row15_a_save_that_never_ends_is_told(tmp_path: Path):
     begun, go = threading.Event(), threading.Event()
 
     def slowly(*arguments: Any, **rest: Any) -> Any:
@@ -367,16 +407,19 @@ def test_row15_a_new_save_while_the_previous_is_writing(tmp_path: Path):
         return build_files(*arguments, **rest)
 
     build_files = assembling.build_files
-    with mock.patch.object(assembling, "build_files", slowly):
-        futures = [raystate.save_async(tmp_path / "one", {"v": value}, overwrite=True) for value in range(3)]
-        assert begun.wait(PATIENCE_S) and not any(future.done() for future in futures)
+    with mock.patch.object(assembling, "build_files", slowly), mock.patch.object(saving, "WAIT_S", 0.01):
+        first = raystate.save_async(tmp_path / "one", {"v": 1})
+        assert begun.wait(PATIENCE_S) and not first.done() and not first.cancel()
         with pytest.raises(TimeoutError):
-            futures[0].result(0.01)
-        assert futures[2].cancel(), "not begun"
+            first.result(0.01)
+        with pytest.raises(raystate.StorageError, match="the save before it is still not written"):
+            raystate.save_async(tmp_path / "two", {"v": 2})
         go.set()
-        futures[1].result(PATIENCE_S)
-    assert futures[0].done()
-    assert raystate.load(tmp_path / "one") == {"v": 1}, "in the order of the calls"
+        first.result(PATIENCE_S)
+    for wrong in (True, False):  # a call that is refused gives its turn back
+        with contextlib.suppress(raystate.ConfigError):
+            raystate.save_async(tmp_path / "three", {"v": object() if wrong else 3}).result(PATIENCE_S)
+    assert names(tmp_path) == ["one", "three"]
 
 
 def test_row15_loading_ahead_under_the_mesh_of_the_call(tmp_path: Path):
@@ -395,7 +438,7 @@ def test_row15_loading_ahead_under_the_mesh_of_the_call(tmp_path: Path):
 AT_EXIT = """
 import sys, jax, numpy as np
 import raystate
-from raystate.reader import assembling, background
+from raystate.reader import assembling, background, saving
 
 state = jax.numpy.arange(1000.0)
 kind, path = sys.argv[1:]
@@ -404,8 +447,9 @@ if kind == "stuck":
     background.EXIT_WAIT_S = 0.2
     assembling.build_files = lambda *a, **k: threading.Event().wait()
 raystate.save_async(path, state)
-raystate.save_async(path, state)
-raystate.save_async(path + "2", state)
+if kind == "done":  # else the next call would wait
+    raystate.save_async(path, state)
+    raystate.save_async(path + "2", state)
 print("main is done")
 raise SystemExit(3)
 """
