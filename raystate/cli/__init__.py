@@ -7,6 +7,7 @@ import sys
 import typer
 
 from raystate.cli import diff, export, gc, import_, inspect, ls, status, story, verify
+from raystate.cli.console import shown
 from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
 
 app = typer.Typer(
@@ -48,5 +49,5 @@ def main() -> None:
     try:
         app(prog_name="raystate")
     except RaystateError as error:
-        print(f"raystate: {error.message}", file=sys.stderr)
+        print(f"raystate: {shown(error.message)}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError | StepNotFoundError) else 1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -21,6 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.segment import Segment
 from rich.text import Text
 
 from raystate.core.errors import ConfigError
@@ -32,8 +34,24 @@ StorageArgument = Annotated[
 NewestStepArgument = Annotated[str, typer.Argument(metavar="[STEP]", help="number of a step, or 'latest'", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="one JSON document on standard output, for scripts")]
 
-out = Console(highlight=False, soft_wrap=True)
-progress_out = Console(stderr=True)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
+
+
+def shown(text: str) -> str:
+    """A text without characters that command a terminal: whoever wrote a checkpoint chose the names in it."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+class _Terminal(Console):
+    """What is printed is shown, whatever it is made of; colours and moves of the cursor are rich's alone."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(shown(segment.text), segment.style)
+
+
+out = _Terminal(highlight=False, soft_wrap=True)
+progress_out = _Terminal(stderr=True)
 
 
 def print_json(document: Any) -> None:

@@ -20,6 +20,7 @@ from raystate.cli import main
 from raystate.inspection import Checkpoints, differences
 from raystate.inspection.differences import compare
 from raystate.orbax.step_reader import StepReader
+from raystate.reader import save
 from raystate.storage import Storage, open_storage
 from tests.orbax import from_state
 from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
@@ -396,6 +397,28 @@ def test_row21_in_a_bucket(raystate: Command, written: Path, tmp_path: Path):
 def copy(source: Storage, target: Storage, step: str) -> None:
     for info in sorted(source.list(step), key=lambda info: info.name.endswith("commit_success.txt")):
         target.create(info.name, source.read(info.name))
+
+
+def test_row21_names_command_no_terminal(raystate: Command, tmp_path: Path):
+    """Whoever wrote a checkpoint chose the names in it."""
+    red = "\x1b[31mred\x9b0m"
+    for step, value in ((1, 1.0), (2, 2.0)):
+        save(tmp_path / "run" / f"step_{step}", {red: {red: np.full(2, value)}, "text": red}, custom=red, metrics={red: value})
+    run = tmp_path / "run"
+    for arguments in (
+        ("ls", run),
+        ("inspect", run),
+        ("inspect", run, "--depth", 1),
+        ("inspect", run, "--array", f"{red}.{red}", "--values"),
+        ("inspect", run, "--array", red),
+        ("diff", run, 1, 2),
+        ("verify", run),
+        ("inspect", tmp_path / "\x9b31m"),
+        ("inspect", run, "--json"),
+    ):
+        _, said, complained = raystate(*arguments)
+        assert "\x1b" not in said + complained and "\x9b" not in said + complained, arguments
+    assert r"\x1b[31mred\x9b0m.\x1b[31mred\x9b0m" in raystate("inspect", run)[1]
 
 
 def test_row21_shells_complete_the_commands(raystate: Command, monkeypatch: pytest.MonkeyPatch):
