@@ -12,9 +12,11 @@ A class of somebody else's is refused: nobody knows whether two hosts would get 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from raystate.core.save_decision import Due
 
@@ -77,6 +79,8 @@ def save_rules(policy: Any) -> SaveRules:
             when_idle_s.append(float(least or 0))
         elif kind in (cm.FixedIntervalPolicy, cm.SpecificStepsPolicy, cm.InitialSavePolicy):
             _try(one)
+            if isinstance(one, cm.SpecificStepsPolicy):
+                _check_steps(one.steps)
             by_step.append(one)
         elif kind is not cm.PreemptionCheckpointingPolicy:
             raise ValueError(
@@ -111,7 +115,25 @@ def _flat(policy: Any, any_of: type, above: tuple[Any, ...]) -> list[Any]:
     inner: Any = policy.policies
     if not isinstance(inner, Sequence):
         raise ValueError(f"AnySavePolicy: policies must be a list, not {inner!r}")
+    if not inner:
+        raise ValueError("AnySavePolicy([]) never saves: name at least one policy")
     return [one for each in inner for one in _flat(each, any_of, (*above, policy))]
+
+
+def _check_steps(steps: Any) -> None:
+    """What is asked once for each step, on every host, and travels to the Coordinator."""
+    if not isinstance(steps, list | tuple | set | frozenset | range | np.ndarray):
+        raise ValueError(
+            f"SpecificStepsPolicy: steps must be a list, a tuple, a set or a range of steps, not a {type(steps).__name__}"
+        )
+    found = cast("Collection[Any]", steps)
+    if not len(found):
+        raise ValueError("SpecificStepsPolicy without a step never saves: name at least one")
+    for step in () if isinstance(steps, range) else found:
+        if isinstance(step, bool) or not isinstance(step, int | np.integer):
+            raise ValueError(
+                f"SpecificStepsPolicy: steps must be numbers, as in [100, 1000], and {step!r} is none: it would never match"
+            )
 
 
 def _try(policy: Any) -> None:

@@ -98,7 +98,8 @@ BY_STEP = {
             cm.PreemptionCheckpointingPolicy(),
         ]
     ),
-    "never": cm.AnySavePolicy([]),
+    "a range": cm.SpecificStepsPolicy(range(4, 10**12, 5)),
+    "an array": cm.SpecificStepsPolicy(np.array([3, 9])),
 }  # fmt: skip
 
 
@@ -161,8 +162,15 @@ class Moody:
         (cm.SpecificStepsPolicy(3), "can't be asked: TypeError"),  # pyright: ignore[reportArgumentType]
         (cm.ContinuousCheckpointingPolicy(minimum_interval_secs=-1), "seconds >= 0"),
         (cm.FixedIntervalPolicy, "SaveDecisionPolicy object"),
+        (cm.SpecificStepsPolicy(step for step in (1, 2)), "a range of steps, not a generator"),  # pyright: ignore[reportArgumentType]
+        (cm.SpecificStepsPolicy({1: 2}.keys()), "not a dict_keys"),
+        (cm.SpecificStepsPolicy(["1"]), "'1' is none"),
+        (cm.SpecificStepsPolicy([5, True]), "True is none"),
+        (cm.SpecificStepsPolicy([]), "never saves"),
+        (cm.AnySavePolicy([]), "never saves"),
+        (cm.AnySavePolicy([cm.InitialSavePolicy(), cm.AnySavePolicy([])]), "never saves"),
     ],
-    ids=range(7),
+    ids=range(14),
 )
 def test_row14_what_hosts_might_answer_differently_is_refused(policy: Any, said: str):
     with pytest.raises(raystate.ConfigError, match=said) as caught:
