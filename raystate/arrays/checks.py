@@ -146,6 +146,18 @@ def check_text(
         raise _refused(argument, path, why, where=where, **facts)
 
 
+def plain_scalar(value: Any) -> Any:
+    """The bool, int, float or str that a value is, also one of a subclass (an enum's member): no file keeps what is more to it.
+
+    Its class's own `__str__`, `__int__` and comparisons are not asked.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bool | np.generic):
+        return value
+    return int.__int__(value) if isinstance(value, int) else float.__float__(value)
+
+
 def lone_surrogate(text: str) -> str:
     r"""The first character of `text` that UTF-8 can't encode, as in '\ud800', or ""."""
     try:

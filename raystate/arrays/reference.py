@@ -205,9 +205,10 @@ class _Matcher:
                 return Plain(value=have)
             raise DifferenceError(f"expected {_kind(value)}, the checkpoint has {_kind(have)}")
         if isinstance(value, bool | int | float):
-            if type(have) is not type(value) and not self.cast:
+            python = _python_type(value)
+            if type(have) is not python and not self.cast:
                 raise DifferenceError(f"expected {_kind(value)}, the checkpoint has {_kind(have)} {have!r}", _CAST)
-            return Plain(value=type(value)(have))  # type: ignore[arg-type]
+            return Plain(value=python(have))  # type: ignore[arg-type]
         shape, dtype = _shape_and_dtype(value)
         if shape != () and self.shapes == "match":
             raise DifferenceError(f"expected shape {shape}, the checkpoint has {_kind(have)} {have!r}", _SHAPES)
@@ -234,9 +235,10 @@ class _Matcher:
         if isinstance(value, bool | int | float):
             if stored.shape != ():
                 raise DifferenceError(f"expected {_kind(value)}, the checkpoint has an array {stored.dtype}{list(stored.shape)}")
-            if not _same_kind(type(value), have) and not self.cast:
+            python = _python_type(value)
+            if not _same_kind(python, have) and not self.cast:
                 raise DifferenceError(f"expected {_kind(value)}, the checkpoint has a {stored.dtype}", _CAST)
-            return Numpy(leaf=index, dtype=have, scalar=type(value))
+            return Numpy(leaf=index, dtype=have, scalar=python)
         if isinstance(value, str):
             raise DifferenceError(f"expected a string, the checkpoint has an array {stored.dtype}{list(stored.shape)}")
         shape, dtype = _shape_and_dtype(value)
@@ -294,6 +296,13 @@ def _kind(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"an array {value.dtype}{list(value.shape)}"
     return f"a {type(value).__name__}"
+
+
+def _python_type(value: bool | int | float) -> type:
+    """What its subclasses, such as an enum's, are saved as, and come back as. numpy's own stay what they are."""
+    if isinstance(value, np.generic):
+        return type(value)
+    return next(python for python in (bool, int, float) if isinstance(value, python))
 
 
 def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:

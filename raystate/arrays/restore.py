@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from raystate.arrays.checks import plain_scalar
 from raystate.arrays.mismatch import DifferenceError, Differences
 from raystate.arrays.paths import Path, shown
 from raystate.arrays.raw import array_bytes, host_want, raw_wants
@@ -275,7 +276,7 @@ def host_tree(item: str, path: Path, value: Any) -> tuple[TreeSpec, PieceSource]
         DifferenceError: it is no leaf of a checkpoint.
     """
     if isinstance(value, bool | int | float | str):
-        leaf = LeafSpec(path=path, kind="string" if isinstance(value, str) else "scalar", value=value)
+        leaf = LeafSpec(path=path, kind="string" if isinstance(value, str) else "scalar", value=plain_scalar(value))
         return TreeSpec(item=item, leaves=(leaf,)), HostArrays({})
     key_impl = None
     if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from raystate.arrays.checks import check_text, kind, shown
+from raystate.arrays.checks import check_text, kind, plain_scalar, shown
 from raystate.arrays.names import argument_of, check_names, mistake
 from raystate.arrays.paths import TreeNode, empty_kind, flatten
 from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json
@@ -23,7 +23,6 @@ from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec, Wri
 Scalar = int | float | bool | str
 
 PIECE_ALIGNMENT_BYTES = 64  # a cache line: pieces are copied and checksummed by several threads
-_INT64 = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +104,7 @@ def describe(
 
     Args:
         trees: item name -> pytree. Leaves: jax.Array, np.ndarray, numpy scalars (kept as 0-d arrays), bool, int, float, str;
-            None and empty containers are kept as such.
+            None and empty containers are kept as such. Of a subclass of int, float or str, such as an enum's, the plain value is kept.
         process_index, process_count: of this trainer; None asks jax. In a run of several, arrays that only this process can see are
             copies of a value that all must have equal (`core.local_values`).
         previous: the plan of the last answer. If structure, shapes, dtypes and shardings still fit, only the leaves are swapped
@@ -125,7 +124,7 @@ def describe(
     else:
         plan = _plan(trees, leaves, structure, process, options)
     _check_alive(plan, leaves)
-    values = tuple(tuple(cast(Scalar, leaves[position]) for position in positions) for positions in plan.scalars)
+    values = tuple(tuple(cast(Scalar, plain_scalar(leaves[position])) for position in positions) for positions in plan.scalars)
     for tree, row in zip(plan.layout.trees, values, strict=True):
         _check_values(tree, row)
     return Described(plan=plan, leaves=tuple(leaves), values=values)
@@ -365,7 +364,7 @@ def _check_values(tree: TreeSpec, values: Sequence[Any]) -> None:
                 check_text(
                     argument_of(tree.item), leaf.path, "the string", value, empty=True, where=f"item {tree.item!r}", item=tree.item
                 )
-        elif isinstance(value, int) and value not in _INT64:
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise mistake(tree.item, leaf.path, f"the integer {shown(value)} doesn't fit into 64 bits: save a string or an array")
 
 

@@ -9,7 +9,7 @@ import base64
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorstore as ts
@@ -202,7 +202,7 @@ def _split_values(tree: TreeSpec, values: Sequence[Value]) -> tuple[dict[int, np
     for index, value in zip(valued, values, strict=True):
         leaf = tree.leaves[index]
         if leaf.kind == "string":
-            texts[index] = str(value)
+            texts[index] = str.__str__(cast(str, value))  # an enum's own text is another one
             continue
         try:
             array = np.asarray(value)

@@ -1,5 +1,6 @@
 """Leaves to layout: kinds, pieces, the fast path and what is refused."""
 
+import enum
 import time
 
 import jax
@@ -187,6 +188,34 @@ def test_a_leaf_that_cannot_be_kept_is_named(leaf, what):
     assert caught.value.path == "a/1/b"
     assert "a/1/b" in str(caught.value)
     assert caught.value.item == "state"
+
+
+class Phase(enum.IntEnum):
+    WARMUP = 1
+    HUGE = 2**63
+
+
+class Rate(float):
+    def __repr__(self) -> str:
+        return "a rate"
+
+
+class Mode(str, enum.Enum):  # noqa: UP042 - whose str() is not its text
+    FAST = "fast"
+
+
+def test_subclasses_of_python_scalars_are_kept_as_these():
+    """`in range(…)` walks the range for a subclass of int: the process stood still."""
+    state = {"mode": Mode.FAST, "phase": Phase.WARMUP, "rate": Rate(0.5), "w": np.ones(1)}
+    first = describe({"state": state})
+    again = describe({"state": {**state, "rate": Rate(0.25)}}, previous=first.plan)
+    assert again.plan is first.plan
+    for described, rate in ((first, 0.5), (again, 0.25)):
+        ((mode, phase, got),) = described.values
+        assert (type(mode), type(phase), type(got)) == (str, int, float)
+        assert (mode, phase, got) == ("fast", 1, rate)
+    with pytest.raises(RaystateError, match="64 bits"):
+        describe({"state": {"phase": Phase.HUGE}})
 
 
 @pytest.mark.parametrize("tree", [{}, [], None], ids=str)

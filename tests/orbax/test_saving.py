@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import enum
 import re
 import subprocess
 import sys
@@ -203,6 +204,35 @@ def test_row1_with_items_metrics_and_custom(tmp_path: Path):
     same(restored.items["ema"], {"w": W})
     same(raystate.load(tmp_path / "one", item="ema"), {"w": W})
     assert v1.load_checkpointables(str(tmp_path / "one"), {"notes": None})["notes"] == {"tokens": [1, None]}
+
+
+class Stage(enum.IntEnum):
+    WARMUP = 1
+    DECAY = 2
+
+
+class Mode(str, enum.Enum):  # noqa: UP042 - whose str() is not its text
+    FAST = "fast"
+
+
+class Rate(float):
+    """A number with more to it."""
+
+
+def test_enums_come_back_as_their_values(tmp_path: Path):
+    """From storage as from memory, with the enum in the reference too."""
+    state = {"mode": Mode.FAST, "phase": Stage.DECAY, "rate": Rate(0.5), "w": np.ones(2)}
+    expected = {"mode": "fast", "phase": 2, "rate": 0.5}
+    raystate.save(tmp_path / "a", state)
+    layout, table, slot = staged({"state": state})
+    memory = MemorySource([Holding(layout=layout, data=slot, crc32c=table.crc32c)], "state")
+    held = restore_tree(state, layout.trees[0].with_values(table.values[0]), memory)
+    for got in (raystate.load(tmp_path / "a"), raystate.load(tmp_path / "a", state), held):
+        del got["w"]
+        assert got == expected
+        assert [type(got[name]) for name in expected] == [str, int, float]
+    made = raystate.load(tmp_path / "a", {"n": 0}, transforms={"n": ("phase", Stage)})
+    assert (made, type(made["n"])) == ({"n": 2}, int)
 
 
 def test_row1_chunks_have_checksums(tmp_path: Path):
