@@ -75,7 +75,7 @@ class DirectoryStorage(Storage):
         path = self._path(name)
 
         def read() -> bytes:
-            with open(path, "rb") as file:
+            with open(posix.open_regular(path), "rb") as file:
                 return file.read()
 
         return self._call("read", path, read)

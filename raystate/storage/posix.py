@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -46,11 +47,30 @@ def link_once(path: str, data: bytes) -> None:
         unlink_quietly(temporary)
 
 
+def open_regular(path: str) -> int:
+    """A descriptor to read a file with. A pipe in its place is no object, and would be waited for without end.
+
+    Raises:
+        FileNotFoundError: also what is neither a file nor a folder. IsADirectoryError, and whatever else the system says.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not is_file(status):
+            raise FileNotFoundError(errno.ENOENT, "it is no regular file", path)
+        return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def checksums(path: str) -> tuple[int, str]:
     """Those of a file, read into one small buffer: fresh memory of the file's size would cost the most."""
     buffer = np.empty(_BUFFER_BYTES, np.uint8)
     crc = other = 0
-    with open(path, "rb", buffering=0) as file:
+    with open(open_regular(path), "rb", buffering=0) as file:
         while got := file.readinto(buffer.data):
             crc, other = crc32c(buffer[:got], crc), zlib.crc32(buffer[:got].data, other)
     return crc, f"crc32:{other:08x}"
@@ -67,7 +87,7 @@ def identity(folder: str) -> tuple[str, int, int] | None:
 
 def fsync(path: str) -> None:
     """Make a file, or the entries of a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is refused, not waited for
     try:
         os.fsync(descriptor)
     finally:
@@ -93,8 +113,14 @@ def fsync_above(path: str, root: str) -> None:
             fsync(path)
 
 
-def scan(path: str, below: str, recursive: bool) -> Iterator[ObjectInfo]:
-    """The objects in a folder, and its folders unless `recursive`; `below` goes before each name."""
+def scan(path: str, below: str, recursive: bool, *, followed: tuple[str, ...] = ()) -> Iterator[ObjectInfo]:
+    """The objects in a folder, and its folders unless `recursive`; `below` goes before each name.
+
+    Links are followed, but not one that leads to nothing, to itself, or to a folder that it lies in.
+
+    Args:
+        followed: the real paths of the links that led here.
+    """
     try:
         entries = list(os.scandir(path))
     except ABSENT:
@@ -104,9 +130,17 @@ def scan(path: str, below: str, recursive: bool) -> Iterator[ObjectInfo]:
             continue
         name = below + entry.name
         # A step that somebody replaced by a symbolic link to elsewhere still lists as a folder.
-        if entry.is_dir():
+        try:
+            is_folder = entry.is_dir()
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            continue
+        if is_folder:
             if recursive:
-                yield from scan(entry.path, f"{name}/", recursive)
+                target = (os.path.realpath(entry.path),) if entry.is_symlink() else ()
+                if not target or not _leads_back(target[0], path, followed):
+                    yield from scan(entry.path, f"{name}/", recursive, followed=followed + target)
             else:
                 yield ObjectInfo(name=f"{name}/", size=0)
             continue
@@ -115,6 +149,10 @@ def scan(path: str, below: str, recursive: bool) -> Iterator[ObjectInfo]:
         except FileNotFoundError:  # deleted since, or a dangling link
             continue
         yield ObjectInfo(name=name, size=status.st_size, generation=generation(status))
+
+
+def _leads_back(target: str, path: str, followed: tuple[str, ...]) -> bool:
+    return any(place == target or place.startswith(f"{target}/") for place in (os.path.realpath(path), *followed))
 
 
 def remove_tree(path: str) -> None:
@@ -150,7 +188,7 @@ def unlink_quietly(path: str) -> bool:
 
 def is_file(status: os.stat_result) -> bool:
     """Whether it is an ordinary file."""
-    return (status.st_mode & 0o170000) == 0o100000
+    return stat.S_ISREG(status.st_mode)
 
 
 def _is_same_file(path: str, written: os.stat_result) -> bool:

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import enum
+import os
 import re
 import subprocess
 import sys
@@ -362,6 +363,15 @@ def test_row24_a_name_of_what_is_unfinished_is_refused(name: str, tmp_path: Path
 
 
 # ------------------------------------------------------------ in the background
+
+
+def test_one_stray_link_does_not_hide_a_run(tmp_path: Path):
+    raystate.save(tmp_path / "lp", {"w": np.ones(2)})
+    os.symlink("notes", tmp_path / "lp" / "notes")
+    assert raystate.load(tmp_path / "lp")["w"].tolist() == [1, 1]
+    assert raystate.metadata(tmp_path / "lp").items == ("state",)
+    raystate.save(tmp_path / "lp", {"w": np.zeros(2)}, overwrite=True)
+    assert raystate.load(tmp_path / "lp")["w"].tolist() == [0, 0]
 
 
 def test_row15_arrays_are_taken_before_it_returns(tmp_path: Path):

@@ -298,3 +298,24 @@ def test_self_test_of_a_full_or_read_only_mount_says_so(root: Path, monkeypatch:
                 open_storage(root).self_test()
         assert caught.value.errno == number
         assert "gs://" not in caught.value.message, "another mount is not what is needed"
+
+
+def test_a_pipe_is_no_object(tmp_path: Path):
+    """It would be waited for without end."""
+    storage = open_storage(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for look in (storage.read, storage.checksums, storage.stat):
+        with pytest.raises(ObjectMissingError):
+            look("pipe")
+    assert not storage.exists("pipe")
+
+
+def test_links_that_lead_nowhere_are_passed_over(tmp_path: Path):
+    storage = open_storage(tmp_path / "run")
+    storage.create("1/a", b"a")
+    storage.create("2/b", b"b")
+    for name, target in {"1/self": "self", "1/gone": "nothing", "1/up": "..", "1/two": "../2", "2/one": "../1"}.items():
+        os.symlink(target, tmp_path / "run" / name)
+    names = [info.name for info in storage.list()]
+    assert names == ["1/a", "1/two/b", "1/two/one/a", "2/b", "2/one/a", "2/one/two/b"]
+    assert {info.name for info in storage.list("1", recursive=False)} == {"1/a", "1/two/", "1/up/"}
