@@ -64,8 +64,9 @@ class Reader:
         if mode not in ("min", "max"):
             raise ConfigError(f"mode: expected 'min' or 'max', not {mode!r}", field="mode", got=mode)
         by_step: dict[int, dict[str, Any]] = {}
+        steps: list[int] = []
         while True:
-            steps = self.all_steps()
+            before, steps = steps, self.all_steps()
             by_step = {step: by_step[step] for step in steps if step in by_step}
             try:
                 for step in steps:
@@ -73,7 +74,8 @@ class Reader:
                         by_step[step] = self._checkpoints.read_existing(step, lambda reader: reader.metrics())
                 break
             except StepNotFoundError:
-                continue  # retired since they were listed
+                if steps == before:  # not retired since they were listed: one is listed and not there
+                    raise
         names = sorted({name for metrics in by_step.values() for name in metrics})
         if metric is None and len(names) > 1:
             raise ConfigError(f"metric: which one? The steps have {names}", field="metric", expected=names)
@@ -159,14 +161,17 @@ class Reader:
             newest = self.latest_step()
             save = save_of(newest) if newest is not None else None
             if newest is not None and (newest not in told or told[newest] != save):
+                restored = None
                 try:
                     restored = self.restore(reference, newest, items, partial, cast, shapes, transforms)
-                except StepNotFoundError:
-                    continue  # retired between the listing and the read: a newer one is there
-                told[newest] = save
-                yield restored
-                deadline_s = time.monotonic() + timeout_s if timeout_s is not None else None
-                continue
+                except StepNotFoundError:  # retired between the listing and the read
+                    if self.latest_step() not in (newest, None):
+                        continue
+                if restored is not None:
+                    told[newest] = save
+                    yield restored
+                    deadline_s = time.monotonic() + timeout_s if timeout_s is not None else None
+                    continue
             if deadline_s is not None and time.monotonic() > deadline_s:
                 return
             time.sleep(FOLLOW_POLL_S if deadline_s is None else max(0.0, min(FOLLOW_POLL_S, deadline_s - time.monotonic())))

@@ -61,8 +61,11 @@ def step_name(step: int) -> str:
 
 
 def step_of(folder: str) -> int | None:
-    """The step that a folder's name stands for; None for any other name, such as Orbax's temporary ones."""
-    return int(folder) if re.fullmatch(r"0|[1-9][0-9]*", folder) else None
+    """The step that a folder's name stands for; None for any other name, such as Orbax's temporary ones, or a number that is no step."""
+    if not re.fullmatch(r"0|[1-9][0-9]{0,18}", folder):
+        return None
+    step = int(folder)
+    return step if step < 2**63 else None
 
 
 def writer_name(save: str, host: int | str) -> str:

@@ -33,7 +33,7 @@ def step_folders(storage: Storage) -> Naming:
     plain = {step: str(step) for step in visible_steps(storage, folders)}
     if STATE in folders:
         return plain
-    others = [name for name in folders if step_of(name) is None and _NAME.fullmatch(name) and _is_marked(storage, name)]
+    others = [name for name in folders if step_of(name) is None and _split(name) and _is_marked(storage, name)]
     namings = _namings([*plain.values(), *others])
     for naming in namings:
         if naming.keys() >= plain.keys() and (plain or len(namings) == 1):
@@ -50,16 +50,22 @@ def step_folders(storage: Storage) -> Naming:
 
 def number_in(folder: str) -> int | None:
     """The step that a folder's name stands for, under whichever naming; None if it ends in no number of its own."""
+    found = _split(folder)
+    return int(found[1]) if found else None
+
+
+def _split(folder: str) -> tuple[str | None, str] | None:
+    """(prefix, digits); None: it is no name of a step, which is below 2**63."""
     found = _NAME.fullmatch(folder)
-    return int(found[2]) if found else None
+    return (found[1], found[2]) if found and int(found[2]) < 2**63 else None
 
 
 def _namings(folders: Iterable[str]) -> list[Naming]:
     """The folders by what one Orbax manager could have named."""
     by_prefix: dict[str | None, list[tuple[str, str]]] = defaultdict(list)
     for name in folders:
-        if found := _NAME.fullmatch(name):
-            by_prefix[found[1]].append((found[2], name))
+        if found := _split(name):
+            by_prefix[found[0]].append((found[1], name))
     return [{int(digits): name for digits, name in group} for named in by_prefix.values() for group in _by_width(named)]
 
 

@@ -264,3 +264,29 @@ def test_an_undecidable_best_step_lists_the_names(tmp_path: Path):
     with pytest.raises(raystate.ConfigError, match="expected 'min' or 'max', not 'smallest'"):
         reader.best_step("loss", "smallest")  # pyright: ignore[reportArgumentType]
     assert reader.best_step("loss") == 1, "a step without it is not meant"
+
+
+# ---------------------------------------------------------------- listed, and not there
+
+
+def test_a_folder_whose_number_is_no_step_s_is_no_step(tmp_path: Path):
+    publish(tmp_path, 1)
+    for name in (f"{2**63}", "9" * 30, "0" * 40 + "9" * 30):
+        shutil.copytree(tmp_path / "1", tmp_path / name)
+    reader = raystate.Reader(tmp_path)
+    assert reader.all_steps() == [1]
+    assert [restored.step for restored in reader.follow(timeout_s=0.0)] == [1]
+
+
+def test_follow_and_best_step_end_although_a_listed_step_is_never_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    publish(tmp_path, 1)
+
+    def gone(*_args: Any, **_kw: Any) -> Any:
+        raise raystate.StepNotFoundError("step 1 was retired while it was read")
+
+    reader = raystate.Reader(tmp_path)
+    monkeypatch.setattr(reader._checkpoints, "read", gone)
+    monkeypatch.setattr(reader._checkpoints, "read_existing", gone)
+    assert list(reader.follow(timeout_s=0.0)) == []
+    with pytest.raises(raystate.StepNotFoundError):
+        reader.best_step("loss")
