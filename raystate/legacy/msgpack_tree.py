@@ -187,6 +187,8 @@ class _Scanner:
     def _shape(self, shape: Node, at: int) -> tuple[int, ...]:
         if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
             raise self.error(at, "an array's shape is no list of sizes")
+        if math.prod(size for size in shape if size) > 2**58:  # numpy takes no more than 2**63 bytes, and passes over a size of 0
+            raise self.error(at, f"an array has the shape {tuple(shape)}")
         return tuple(shape)
 
     def _dtype(self, name: str, at: int) -> np.dtype:

@@ -331,6 +331,7 @@ HOSTILE = {
     "no known extension": b"\xd4\x05a",
     "a time": b"\xd6\xff\x00\x00\x00\x00",
     "too large a shape": array([1 << 62, 1 << 62], "float32", b"1234"),
+    "too large a shape of nothing": array([1 << 62, 0], "float64", b""),
     "a negative shape": array([-1, -4], "float32", b"1234"),
     "a shape of texts": array(["4"], "uint8", b"1234"),
     "too many dimensions": array([1] * 65, "uint8", b"1"),
