@@ -10,7 +10,6 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from raystate.arena.memory import node_memory
 from raystate.arrays import (
     HostArrays,
     PieceSource,
@@ -18,6 +17,7 @@ from raystate.arrays import (
     Rules,
     Transforms,
     array_leaves,
+    check_asked_for,
     check_raw,
     check_spread,
     describe,
@@ -33,6 +33,7 @@ from raystate.arrays import (
 from raystate.arrays.checks import shown
 from raystate.core.errors import ConfigError, ReferenceMismatchError
 from raystate.core.tree import TreeSpec
+from raystate.machine_memory import node_memory
 from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
 
@@ -170,7 +171,7 @@ class StepContent:
         """Refuse what does not fit this step, before any of it is read. What functions in `transforms` make of it is not known here.
 
         Raises:
-            ReferenceMismatchError: all differences in one. CapacityError: a raw tree is too large.
+            ReferenceMismatchError: all differences in one. CapacityError: it is larger than the memory that is free.
         """
         self._check_tree(STATE, reference, options)
         self._check_items(items or {}, options)
@@ -200,7 +201,11 @@ class StepContent:
             return
         rules = options.rules()
         if reference is not None:
-            match_reference(reference, spec, partial=options.partial, cast=options.cast, shapes=options.shapes, rules=rules)
+            wants, _ = match_reference(
+                reference, spec, partial=options.partial, cast=options.cast, shapes=options.shapes, rules=rules
+            )
+            node = node_memory()
+            check_asked_for(spec, wants, free_bytes=node.free_bytes, says=node.whose)
         elif rules is not None:
             raise ConfigError("transforms as a mapping says what the leaves of a reference come from: give one", field="transforms")
         else:
@@ -210,7 +215,7 @@ class StepContent:
 
     def _check_raw(self, spec: TreeSpec, wants: Sequence[Any]) -> None:
         node = node_memory()
-        check_raw(spec, wants, free_bytes=max(0, node.total_bytes - node.used_bytes), says=node.whose)
+        check_raw(spec, wants, free_bytes=node.free_bytes, says=node.whose)
 
     def _find(self, item: str) -> None:
         if item == STATE and self.no_state is not None:

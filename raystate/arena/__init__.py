@@ -17,7 +17,7 @@ all that the old one knew:
 
 from raystate.arena.files import arena_path, default_root
 from raystate.arena.host import HostArena, TrainerState
-from raystate.arena.memory import NodeMemory, format_bytes, node_memory, parse_memory
+from raystate.arena.memory import format_bytes, parse_memory
 from raystate.arena.meta import ArenaMeta
 from raystate.arena.slot import Slot, SlotContent, SlotHeader
 from raystate.arena.slot_set import SlotSet, finished_sets
@@ -25,6 +25,7 @@ from raystate.arena.sweep import sweep
 from raystate.arena.trainer import TrainerArena
 from raystate.arena.word import MAX_WORD_BYTES, WordCell
 from raystate.checksum import copy_with_crc, crc32c
+from raystate.machine_memory import NodeMemory, node_memory
 
 __all__ = [
     "MAX_WORD_BYTES",

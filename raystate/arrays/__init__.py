@@ -5,7 +5,7 @@ from raystate.arrays.checks import check_custom, check_metrics, check_step, hold
 from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iterators
 from raystate.arrays.memory import Holding, MemorySource, UncoveredError, common_values
 from raystate.arrays.paths import path_key
-from raystate.arrays.raw import check_raw, check_spread, host_want, raw_wants
+from raystate.arrays.raw import check_asked_for, check_raw, check_spread, host_want, raw_wants
 from raystate.arrays.reference import match_reference
 from raystate.arrays.restore import HostArrays, PieceSource, ReadRequest, read_raw, restore_tree
 from raystate.arrays.stage import HeldState, Spare, copy, hold, host_arrays, views
@@ -29,6 +29,7 @@ __all__ = [
     "UncoveredError",
     "array_leaves",
     "check_asked",
+    "check_asked_for",
     "check_custom",
     "check_metrics",
     "check_raw",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def array_bytes(leaf: LeafSpec) -> int:
     """Of the whole array; 0 for everything else."""
     if leaf.array is None:
         return 0
-    return int(np.prod(leaf.array.shape, dtype=np.int64)) * np.dtype(leaf.array.dtype).itemsize
+    return math.prod(leaf.array.shape) * np.dtype(leaf.array.dtype).itemsize
 
 
 def raw_wants(spec: TreeSpec) -> list[Want]:
@@ -97,6 +98,27 @@ def check_raw(spec: TreeSpec, wants: Sequence[Want], *, free_bytes: int, says: s
             )
 
 
+def check_asked_for(spec: TreeSpec, wants: Sequence[Want], *, free_bytes: int, says: str) -> None:
+    """Refuse what a reference asks for if this process can't hold it: shapes may be the checkpoint's, and these anything at all.
+
+    Devices with a memory of their own refuse what they can't hold themselves, with an error that can be caught.
+
+    Args:
+        free_bytes: of host memory.
+        says: where that number comes from.
+
+    Raises:
+        CapacityError: with the numbers.
+    """
+    needed, _ = _needs(wants, spec)
+    if needed > free_bytes:
+        text = (
+            f"what the reference asks for takes {_gib(needed)} of this process's memory, and {_gib(free_bytes)} are free on {says}"
+        )
+        text += ". Spread it over more processes, or leave out what is not needed (... in the reference)"
+        raise CapacityError(f"item {spec.item!r}: {text}", item=spec.item, needed_bytes=needed, available_bytes=free_bytes)
+
+
 def check_spread(spec: TreeSpec, wants: Sequence[Want], *, processes: int) -> None:
     """On several processes: refuse to give each of them all of an array that lay on devices, or much of what lay in host memory.
 
@@ -146,10 +168,10 @@ def _needs(wants: Sequence[Want], spec: TreeSpec) -> tuple[int, dict[Any, int]]:
             parts = want.sharding.addressable_devices_indices_map(want.shape)
         boxes = {device: box_of(index or (), want.shape) for device, index in parts.items()}
         on_host = {box for device, box in boxes.items() if device.platform == "cpu"}  # replicas share the memory
-        host += sum(int(np.prod(box.shape, dtype=np.int64)) * size for box in on_host)
+        host += sum(math.prod(box.shape) * size for box in on_host)
         for device, box in boxes.items():
             if device.platform != "cpu":
-                devices[device] = devices.get(device, 0) + int(np.prod(box.shape, dtype=np.int64)) * size
+                devices[device] = devices.get(device, 0) + math.prod(box.shape) * size
     return host, devices
 
 

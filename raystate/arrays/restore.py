@@ -6,6 +6,7 @@ Each process reads only the boxes that its own devices need, each box once, and 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -179,7 +180,7 @@ def _batches(wanted: list[tuple[int, Numpy | Device]], spec: TreeSpec) -> Iterat
         array = spec.leaves[want.leaf].array
         assert array is not None
         boxes = _boxes(want, array.shape)
-        size = sum(int(np.prod(box.shape, dtype=np.int64)) for box in boxes) * np.dtype(array.dtype).itemsize
+        size = sum(math.prod(box.shape) for box in boxes) * np.dtype(array.dtype).itemsize
         if batch and batch_bytes + size > BATCH_BYTES:
             yield batch
             batch, batch_bytes = [], 0

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from raystate.core.errors import ConfigError
+from raystate.core.errors import CapacityError, ConfigError
 from raystate.core.tree import ArraySpec, LeafSpec
+from raystate.machine_memory import node_memory
 from raystate.orbax import kv
 
 Request = tuple[int, tuple[int, ...], tuple[int, ...]]  # leaf index, start, shape, in elements of the global array
+_UNASKED_BYTES = 256 << 20  # so much is read without a look at what is free
+
 _Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, end
 
 
@@ -39,6 +42,10 @@ def read_boxes(
 
     Returns:
         (one array per request, bytes of the chunks that were fetched)
+
+    Raises:
+        CapacityError: it takes more memory than there is, which ends the process where TensorStore asks for it.
+        CorruptCheckpointError, StorageError.
     """
     # Boxes that touch the same chunks become one fetch: restoring onto many devices asks for small parts of one chunk.
     fetches: dict[int, dict[_Box, list[int]]] = {}
@@ -50,6 +57,8 @@ def read_boxes(
             raise ConfigError(f"{what(leaf)}: the box at {start} of shape {shape} is not within {spec.shape}", **facts(leaf))
         fetches.setdefault(leaf, {}).setdefault(_whole_chunks(spec, start, shape), []).append(index)
 
+    plan = [(leaf, *fetch) for leaf, boxes in fetches.items() for fetch in _joined(boxes).items()]
+    _check_memory(arrays, requests, plan, what, facts)
     parts: list[np.ndarray | None] = [None] * len(requests)
     waiting: deque[tuple[int, _Box, list[int], int, Any]] = deque()
     flying = fetched = 0
@@ -67,7 +76,7 @@ def read_boxes(
                 parts[index] = parts[indices[0]]
 
     try:
-        for leaf, chunks, indices in [(leaf, *fetch) for leaf, boxes in fetches.items() for fetch in _joined(boxes).items()]:
+        for leaf, chunks, indices in plan:
             spec, store = arrays[leaf][0].array, arrays[leaf][1]
             assert spec is not None
             nbytes = _volume(chunks) * np.dtype(spec.dtype).itemsize
@@ -85,6 +94,24 @@ def read_boxes(
         # waits for a read that is just ending in another thread, and that waits for the lock; nothing in the process runs any more.
         waiting.clear()
     return [part for part in parts if part is not None], fetched
+
+
+def _check_memory(
+    arrays: Mapping[int, tuple[LeafSpec, ts.TensorStore]],
+    requests: Sequence[Request],
+    plan: Sequence[tuple[int, _Box, list[int]]],
+    what: Callable[[int], str],
+    facts: Callable[[int], dict[str, Any]],
+) -> None:
+    sizes = {leaf: np.dtype(spec.dtype).itemsize for leaf, (one, _) in arrays.items() if (spec := one.array) is not None}
+    fetches = [(_volume(chunks) * sizes[leaf], leaf) for leaf, chunks, _ in plan]
+    whole_chunks = [(math.prod(spec.chunk) * sizes[leaf], leaf) for leaf, (one, _) in arrays.items() if (spec := one.array)]
+    needed, largest = max([*fetches, *whole_chunks], default=(0, 0))
+    needed = max(needed, sum(math.prod(shape) * sizes[leaf] for leaf, _, shape in set(requests)))
+    if needed < _UNASKED_BYTES or needed <= (node := node_memory()).free_bytes:
+        return
+    text = f"{what(largest)} takes {needed} bytes of memory, and {node.free_bytes} are free on {node.whose}"
+    raise CapacityError(text, **{**facts(largest), "needed_bytes": needed, "available_bytes": node.free_bytes})
 
 
 def _joined(boxes: dict[_Box, list[int]]) -> dict[_Box, list[int]]:

@@ -18,9 +18,9 @@ from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import raystate.restored
-from raystate.arena.memory import NodeMemory
 from raystate.arrays import check_spread, raw_wants
 from raystate.core.errors import CapacityError, ConfigError, ReferenceMismatchError
+from raystate.machine_memory import NodeMemory
 from raystate.restored import Restored
 from tests.arrays.saved import Saved
 
