@@ -189,6 +189,11 @@ class StepContent:
                 self._check_tree(name, wanted, options if name == STATE else options.of_items())
             elif name == STATE and self.no_state is not None:
                 raise self.no_state
+            elif name in self.iterators and not options.partial:
+                text = (
+                    f"item {name!r} of step {self.step} is the state of an iterator: give the iterator that is to be set in place"
+                )
+                raise ReferenceMismatchError(f"{text}, items={{{name!r}: iterator}}", step=self.step, item=name)
             elif name not in self.json_items and not options.partial:
                 have = sorted({*self.json_items, *self.iterators, *self.trees} - {STATE})
                 raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)

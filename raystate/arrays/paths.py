@@ -31,6 +31,12 @@ def flatten(tree: Any) -> list[TreeNode]:
     return [TreeNode(tuple(map(path_key, keys)), value, is_empty(value)) for keys, value in flat]
 
 
+def cannot_flatten(error: BaseException) -> str:
+    """What is wrong with a tree at which jax raised this."""
+    reason = error.__cause__ or error
+    return f"jax can't flatten it: {reason}. The keys of a dict must be of one sortable type, and no container may hold itself"
+
+
 def is_empty(value: Any) -> bool:
     """True for None and for a container without children."""
     structure = jax.tree_util.tree_structure(value)

@@ -13,9 +13,10 @@ from jax.sharding import PartitionSpec, Sharding
 from raystate.arrays.asked import is_step, not_a_value
 from raystate.arrays.meshes import check_fits, resolved, sharding_of
 from raystate.arrays.mismatch import MISSING, DifferenceError, Differences
-from raystate.arrays.paths import Path, path_key
+from raystate.arrays.paths import Path, cannot_flatten, path_key
 from raystate.arrays.stored import EMPTY, Stored
 from raystate.arrays.transforms import KeepReference, Made, Rules, Unknown
+from raystate.core.errors import ConfigError
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
 ShapeRule = Literal["match", "checkpoint"]
@@ -88,10 +89,13 @@ def match_reference(
         rules: what `transforms` say, if they are a mapping. Then what neither they nor the checkpoint have keeps the reference's value.
 
     Raises:
-        ReferenceMismatchError: `differences` lists (path, what) of all of them.
+        ReferenceMismatchError: `differences` lists (path, what) of all of them. ConfigError: the reference is no tree.
     """
     stored = Stored(spec)
-    flat, structure = jax.tree_util.tree_flatten_with_path(_expanded(reference, stored))
+    try:
+        flat, structure = jax.tree_util.tree_flatten_with_path(_expanded(reference, stored))
+    except (ValueError, TypeError, SystemError, RecursionError) as error:  # keys that can't be sorted; containers without end
+        raise ConfigError(f"reference: {cannot_flatten(error)}", field="reference", item=spec.item) from error
     matcher = _Matcher(spec, cast=cast, shapes=shapes)
     differences = matcher.differences
     wants: list[Want] = []
@@ -208,7 +212,7 @@ class _Matcher:
             python = _python_type(value)
             if type(have) is not python and not self.cast:
                 raise DifferenceError(f"expected {_kind(value)}, the checkpoint has {_kind(have)} {have!r}", _CAST)
-            return Plain(value=python(have))  # type: ignore[arg-type]
+            return Plain(value=python(have))
         shape, dtype = _shape_and_dtype(value)
         if shape != () and self.shapes == "match":
             raise DifferenceError(f"expected shape {shape}, the checkpoint has {_kind(have)} {have!r}", _SHAPES)

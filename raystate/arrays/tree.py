@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from raystate.arrays.checks import check_text, kind, plain_scalar, shown
 from raystate.arrays.names import argument_of, check_names, mistake
-from raystate.arrays.paths import TreeNode, empty_kind, flatten
+from raystate.arrays.paths import TreeNode, cannot_flatten, empty_kind, flatten
 from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json
 from raystate.core.errors import ConfigError
 from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec, WriteOptions
@@ -134,13 +134,11 @@ def _flatten(trees: Mapping[str, Any]) -> tuple[list[Any], Any]:
     try:
         return jax.tree_util.tree_flatten(dict(trees))
     except (ValueError, TypeError, SystemError) as error:  # keys that can't be sorted; containers without end
-        reason = str(error.__cause__ or error)
         for item, tree in trees.items():
             try:
                 jax.tree_util.tree_flatten(tree)
             except (ValueError, TypeError, SystemError):
-                text = f"jax can't flatten it: {reason}. The keys of a dict must be of one sortable type, and no container may hold itself"
-                raise mistake(item, (), text) from error
+                raise mistake(item, (), cannot_flatten(error)) from error
         raise
 
 

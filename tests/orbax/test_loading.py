@@ -188,6 +188,19 @@ def test_row9_shardings_only(run: Path):
     assert np.array_equal(raystate.load(run, small, shapes="checkpoint")["params"]["enc"], kernel(5))
 
 
+def test_an_iterator_is_asked_for_with_an_iterator(run: Path):
+    for read in (lambda: raystate.Reader(run).restore(items={"data": None}), lambda: raystate.load(run, items={"data": None})):
+        with pytest.raises(ReferenceMismatchError, match=r"item 'data' of step 5 is the state of an iterator: give the iterator"):
+            read()
+
+
+def test_a_reference_that_holds_itself_is_a_mistake(run: Path):
+    cyclic: dict[str, Any] = {}
+    cyclic["again"] = cyclic
+    with pytest.raises(ConfigError, match="no container may hold itself"):
+        raystate.load(run, cyclic)
+
+
 def test_several_items_are_loaded_by_name(run: Path):
     data = Iterator()
     got = raystate.load(run, {"step": 0}, items={"ema": None, "data": data, "note": None})
