@@ -143,5 +143,5 @@ def _like(name: str, current: Any, state: bytes) -> Any:
         return state
     try:
         return state.decode() if isinstance(current, str) else json.loads(state)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"the saved state of iterator {name!r} can't be read: {error}", item=name) from error

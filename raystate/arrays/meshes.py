@@ -111,7 +111,7 @@ def _parsed(text: str) -> Saved | None:
                 return _single(raw["device_str"])
             case _:
                 return None
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return None  # devices that are not here, or a kind that nobody knows any more: the array comes to the host
 
 

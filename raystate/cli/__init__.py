@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
@@ -42,6 +43,8 @@ app.command("story", short_help="Tell what became of a step, and why.")(story.st
 @app.callback()
 def _top() -> None:
     """With a callback, a single command keeps its name."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a step is called may be text that no terminal can show
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ import numpy as np
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
 from raystate.core.tree import LeafSpec, PathKey, TreeSpec, nest
 from raystate.inspection.places import Checkpoints
+from raystate.orbax.said import parse_json
 from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import ItemKind, StepReader
 from raystate.orbax.stored import StoredValue
@@ -301,8 +301,8 @@ def _arrays(item: str, spec: TreeSpec, asked: AskedStep) -> Iterator[tuple[str, 
 
 def _sharding(text: str | None) -> Mapping[str, Any] | None:
     try:
-        found = json.loads(text) if text else None
-    except ValueError:
+        found = parse_json(text.encode(), "a sharding") if text else None
+    except (CorruptCheckpointError, UnicodeEncodeError):  # what it says is not needed to read the array
         return {"sharding_type": text}
     return found if isinstance(found, dict) else None
 

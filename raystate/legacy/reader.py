@@ -18,6 +18,7 @@ from raystate.legacy.msgpack_tree import FileArray, Node, read_structure
 from raystate.legacy.names import GDA
 from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
+from raystate.orbax.array_specs import open_arrays
 from raystate.orbax.step_reader import ItemKind, StepReader
 from raystate.storage import Storage
 from raystate.storage.names import MANIFEST
@@ -146,31 +147,36 @@ class LegacyReader(StepReader):
     def _all(self) -> list[tuple[tuple[PathKey, ...], Any]]:
         """(path, node) of all leaves, with the arrays beside the file open."""
         found = list(_leaves(self._structure))
-        opening = {
-            place: self._open_beside(name) for place, (_, node) in enumerate(found) if (name := self._name_beside(node)) is not None
-        }
-        for place, (name, future) in opening.items():
-            with kv.named_errors(f"opening array {name!r} in {self._arrays_where}", damage=True, path=name):
-                found[place] = (found[place][0], _Beside(future.result(timeout=self._legacy_timeout_s)))
+        names = {place: name for place, (_, node) in enumerate(found) if (name := self._name_beside(node)) is not None}
+        if names:
+            kv.refuse_special(self._arrays_folder, f"the arrays of {self._file_of_tree.where}")
+        stores = open_arrays(
+            {name: self._spec_beside(name) for name in names.values()},
+            numbers=(),
+            named=lambda name: kv.named_errors(f"opening array {name!r} in {self._arrays_where}", damage=True, path=name),
+            context=self._ctx,
+            timeout_s=self._legacy_timeout_s,
+        )
+        for place, name in names.items():
+            found[place] = (found[place][0], _Beside(stores[name]))
         return found
 
     def _name_beside(self, node: Node) -> str | None:
         return node.removeprefix(self._prefix) if isinstance(node, str) and node.startswith(self._prefix) else None
 
-    def _open_beside(self, name: str) -> tuple[str, Any]:
+    def _spec_beside(self, name: str) -> dict[str, Any]:
         parts = name.split("/") if name else []  # a tree that is one array has no name
         if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
             text = f"{self._file_of_tree.where}: array {name[:60]!r} is no name inside the checkpoint"
             raise CorruptCheckpointError(text, path=name)
         folder, below = self._arrays_folder, f"{name}/" if name else ""
-        spec = {
+        return {  # chunks of zeros were not written then: a missing one is zeros
             "driver": "zarr",
             "kvstore": kv.ocdbt(folder, below) if self._ocdbt else kv.below(folder, below),
             "open": True,
             "recheck_cached_data": False,
             "recheck_cached_metadata": False,
         }
-        return name, ts.open(ts.Spec(spec), context=self._ctx)  # chunks of zeros were not written then: a missing one is zeros
 
     def _box(self, node: Any, start: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
         if isinstance(node, FileArray):

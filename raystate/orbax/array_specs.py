@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorstore as ts
@@ -9,6 +12,8 @@ import tensorstore as ts
 from raystate.core.tree import ArraySpec
 from raystate.orbax import kv
 from raystate.orbax.step_metadata import MetadataNode
+
+_SMALL_CHUNK_BYTES = 64 << 20  # chunks of up to so many may be larger than their array
 
 
 def plain_spec(base: dict[str, Any], name: str, *, zarr3: bool, ocdbt: bool) -> dict[str, Any]:
@@ -38,6 +43,58 @@ def read_spec(base: dict[str, Any], manifest: dict[str, Any] | None, name: str, 
         "recheck_cached_data": False,
         "recheck_cached_metadata": False,
     }
+
+
+def open_arrays(
+    specs: Mapping[str, dict[str, Any]],
+    *,
+    numbers: Collection[str],
+    named: Callable[[str], AbstractContextManager[None]],
+    context: ts.Context,
+    timeout_s: float,
+    on_open: Callable[[int, int], None] = lambda _done, _total: None,
+) -> dict[str, ts.TensorStore]:
+    """Open arrays, all at once; nothing of their elements is read.
+
+    Args:
+        specs: name -> TensorStore spec.
+        numbers: the names of those that are numbers.
+        named: name -> a context that gives the errors in it their names (`kv.named_errors`).
+        context: TensorStore's.
+        timeout_s: for each wait.
+        on_open: called with (how many are open, how many there are).
+
+    Raises:
+        CorruptCheckpointError: there is no such array, or its own metadata can't be true.
+        StorageError: storage did not answer.
+    """
+    opening: dict[str, Any] = {}
+    for name, spec in specs.items():
+        with named(name):  # what can't be a path is refused here
+            opening[name] = ts.open(ts.Spec(spec), context=context)
+    stores: dict[str, ts.TensorStore] = {}
+    for name, future in opening.items():
+        with named(name):
+            stores[name] = future.result(timeout=timeout_s)
+            if problem := _problem(stores[name], is_number=name in numbers):
+                raise ValueError(problem)
+        on_open(len(stores), len(opening))
+    return stores
+
+
+def _problem(store: ts.TensorStore, *, is_number: bool) -> str:
+    """Why an array's own metadata can't be true; "" if they can. Whoever reads from it makes room for a whole chunk first."""
+    dtype = store.dtype.numpy_dtype
+    if store.dtype.name != dtype.name:
+        return f"its elements are of the type {store.dtype.name}, which is no number's"
+    if is_number and store.rank:
+        return f"it is an array of shape {store.shape} instead of a number"
+    whole = math.prod(store.shape) * dtype.itemsize
+    for chunk in (store.chunk_layout.read_chunk.shape, store.chunk_layout.write_chunk.shape):
+        size = math.prod(max(1, length or 1) for length in chunk or ()) * dtype.itemsize
+        if size > max(2 * whole, _SMALL_CHUNK_BYTES):
+            return f"a chunk of shape {chunk} takes {size} bytes, and the whole array of shape {store.shape} only {whole}"
+    return ""
 
 
 def describe_store(store: ts.TensorStore, sharding: str | None, key_impl: str | None, node: MetadataNode) -> ArraySpec:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
+import stat
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,6 +91,38 @@ def read_key(store: ts.KvStore, key: str, *, timeout_s: float) -> bytes | None:
     """The value, or None if there is none."""
     got = store.read(key).result(timeout=timeout_s)
     return got.value if got.state == "value" else None
+
+
+def refuse_special(base: dict[str, Any], what: str, key: str = "", **details: Any) -> None:
+    """Refuse what is neither a file nor a folder in the folder of a local file system: a pipe is waited for without end.
+
+    Args:
+        base: of the folder.
+        what: the error's beginning.
+        key: of one file; "": all that lies in the folder.
+        **details: the error's facts.
+
+    Raises:
+        CorruptCheckpointError: names the first one.
+    """
+    if base["driver"] == "file" and (path := _special(base["path"] + key)) is not None:
+        raise CorruptCheckpointError(f"{what}: {path} is no regular file", **details)
+
+
+def _special(path: str) -> str | None:
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISDIR(mode):
+            return None if stat.S_ISREG(mode) else path
+        if not path.endswith("/"):
+            return None  # in the place of a file: not opened
+        with os.scandir(path) as entries:
+            inside = [entry for entry in entries if not entry.is_file(follow_symlinks=False)]
+    except (OSError, ValueError):  # not there, or not for us: whoever reads it says so
+        return None
+    links = (_special(entry.path) for entry in inside if not entry.is_dir(follow_symlinks=False))
+    folders = (_special(f"{entry.path}/") for entry in inside if entry.is_dir(follow_symlinks=False))
+    return next((found for found in itertools.chain(links, folders) if found is not None), None)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ and array.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -19,13 +20,15 @@ from raystate.core.errors import CorruptCheckpointError, StepNotFoundError
 from raystate.core.tree import LeafSpec, Package, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
-from raystate.orbax.array_specs import describe_store, plain_spec, read_spec
+from raystate.orbax.array_specs import describe_store, open_arrays, plain_spec, read_spec
+from raystate.orbax.said import parse_json
 from raystate.orbax.state_item import choose_state
 from raystate.orbax.step_metadata import (
     CUSTOM_KEY,
     CheckpointMetadata,
     TreeMetadata,
     parse_key_impls,
+    parse_metrics,
     parse_shardings,
     parse_step,
     parse_strings,
@@ -37,6 +40,7 @@ ItemKind = Literal["arrays", "json", "iterator", "other"]
 
 BARE_ITEM = "state"  # what a tree is called that lies in its folder without an item
 
+_SHOWN = 20
 _METRICS = "metrics"
 _OF_A_TREE = ("_sharding", "manifest.ocdbt")  # what an item of arrays has beside its metadata
 _ITERATOR_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
@@ -82,7 +86,7 @@ class StepReader:
         spec_of = storage if callable(storage) else storage.kvstore
         self._base = spec_of(step_prefix.strip("/"))
         last = step_prefix.strip("/").rpartition("/")[2]
-        self._step: int | str = step if step is not None else int(last) if last.isdigit() else last
+        self._step: int | str = step if step is not None else int(last) if last.isascii() and last.isdigit() else last
         self._package = package
         self._bytes_in_flight = bytes_in_flight
         self._timeout_s = timeout_s
@@ -195,7 +199,7 @@ class StepReader:
         for name in _JSON_FILES:
             data = self._file(f"{item}/{name}")
             if data is not None:
-                return self._parsed(f"{item}/{name}", data)
+                return parse_json(data, self._what(f"{item}/{name}"))
         raise CorruptCheckpointError(f"step {self._step} has no JSON item {item!r}", step=self._step, item=item)
 
     def iterator_states(self, item: str) -> tuple[dict[int, bytes], int]:
@@ -212,7 +216,8 @@ class StepReader:
             )
         states = {int(match[1]): self._file(name) for name, match in found.items()}
         world = counts.pop()
-        if lacking := [process for process in range(world) if states.get(process) is None]:
+        missing = (process for process in range(world) if states.get(process) is None)
+        if lacking := list(itertools.islice(missing, _SHOWN)):  # the names of files may announce any number
             message = f"item {item!r} of step {self._step} lacks the iterator states of processes {lacking} of {world}"
             raise CorruptCheckpointError(message, step=self._step, item=item)
         return {process: data for process, data in sorted(states.items()) if data is not None}, world
@@ -224,7 +229,7 @@ class StepReader:
         for name in (f"{_METRICS}/{_METRICS}", f"{_METRICS}/metadata"):
             data = self._file(name)
             if data is not None:
-                return self._parsed(name, data)
+                return parse_metrics(data, self._what(name))
         return {}
 
     def custom(self) -> Any:
@@ -300,19 +305,19 @@ class StepReader:
                 if not ocdbt:  # a name is a path then
                     for node in metadata.nodes:
                         self._check_inside(node.name, f"array {node.name!r} of item {item!r}")
-                opening = {
-                    node.name: ts.open(
-                        ts.Spec(read_spec(base, manifest, node.name, zarr3=metadata.zarr3, ocdbt=ocdbt)), context=self._context
-                    )
-                    for node in metadata.nodes
-                    if node.kind in ("jax.Array", "np.ndarray", "scalar")
-                }
-                stores: dict[str, ts.TensorStore] = {}
-                for name, future in opening.items():
-                    with self._named(f"opening array {name!r} of item {item!r}", item=item, path=name):
-                        stores[name] = future.result(timeout=self._timeout_s)
-                    self.on_open(len(stores), len(opening))
-                self._stores[item] = stores
+                kv.refuse_special(base, f"step {self._step}: item {item!r}", step=self._step, item=item)
+                self._stores[item] = open_arrays(
+                    {
+                        node.name: read_spec(base, manifest, node.name, zarr3=metadata.zarr3, ocdbt=ocdbt)
+                        for node in metadata.nodes
+                        if node.kind in ("jax.Array", "np.ndarray", "scalar")
+                    },
+                    numbers={node.name for node in metadata.nodes if node.kind == "scalar"},
+                    named=lambda name: self._named(f"opening array {name!r} of item {item!r}", item=item, path=name),
+                    context=self._context,
+                    timeout_s=self._timeout_s,
+                    on_open=self.on_open,
+                )
             return self._stores[item]
 
     def _is_ocdbt(self, item: str) -> bool:
@@ -365,6 +370,7 @@ class StepReader:
     def _file(self, name: str) -> bytes | None:
         if self._package is not None:
             return self._package.files.get(name)
+        kv.refuse_special(self._base, f"step {self._step}: {name}", name, step=self._step)
         with self._named(f"reading {name}"):
             return kv.read_key(self._store(), name, timeout_s=self._timeout_s)
 
@@ -376,12 +382,6 @@ class StepReader:
 
     def _store(self) -> ts.KvStore:
         return kv.open_store(self._base, timeout_s=self._timeout_s, ctx=self._context)
-
-    def _parsed(self, name: str, data: bytes) -> Any:
-        try:
-            return json.loads(data)
-        except ValueError as error:
-            raise CorruptCheckpointError(f"{self._what(name)} is not JSON: {error}", step=self._step) from error
 
     def _what(self, name: str) -> str:
         return f"{name} of step {self._step}"

@@ -96,7 +96,7 @@ class StepFolder:
         path = f"{self.storage.url}/{name}"
         try:
             package = Package.from_bytes(data)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptCheckpointError(f"{path} is not a package: {error}", step=self.step, path=name) from error
         if (package.step, package.save) != (self.step, self.save):
             what = f"is the package of step {package.step}, save {package.save}"

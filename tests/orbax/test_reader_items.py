@@ -316,8 +316,7 @@ def test_an_array_that_points_outside_is_damage(written: Path, tmp_path: Path, k
     shutil.copytree(written / "early", tmp_path / "secret")
     path = tmp_path / "a" / "run" / "_METADATA"
     document = json.loads(path.read_bytes())
-    for entry in document["tree_metadata"].values():
-        entry["key_metadata"][0]["key"] = key
+    next(iter(document["tree_metadata"].values()))["key_metadata"][0]["key"] = key
     path.write_text(json.dumps(document))
     with pytest.raises(CorruptCheckpointError, match="no name inside the checkpoint"):
         raystate.load(tmp_path / "a" / "run")
