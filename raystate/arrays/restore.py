@@ -33,6 +33,7 @@ from raystate.arrays.reference import (
 )
 from raystate.arrays.shards import Box, box_of
 from raystate.arrays.transforms import Rules
+from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
 BATCH_BYTES = 1 << 30  # read so much, place it on the devices, go on: host memory stays bounded
@@ -241,7 +242,15 @@ def _as_device(want: Device, boxes: dict[Box, np.ndarray]) -> jax.Array:
             targets.append(SingleDeviceSharding(device, memory_kind=memory))
         parts = jax.device_put(sources, targets)
         array = jax.make_array_from_single_device_arrays(want.shape, want.sharding, parts, dtype=want.dtype)
-    return array if want.key_impl is None else jax.random.wrap_key_data(array, impl=want.key_impl)
+    return array if want.key_impl is None else _as_keys(array, want.key_impl)
+
+
+def _as_keys(data: jax.Array, impl: str) -> jax.Array:
+    try:
+        return jax.random.wrap_key_data(data, impl=impl)
+    except (ValueError, TypeError) as error:
+        text = f"an array of {data.dtype.name}{list(data.shape)} can't be the PRNG keys ({impl}) that the checkpoint says it is: {error}"
+        raise CorruptCheckpointError(text, got=impl) from error
 
 
 def _private(box: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -134,6 +134,16 @@ def test_a_name_that_is_no_path_is_damage(key: str, plain: Path):
     assert found["verify"].bad
 
 
+@pytest.mark.parametrize("impl", ["nonsense", "threefry2x32"])
+def test_keys_that_are_none_are_damage(impl: str, run: Path):
+    file = run / "2" / "state" / "array_metadatas" / "process_0"
+    name = next(iter(raystate.metadata(run).arrays("state")))
+    entry = {"param_name": name, "ext_metadata": {"random_key_impl": impl}}
+    file.write_text(json.dumps({"array_metadatas": [{"array_metadata": entry}]}))
+    with pytest.raises(CorruptCheckpointError, match=impl):
+        raystate.load(run)
+
+
 def test_an_iterator_of_very_many_processes_is_damage(run: Path):
     for state in (run / "2").rglob("process_*-of-*.json"):
         state.rename(state.with_name(state.name.replace("-of-2", "-of-99999999999999")))
