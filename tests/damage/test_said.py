@@ -27,9 +27,9 @@ from raystate.verification import verify_step
 from tests.orbax.published import publish
 
 SEED = int(os.environ["RAYSTATE_SEED"])
+ROUNDS = int(os.environ.get("RAYSTATE_ROUNDS", "4"))  # per file
 DEEP = b"[" * 100_000
 LEAF = {"key_metadata": [{"key": "w", "key_type": 2}], "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False}}
-BELOW = {**LEAF, "key_metadata": [*LEAF["key_metadata"], {"key": "x", "key_type": 2}]}
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +104,6 @@ FOUND = {
     "deep metrics": ("metrics/metrics", DEEP),
     "a list of metrics": ("metrics/metrics", b"[1,2]"),
     "custom metadata": ("_CHECKPOINT_METADATA", b'{"custom_metadata": 7}'),
-    "a leaf above a leaf": ("state/_METADATA", json.dumps({"tree_metadata": {"a": LEAF, "b": BELOW}}).encode()),
-    "a leaf twice": ("state/_METADATA", json.dumps({"tree_metadata": {"a": LEAF, "b": LEAF}}).encode()),
     "no text": ("state/_METADATA", json.dumps({"tree_metadata": {"a": LEAF}}).replace('"w"', '"\\ud800"').encode()),
 }
 
@@ -122,6 +120,26 @@ def test_a_file_of_another_form_is_damage(name: str, run: Path):
     for arguments in (("diff", run, 1, 2), ("export", run, 2, run.parent / "out"), ("import", run, run.parent / "other")):
         assert command(*arguments) in (0, 1)  # what they don't need they don't read
     assert raystate.Reader(run).restore(step=1).step == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [([], "there twice"), ([("x", 2)], "a leaf and others below it"), ([("0", 1)], "a leaf and others below it")],
+    ids=["the same", "a name", "an index"],
+)
+def test_paths_that_no_tree_has_are_damage(more: list[tuple[str, int]], what: str, run: Path):
+    """An array of the state, and an empty node at its path or below it."""
+    path = run / "2" / "state" / "_METADATA"
+    document = json.loads(path.read_bytes())
+    first = next(iter(document["tree_metadata"].values()))
+    keys = [*first["key_metadata"], *({"key": key, "key_type": kind} for key, kind in more)]
+    document["tree_metadata"]["new"] = {"key_metadata": keys, "value_metadata": {"value_type": "None"}}
+    path.write_text(json.dumps(document))
+    found = outcomes(run, 2)
+    for reader in ("load", "metadata", "restore", "follow"):
+        with pytest.raises(CorruptCheckpointError, match=what):
+            raise found[reader]
+    assert found["verify"].bad
 
 
 @pytest.mark.parametrize("key", ["a\\..\\b", "b" * 300])
@@ -290,6 +308,3 @@ def test_whatever_a_small_file_says_is_an_answer_or_an_error_of_ours(of: str, ru
         file.write_bytes(data)
     assert damaged > 10
     assert not isinstance(outcomes(root, step)["load"], Exception)
-
-
-ROUNDS = int(os.environ.get("RAYSTATE_ROUNDS", "8"))
