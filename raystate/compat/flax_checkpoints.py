@@ -27,7 +27,7 @@ from raystate.compat.flax_writing import prepare
 from raystate.core.errors import ConfigError
 from raystate.legacy import natural_sort, safe_normpath
 from raystate.legacy.reader import STRUCTURE
-from raystate.storage import StorageUrl, open_storage
+from raystate.storage import StorageUrl, open_storage, owner_of
 from raystate.storage.names import MANIFEST, METADATA, TREE_METADATA
 
 __all__ = [
@@ -114,7 +114,7 @@ def save_checkpoint(
         OutdatedCheckpointError: (an InvalidCheckpointError of flax's, and a ValueError) the step exists and `overwrite` is False; or
             the checkpoint would be removed at once, being older than those that are kept; or, with flax's option off, it is older.
         TargetError: (a ValueError) there is nothing to save, or a leaf can't be saved.
-        ConfigError, StorageError.
+        ConfigError: also for the storage of a run, or the folder of a checkpoint. StorageError.
     """
     began_s = time.time()
     monitoring.record_event("/jax/flax/checkpoint/save")
@@ -125,6 +125,8 @@ def save_checkpoint(
     directory = FlaxDirectory(ckpt_dir, prefix)
     name = directory.name(step)
     path = directory.path_of(name)
+    if owner := owner_of(directory.storage.url):  # `keep` could remove its steps
+        raise ConfigError(f"ckpt_dir: {owner}: save elsewhere", field="ckpt_dir", got=directory.storage.url)
     as_msgpack = not bool(config.flax_use_orbax_checkpointing)
     if jax.process_count() > 1:
         flax_several.save(directory, name, target, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)

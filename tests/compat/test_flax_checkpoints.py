@@ -29,6 +29,7 @@ from raystate.compat import flax_checkpoints as ours
 from raystate.compat.flax_directory import removed
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError
 from raystate.storage import posix
+from raystate.transfer import IncomingStep, import_steps
 
 OLD, NEW = {"a": np.array([0, 0, 0], np.int32)}, {"a": np.array([1, 2, 3], np.int32)}
 
@@ -507,3 +508,14 @@ def test_row17_events_are_those_of_flax(tmp_path: Path):
         jax.monitoring.unregister_event_duration_listener(duration_listener)
     names = {event for module, event in heard if module == "stock" and ("/flax/" in event or event.endswith("/durations_sec"))}
     assert len(names) == 4 and names <= {event for module, event in heard if module == "ours"}
+
+
+def test_row17_nothing_is_saved_into_a_run_or_a_checkpoint(tmp_path: Path, orbax: bool):
+    """With prefix="" the names are those of a run's steps, and `keep` would remove them."""
+    import_steps(tmp_path / "run", iter([IncomingStep.from_tree(step, OLD) for step in (1, 2)]))
+    raystate.save(tmp_path / "one", OLD)
+    for folder, prefix in ((tmp_path / "run", ""), (tmp_path / "run" / "2", "checkpoint_"), (tmp_path / "one", "checkpoint_")):
+        with pytest.raises(ConfigError, match=r"ckpt_dir: .* is (the storage of a run|a checkpoint)"):
+            ours.save_checkpoint(str(folder), NEW, 3, prefix=prefix, keep=1)
+    assert raystate.Reader(tmp_path / "run").all_steps() == [1, 2]
+    same(raystate.load(tmp_path / "one"), OLD)

@@ -128,7 +128,7 @@ def test_fit_wants_the_function_first():
         ({"env": {"A": "1"}, "run_config": RunConfig(worker_runtime_env={"env_vars": {"A": "2"}})}, "'2' in run_config"),
         ({"datasets": [1]}, "datasets must be a dict of name and dataset, not a list"),
     ],
-    ids=str,
+    ids=["env is a list", "a number", "a name with =", "given twice", "datasets are a list"],
 )
 def test_what_fit_passes_on_is_checked_before_anything_starts(arguments: Any, said: str):
     with pytest.raises(ConfigError) as caught:
