@@ -58,7 +58,7 @@ def status(
             continue
         out.print(f"[bold]{escape(report.run)}[/]  {escape(report.storage)}")
         if report.status is None:
-            out.print("waits for its storage")
+            out.print("waits: another run uses its storage")
         else:
             _show(report.status, report.owner)
 
@@ -89,7 +89,7 @@ def _show(run: RunStatus, owner: Owner | None) -> None:
         out.print(f"trains on {count(run.world or 0, 'rank')}{whose}")
     else:
         out.print("nobody trains")
-    every = "every step" if run.snapshot_every == 1 else f"every {run.snapshot_every} steps"
+    every = {0: "only of steps that become durable", 1: "every step"}.get(run.snapshot_every, f"every {run.snapshot_every} steps")
     out.print(
         f"newest steps: {_step(run.newest_step)} trained, {_step(run.memory_step)} in memory, {_step(run.durable_step)} durable"
     )

@@ -125,6 +125,7 @@ class Agreement:
                 self.desk.log("info", f"went on with proposal {acked} of an earlier attempt: {inherited.state}")
         self._group = group
         self._tries = 0
+        self._newest_at_save = -1  # it may have gone back: what was saved before says nothing of its steps
         return True
 
     def _release_waiting(self, group: Group) -> None:

@@ -42,7 +42,7 @@ class RunStatus:
     newest_step: int  # that a trainer has saved
     memory_step: int  # complete on all hosts
     durable_step: int
-    snapshot_every: int  # steps
+    snapshot_every: int  # steps; 0: only what becomes durable
     recovery: str  # phase of a restore; "idle": none is under way
     end: str  # phase of the run's end; "open": it goes on
     saves: tuple[SaveStatus, ...]
@@ -61,7 +61,7 @@ def status_of(machine: Coordinator, now_s: float) -> RunStatus:
         newest_step=group.newest if group is not None else -1,
         memory_step=snapshots.stable[0],
         durable_step=machine.journal.durable_step,
-        snapshot_every=snapshots.interval * max(1, settings.snapshot_every_steps),
+        snapshot_every=snapshots.interval * settings.snapshot_every_steps,
         recovery=machine.recovery.phase,
         end=machine.leaving.phase,
         saves=tuple(

@@ -178,9 +178,18 @@ class CoordinatorLoop:
         return future
 
     def look(self, view: Callable[[Coordinator, float], Look]) -> Future[Look]:
-        """What `view(machine, now_s)` finds, between two events. It must change nothing."""
+        """What `view(machine, now_s)` finds, between two events. It must change nothing. Before the claim, too."""
         found: Future[Look] = Future()
-        self._looks.put(lambda: found.set_result(view(self.machine, self._clock())))
+
+        def answer() -> None:
+            if not found.set_running_or_notify_cancel():
+                return  # whoever asked has stopped waiting
+            try:
+                found.set_result(view(self.machine, self._clock()))
+            except Exception as error:
+                found.set_exception(error)
+
+        self._looks.put(answer)
         return found
 
     def _forget_answered(self) -> None:
@@ -221,11 +230,11 @@ class CoordinatorLoop:
         Returns:
             False: there was nothing to do.
         """
+        while not self._looks.empty():
+            self._looks.get()()
         if self.attempt < 0:
             return self._claim_or_rest(timeout_s)
         busy = False
-        while not self._looks.empty():
-            self._looks.get()()
         if self._clock() >= self._next_tick_s:
             self._next_tick_s = self._clock() + TICK_S
             self._handle(Tick())

@@ -50,3 +50,22 @@ def test_time_based_saves_are_proposed():
     proposal = driver.advice().proposal
     assert proposal is not None
     assert (proposal.kind, proposal.step) == ("save", 3)
+
+
+def test_time_based_saves_go_on_after_a_rollback():
+    driver = running(save_every_s=50.0)
+    driver.stage(10, promised=True)
+    driver.commit()
+    driver.stage(1000)
+    driver.tick(51.0)
+    before = driver.advice().proposal
+    assert before is not None and before.step > 1000
+    for rank in range(2):
+        driver.word(rank, 1001, ack_id=before.id, ack_ok=True, ack_step=1001)
+    driver.stage(before.step, promised=True)
+    assert driver.restore(step=10, rollback=True).step == 10
+    driver.stage(11)
+    driver.tick(51.0)
+    after = driver.advice().proposal
+    assert after is not None and after.state == "proposed"
+    assert 11 < after.step < 1000
