@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from raystate.arrays import path_key
-from raystate.core.errors import ConfigError, RaystateError, ReferenceMismatchError, StepNotFoundError, StorageError
+from raystate.core.errors import ConfigError, ReferenceMismatchError, StepNotFoundError, StorageError
 from raystate.reader import Reader
 from raystate.restored import Restored
 
@@ -74,9 +74,7 @@ def restore_from_source(
     Raises:
         ConfigError, StepNotFoundError, ReferenceMismatchError (names the source), StorageError, CorruptCheckpointError.
     """
-    given = source() if callable(source) else source
-    place = None if given is None else _place(given)
-    place = _agreed(place)
+    place = _agreed(source)
     if place is None:
         return None
     url, step = place
@@ -146,18 +144,22 @@ def _matches(pattern: re.Pattern[str], name: str) -> bool:
     return False
 
 
-def _agreed(place: tuple[str | os.PathLike[str], int | None] | None) -> tuple[str | os.PathLike[str], int] | None:
+def _agreed(source: Any) -> tuple[str | os.PathLike[str], int] | None:
     """With the step to read: the newest may be another one a moment later, and all processes must read the same."""
+    place: tuple[str | os.PathLike[str], int | None] | None = None
     step, problem = -1, None
     try:
+        given = source() if callable(source) else source
+        place = None if given is None else _place(given)
         if place is not None:
             step = _existing(*place)
-    except RaystateError as error:
+    except Exception as error:  # whatever it is: the other processes wait for this one's answer
         if jax.process_count() == 1:
             raise
         problem = error
     if jax.process_count() > 1:
-        step = _same_step("" if place is None else os.fspath(place[0]), step, problem)
+        asked = "" if place is None else os.fspath(place[0]) + ("" if place[1] is None else f", step {place[1]}")
+        step = _same_step(asked, step, problem)
     return None if place is None else (place[0], step)
 
 
@@ -169,7 +171,7 @@ def _existing(url: str | os.PathLike[str], step: int | None) -> int:
     return steps[-1] if step is None else step
 
 
-def _same_step(url: str, step: int, problem: RaystateError | None) -> int:
+def _same_step(url: str, step: int, problem: Exception | None) -> int:
     """Process 0's, if all found the same source. Those that found none take part, so that nobody waits for them."""
     from jax.experimental import multihost_utils
 
