@@ -11,7 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from raystate.core.errors import RaystateError
-from raystate.core.messages import Answer, EndTrainers, HostReported, Joined, JoinReply, RestoreSettled, TrainerExited, group_of
+from raystate.core.messages import (
+    Answer,
+    EndTrainers,
+    HostReported,
+    Joined,
+    JoinReply,
+    RestoreAsked,
+    RestoreSettled,
+    TrainerExited,
+    group_of,
+    lineage_order,
+)
 from raystate.runtime.ends import End, Ends, first_to_fail
 from raystate.runtime.tenancy import Presence
 from raystate.storage import Storage
@@ -39,6 +50,7 @@ class Ledger:
     """Watches the events and commands that pass through the Coordinator: who is present, who died first, what came back.
 
     Attributes:
+        newest_step: that a trainer has saved since the last rollback; -1: none.
         lock: for whoever reads it from another thread than the Coordinator's, which writes it.
     """
 
@@ -57,6 +69,7 @@ class Ledger:
         self.presence = Presence()
         self.recoveries: list[LoggedRecovery] = []
         self.newest_step = -1
+        self._rolled_back = (-1, -1, "")  # the order of the lineage whose newest steps were given up
 
     def begin(self, attempt: int) -> None:
         self._attempt = attempt
@@ -102,6 +115,8 @@ class Ledger:
                     self._open = {"nonce": nonce, "since_s": now_s, "newest": self._newest.get(nonce, -1)}
             case EndTrainers(lineage=lineage):
                 self._ended.add(group_of(lineage))
+            case RestoreAsked(lineage=lineage, rollback=True) if (order := lineage_order(lineage)) > self._rolled_back:
+                self._rolled_back, self.newest_step = order, -1
             case Joined(ask=ask, group=group):
                 self._joining[ask] = group
             case Answer(ask=ask, reply=JoinReply(lineage=lineage)) if ask in self._joining:
@@ -112,7 +127,8 @@ class Ledger:
                 for trainer in summary.trainers:
                     nonce = group_of(trainer.lineage)
                     self._newest[nonce] = max(self._newest.get(nonce, -1), trainer.newest_step)
-                    self.newest_step = max(self.newest_step, trainer.newest_step)
+                    if lineage_order(trainer.lineage) > self._rolled_back:
+                        self.newest_step = max(self.newest_step, trainer.newest_step)
                     self._close(nonce, trainer.newest_step, now_s)
             case _:
                 pass

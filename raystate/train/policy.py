@@ -126,6 +126,8 @@ class RetryPolicy:
                 self._newest, self._streak = step, 0
             else:
                 self._streak += 1
+                if step is not None and step < self._newest:
+                    self._newest = step  # only after a rollback: what comes now is new
         self._unseen.clear()
 
     def _told_streak(self) -> str:

@@ -46,6 +46,13 @@ def test_a_new_step_starts_the_count_again() -> None:
     assert [answer is None for answer in answers] == [True, True, True, True, True, False]
 
 
+def test_steps_after_a_rollback_are_new() -> None:
+    answers = _run(3, 0, [(FAILED, 1000), (FAILED, 500), (FAILED, 700), (FAILED, 900)])
+    assert answers == [None] * 4
+    answers = _run(3, 0, [(FAILED, 1000), (FAILED, 500), (FAILED, 500), (FAILED, 500)])
+    assert answers[-1] == "3 failed attempts in a row without a new step (newest step 500)"
+
+
 def test_a_run_that_fails_before_its_first_step() -> None:
     assert _run(2, -1, [(FAILED, -1), (FAILED, -1)]) == [None, "2 failed attempts in a row without a new step (no step yet)"]
 
