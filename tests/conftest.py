@@ -33,6 +33,8 @@ _ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_worker_niceness": "0",  # else, on a machine that does much else, Ray's workers (15) get next to nothing
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else every gcsfs call to a local server hangs on a gRPC probe
+    # Else requests looks through the whole environment for proxies at each of its requests to a local server.
+    "NO_PROXY": "127.0.0.1,localhost",
     "PYTHONFAULTHANDLER": "1",
 }
 for _name, _value in _ENVIRONMENT.items():

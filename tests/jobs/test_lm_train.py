@@ -19,6 +19,7 @@ from tests.patience import PATIENCE_S
 
 
 def _config(**train: Any) -> Config:
+    """Always as many steps: the schedule of the learning rate is part of the compiled program."""
     small = {"steps": 20, "warmup_steps": 4, "batch_size": 8, "learning_rate": 0.01, "mesh": {"model": 2}, "log_every_steps": 5}
     return validate(
         {
@@ -59,15 +60,15 @@ def test_a_resumed_run_ends_in_the_same_state_and_loss(tmp_path: Path, capsys: p
 
 
 def test_a_finished_run_only_reports(tmp_path: Path) -> None:
-    first = lm_train.Job(_config(steps=6)).run(FakeManager(tmp_path))
-    again = lm_train.Job(_config(steps=6)).run(FakeManager(tmp_path))
+    first = lm_train.Job(_config()).run(FakeManager(tmp_path))
+    again = lm_train.Job(_config()).run(FakeManager(tmp_path))
     assert again["val_bits_per_byte"] == first["val_bits_per_byte"]
     assert again["loss_hex"] == first["loss_hex"]
 
 
 def test_another_corpus_is_refused_and_nothing_is_trained(tmp_path: Path) -> None:
-    lm_train.Job(_config(steps=4)).run(FakeManager(tmp_path))
-    config = _config(steps=8)
+    lm_train.Job(_config()).run(FakeManager(tmp_path, stop_at=4))
+    config = _config()
     other = config.model_copy(update={"data": config.data.model_copy(update={"max_bytes": 300_000})})
     manager = FakeManager(tmp_path)
     refused = lm_train.Job(other).run(manager)["refused"]
@@ -90,9 +91,9 @@ def test_every_step_is_saved_with_its_own_loss() -> None:
             seen.append(kwargs["metrics"]["loss"])
             return super().save(step, state, **kwargs)
 
-    result = lm_train.Job(_config(steps=6)).run(Watching(every=100))
+    result = lm_train.Job(_config()).run(Watching(every=100))
     assert all(isinstance(loss, jax.Array) for loss in seen)
-    assert len({float(loss) for loss in seen}) == 6
+    assert len({float(loss) for loss in seen}) == 20
     assert float(seen[-1]).hex() == result["loss_hex"]
 
 
