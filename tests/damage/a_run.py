@@ -13,10 +13,10 @@ import ml_dtypes  # noqa: F401 - gives numpy the names "bfloat16", "int4", …
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from raystate.arrays import PackedItems, copy, describe, hold, pack_items, shards
+from raystate.arrays import PackedItems, copy, describe, hold, pack_items
 from raystate.core.log import claim_entry, key_of, live_steps, next_entry
 from raystate.core.messages import HostId, LiveStep, LogEntry
-from raystate.core.tree import SlotTable
+from raystate.core.tree import SlotTable, WriteOptions
 from raystate.runtime.ledger import EVENTS
 from raystate.runtime.packaging import build_package
 from raystate.runtime.parts import HostPart
@@ -29,7 +29,7 @@ from tests.orbax.state_example import flat
 RUN = "lm"
 RETIRED, STEPS = 2, (4, 6, 8)
 HOSTS = 2
-CHUNK_BYTES = 2048  # what is megabytes in a user's state is a few rows here
+SMALL_CHUNKS = WriteOptions(chunk_bytes=2048)  # what is megabytes in a user's state is a few rows here
 
 # name -> (shape, dtype, axis that two devices share, "": each has all; None: a numpy array).
 # Chunks of up to 1 KiB lie in B-tree nodes, larger ones in data files.
@@ -126,19 +126,15 @@ def make_run(root: Path) -> dict[int, Content]:
     """Write the run. Returns the content of each visible step."""
     storage = open_storage(root)
     log = RunLog(storage)
-    chunk_bytes, shards.CHUNK_BYTES = shards.CHUNK_BYTES, CHUNK_BYTES
-    try:
-        tail = _claim(storage, log, "first")
-        tail = _save(storage, log, tail, RETIRED)
-        tail = _save(storage, log, tail, STEPS[0])
-        tail = _claim(storage, log, "second")
-        tail = _save(storage, log, tail, STEPS[1], retires=[(RETIRED, False, "three are kept")])
-        StepFolder(storage, RETIRED, _save_id(1, RETIRED)).retire()
-        tail = _claim(storage, log, "third")
-        tail = _save(storage, log, tail, STEPS[2])
-        _append(log, tail, reason="all is carried out")
-    finally:
-        shards.CHUNK_BYTES = chunk_bytes
+    tail = _claim(storage, log, "first")
+    tail = _save(storage, log, tail, RETIRED)
+    tail = _save(storage, log, tail, STEPS[0])
+    tail = _claim(storage, log, "second")
+    tail = _save(storage, log, tail, STEPS[1], retires=[(RETIRED, False, "three are kept")])
+    StepFolder(storage, RETIRED, _save_id(1, RETIRED)).retire()
+    tail = _claim(storage, log, "third")
+    tail = _save(storage, log, tail, STEPS[2])
+    _append(log, tail, reason="all is carried out")
     storage.create(f"{EVENTS}/000002-0001.json", json.dumps({"kind": "recovery", "cause": "killed"}).encode())
     return {step: content(step) for step in STEPS}
 
@@ -166,7 +162,7 @@ def _parts(storage: Storage, prefix: str, save: str, saved: Content) -> list[Hos
     """The pieces of one process, dealt out to hosts as if each were a process of its own."""
     items = {name: Counting(value) if name in ("data", "shuffle") else value for name, value in saved.items.items()}
     packed: PackedItems = pack_items({"notes": saved.notes, **items}, process_index=0)
-    described = describe({"state": saved.state(), **packed.trees})
+    described = describe({"state": saved.state(), **packed.trees}, options=SMALL_CHUNKS)
     layout = described.layout
     data = np.zeros(layout.data_bytes, np.uint8)
     copy(hold(described), data)

@@ -19,7 +19,7 @@ import raystate
 from raystate.arrays import copy, describe, hold, shards
 from raystate.core.local_values import local_checksums
 from raystate.core.messages import HostId
-from raystate.core.tree import SlotTable
+from raystate.core.tree import CHUNK_BYTES, SlotTable, WriteOptions
 from raystate.runtime.packaging import build_package
 from raystate.runtime.parts import HostPart
 from raystate.runtime.share import write_share
@@ -87,7 +87,7 @@ class Case:
         size = dict(zip("xy", self.old_mesh, strict=True))
         parts = [math.prod(size[axis] for axis in axes) for axes in leaf.old or []]
         shard = [length // n for length, n in itertools.zip_longest(shape, parts, fillvalue=1)]
-        return shards.chunk_shape(tuple(shard), shape, self.bits(index).dtype.itemsize)
+        return shards.chunk_shape(tuple(shard), shape, self.bits(index).dtype.itemsize, CHUNK_BYTES)
 
     def reference(self) -> Any:
         return nested([self._target(index) for index in range(len(self.leaves))])
@@ -136,7 +136,7 @@ def nested(leaves: list[Any]) -> Any:
 def save_share(case: Case, root: str) -> HostPart:
     """This process's part of a save, as its HostActor would write it."""
     rank = jax.process_index()
-    described = describe({"state": case.state()})
+    described = describe({"state": case.state()}, options=WriteOptions(chunk_bytes=CHUNK_BYTES))
     layout = described.layout
     data = np.zeros(layout.data_bytes, np.uint8)
     crc32c = copy(hold(described), data)
@@ -209,4 +209,5 @@ def _same(a: Any, b: Any) -> bool:
 
 def small_chunks(nbytes: int) -> None:
     """What is megabytes in a user's state is a few rows here."""
-    shards.CHUNK_BYTES = nbytes
+    global CHUNK_BYTES
+    CHUNK_BYTES = nbytes

@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raystate.arrays import shards
 from raystate.core.errors import ConfigError
+from tests.reshard import cases as sizes
 from tests.reshard.cases import DTYPES, KEY, Case, Leaf, Spec, publish, restore_share, save_share
 
 REPO = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ class Group:
         ]  # fmt: skip
 
     def _order(self, **order: Any) -> list[dict[str, Any]]:
-        line = json.dumps({"chunk_bytes": shards.CHUNK_BYTES, **order}).encode() + b"\n"
+        line = json.dumps({"chunk_bytes": sizes.CHUNK_BYTES, **order}).encode() + b"\n"
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(line)
@@ -161,7 +161,7 @@ def cases(draw: st.DrawFn, old_devices: int, new_devices: int) -> Case:
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.permutations(TOPOLOGIES, 2)), ids=str)
 def test_any_topology_to_any_other(old: Any, new: Any, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "CHUNK_BYTES", SMALL_CHUNK)
+    monkeypatch.setattr(sizes, "CHUNK_BYTES", SMALL_CHUNK)
 
     @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
     @given(case=cases(math.prod(old), math.prod(new)))
@@ -184,7 +184,7 @@ def test_any_topology_to_any_other(old: Any, new: Any, jobs: Any, tmp_path: Path
     ],
 )
 def test_each_process_reads_its_share(old: Spec, new: Spec, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "CHUNK_BYTES", 16 << 10)
+    monkeypatch.setattr(sizes, "CHUNK_BYTES", 16 << 10)
     leaves = [Leaf([768, 768], "float32", old, new)] * ARRAYS
     _, shares = there_and_back(Case(1, [2, 4], [3, 2], leaves), jobs[2, 4], jobs[3, 2], tmp_path)
     for share in shares:

@@ -63,7 +63,7 @@ def test_every_crash_point(backend: tuple[str, Fresh], name: str):
 
 
 def _marker_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(steps, "_marker_last", lambda name: (name != MARKER, name))
+    patch.setattr(steps, "marker_last", lambda name: (name != MARKER, name))
 
 
 def _package_after_the_commit(patch: pytest.MonkeyPatch) -> None:
