@@ -20,8 +20,9 @@ from raystate.core.errors import ConfigError, StorageError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.merge import MARKER, build_files
 from raystate.orbax.writer import write_item
-from raystate.storage import Storage, replace_tree
+from raystate.storage import Storage, posix, put_back, replace_tree
 from raystate.storage.names import METADATA, ORBAX_TEMPORARY
+from raystate.storage.replacing import OLD
 
 logger = logging.getLogger("raystate")
 
@@ -122,12 +123,14 @@ class _Place:
         self.new = f"{name}.{ORBAX_TEMPORARY}-{self.save}"
         self._storage = storage
         self._name = name
-        self._taken = False
+        self._made: tuple[str, int, int] | None = None  # what tells it from what it replaces
 
     def __enter__(self) -> _Place:
         # One program saves to a directory of flax's, so what has such a name was left by one that died.
+        put_back(self._storage, self._name)
+        alone = not os.path.lexists(self._storage.local_path(self._name))  # then what could not be put back is all that there is
         for info in self._storage.list(recursive=False):
-            if info.name.startswith(f"{self._name}.{ORBAX_TEMPORARY}-"):
+            if info.name.startswith(f"{self._name}.{ORBAX_TEMPORARY}-") and not (alone and info.name.rstrip("/").endswith(OLD)):
                 self._storage.delete_tree(info.name.rstrip("/"))
         return self
 
@@ -135,15 +138,21 @@ class _Place:
         """Give it its name, in the place of what has it."""
         storage = self._storage
         storage.fsync_tree(self.new)
+        self._made = posix.identity(str(storage.local_path(self.new)))
         if os.path.lexists(storage.local_path(self._name)):
             replace_tree(storage, self.new, self._name)
         else:
             storage.rename_tree(self.new, self._name)
-        self._taken = True
 
-    def __exit__(self, *exc: object) -> None:
-        if not self._taken:
-            self._storage.delete_tree(self.new)
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            return
+        try:
+            # Once names were exchanged it is what was replaced, for the next save to remove.
+            if self._made is None or posix.identity(str(self._storage.local_path(self.new))) == self._made:
+                self._storage.delete_tree(self.new)
+        except (OSError, StorageError) as failed:  # the failure that is already on its way says more
+            logger.warning("left-overs of an unfinished save stay in %s/%s: %s", self._storage.url, self.new, failed)
 
 
 def _discard(storage: Storage, name: str, save: str) -> None:
