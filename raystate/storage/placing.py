@@ -23,7 +23,7 @@ from raystate.storage import posix
 from raystate.storage.attempts import storage_error
 from raystate.storage.base import Listing, ObjectExistsError, Storage
 from raystate.storage.names import MARKER, METADATA, ORBAX_TEMPORARY, STATE, TREE_METADATA
-from raystate.storage.of_one import items_of, not_of_one
+from raystate.storage.of_one import is_unfinished, items_of, not_of_one
 from raystate.storage.owner import owner_of
 from raystate.storage.replacing import OLD, put_back, replace_tree
 
@@ -31,8 +31,6 @@ logger = logging.getLogger("raystate")
 
 TEMPORARY = f".{ORBAX_TEMPORARY}-"
 _LOCK_TRIES = 5
-# Data of a save that has not come to the files with fixed names: of an item, or of a tree without one, as flax_checkpoints writes it.
-_UNFINISHED = re.compile(r"(/[^/]+)?/(ocdbt\.process_|d/)s[0-9a-f]{16}h")
 
 
 def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> NewFolder:
@@ -120,7 +118,8 @@ class NewFolder(abc.ABC):
         if f"{STATE}/" in top:
             raise self._refused("it is the storage of a run: overwrite=True replaces one checkpoint, never a run")
         found = self.storage.list(self.folder)
-        unfinished = not self.storage.is_directory and any(_UNFINISHED.match(info.name, len(self.folder)) for info in found)
+        names = [info.name.removeprefix(f"{self.folder}/") for info in found]
+        unfinished = not self.storage.is_directory and is_unfinished(names)
         # Never by what lies deeper: a folder of many checkpoints is none.
         if not unfinished and METADATA not in top and TREE_METADATA not in top:
             raise self._refused(f"overwrite=True replaces a checkpoint, and this is none: it holds {_shown(top)}")
@@ -128,7 +127,7 @@ class NewFolder(abc.ABC):
             items = items_of(self.storage.read(f"{self.folder}/{METADATA}"))
         else:
             items = None if unfinished else frozenset[str]()
-        if others := not_of_one((info.name.removeprefix(f"{self.folder}/") for info in found), items):
+        if others := not_of_one(names, items):
             raise self._refused(
                 f"overwrite=True replaces a checkpoint, and here is more than one: {_shown(others)}. Save elsewhere, or move that away"
             )

@@ -123,6 +123,21 @@ def test_row1_only_a_checkpoint_is_overwritten(storage: Storage, name: str, why:
     assert tree(storage) == {name: b"precious"}
 
 
+@pytest.mark.parametrize(
+    "complete", ["_METADATA", "manifest.ocdbt", "d/s1111111111111111h0", "ocdbt.process_0/d/x", "_CHECKPOINT_METADATA"]
+)
+@pytest.mark.parametrize("state", [False, True])
+def test_row1_many_checkpoints_with_an_unfinished_one_are_not_overwritten(storage: Storage, complete: str, state: bool):
+    names = {f"one/checkpoint_1/{complete}", f"one/checkpoint_1/{MARKER}", "one/checkpoint_2/ocdbt.process_s0123456789abcdefh0/d/x"}
+    if state:
+        names.add("one/state/ocdbt.process_s2222222222222222h0/d/x")
+    for name in names:
+        storage.create(name, b"precious")
+    with pytest.raises(StorageError, match="this is none"):
+        write(storage, "one", b"1", overwrite=True)
+    assert tree(storage) == dict.fromkeys(names, b"precious")
+
+
 def test_row1_a_step_of_a_run_is_its_managers(storage: Storage):
     storage.create(log_name(1), b"{}")
     for overwrite in (False, True):
