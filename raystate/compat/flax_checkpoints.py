@@ -27,7 +27,7 @@ from raystate.compat.flax_writing import prepare
 from raystate.core.errors import ConfigError
 from raystate.legacy import natural_sort, safe_normpath
 from raystate.legacy.reader import STRUCTURE
-from raystate.storage import StorageUrl, open_storage, owner_of
+from raystate.storage import StorageUrl, open_storage, owner_of, put_back
 from raystate.storage.names import MANIFEST, METADATA, TREE_METADATA
 
 __all__ = [
@@ -131,6 +131,8 @@ def save_checkpoint(
     if jax.process_count() > 1:
         flax_several.save(directory, name, target, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
     else:
+        if directory.storage.is_directory:
+            put_back(directory.storage)
         directory.check_order(name, overwrite=overwrite, strict=as_msgpack, keep=keep, keep_every_n_steps=keep_every_n_steps)
         content = prepare(target, as_msgpack=as_msgpack, copy=async_manager is not None)
 

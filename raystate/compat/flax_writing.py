@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 from dataclasses import dataclass
@@ -14,12 +15,16 @@ from flax import serialization
 
 from raystate.arrays import array_leaves, describe
 from raystate.compat.flax_errors import TargetError
-from raystate.core.errors import ConfigError
+from raystate.compat.flax_replacing import remove_replaced, replace_marked
+from raystate.core.errors import ConfigError, StorageError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.merge import MARKER, build_files
 from raystate.orbax.writer import write_item
-from raystate.storage import Storage, replace_tree
-from raystate.storage.names import METADATA, ORBAX_TEMPORARY, marker_last
+from raystate.storage import Storage, posix, put_back, replace_tree
+from raystate.storage.names import METADATA, ORBAX_TEMPORARY
+from raystate.storage.replacing import OLD
+
+logger = logging.getLogger("raystate")
 
 _ITEM = "state"
 _HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"  # what flax's default backend records
@@ -62,8 +67,7 @@ class Msgpack:
     def write(self, storage: Storage, name: str) -> None:
         """Put it in its place, whole and durable; what is there is replaced."""
         if not storage.is_directory:
-            _remove(storage, name)
-            storage.create(name, self.data)
+            remove_replaced(storage, name, replace_marked(storage, name, {name: self.data}))
             return
         with _Place(storage, name) as place:
             storage.create(place.new, self.data)
@@ -93,12 +97,11 @@ class Tree:
         save = _unique()
         try:
             files = self._files(storage, name, save)
-            _remove(storage, name, but=save)
-            for file in sorted(files, key=marker_last):
-                storage.create(f"{name}/{file}", files[file])
+            left = replace_marked(storage, name, {f"{name}/{file}": data for file, data in files.items()}, save)
         except BaseException:
-            _remove(storage, name)  # nothing is complete here
+            _discard(storage, name, save)
             raise
+        remove_replaced(storage, name, left)
 
     def _files(self, storage: Storage, prefix: str, save: str) -> dict[str, bytes]:
         """Write the arrays below `prefix`; every file with a fixed name -> its bytes."""
@@ -120,12 +123,14 @@ class _Place:
         self.new = f"{name}.{ORBAX_TEMPORARY}-{self.save}"
         self._storage = storage
         self._name = name
-        self._taken = False
+        self._made: tuple[str, int, int] | None = None  # what tells it from what it replaces
 
     def __enter__(self) -> _Place:
         # One program saves to a directory of flax's, so what has such a name was left by one that died.
+        put_back(self._storage, self._name)
+        alone = not os.path.lexists(self._storage.local_path(self._name))  # then what could not be put back is all that there is
         for info in self._storage.list(recursive=False):
-            if info.name.startswith(f"{self._name}.{ORBAX_TEMPORARY}-"):
+            if info.name.startswith(f"{self._name}.{ORBAX_TEMPORARY}-") and not (alone and info.name.rstrip("/").endswith(OLD)):
                 self._storage.delete_tree(info.name.rstrip("/"))
         return self
 
@@ -133,22 +138,29 @@ class _Place:
         """Give it its name, in the place of what has it."""
         storage = self._storage
         storage.fsync_tree(self.new)
+        self._made = posix.identity(str(storage.local_path(self.new)))
         if os.path.lexists(storage.local_path(self._name)):
             replace_tree(storage, self.new, self._name)
         else:
             storage.rename_tree(self.new, self._name)
-        self._taken = True
 
-    def __exit__(self, *exc: object) -> None:
-        if not self._taken:
-            self._storage.delete_tree(self.new)
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            return
+        try:
+            # Once names were exchanged it is what was replaced, for the next save to remove.
+            if self._made is None or posix.identity(str(self._storage.local_path(self.new))) == self._made:
+                self._storage.delete_tree(self.new)
+        except (OSError, StorageError) as failed:  # the failure that is already on its way says more
+            logger.warning("left-overs of an unfinished save stay in %s/%s: %s", self._storage.url, self.new, failed)
 
 
-def _remove(storage: Storage, name: str, but: str | None = None) -> None:
-    """On an object store: a checkpoint in any form, first what makes it complete; objects with `but` in their names stay."""
-    for marker in (name, f"{name}/{MARKER}"):
-        storage.delete(marker)
-    storage.delete_all([info for info in storage.list(name) if but is None or but not in info.name])
+def _discard(storage: Storage, name: str, save: str) -> None:
+    """On an object store: remove what this save has written under names of its own, and nothing else. Never raises a StorageError."""
+    try:
+        storage.delete_all([info for info in storage.list(name) if save in info.name])
+    except StorageError as failed:  # the failure that is already on its way says more
+        logger.warning("left-overs of an unfinished save stay in %s/%s: %s", storage.url, name, failed.message)
 
 
 def _unique() -> str:

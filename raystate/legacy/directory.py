@@ -84,6 +84,8 @@ def legacy_checkpoint(storage: Storage, names: Collection[str]) -> LegacyCheckpo
         is_one = folder.exists(name.removesuffix(GDA))
     else:
         is_one = MANIFEST in names and TREE_METADATA not in names
+        if not (is_one or folder.is_directory or {MARKER, METADATA, TREE_METADATA} & set(names)) and split_name(name) is not None:
+            is_one = folder.exists(name)  # what it has replaced has left something below its name
     return LegacyCheckpoint(folder, name) if is_one else None
 
 

@@ -7,9 +7,12 @@ import contextlib
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from raystate.core.errors import RaystateError
 
 logger = logging.getLogger("raystate")
 
@@ -18,62 +21,63 @@ T = TypeVar("T")
 EXIT_WAIT_S = 600.0  # as long as one wait on storage may take
 
 _lock = threading.Lock()
-_unsettled: dict[Future[Any], str] = {}  # what is under way, and errors that nobody has asked for -> what it is
+_unsettled: dict[Future[Any], str] = {}  # what is under way -> what it is
 _registered = False
 
 
-class Pending(Future[T]):
-    """A future that notes that its outcome was told."""
-
-    def result(self, timeout: float | None = None) -> T:
-        """See `concurrent.futures.Future`."""
-        try:
-            return super().result(timeout)
-        finally:
-            self._told()
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See `concurrent.futures.Future`."""
-        try:
-            return super().exception(timeout)
-        finally:
-            self._told()
-
-    def _told(self) -> None:
-        if self.done():
-            with _lock:
-                _unsettled.pop(self, None)
-
-
 def in_background(what: str, work: Callable[[], T]) -> Future[T]:
-    """Do `work` in a thread of its own.
+    """Do `work` in a thread of its own. A failure is logged at once, and is the future's to raise.
 
     Args:
         what: for the log: "saving gs://…".
         work: must end by itself; nothing can stop it.
     """
-    future: Pending[T] = Pending()
+    future: Future[T] = Future()
     with _lock:
         _unsettled[future] = what
     # A daemon: the exit waits for it in _at_exit, which has a deadline.
-    thread = threading.Thread(target=_run, args=(future, work), name="raystate-background", daemon=True)
+    thread = threading.Thread(target=_run, args=(future, what, work), name="raystate-background", daemon=True)
     try:
         _register()
         thread.start()
     except RuntimeError:  # the interpreter is on its way out and starts no thread any more
-        _run(future, work)
+        _run(future, what, work)
     return future
 
 
-def _run(future: Pending[T], work: Callable[[], T]) -> None:
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(work())
-        except BaseException as error:  # whatever it is, it is the future's to tell
-            future.set_exception(error)
-    if future.cancelled() or Future.exception(future) is None:
-        with _lock:
-            _unsettled.pop(future, None)
+def _run(future: Future[T], what: str, work: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        _settled(future)
+        return
+    try:
+        done = work()
+    except BaseException as error:  # whatever it is, it is the future's to tell
+        if not isinstance(error, RaystateError):  # else its sentence says all
+            error.add_note("".join(traceback.format_exception(error)))
+        logger.error("%s failed: %s", what, "\n".join([str(error), *getattr(error, "__notes__", ())]))
+        _forget_frames(error)
+        _settled(future)
+        future.set_exception(error)
+    else:
+        _settled(future)
+        future.set_result(done)
+
+
+def _settled(future: Future[Any]) -> None:
+    with _lock:
+        _unsettled.pop(future, None)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Drop an error's tracebacks: through the variables and closures of their frames a future that nobody asks would hold a whole state."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            left += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
 
 
 def _register() -> None:
@@ -97,9 +101,6 @@ def _at_exit() -> None:
         if not future.done():
             logger.info("the interpreter ends when %s is done, at most %.0f s from now", what, EXIT_WAIT_S)
         with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
-            error = Future.exception(future, max(0.0, deadline_s - time.monotonic()))
-            if error is not None:
-                logger.error("%s failed, and nobody asked for the outcome: %s", what, error)
-            continue
+            future.exception(max(0.0, deadline_s - time.monotonic()))  # a failure is logged by then
         if not future.done():
             logger.error("%s was not done %.0f s after the interpreter began to end; it is given up", what, EXIT_WAIT_S)

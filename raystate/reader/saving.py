@@ -68,7 +68,7 @@ def save_async(
     A call waits, at most 600 s, until the save before it is written or has failed, as in Orbax: so the program holds the arrays of one
     save at a time, and saves are written in the order of their calls.
 
-    The interpreter's exit waits for what is under way, at most 600 s. An error that nobody has asked the future for is logged then.
+    The interpreter's exit waits for what is under way, at most 600 s. An error is logged at once, whether or not the future is asked.
 
     Returns:
         A `concurrent.futures.Future`: `result(timeout)` returns None when the checkpoint is durable or raises as `save`; `done()`,

@@ -8,7 +8,8 @@ from raystate.storage.log import RunLog
 from raystate.storage.namings import number_in, step_folders
 from raystate.storage.owner import owner_of
 from raystate.storage.pins import pinned, pinned_steps
-from raystate.storage.placing import new_folder, replace_tree
+from raystate.storage.placing import new_folder
+from raystate.storage.replacing import put_back, replace_tree
 from raystate.storage.steps import StepFolder, data_objects, find_package, foreign_steps, marked_save, visible_steps
 from raystate.storage.url import OBJECT_SCHEMES, StorageUrl, canonical_url, open_storage, run_hash
 from raystate.storage.wrapping import StorageWrapper
@@ -43,6 +44,7 @@ __all__ = [
     "owner_of",
     "pinned",
     "pinned_steps",
+    "put_back",
     "refuse_foreign",
     "remove_garbage",
     "replace_tree",

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from raystate.storage.names import MANIFEST, METADATA, STATE, TREE_METADATA
 
+_ITEM = "state"  # that every checkpoint of ours has
 # Orbax's files of one tree, and of a step beside them; ours are the same.
 _TREE = re.compile(
     r"_METADATA|_sharding|_strings\.json|commit_success\.txt|checkpoint|array_metadatas/process_\d+"
@@ -17,6 +18,34 @@ _TREE = re.compile(
 _STEP = re.compile(r"_CHECKPOINT_METADATA|commit_success\.txt|orbax\.checkpoint|descriptor/descriptor\.pbtxt")
 _CHUNK = re.compile(r"\.zarray|zarr\.json|\d+(\.\d+)*|c(/\d+)*")  # of an array without OCDBT
 _SMALL = re.compile(r"metadata|metrics|commit_success\.txt|process_\d+-of-\d+\.json")  # of an item of JSON or of iterators
+
+# Data of a save that may not have come to the files with fixed names: of an item, or of a tree without one, as flax_checkpoints writes it.
+_DATA = re.compile(r"(?:([^/]+)/)?(?:ocdbt\.process_|d/)(s[0-9a-f]{16})h")
+
+
+def is_unfinished(names: Iterable[str]) -> bool:
+    """Whether a folder on an object store is one save of ours that died: with nothing else, or in the place of an older checkpoint.
+
+    A folder of many checkpoints, some of them unfinished, is none. What lies beside the item that every save of ours has, or beside a
+    tree without items, must be of the same saves.
+
+    Args:
+        names: see `not_of_one`.
+    """
+    names = list(names)
+    saves: dict[str, set[str]] = {}  # of each item; "": of a tree without one
+    for name in names:
+        if found := _DATA.match(name):
+            saves.setdefault(found[1] or "", set()).add(found[2])
+    if not saves:
+        return False
+    every = set[str]().union(*saves.values())
+    if len(every) == 1 and all(_DATA.match(name) for name in names):  # it had written nothing else yet
+        return True
+    own = saves.get("", set()) | saves.get(_ITEM, set())
+    trees = {name.rpartition("/")[0] for name in names if name.rpartition("/")[2] in (TREE_METADATA, MANIFEST)}
+    others = {tree for tree in trees if tree and "/" not in tree and tree != _ITEM} - set(saves)
+    return bool(own) and not others and every <= own
 
 
 def items_of(metadata: bytes) -> frozenset[str] | None:

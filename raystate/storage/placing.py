@@ -23,16 +23,14 @@ from raystate.storage import posix
 from raystate.storage.attempts import storage_error
 from raystate.storage.base import Listing, ObjectExistsError, Storage
 from raystate.storage.names import MARKER, METADATA, ORBAX_TEMPORARY, STATE, TREE_METADATA
-from raystate.storage.of_one import items_of, not_of_one
+from raystate.storage.of_one import is_unfinished, items_of, not_of_one
 from raystate.storage.owner import owner_of
+from raystate.storage.replacing import OLD, put_back, replace_tree
 
 logger = logging.getLogger("raystate")
 
 TEMPORARY = f".{ORBAX_TEMPORARY}-"
-_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV)
 _LOCK_TRIES = 5
-# Data of a save that has not come to the files with fixed names: of an item, or of a tree without one, as flax_checkpoints writes it.
-_UNFINISHED = re.compile(r"(/[^/]+)?/(ocdbt\.process_|d/)s[0-9a-f]{16}h")
 
 
 def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> NewFolder:
@@ -48,37 +46,6 @@ def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> New
     """
     kind = _RenamedFolder if storage.is_directory else _MarkedFolder
     return kind(storage, folder, overwrite=overwrite)
-
-
-def replace_tree(storage: Storage, new: str, name: str) -> None:
-    """On a directory: give a folder, or a file, the name of another one, which goes. See `new_folder` for what a reader finds meanwhile.
-
-    Args:
-        new: beside `name`, whole and durable.
-        name: is there.
-
-    Raises:
-        StorageError: storage failed; what was there is there again.
-    """
-    path, place = str(storage.local_path(new)), str(storage.local_path(name))
-    try:
-        posix.exchange(path, place)
-        old = new
-    except OSError as error:
-        if error.errno not in _NO_EXCHANGE:
-            raise storage_error("rename", f"{path} -> {place}", error) from error
-        old = f"{new}-old"
-        storage.rename_tree(name, old)
-        try:
-            storage.rename_tree(new, name)
-        except BaseException:
-            storage.rename_tree(old, name)
-            raise
-    try:
-        posix.fsync(os.path.dirname(place))
-        storage.delete_tree(old)
-    except (OSError, StorageError) as error:  # the new one is in its place: that is what was asked for
-        logger.warning("what was replaced stays in %s/%s: %s", storage.url, old, error)
 
 
 class NewFolder(abc.ABC):
@@ -100,6 +67,8 @@ class NewFolder(abc.ABC):
 
     def __enter__(self) -> Self:
         """Raises StorageError: the name is taken, by something else than a checkpoint, or without `overwrite`; or the place is a run's."""
+        if self.storage.is_directory:
+            put_back(self.storage, self.folder)
         self.found = self._check_free()
         self._begin()
         return self
@@ -149,7 +118,8 @@ class NewFolder(abc.ABC):
         if f"{STATE}/" in top:
             raise self._refused("it is the storage of a run: overwrite=True replaces one checkpoint, never a run")
         found = self.storage.list(self.folder)
-        unfinished = not self.storage.is_directory and any(_UNFINISHED.match(info.name, len(self.folder)) for info in found)
+        names = [info.name.removeprefix(f"{self.folder}/") for info in found]
+        unfinished = not self.storage.is_directory and is_unfinished(names)
         # Never by what lies deeper: a folder of many checkpoints is none.
         if not unfinished and METADATA not in top and TREE_METADATA not in top:
             raise self._refused(f"overwrite=True replaces a checkpoint, and this is none: it holds {_shown(top)}")
@@ -157,7 +127,7 @@ class NewFolder(abc.ABC):
             items = items_of(self.storage.read(f"{self.folder}/{METADATA}"))
         else:
             items = None if unfinished else frozenset[str]()
-        if others := not_of_one((info.name.removeprefix(f"{self.folder}/") for info in found), items):
+        if others := not_of_one(names, items):
             raise self._refused(
                 f"overwrite=True replaces a checkpoint, and here is more than one: {_shown(others)}. Save elsewhere, or move that away"
             )
@@ -220,10 +190,17 @@ class _RenamedFolder(NewFolder):
     def _remove_dead(self) -> None:
         above, name = os.path.split(self._path)
         # Never stock Orbax's own, whose writer holds no lock and may live.
-        ours = re.compile(rf"{re.escape(name.removesuffix(self.save))}s[0-9a-f]{{16}}(-old)?")
+        ours = re.compile(rf"{re.escape(name.removesuffix(self.save))}s[0-9a-f]{{16}}({OLD})?")
         with os.scandir(above) as entries:
             others = [entry.path for entry in entries if ours.fullmatch(entry.name) and entry.name != name]
+        if others:
+            try:
+                posix.fsync(above)  # what has taken the place of one of them must stay there without it
+            except OSError:  # the save that begins will say so
+                return
         for path in others:
+            if path.endswith(OLD) and not os.path.lexists(self.storage.local_path(self.folder)):
+                continue  # it is all that there is, and could not be put back
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError:
@@ -237,12 +214,20 @@ class _RenamedFolder(NewFolder):
                 os.close(descriptor)
 
     def _discard(self) -> None:
-        self.storage.delete_tree(self.prefix)
+        if self._is_mine():
+            self.storage.delete_tree(self.prefix)
         for folder in self._made:
             try:
                 os.rmdir(folder)
             except OSError:  # somebody else uses it by now
                 break
+
+    def _is_mine(self) -> bool:
+        """Whether the folder in the making is still that: once names were exchanged it is what was replaced."""
+        try:
+            return self._lock is not None and os.path.samestat(os.fstat(self._lock), os.stat(self._path))
+        except OSError:  # it has its name
+            return False
 
     def _end(self) -> None:
         if self._lock is not None:

@@ -273,6 +273,41 @@ def test_row17_an_overwrite_that_fails_leaves_what_was_there(tmp_path: Path, mon
     same(ours.restore_checkpoint(tmp_path, NEW), OLD)
 
 
+def test_row17_what_a_dead_save_took_the_name_of_gets_it_back(tmp_path: Path, orbax: bool):
+    path = ours.save_checkpoint(tmp_path, OLD, 3)
+    os.rename(path, f"{path}.orbax-checkpoint-tmp-s0123456789abcdef-old")  # and died there
+    with pytest.raises(errors.InvalidCheckpointError, match="checkpoint_3 already exists"):
+        ours.save_checkpoint(tmp_path, NEW, 3)
+    same(ours.restore_checkpoint(tmp_path, NEW), OLD)
+    os.rename(path, f"{path}.orbax-checkpoint-tmp-s0123456789abcdef-old")
+    ours.save_checkpoint(tmp_path, NEW, 4, keep=2)
+    assert ours.available_steps(tmp_path) == [3, 4]
+
+
+def test_row17_an_exchange_that_may_not_last_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ours.save_checkpoint(tmp_path, OLD, 0)
+    whole, exchange, exchanged = posix.fsync, posix.exchange, [False]
+
+    def fsync(path: str) -> None:
+        if exchanged[0]:
+            raise OSError(5, "made to fail")
+        whole(path)
+
+    def exchanging(one: str, other: str) -> None:
+        exchange(one, other)
+        exchanged[0] = True
+
+    monkeypatch.setattr(posix, "exchange", exchanging)
+    monkeypatch.setattr(posix, "fsync", fsync)
+    with pytest.raises(raystate.StorageError, match="may not survive a power cut"):
+        ours.save_checkpoint(tmp_path, NEW, 0, overwrite=True)
+    monkeypatch.undo()
+    same(ours.restore_checkpoint(tmp_path, OLD), NEW)
+    assert len(os.listdir(tmp_path)) == 2, "the old one stays until the next save"
+    ours.save_checkpoint(tmp_path, OLD, 0, overwrite=True)
+    assert os.listdir(tmp_path) == ["checkpoint_0"]
+
+
 _rename: Callable[[str, str], None] = os.rename
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from flax import serialization
 
 import raystate
 from raystate.compat import flax_checkpoints as ours
+from raystate.compat import flax_writing
 from raystate.core.errors import CorruptCheckpointError, StorageError
 from raystate.legacy import LegacyDirectory
 from raystate.storage import Storage
@@ -85,6 +87,62 @@ def test_row17_a_save_that_died_on_gcs_is_not_seen_and_can_be_repeated(bucket: S
     ours.save_checkpoint(bucket.url, OTHER, 2)
     same(ours.restore_checkpoint(bucket.url, TREE), OTHER)
     assert folders(bucket) == ["checkpoint_2/"]
+
+
+class Failing:
+    """The nth change of a bucket's objects fails, before or after it took place; or it is Ctrl-C."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, kind: type[Storage], nth: int, error: BaseException, *, after: bool):
+        self.left = nth
+        for operation in ("create", "delete", "delete_all"):
+            patch.setattr(kind, operation, self._failing(getattr(kind, operation), error, after=after))
+        patch.setattr(flax_writing, "write_item", self._failing(flax_writing.write_item, error, after=after))
+
+    def _failing(self, whole: Callable[..., Any], error: BaseException, *, after: bool) -> Callable[..., Any]:
+        def call(*arguments: Any, **rest: Any) -> Any:
+            self.left -= 1
+            if self.left == -1:
+                if after:
+                    whole(*arguments, **rest)
+                raise error
+            return whole(*arguments, **rest)
+
+        return call
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("error", [StorageError("503"), KeyboardInterrupt()], ids=["503", "ctrl-c"])
+@pytest.mark.parametrize("forms", ["tree tree", "file file", "tree file", "file tree"])
+def test_row17_an_overwrite_that_fails_on_gcs_leaves_a_whole_one(
+    bucket: Storage, monkeypatch: pytest.MonkeyPatch, error: BaseException, after: bool, forms: str
+):
+    first, second = (form == "tree" for form in forms.split())
+    nth, failing, found = 0, None, {}
+
+    def save(tree: Any, step: int, *, as_tree: bool) -> None:
+        with flax.config.temp_flip_flag("use_orbax_checkpointing", as_tree):
+            ours.save_checkpoint(bucket.url, tree, step, keep=0, overwrite=True)
+
+    for step in (1, 2, 3):
+        save(TREE, step, as_tree=first)
+    before = contents(bucket)
+    while failing is None or failing.left < 0:
+        with monkeypatch.context() as patch:
+            failing = Failing(patch, type(bucket), nth, error, after=after)
+            with contextlib.suppress(type(error)):
+                save(OTHER, 3, as_tree=second)
+        found = contents(bucket)
+        assert ours.available_steps(bucket.url) == [1, 2, 3], nth
+        if found != before:  # the new one is complete
+            same(ours.restore_checkpoint(bucket.url, TREE, 3), OTHER)
+            save(TREE, 3, as_tree=first)
+            before = contents(bucket)
+        nth += 1
+    assert nth > 3 and found != before
+
+
+def contents(bucket: Storage) -> dict[str, bytes]:
+    return {info.name: bucket.read(info.name) for info in bucket.list() if info.name.startswith("checkpoint_3")}
 
 
 def test_row16_files_on_gcs(bucket: Storage):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import enum
+import gc
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -397,6 +400,37 @@ def test_row15_an_error_is_told_once(tmp_path: Path):
     raystate.save_async(tmp_path / "three", {"v": 3}).result(PATIENCE_S)
     assert names(tmp_path) == ["one", "three", "two"]
     assert not background._unsettled, "told, so that the exit does not tell it again"
+
+
+def test_row15_a_failed_save_that_nobody_asks_for_holds_no_arrays(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    raystate.save(tmp_path / "one", {"v": 1})
+
+    def fail(number: int) -> tuple[Future[None], list[weakref.ref[Any]]]:
+        """A future, and what was taken for it."""
+        held: list[weakref.ref[Any]] = []
+
+        def writing(storage: Any, folder: str, content: Any, **rest: Any) -> None:
+            held.extend(weakref.ref(one) for one in (content, content.held, *content.held._parts))
+            write(storage, folder, content, **rest)
+
+        with mock.patch.object(saving, "write_checkpoint", writing):
+            future = raystate.save_async(tmp_path / "one", {"w": np.full(1 << 20, number, np.uint8)})
+            concurrent.futures.wait([future], PATIENCE_S)
+        return future, held
+
+    write = saving.write_checkpoint
+    failed = [fail(number) for number in range(3)]
+    assert caplog.text.count("exists already") == 3, "each at once"
+    for thread in threading.enumerate():
+        if thread.name == "raystate-background":
+            thread.join(PATIENCE_S)
+    gc.collect()
+    assert all(held for _, held in failed)
+    assert [ref() for _, held in failed for ref in held if ref() is not None] == []
+    assert not background._unsettled
+    for future, _ in failed:
+        with pytest.raises(raystate.StorageError, match="exists already"):
+            future.result(PATIENCE_S)
 
 
 class Turn:
