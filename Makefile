@@ -52,7 +52,7 @@ test-all: $(STAMP)
 	  tests/cluster/test_gcs.py tests/cluster/test_full_disk.py tests/cluster/test_any_sequence.py tests/cluster/test_train_blame.py \
 	  tests/cluster/test_sharing.py tests/cluster/test_seen.py tests/reshard $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) tests/programs $(ARGS)
-	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests/storage tests/damage $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests/storage tests/damage tests/compat $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh auto $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh explicit $(ARGS)
 	$(PYTEST) tests/cluster/test_seen.py --under-mesh auto $(ARGS)

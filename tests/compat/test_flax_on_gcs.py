@@ -111,8 +111,12 @@ class Failing:
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("error", [StorageError("503"), KeyboardInterrupt()], ids=["503", "ctrl-c"])
-@pytest.mark.parametrize("forms", ["tree tree", "file file", "tree file", "file tree"])
+@pytest.mark.parametrize(
+    "error", [StorageError("503"), pytest.param(KeyboardInterrupt(), marks=pytest.mark.long)], ids=["503", "ctrl-c"]
+)
+@pytest.mark.parametrize(
+    "forms", ["tree tree", "file file", *(pytest.param(one, marks=pytest.mark.long) for one in ("tree file", "file tree"))]
+)
 def test_row17_an_overwrite_that_fails_on_gcs_leaves_a_whole_one(
     bucket: Storage, monkeypatch: pytest.MonkeyPatch, error: BaseException, after: bool, forms: str
 ):
