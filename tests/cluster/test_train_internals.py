@@ -12,6 +12,7 @@ import pickle
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,7 +222,7 @@ class _Looks(RayTrainCallback):
         super().after_controller_start(train_run_context)
         (controller,) = [each for each in gc.get_objects() if type(each).__name__ == "TrainController"]
         facts = [controller._health_check_interval_s, controller._train_run_context.scaling_config is self._scaling]
-        Path(self._config["out"]).write_text(repr(facts))
+        Path(self._config.out).write_text(repr(facts))
 
 
 def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +238,7 @@ def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, mon
     try:
         out = str(tmp_path / "facts")
         looks: Any = _Looks(StateConfig(storage=f"{out}-run", run="looks"))
-        looks._config = {"out": out}  # no run begins
+        looks._config = SimpleNamespace(out=out, idle_timeout_s=60.0)  # no run begins
         callbacks: Any = [looks]  # Ray also takes internal callbacks
         run_config = RunConfig(name="looks", storage_path=str(tmp_path), callbacks=callbacks)
         JaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=1), run_config=run_config).fit()
