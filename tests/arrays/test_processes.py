@@ -1,16 +1,12 @@
 """Two jax processes: who owns what, what each holds for itself, and restoring without a word between them."""
 
-import os
 import pickle
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from raystate.core.local_values import disagreement
-from tests.patience import PATIENCE_S
+from tests.processes import run_job
 
 PROGRAM = """
 import pickle, sys
@@ -85,20 +81,7 @@ multihost_utils.sync_global_devices("done")
 
 @pytest.mark.parametrize("mesh", ["none", "Auto", "Explicit"], ids=lambda kind: f"mesh set: {kind}")
 def test_two_processes(tmp_path: Path, mesh: str):
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    env["PYTHONPATH"] = str(Path(__file__).parents[2])
-    commands = [[sys.executable, "-c", PROGRAM, str(rank), str(port), str(tmp_path), mesh] for rank in range(2)]
-    processes = [subprocess.Popen(c, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
-    try:
-        output = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(output)
-
+    run_job(lambda rank, port: ["-c", PROGRAM, rank, port, tmp_path, mesh], devices=2)
     first, second = (pickle.loads((tmp_path / str(rank)).read_bytes()) for rank in range(2))
     assert first[1] == second[1]  # the layout hash
     assert set(first[2]) == {f"state/{name}" for name in ("local", "other", "numpy", "table", "step")}

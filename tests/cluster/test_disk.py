@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +17,10 @@ import pytest
 import raystate
 from tests.cluster import toy
 from tests.patience import PATIENCE_S
+from tests.processes import job_environment, run_job
 
 WIDTH = 32
 DUMPED = (30, 60, 90)
-REPO = Path(__file__).parents[2]
 
 STOCK = """
 import sys, json, pickle
@@ -49,12 +48,6 @@ print(json.dumps({"steps": steps, "metrics": metrics}))
 """
 
 
-def _environment(devices: int) -> dict[str, str]:
-    return {
-        **os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(REPO),
-    }  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def saved(calm: Any) -> tuple[Path, Path]:
     """(storage, folder with the true arrays of each step) of a run on 2 processes x 2 devices."""
@@ -69,7 +62,7 @@ def test_stock_orbax_reads_every_step(saved: tuple[Path, Path]) -> None:
     storage, out = saved
     done = subprocess.run(
         [sys.executable, "-c", STOCK, str(storage), str(out)],
-        capture_output=True, text=True, timeout=PATIENCE_S, env=_environment(1), cwd=out, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, env=job_environment(1), cwd=out, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -80,26 +73,12 @@ def test_stock_orbax_reads_every_step(saved: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(("processes", "devices"), [(1, 4), (4, 1), (1, 1)])
 def test_restored_on_another_topology(saved: tuple[Path, Path], processes: int, devices: int) -> None:
     storage, out = saved
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     script = Path(__file__).with_name("read_elsewhere.py")
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(storage), str(out), str(WIDTH), str(processes), str(index), str(port)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(devices), cwd=out,
-        )
-        for index in range(processes)
-    ]  # fmt: skip
-    try:
-        answers = [process.communicate(timeout=PATIENCE_S) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    for process, (_, stderr) in zip(running, answers, strict=True):
-        assert process.returncode == 0, stderr[-3000:]
-    for stdout, _ in answers:
+    answers = run_job(
+        lambda index, port: [script, storage, out, WIDTH, processes, index, port],
+        processes=processes, devices=devices, cwd=out,
+    )  # fmt: skip
+    for stdout in answers:
         found = json.loads(stdout.splitlines()[-1])
         assert found["step"] == DUMPED[-1]
         assert found["devices"] == processes * devices

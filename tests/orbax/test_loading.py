@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from raystate.arrays.tree import STORABLE
 from raystate.core.errors import ConfigError, ReferenceMismatchError
 from tests.arrays.saved import Saved
 from tests.orbax.from_state import publish
-from tests.patience import PATIENCE_S
+from tests.processes import run_job
 
 
 def kernel(scale: float = 1.0) -> np.ndarray:
@@ -114,9 +112,6 @@ print(json.dumps(answers))
 
 
 def test_row3_two_processes_get_their_shares_or_a_refusal(tmp_path: Path):
-    import os
-    import socket
-
     devices = jax.make_mesh((8,), ("x",))
     publish(tmp_path, {"state": {"w": jax.device_put(kernel(), NamedSharding(devices, P("x")))}}, step=1)
     publish(tmp_path, {"state": {"w": jnp.asarray(kernel())}}, step=2)
@@ -127,17 +122,7 @@ def test_row3_two_processes_get_their_shares_or_a_refusal(tmp_path: Path):
         for old, new in reversed(list(enumerate(numbers))):
             text = text.replace(f'\\"id\\": {old}}}', f'\\"id\\": {new}}}')
         path.write_text(text)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    program = [sys.executable, "-c", TWO_PROCESSES]
-    started = [
-        subprocess.Popen([*program, str(i), port, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment)
-        for i in (0, 1)
-    ]
-    for process in started:
-        out, _ = process.communicate(timeout=PATIENCE_S)
+    for out in run_job(lambda index, port: ["-c", TWO_PROCESSES, index, port, tmp_path], devices=4):
         spread, refused = json.loads(out.splitlines()[-1])
         assert spread == [[1, 8]] * 4
         assert "without a reference each of 2 processes would get all of them: w" in refused

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raystate.core.errors import ConfigError
+from tests.processes import free_port, job_environment
 from tests.reshard import cases as sizes
 from tests.reshard.cases import DTYPES, KEY, Case, Leaf, Spec, publish, restore_share, save_share
 
-REPO = Path(__file__).parents[2]
 ALL = bool(os.environ.get("RAYSTATE_ALL"))
 EXAMPLES = 60 if ALL else 10
 TOPOLOGIES = [(1, 8), (2, 4), (3, 2), *([(4, 2), (6, 1), (1, 1)] if ALL else [])]  # processes x devices each
@@ -54,10 +53,7 @@ class Group:
 
     def __init__(self, processes: int, devices: int, log: Path):
         self.devices = processes * devices
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        environment = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        port, environment = free_port(), job_environment(devices)
         script = str(Path(__file__).with_name("worker.py"))
         self._log = open(log, "wb")  # noqa: SIM115 - closed with the group
         self._processes = [
