@@ -186,6 +186,10 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         if given.workers:
+            from jobs.train_digits import (
+                train_fn,
+            )  # as a script it lies in __main__, from which its caches can't be sent to workers
+
             config = _state_config(given.storage, given.run)
             loop = {"steps": given.steps, "batch_size": given.batch_size}
             found = Summary(**raystate.fit(train_fn, config, num_workers=given.workers, train_loop_config=loop).return_value)

@@ -73,13 +73,16 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         save_every_s: seconds between durable saves, decided once for all hosts. With `save_every_steps` too, whichever is due.
             With no save rule at all: automatic, every 600 s.
         save_policy: one of Orbax's `SaveDecisionPolicy`s instead of `save_every_*`, alone or in its `AnySavePolicy`. All hosts save the
-            same steps: see `raystate.orbax.save_policies`.
+            same steps: see `raystate.orbax.save_policies`. A save that is lost, because storage failed, is made again only where
+            Orbax would: `InitialSavePolicy` wants a step until the run has one, `SpecificStepsPolicy` these steps and no others.
         snapshot_every_steps: steps between snapshots in host memory, the same steps on all hosts; 0: only steps that become
             durable.
         snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (one is being filled, one is kept).
-        replicas: copies of each host's snapshots on peers, in other failure domains where there are any; 0: none. Peer copies aren't
-            made yet: the default 1 does the same as 0, so that a lost node costs the steps since the last durable one, and more
-            is refused.
+        replicas: copies of each host's snapshots in the memory of other hosts, in other failure domains where there are any; 0: none.
+            With 1 the loss of a node costs at most the snapshot in flight; it takes as much host memory again. On one host it does
+            nothing. More than 1 is refused.
+        domain_labels: names of Ray node labels that say which nodes are lost together: a node's failure domain is the first of them
+            that it has. A node with none is a domain of its own.
         host_memory: cap per node over all runs: percent of the node's memory (`"40%"`), bytes (an int) or a size (`"8GiB"`).
         arena_dir: absolute directory for the snapshots; None: the system's shared memory.
         record_dir: absolute directory on the Coordinator's node for the record of its decisions, which `raystate story` tells, at most
@@ -104,12 +107,15 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         save_timeout_s: seconds for one durable save, from staged to published.
         barrier_timeout_s: seconds until all ranks have arrived at the same collective call.
         restore_timeout_s: seconds for a restore.
-        hang_timeout_s: seconds without a new step after which a trainer counts as hung and is ended; None: never. Not
-            implemented yet: refused.
+        hang_timeout_s: seconds without a new step after which a trainer that the others wait for counts as hung and is ended, with its
+            Python stack in the logs, so that the run recovers. Longer than the first step with its compilation and than any pause of
+            the script's own. None: it is only named, after `barrier_timeout_s`.
         idle_timeout_s: seconds without any trainer after which the newest snapshot is made durable and the run released.
         assume_dead_after_s: seconds after which an older attempt on another cluster, that was superseded while it published or
             deleted a step, is taken for dead; until then that step is neither deleted nor saved again.
         host_timeout_s: seconds of silence after which a host counts as down.
+        metadata_url: base URL of the server that each node asks whether it is preempted, in the protocol of Google Compute Engine's
+            metadata server; None: Google's on its machines, none elsewhere. What Ray drains is noticed without it.
     """
 
     model_config: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
@@ -124,6 +130,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     snapshot_every_steps: NaturalInt = 1
     snapshot_slots: Annotated[int, Field(ge=2)] = 3
     replicas: NaturalInt = 1
+    domain_labels: tuple[str, ...] = ("ray.io/tpu-slice-name",)
     host_memory: str | int = "40%"
     arena_dir: _TextOrNone = cast("Any", None)
     record_dir: _TextOrNone = cast("Any", None)
@@ -148,6 +155,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     idle_timeout_s: Seconds = 900.0
     assume_dead_after_s: Seconds = 24 * 3600.0
     host_timeout_s: Seconds = 10.0
+    metadata_url: str | None = None
 
     if not TYPE_CHECKING:  # type checkers keep the signature that pydantic derives from the fields
 
@@ -222,6 +230,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         values: dict[str, Any] = {name: getattr(self, name) for name in known}
         values["save_every_s"] = self.effective_save_every_s
         values["save_when_idle"] = self.save_policy is not None
+        values["save_first"] = save_rules(self.save_policy).first
         return Settings(**values)
 
     # ------------------------------------------------------------ checks
@@ -244,6 +253,11 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         parse_memory(value, total_bytes=1 << 40)  # its ConfigError names the field already
         return value
 
+    @pydantic.field_validator("domain_labels", mode="before")
+    @classmethod
+    def _names_may_be_a_list(cls, value: object) -> object:
+        return tuple(cast("list[object]", value)) if isinstance(value, list) else value  # as YAML has it
+
     @pydantic.field_validator("arena_dir", "record_dir", mode="before")
     @classmethod
     def _directory_is_absolute(cls, value: object, info: pydantic.ValidationInfo) -> object:
@@ -262,6 +276,13 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     def _best_metric_is_not_empty(cls, value: str | None) -> str | None:
         if value is not None and not value.strip():
             raise ValueError("must be the name of a metric or None")
+        return value
+
+    @pydantic.field_validator("metadata_url")
+    @classmethod
+    def _metadata_url_is_http(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"http://[^/\s]+(/\S*)?", value):
+            raise ValueError("must be the http:// URL of a metadata server or None")
         return value
 
     @pydantic.field_validator("save_policy", mode="before")
@@ -317,8 +338,10 @@ _KEEP_FIELDS = ("keep_last", "keep_every_steps", "keep_every_s", "keep_best")
 # Part of the contract, but no code honours other values yet, and taking them in silence would be a lie: field -> (what is taken,
 # what to do instead).
 _NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "hang_timeout_s": ((None,), "leave it at None, and let something outside watch the job's progress"),
-    "replicas": ((0, 1), "no peer copies are made, so leave it at 1, and let save_every_s bound what the loss of a node costs"),
+    "replicas": (
+        (0, 1),
+        "one copy is made, which is lost with its own node and its peer's: leave it at 1, and let save_every_s bound what that costs",
+    ),
 }
 
 

@@ -22,7 +22,9 @@ from raystate.arrays import (
     check_spread,
     describe,
     host_want,
+    is_checkpointable,
     is_iterator,
+    load_files,
     match_reference,
     raw_wants,
     read_raw,
@@ -47,7 +49,7 @@ class Restored:
     Attributes:
         step: completed steps; 0 when fresh.
         state: the state, in the reference's structure and shardings.
-        items: by name: iterators (set in place), trees, JSON values.
+        items: by name: iterators and checkpointables (set in place), trees, JSON values.
         metrics: what was saved with the step.
         custom: what was saved with the step.
         tier: the slowest that any process needed: "memory", "peer", "storage", "source" or "init".
@@ -124,6 +126,8 @@ class StepContent:
     metrics: Mapping[str, float]
     custom: Any
     used_tier: Callable[[], str]  # the slowest tier that reading has needed so far
+    file_items: tuple[str, ...] = ()
+    files: Callable[[str], dict[str, bytes]] = lambda _: {}  # of `file_items`: item -> what the user's checkpointable wrote
     no_state: ReferenceMismatchError | None = None  # why there is no "state": the step was written with other items
 
     def restore(
@@ -155,9 +159,12 @@ class StepContent:
     def _read_items(self, items: Mapping[str, object], options: ReadOptions, *, world: int, process_index: int) -> dict[str, Any]:
         got: dict[str, Any] = {}
         iterators: dict[str, Any] = {}
+        files: dict[str, dict[str, bytes]] = {}
         for name, wanted in items.items():
             if is_iterator(wanted):
                 iterators[name] = got[name] = wanted
+            elif is_checkpointable(wanted):
+                files[name], got[name] = self.files(name), wanted
             elif name in self.trees:
                 got[name] = self._read(name, wanted, options if name == STATE else options.of_items())
         if iterators:
@@ -165,6 +172,8 @@ class StepContent:
             old_world = max(world for _, world in states.values())
             by_process = {name: found for name, (found, _) in states.items()}
             set_iterators(iterators, by_process, old_world=old_world, world=world, process_index=process_index)
+        for name, found in files.items():  # last: their own code may raise anything
+            load_files(name, got[name], found)
         return got
 
     def check(self, reference: object, items: Mapping[str, object] | None, options: ReadOptions) -> None:
@@ -185,6 +194,14 @@ class StepContent:
                         step=self.step,
                         item=name,
                     )
+            elif is_checkpointable(wanted):
+                if name not in self.file_items:
+                    have = sorted(self.file_items)
+                    text = f"step {self.step} has no item {name!r} that a checkpointable wrote; it has {have}"
+                    raise ReferenceMismatchError(text, step=self.step, item=name)
+            elif name in self.file_items and not options.partial:
+                text = f"item {name!r} of step {self.step} are files that an object wrote: give such an object, which loads itself"
+                raise ReferenceMismatchError(f"{text}, items={{{name!r}: object}}", step=self.step, item=name)
             elif name in self.trees:
                 self._check_tree(name, wanted, options if name == STATE else options.of_items())
             elif name == STATE and self.no_state is not None:
@@ -195,7 +212,7 @@ class StepContent:
                 )
                 raise ReferenceMismatchError(f"{text}, items={{{name!r}: iterator}}", step=self.step, item=name)
             elif name not in self.json_items and not options.partial:
-                have = sorted({*self.json_items, *self.iterators, *self.trees} - {STATE})
+                have = sorted({*self.json_items, *self.iterators, *self.file_items, *self.trees} - {STATE})
                 raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
 
     def _check_tree(self, item: str, reference: Any, options: ReadOptions) -> None:
@@ -296,6 +313,8 @@ def content_from_storage(reader: StepReader, step: int) -> StepContent:
         source=lambda name: _StorageSource(reader, orbax_name[name]),
         iterator_states=reader.iterator_states,
         iterators=tuple(name for name, kind in kinds.items() if kind == "iterator"),
+        files=reader.own_files,
+        file_items=tuple(name for name, kind in kinds.items() if kind in ("files", "other")),
         json_items={name: reader.json(name) for name, kind in kinds.items() if kind == "json" and name != "metrics"},
         metrics=reader.metrics(),
         custom=reader.custom(),

@@ -194,7 +194,7 @@ def _by_reading(storage: Storage, step: int, folder: str, bad: list[BadObject], 
                 parse(item, lambda item=item: reader.json(item))
             case "iterator":
                 parse(item, lambda item=item: reader.iterator_states(item))
-            case "other":
+            case "files" | "other":
                 if not storage.list(f"{begin}{item}"):
                     problem = "is named by the step's metadata, and nothing of it is there"
                     bad.append(BadObject(name=f"{begin}{item}", problem=problem))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import dataclasses
 import os
 import secrets
@@ -16,18 +17,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.annotations import RayDeprecationWarning
 
 from raystate import launch_context
+from raystate.actors.draining import DrainWatch
 from raystate.actors.host import create_host
 from raystate.actors.kept import Kept, Tenant, cluster_token, take_storage
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name
 from raystate.actors.reporting import RunReport
+from raystate.actors.shown import log_to_stderr, show_to
 from raystate.config import StateConfig
 from raystate.core.errors import RunInUseError
 from raystate.core.messages import (
     Advice,
+    Copy,
     EndTrainers,
     Event,
     Failure,
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
 
 GOODBYE_S = 5.0  # how long the ended Coordinator waits for its last replies to be read
 CLOSE_HOST_TIMEOUT_S = 20.0
+CLOSE_AGAIN_S = 0.1
 USE_S = 10.0  # another run's Coordinator says within it who uses it
 TURN_S = 120.0  # a Coordinator whose storage another run has doesn't wait longer for its turn
 
@@ -66,9 +71,10 @@ class Welcome:
 class RayHosts:
     """`Hosts` over Ray actors: every call returns at once."""
 
-    def __init__(self, config: StateConfig, run_hash: str):
+    def __init__(self, config: StateConfig, run_hash: str, job: Callable[[], str]):
         self._config = config
         self._run_hash = run_hash
+        self._job = job  # whose driver shows their lines
         self._handles: dict[HostId, Any] = {}
         self._writes: dict[tuple[HostId, str], Future[Any]] = {}  # by save: an order is given again, and takes one call
 
@@ -89,6 +95,8 @@ class RayHosts:
             host=host,
             host_memory=self._config.host_memory,
             arena_dir=self._config.arena_dir,
+            metadata_url=self._config.metadata_url,
+            domain_labels=self._config.domain_labels,
         )
 
         def check(future: Future[Any]) -> None:
@@ -97,6 +105,8 @@ class RayHosts:
                 self._handles.pop(host, None)
                 on_error((str(error).strip().splitlines() or [type(error).__name__])[-1])
 
+        if hasattr(handle, "show_to"):
+            handle.show_to.remote(self._job())
         handle.pid.remote().future().add_done_callback(check)
 
     def _send(self, host: HostId, method: str, *args: Any) -> None:
@@ -109,6 +119,9 @@ class RayHosts:
 
     def invalidate(self, order: Invalidate) -> None:
         self._send(order.host, "invalidate", order)
+
+    def copy(self, order: Copy) -> None:
+        self._send(order.host, "copy", order)
 
     def end_trainers(self, order: EndTrainers) -> None:
         self._send(order.host, "end_trainers", order)
@@ -128,12 +141,19 @@ class RayHosts:
         return self._writes[key]
 
     def close_all(self, *, remove_arena: bool) -> None:
-        handles = {host: self._handle(host) for host in {*self._handles, *find_hosts(self._run_hash)}}
-        refs = [handle.close.remote(remove_arena) for handle in handles.values() if handle is not None]
-        ray.wait(refs, num_returns=len(refs), timeout=CLOSE_HOST_TIMEOUT_S)
-        for handle in handles.values():
-            if handle is not None:
-                ray.kill(handle, no_restart=True)
+        found = {host: self._handle(host) for host in {*self._handles, *find_hosts(self._run_hash)}}
+        handles = [handle for handle in found.values() if handle is not None]
+        deadline_s = time.monotonic() + CLOSE_HOST_TIMEOUT_S
+        left = handles
+        while left and (wait_s := deadline_s - time.monotonic()) > 0:
+            calls = {handle.close.remote(remove_arena).future(): handle for handle in left}
+            done, _ = concurrent.futures.wait(calls, timeout=wait_s)
+            # One that was killed a moment ago is being started again: until then its arena has nobody who removes it.
+            left = [calls[call] for call in done if isinstance(call.exception(), ActorUnavailableError)]
+            if left:
+                time.sleep(CLOSE_AGAIN_S)
+        for handle in handles:
+            ray.kill(handle, no_restart=True)
 
 
 class CoordinatorActor:
@@ -146,7 +166,7 @@ class CoordinatorActor:
             del os.environ[name]
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-        _log_to_stderr()
+        log_to_stderr()
         self._config = config
         self._run_hash = run_hash
         self._kept_owner = Kept(f"raystate:owner:{run_hash}")
@@ -155,6 +175,7 @@ class CoordinatorActor:
         if self._restarted:
             owner = self._kept_owner.get() or owner
         self._owner = owner
+        show_to(owner.job_id)
         self._owner_s = time.monotonic()  # when it last said hello
         self._lefts: set[int] = set()
         self._left_all = threading.Event()
@@ -177,11 +198,11 @@ class CoordinatorActor:
 
         self._kept_owner.put(self._owner)
         identity = f"{cluster_token()}.{self._run_hash}"
-        self._service = CoordinatorLoop(
+        service = self._service = CoordinatorLoop(
             settings=self._config.core_settings(),
             keep=orbax_keep(self._config),
             storage=open_storage(self._config.storage),
-            hosts=RayHosts(self._config, self._run_hash),
+            hosts=RayHosts(self._config, self._run_hash, lambda: self._owner.job_id),
             known_hosts=find_hosts(self._run_hash),
             writer=f"{identity}.{secrets.token_hex(4)}",
             # This actor's name is unique in its cluster: whoever had it before is dead.
@@ -192,6 +213,7 @@ class CoordinatorActor:
             recorder=Recorder(_record_folder(self._config, self._run_hash)),
         )
         self._service.start()
+        DrainWatch(self._service.post, lambda: service.ended).start()
         return None
 
     def _end_unless_started(self) -> None:
@@ -227,6 +249,8 @@ class CoordinatorActor:
             )
         if admission.failure is not None:
             return admission.failure
+        if owner.job_id != self._owner.job_id:
+            show_to(owner.job_id)
         if owner.identity != self._owner.identity or owner.rank == 0:
             self._owner = owner
             self._kept_owner.put(owner)
@@ -313,6 +337,10 @@ class CoordinatorActor:
     async def recoveries(self) -> list[LoggedRecovery]:
         return self._started.ledger.recoveries
 
+    async def leaving(self) -> frozenset[HostId]:
+        """Hosts that are to go away, as far as this Coordinator has been told."""
+        return await asyncio.wrap_future(self._started.look(lambda machine, _: machine.notices.hosts))
+
     async def newest_step(self) -> int:
         return self._started.ledger.newest_step
 
@@ -332,18 +360,6 @@ def _record_folder(config: StateConfig, run_hash: str) -> Path:
         context = ray.get_runtime_context()
         root = Path(context.get_temp_dir()) / context.get_session_name() / "logs" / "raystate"
     return root / f"{config.run}-{run_hash}"
-
-
-def _log_to_stderr() -> None:
-    """Ray shows an actor's stderr in the driver: calm, one line each."""
-    import logging
-
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("raystate %(levelname)s %(message)s"))
-    root = logging.getLogger("raystate")
-    root.handlers = [handler]
-    root.setLevel(logging.INFO)
-    root.propagate = False
 
 
 def ensure_coordinator(config: StateConfig, run_hash: str, owner: Owner) -> Any:

@@ -98,7 +98,7 @@ def _replace_outdated(hello: Welcome, coordinator: Any, config: StateConfig, run
     """
     logger.info("run %r goes on with a new configuration: %s", config.run, told_differences(hello.outdated))
     ray.kill(coordinator, no_restart=True)
-    wanted = (config.host_memory, config.arena_dir)
+    wanted = (config.host_memory, config.arena_dir, config.domain_labels, config.metadata_url)
     for host in find_hosts(run_hash):
         actor = find_actor(host_name(run_hash, host))
         if actor is None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
-from raystate.core.messages import Advice, EndTrainers, Event, HostId, Invalidate, Write
+from raystate.actors.shown import show_to
+from raystate.core.errors import RaystateError
+from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, HostLeaving, Invalidate, Write
 
 HOST_THREADS = 16  # calls served at once: writes and fetches take long, advice must not wait behind them
 
@@ -23,13 +26,25 @@ class HostActor:
     Everything it owns lies in the arena, so that Ray can restart it after a kill: the new process adopts what the old one held.
     """
 
-    def __init__(self, *, run: str, run_hash: str, storage_url: str, host: HostId, host_memory: str | int, arena_dir: str | None):
+    def __init__(
+        self,
+        *,
+        run: str,
+        run_hash: str,
+        storage_url: str,
+        host: HostId,
+        host_memory: str | int,
+        arena_dir: str | None,
+        domain_labels: tuple[str, ...] = (),
+        metadata_url: str | None = None,
+    ):
         from raystate.arena import HostArena, arena_path, default_root, parse_memory, sweep
         from raystate.runtime.host_loop import HostLoop
+        from raystate.runtime.notices import SIGTERM_S, Notice
         from raystate.storage import open_storage
 
         self._run_hash = run_hash
-        self._parameters = (host_memory, arena_dir)
+        self._parameters = (host_memory, arena_dir, domain_labels, metadata_url)
         self._coordinator: Any = None
         root = default_root(arena_dir)
         sweep(root)  # what dead clusters left on this machine
@@ -47,8 +62,16 @@ class HostActor:
             host=host,
             incarnation=secrets.token_hex(4),
             tell=self._tell,
+            peers=RayPeers(run_hash),
+            domain=_domain(domain_labels),
         )
         self._loop.start()
+        notice = Notice(
+            lambda within_s, why: self._tell(HostLeaving(host=host, within_s=within_s, reason=why)), metadata_url=metadata_url
+        )
+        notice.start()
+        # Whoever ends a node may send it to all of its processes. This one goes with its raylet; until then its memory is needed.
+        signal.signal(signal.SIGTERM, lambda *_: notice.notice(SIGTERM_S, "its processes got SIGTERM"))
 
     def _tell(self, event: Event) -> None:
         # Fire and forget: a report that gets lost is repeated at the next heartbeat.
@@ -71,8 +94,11 @@ class HostActor:
     def protocol(self) -> int:
         return PROTOCOL
 
-    def parameters(self) -> tuple[str | int, str | None]:
-        """What it was made with: (host_memory, arena_dir)."""
+    def show_to(self, job_id: str) -> None:
+        show_to(job_id)
+
+    def parameters(self) -> tuple[str | int, str | None, tuple[str, ...], str | None]:
+        """What it was made with: (host_memory, arena_dir, domain_labels, metadata_url)."""
         return self._parameters
 
     def allot(self, **request: Any) -> tuple[str, int]:
@@ -80,6 +106,15 @@ class HostActor:
 
     def fetch(self, **request: Any) -> Any:
         return self._loop.fetch(**request)
+
+    def piece_head(self, **request: Any) -> Any:
+        return self._loop.serving.piece_head(**request)
+
+    def piece_chunk(self, **request: Any) -> Any:
+        return self._loop.serving.piece_chunk(**request)
+
+    def copy(self, order: Copy) -> None:
+        self._loop.copy(order)
 
     def advise(self, advice: Advice) -> None:
         self._loop.advise(advice)
@@ -97,8 +132,32 @@ class HostActor:
         self._loop.close(remove_arena=remove_arena)
 
 
-def create_host(*, run: str, run_hash: str, storage_url: str, host: HostId, host_memory: str | int, arena_dir: str | None) -> Any:
-    """The node's HostActor of this run, made if there is none."""
+def _domain(labels: tuple[str, ...]) -> str:
+    """What this node is lost together with: the first of these labels that it has; "": nothing else."""
+    here = ray.get_runtime_context().get_node_labels()
+    return next((f"{name}={here[name]}" for name in labels if here.get(name)), "")
+
+
+class RayPeers:
+    """Calls of other HostActors of the run; see `runtime.copying.Peers`."""
+
+    def __init__(self, run_hash: str):
+        self._run_hash = run_hash
+
+    def call(self, host: HostId, method: str, timeout_s: float, request: dict[str, Any]) -> Any:
+        actor = find_actor(host_name(self._run_hash, host))
+        if actor is None:
+            raise RaystateError(f"no HostActor on node {host[:8]}")
+        try:
+            return ray.get(getattr(actor, method).remote(**request), timeout=timeout_s)
+        except (RayActorError, GetTimeoutError) as error:
+            raise RaystateError(f"the HostActor of node {host[:8]} does not answer ({type(error).__name__})") from None
+        except RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, RaystateError) else error) from None
+
+
+def create_host(*, run_hash: str, host: HostId, **given: Any) -> Any:
+    """The node's HostActor of this run, made with what else it takes if there is none."""
     return (
         ray.remote(HostActor)
         .options(
@@ -111,12 +170,5 @@ def create_host(*, run: str, run_hash: str, storage_url: str, host: HostId, host
             max_concurrency=HOST_THREADS,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=host, soft=False),
         )
-        .remote(
-            run=run,
-            run_hash=run_hash,
-            storage_url=storage_url,
-            host=host,
-            host_memory=host_memory,
-            arena_dir=arena_dir,
-        )
+        .remote(run_hash=run_hash, host=host, **given)
     )

@@ -23,6 +23,22 @@ def has_dashboard() -> bool:
     return bool(worker.get_dashboard_url())
 
 
+def why_not_joined(error: Exception, without_address: str) -> str:
+    """What `ray.init` says, for people.
+
+    Args:
+        error: that it raised.
+        without_address: what has failed where `RAY_ADDRESS` names no cluster.
+    """
+    why = " ".join(str(error).split()) or type(error).__name__
+    address = os.environ.get("RAY_ADDRESS")
+    what = f"the Ray of RAY_ADDRESS={address!r} could not be joined" if address else without_address
+    more = "`ray start --head` and `ray status` in a shell say more"
+    if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
+        more = "if its lines above name a token, set RAY_AUTH_MODE=token: the cluster was started on a machine that has one"
+    return f"{what}: {why}. {more}"
+
+
 def start_ray() -> None:
     """`ray.init()`, which joins the cluster that `RAY_ADDRESS` names or that runs on this machine. Says which one, or what it means
     that it had to start one.
@@ -36,16 +52,7 @@ def start_ray() -> None:
         try:
             ray.init(include_dashboard=False, logging_level=logging.WARNING)
         except Exception as error:  # Ray has no class for it: OSError, RuntimeError, ConnectionError, ValueError, …
-            why = " ".join(str(error).split()) or type(error).__name__
-            address = os.environ.get("RAY_ADDRESS")
-            what = (
-                f"the Ray of RAY_ADDRESS={address!r} could not be joined" if address else "Ray could not be started on this machine"
-            )
-            more = "`ray start --head` and `ray status` in a shell say more"
-            if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
-                more = "if its lines above name a token, set RAY_AUTH_MODE=token: the cluster was started on a machine that has one"
-            text = f"{what}: {why}. {more}"
-            raise RaystateError(text, phase="start") from None
+            raise RaystateError(why_not_joined(error, "Ray could not be started on this machine"), phase="start") from None
     node = worker._global_node
     # Warnings, because nothing less is shown unless the script has set logging up; Ray's own line about it is off.
     if node is None or not node.is_head():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +58,3 @@ def _answer(name: str, answer: Any) -> RunReport | None:
     except (GetTimeoutError, RayError, TimeoutError) as error:
         why = " ".join(str(error).split())[:200]
         return RunReport(problem=f"{name} does not answer: {type(error).__name__}{f': {why}' if why else ''}")
-
-
-def of(reports: Sequence[RunReport], *, storage: str | None, run: str | None) -> list[RunReport]:
-    """Those of a storage (its canonical URL) and of a run's name; None: of all."""
-    return [one for one in reports if storage in (None, one.storage) and run in (None, one.run)]

@@ -18,16 +18,18 @@ ROOT_LOCK_TIMEOUT_S = 30.0  # sizes are added up and promised under it, which ta
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
     """What is about to be reserved, in bytes: `slots` copies of `slot_bytes`, a little around them, and buffers for writing them to
-    storage, which are memory of the HostActor and not of the arena's file system."""
+    storage, which are memory of the HostActor and not of the arena's file system. `copies_bytes`: what copies of other hosts' snapshots
+    will take beside that, in time."""
 
     slot_bytes: int
     slots: int
     other_bytes: int = 0
     buffer_bytes: int = 0
+    copies_bytes: int = 0
 
     @property
     def file_bytes(self) -> int:
-        return self.slot_bytes * self.slots + self.other_bytes
+        return self.slot_bytes * self.slots + self.other_bytes + self.copies_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -190,19 +192,21 @@ def _fewer(need: Need, free: int) -> str:
 
 
 def _slots_that_fit(need: Need, free: int) -> int:
-    return max(free - need.other_bytes - need.buffer_bytes, 0) // max(need.slot_bytes, 1)
+    return max(free - need.other_bytes - need.buffer_bytes - need.copies_bytes, 0) // max(need.slot_bytes, 1)
 
 
 def _refusal(need: Need, free: int, *, limit: str, cap_bytes: int, used_bytes: int, path: Path, says: str) -> CapacityError:
     return CapacityError(
         f"snapshots need {format_bytes(need.total_bytes)} of host memory ({need.slots} slots of {format_bytes(need.slot_bytes)}"
-        f"{f', and {format_bytes(need.buffer_bytes)} to write them to storage' if need.buffer_bytes else ''}), "
+        f"{f', and {format_bytes(need.buffer_bytes)} to write them to storage' if need.buffer_bytes else ''}"
+        f"{f', and {format_bytes(need.copies_bytes)} for copies of other hosts; replicas=0: none' if need.copies_bytes else ''}), "
         f"{format_bytes(max(free, 0))} are available: {says}",
         needed_bytes=need.total_bytes,
         available_bytes=max(free, 0),
         slot_bytes=need.slot_bytes,
         slots=need.slots,
         buffer_bytes=need.buffer_bytes,
+        copies_bytes=need.copies_bytes,
         slots_that_fit=_slots_that_fit(need, free),
         limit=limit,
         cap_bytes=cap_bytes,

@@ -13,6 +13,7 @@ from typing import Literal
 
 from raystate.arena import layouts
 from raystate.arena.capacity import Need, check_capacity, lock_root, reservation_failed
+from raystate.arena.copies import copies_bytes
 from raystate.arena.files import (
     HOST_LOCK,
     LAYOUTS,
@@ -123,6 +124,7 @@ class HostArena:
         slots: int = 3,
         rank: int | None = None,
         pid: int | None = None,
+        copies: int = 0,
     ) -> SlotSet:
         """Give a trainer's incarnation a set of slots of its own, whose contents stay readable until it writes.
 
@@ -137,6 +139,8 @@ class HostArena:
             trainer: name of the incarnation, unique.
             data_bytes, table_bytes: what each slot must hold at least.
             buffer_bytes: what writing one of them to storage takes beside it; counted under the cap.
+            copies: how many other hosts' snapshots this one will have copies of, for each of its own: room for them is asked for with a
+                trainer's first set, and taken when they come.
             pid: the trainer's process on this node, so that a trainer that dies before it attaches doesn't keep its set.
 
         Raises:
@@ -149,7 +153,8 @@ class HostArena:
             fits = [
                 held
                 for held in self.sets
-                if held.info.data_bytes >= data_bytes
+                if held.info.copies_of < 0
+                and held.info.data_bytes >= data_bytes
                 and held.info.table_bytes >= table_bytes
                 and held.info.slots >= slots
                 and held.info.buffer_bytes >= buffer_bytes
@@ -164,7 +169,20 @@ class HostArena:
                 if self.trainer_state(held) == "gone" and self._hand_over(held, trainer, pid):
                     return held
             need = _need(data_bytes, table_bytes, slots, buffer_bytes)
-            return self._create(trainer, need, data_bytes=data_bytes, table_bytes=table_bytes, pid=pid)
+            if not any(held.trainer == trainer for held in self.sets):
+                need = dataclasses.replace(need, copies_bytes=copies_bytes(self.sets, need, copies))
+            held = self._create(trainer, need, data_bytes=data_bytes, table_bytes=table_bytes, pid=pid)
+            self.sets.append(held)
+            return held
+
+    def make_copies(self, rank: int, *, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int) -> SlotSet:
+        """Reserve a set for copies of that rank's pieces, which takes about half a second per GiB. It counts once it is in `sets`.
+
+        Raises:
+            CapacityError: it does not fit; nothing was reserved.
+        """
+        need = _need(data_bytes, table_bytes, slots, buffer_bytes)
+        return self._create("", need, data_bytes=data_bytes, table_bytes=table_bytes, pid=None, copies_of=rank)
 
     def trainer_state(self, held: SlotSet) -> TrainerState:
         """ "attached": its process holds the lock. "expected": allotted, and it has not come yet. "gone": nobody has the set."""
@@ -324,31 +342,37 @@ class HostArena:
             release_all(locks)
         return True
 
-    def _create(self, trainer: str, need: Need, *, data_bytes: int, table_bytes: int, pid: int | None) -> SlotSet:
+    def _create(
+        self, trainer: str, need: Need, *, data_bytes: int, table_bytes: int, pid: int | None, copies_of: int = -1
+    ) -> SlotSet:
         root, size, slots = self.path.parent, need.slot_bytes, need.slots
-        index = max((held.index for held in self.sets), default=-1) + 1
-        while os.path.lexists(path := self.path / f"{SET_PREFIX}{index}"):  # not ours, or left by a failure
-            index += 1
-        info = SetInfo(
-            index=index,
-            slots=slots,
-            data_bytes=page_ceil(data_bytes),
-            table_bytes=page_ceil(table_bytes),
-            buffer_bytes=need.buffer_bytes,
-            trainer=trainer,
-            owner=mark_process(pid) if pid else None,
-        )
+        path = self.path
         files: list[int] = []
         try:
             with lock_root(
                 root
             ):  # adding up and promising is one act for all hosts on this node; reserving takes longer, and is not
                 check_capacity(root, need, cap_bytes=self.cap_bytes, memory_threshold=self._memory_threshold)
+                index = max((held.index for held in self.sets), default=-1) + 1
+                while os.path.lexists(self.path / f"{SET_PREFIX}{index}"):  # being made, not ours, or left by a failure
+                    index += 1
+                path = self.path / f"{SET_PREFIX}{index}"
                 path.mkdir(mode=0o700)
                 files += [create_slot_file(path / f"{SLOT_PREFIX}{number}", size) for number in range(slots)]
-            held = create_set(path, info, files)
+            info = SetInfo(
+                index=index,
+                slots=slots,
+                data_bytes=page_ceil(data_bytes),
+                table_bytes=page_ceil(table_bytes),
+                buffer_bytes=need.buffer_bytes,
+                trainer=trainer,
+                owner=mark_process(pid) if pid else None,
+                copies_of=copies_of,
+            )
+            return create_set(path, info, files)
         except BaseException as error:
-            remove_tree(path)
+            if path != self.path:
+                remove_tree(path)
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise reservation_failed(root, need, self.cap_bytes) from error
             if isinstance(error, OSError):
@@ -357,8 +381,6 @@ class HostArena:
         finally:
             for fd in files:
                 os.close(fd)
-        self.sets.append(held)
-        return held
 
 
 def _need(data_bytes: int, table_bytes: int, slots: int, buffer_bytes: int) -> Need:

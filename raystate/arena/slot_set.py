@@ -48,9 +48,11 @@ class SetInfo:
     buffer_bytes: int  # memory that writing one of its snapshots to storage takes beside it
     trainer: str  # the incarnation it was allotted to; "": nobody's
     owner: ProcessMark | None = None  # that trainer's process, if whoever asked for the set said so
+    copies_of: int = -1  # the rank whose pieces are copied into it from other hosts; -1: it is a trainer's
 
     def write(self, path: Path) -> None:
-        raw = {name: getattr(self, name) for name in ("index", "slots", "data_bytes", "table_bytes", "buffer_bytes", "trainer")}
+        names = ("index", "slots", "data_bytes", "table_bytes", "buffer_bytes", "trainer", "copies_of")
+        raw = {name: getattr(self, name) for name in names}
         write_json(path / SET_META, {**raw, "owner": self.owner and self.owner.to_json(), "format": FORMAT})
 
     @classmethod
@@ -63,7 +65,8 @@ class SetInfo:
         except TypeError:  # not what `write` writes
             return None
         numbers = (info.index, info.slots, info.data_bytes, info.table_bytes, info.buffer_bytes)
-        return info if all(type(number) is int and number >= 0 for number in numbers) and isinstance(info.trainer, str) else None
+        sound = all(type(number) is int and number >= 0 for number in numbers) and type(info.copies_of) is int
+        return info if sound and isinstance(info.trainer, str) else None
 
 
 class SlotSet:

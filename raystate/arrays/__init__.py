@@ -1,6 +1,7 @@
 """The JAX side: flatten a state, who owns which piece of it, device -> slot, slot or storage -> device."""
 
 from raystate.arrays.asked import check_asked
+from raystate.arrays.checkpointables import is_checkpointable, load_files
 from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
 from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iterators
 from raystate.arrays.memory import Holding, MemorySource, UncoveredError, common_values
@@ -42,7 +43,9 @@ __all__ = [
     "hold_metrics",
     "host_arrays",
     "host_want",
+    "is_checkpointable",
     "is_iterator",
+    "load_files",
     "match_reference",
     "pack_items",
     "path_key",

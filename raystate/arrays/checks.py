@@ -230,7 +230,7 @@ def _hint(argument: str, value: Any) -> str:
     if isinstance(value, type):
         return "; use its name"
     if argument == "items":
-        return "; an item is an iterator (get_state, set_state), a tree with arrays, or JSON"
+        return "; an item is an iterator (get_state, set_state), Orbax v1's checkpointable (async save, load), a tree with arrays, or JSON"
     return "; it can hold None, bool, int, float, str, lists and dicts with str as keys"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from raystate.arrays.checkpointables import is_checkpointable, saved_files
 from raystate.arrays.checks import check_text, plain_json, shown
 from raystate.arrays.names import MOST_ITEM_CHARACTERS
 from raystate.core.errors import ConfigError, CorruptCheckpointError, ItemTopologyError
@@ -29,11 +30,13 @@ class PackedItems:
     """Attributes:
     trees: name -> pytree with arrays; saved like the state: `describe({"state": state, **packed.trees})`.
     iterators: name -> this process's state.
+    files: name -> what this process's checkpointable wrote: name relative to the item's folder -> bytes.
     json_items: name -> value, a copy; empty on all processes but 0.
     """
 
     trees: dict[str, Any] = field(default_factory=dict)
     iterators: dict[str, bytes] = field(default_factory=dict)
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     json_items: dict[str, Any] = field(default_factory=dict)
 
 
@@ -45,7 +48,8 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> Packed
     """Serialize the items of one save; nothing in the answer changes when the caller goes on, except for arrays in `trees`.
 
     Raises:
-        ConfigError: a name that can't be a folder, or a value that is neither iterator nor tree nor JSON; names item and path.
+        ConfigError: a name that can't be a folder, or a value that is neither iterator nor checkpointable nor tree nor
+            JSON; names item and path.
     """
     if items is not None and not isinstance(items, Mapping):
         raise ConfigError(f"items must be a dict, {{name: item}}, not {shown(items)}", field="items", got=shown(items))
@@ -64,6 +68,8 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> Packed
             raise ConfigError(text, field="items", item=name)
         if is_iterator(value):
             packed.iterators[name] = iterator_state(name, value)
+        elif is_checkpointable(value):
+            packed.files[name] = saved_files(name, value)
         elif _has_arrays(value):
             packed.trees[name] = value
         else:

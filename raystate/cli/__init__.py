@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from raystate.cli import diff, export, gc, import_, inspect, ls, status, story, verify
+from raystate.cli import diff, export, gc, import_, inspect, ls, report, status, story, verify
 from raystate.cli.console import shown
 from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
       raystate inspect STORAGE     what is in the newest?
       raystate diff STORAGE 1 2    what changed from step 1 to step 2?
       raystate verify STORAGE      is all of it as it was written?
+      raystate report STORAGE --out run.html    the run's story on one page
 
     Exit codes: 0 fine, 1 found a problem or a difference, 2 bad usage.""",
     no_args_is_help=True,
@@ -37,6 +38,7 @@ app.command("gc", short_help="Remove what crashed attempts and retired steps lef
 app.command("export", short_help="Write a step elsewhere: safetensors, npz, plain Orbax, a copy.")(export.export)
 app.command("import", short_help="Bring steps from elsewhere into a run.")(import_.import_)
 app.command("status", short_help="Show what the runs of a Ray cluster are doing.")(status.status)
+app.command("report", short_help="Write a run's story as one HTML page.")(report.report)
 app.command("story", short_help="Tell what became of a step, and why.")(story.story)
 
 

@@ -157,7 +157,13 @@ def _show_step(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str
             also = f", {count(others, 'other value')}" if others and whole else ""
             text = f"{count(len(arrays), 'array')}, {size(sum(one.nbytes for one in arrays))}{in_storage}{also}"
         else:
-            text = {"json": "JSON", "iterator": "iterator states", "other": "not raystate's to read", "arrays": "arrays"}[kind]
+            text = {
+                "json": "JSON",
+                "iterator": "iterator states",
+                "files": "files of an object's own",
+                "other": "not raystate's to read",
+                "arrays": "arrays",
+            }[kind]
         if whole or item in chosen:
             out.print(f"item    {escape(item)}: {text}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from raystate.cli.console import JsonOption, count, out, print_json, size
+from raystate.core.desk import step_text
 from raystate.core.errors import ConfigError, StepNotFoundError
 from raystate.core.status import HostStatus, RunStatus
 from raystate.runtime.tenancy import Owner
@@ -37,10 +39,10 @@ def status(
     """
     where = canonical_url(storage) if storage is not None else None
     address = _join()
-    from raystate.actors.reporting import of, run_reports
+    from raystate.actors.reporting import run_reports
 
     reports = run_reports()
-    chosen = of(reports, storage=where, run=run)
+    chosen = [one for one in reports if where in (None, one.storage) and run in (None, one.run)]
     if as_json:
         print_json({"cluster": address, "runs": [dataclasses.asdict(one) for one in chosen]})
         return
@@ -65,17 +67,16 @@ def status(
 
 def _join() -> str:
     """The address of the cluster that there is."""
-    import logging
-
     import ray
+
+    from raystate.actors.own_ray import why_not_joined
 
     address = os.environ.get("RAY_ADDRESS")
     try:
         ray.init(address or "auto", logging_level=logging.ERROR, log_to_driver=False)
     except Exception as error:  # Ray has no class for it
-        why = " ".join(str(error).split()) or type(error).__name__
-        what = f"the Ray of RAY_ADDRESS={address!r} could not be joined" if address else "no Ray cluster runs on this machine"
-        raise ConfigError(f"{what}: {why[:300]}. Set RAY_ADDRESS=host:port", field="RAY_ADDRESS", got=address) from None
+        text = why_not_joined(error, "no Ray cluster runs on this machine, and RAY_ADDRESS=host:port names none")
+        raise ConfigError(text, field="RAY_ADDRESS", got=address) from None
     return str(ray.get_runtime_context().gcs_address)
 
 
@@ -91,7 +92,7 @@ def _show(run: RunStatus, owner: Owner | None) -> None:
         out.print("nobody trains")
     every = {0: "only of steps that become durable", 1: "every step"}.get(run.snapshot_every, f"every {run.snapshot_every} steps")
     out.print(
-        f"newest steps: {_step(run.newest_step)} trained, {_step(run.memory_step)} in memory, {_step(run.durable_step)} durable"
+        f"newest steps: {step_text(run.newest_step)} trained, {step_text(run.memory_step)} in memory, {step_text(run.durable_step)} durable"
     )
     out.print(f"a snapshot {every}")
     for save in run.saves:
@@ -104,10 +105,6 @@ def _show(run: RunStatus, owner: Owner | None) -> None:
         table.add_row(host.host[:8], _numbers(host.ranks), _numbers(host.steps), size(host.nbytes), _heard(host))
     if run.hosts:
         out.print(table)
-
-
-def _step(step: int) -> str:
-    return str(step) if step >= 0 else "none"
 
 
 def _numbers(numbers: tuple[int, ...]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from raystate.core.errors import StorageError
 from raystate.storage import ObjectInfo, ObjectMissingError, Storage
+from raystate.storage.attempts import tell_also
 from raystate.storage.names import marker_last
 
 logger = logging.getLogger("raystate")
@@ -74,12 +75,8 @@ def _put_back(storage: Storage, name: str, created: list[str], deleted: Mapping[
         if not deleted:  # nothing was there before
             logger.warning("left-overs of an unfinished save stay in %s/%s: %s", storage.url, name, failed.message)
             return
-        text = (
-            f"the checkpoint {storage.url}/{name} was being replaced, and it could not be put back: save again ({failed.message})"
-        )
-        if isinstance(error, StorageError):
-            raise StorageError(f"{error.message}. Also, {text}", **error.details) from error
-        logger.error("%s", text)
+        what = f"the checkpoint {storage.url}/{name} was being replaced, and it could not be put back: save again"
+        tell_also(error, failed, what)
 
 
 def _is_fixed(full: str, name: str) -> bool:

@@ -20,7 +20,7 @@ from raystate.core.errors import ConfigError, StorageError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.merge import MARKER, build_files
 from raystate.orbax.writer import write_item
-from raystate.storage import Storage, posix, put_back, replace_tree
+from raystate.storage import Storage, posix, replace_tree
 from raystate.storage.names import METADATA, ORBAX_TEMPORARY
 from raystate.storage.replacing import OLD
 
@@ -127,7 +127,6 @@ class _Place:
 
     def __enter__(self) -> _Place:
         # One program saves to a directory of flax's, so what has such a name was left by one that died.
-        put_back(self._storage, self._name)
         alone = not os.path.lexists(self._storage.local_path(self._name))  # then what could not be put back is all that there is
         for info in self._storage.list(recursive=False):
             if info.name.startswith(f"{self._name}.{ORBAX_TEMPORARY}-") and not (alone and info.name.rstrip("/").endswith(OLD)):

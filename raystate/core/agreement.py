@@ -16,6 +16,8 @@ from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
 IDS_PER_ATTEMPT = 1_000_000
+TO_AGREE = 0.5  # of the time until a stop: the rest is for making the step durable, or what is newest in memory
+FIRST_AGAIN_S = 10.0  # between tries to make a run's first durable step
 
 
 class Agreement:
@@ -33,7 +35,9 @@ class Agreement:
         self._group: Group | None = None
         self._until_s = 0.0
         self._stop: StopAsked | None = None
-        self._stop_until_s = 0.0
+        self._stop_until_s = 0.0  # a common step must be agreed on
+        self._gone_s = 0.0  # then some trainers may be gone
+        self._is_late = False  # half of that time has passed, after an agreement
         self._stopping: Group | None = None  # the group that has been asked to stop
         self._last_save_s = 0.0
         self._newest_at_save = -1
@@ -46,11 +50,17 @@ class Agreement:
 
     def stop_asked(self, event: StopAsked) -> None:
         """Somebody wants the attempt to end: all ranks are to stop at one step. The earliest deadline counts."""
+        self._forget_stop_of_others(self.joins.group)
         until_s = self.desk.now_s + event.within_s
-        if self._stop is None or until_s < self._stop_until_s:
-            self._stop, self._stop_until_s = event, until_s
+        if self._stop is None or until_s < self._gone_s:
+            self._stop, self._gone_s, self._is_late = event, until_s, False
+            self._stop_until_s = self.desk.now_s + event.within_s * TO_AGREE
             self.desk.log("info", f"stop asked, within {event.within_s:.1f} s: {event.reason}")
             self.desk.stir = True
+
+    def _forget_stop_of_others(self, group: Group | None) -> None:
+        if self._stop is not None and self._stop.group and group is not None and group.nonce != self._stop.group:
+            self._stop = None
 
     def take_last_stable_wanted(self) -> bool:
         """Whether a stop came too late for a common step since the last call: what is newest in memory becomes durable instead."""
@@ -62,10 +72,11 @@ class Agreement:
     def turn(self) -> None:
         """Go on as far as the ranks' answers allow."""
         proposal, group = self.snapshots.proposal, self.joins.group
+        self._forget_stop_of_others(group)
         if group is None or not group.alive:
             if proposal is not None and proposal.state == "proposed":
                 self._end(proposal, "the group has ended")
-            if self._stop is not None and group is not None and self._stopping is group:
+            if self._stop is not None and group is not None and (self._stopping is group or self._stop.group):
                 self._stop = None  # the group that was to stop is gone
             return
         if self._group is not group:
@@ -123,6 +134,8 @@ class Agreement:
                 self.snapshots.propose(inherited)
                 self._until_s = self.desk.now_s + self.desk.settings.barrier_timeout_s
                 self.desk.log("info", f"went on with proposal {acked} of an earlier attempt: {inherited.state}")
+        if self._group is None or self._group.nonce != group.nonce:
+            self._released = 0  # its hosts may still show what was withdrawn from the group before, and its ranks agree to that
         self._group = group
         self._tries = 0
         self._newest_at_save = -1  # it may have gone back: what was saved before says nothing of its steps
@@ -156,7 +169,16 @@ class Agreement:
         )
         self.desk.log("info", f"proposal {number}: {kind} at step {step}: {reason}")
 
+    def _every_s(self) -> float | None:
+        """Between saves by time; None: there are none. A first save that was lost is one, too: the trainers count it as made."""
+        settings = self.desk.settings
+        if settings.save_first and self.saves.failed and not self.journal.live:
+            return min(FIRST_AGAIN_S, settings.save_every_s or FIRST_AGAIN_S)
+        return settings.save_every_s
+
     def _why(self, every_s: float) -> str:
+        if self.desk.settings.save_every_s is None:
+            return "the first save of the run was lost"
         least = f", {every_s:g} s after the one before" if every_s else ""
         return f"no save is under way{least}" if self.desk.settings.save_when_idle else f"every {every_s:g} s"
 
@@ -181,20 +203,38 @@ class Agreement:
 
     # ---------------------------------------------------------------- time
 
+    def _stop_is_late(self, stop: StopAsked, proposal: Proposal | None) -> None:
+        """Half of the time has passed: what is newest in memory becomes durable, unless the common step is there. At its end, who has
+        agreed to stop and still runs is ended: the others wait for it."""
+        group = self.joins.group
+        agreed = proposal is not None and proposal.kind == "stop" and proposal.state == "confirmed"
+        if not agreed or group is None:
+            if proposal is not None and proposal.state == "proposed":
+                self._end(proposal, f"{self._unanswered(proposal)} in time: {stop.reason}")
+            self._last_stable_wanted = True
+            self._stop = None
+            self.desk.stir = True
+            return
+        assert proposal is not None
+        if not self._is_late and any(seen.newest_step < proposal.step for seen in group.seen.values()):
+            self._last_stable_wanted = True
+            self.desk.stir = True
+        self._is_late = True
+        if self.desk.now_s >= self._gone_s:
+            self._stop = None
+            if len(group.left) < (group.world or 0):
+                why = f"it should have stopped at step {proposal.step}, and still runs when it has to be gone: {stop.reason}"
+                self.joins.end(why)
+
     def tick(self) -> None:
         """Withdraw what was not answered in time, and propose a save when one is due by time."""
         proposal, now_s = self.snapshots.proposal, self.desk.now_s
         if self._stop is not None and now_s >= self._stop_until_s:
-            if proposal is None or proposal.state != "confirmed" or proposal.kind != "stop":
-                if proposal is not None and proposal.state == "proposed":
-                    self._end(proposal, f"{self._unanswered(proposal)} in time: {self._stop.reason}")
-                self._last_stable_wanted = True
-            self._stop = None
-            self.desk.stir = True
+            self._stop_is_late(self._stop, proposal)
         elif proposal is not None and proposal.state == "proposed" and now_s >= self._until_s:
             self._end(proposal, f"{self._unanswered(proposal)} within {self.desk.settings.barrier_timeout_s:.1f} s")
             self._last_save_s = now_s
-        every_s, group = self.desk.settings.save_every_s, self.joins.group
+        every_s, group = self._every_s(), self.joins.group
         if every_s is None or group is None or not group.alive or now_s - self._last_save_s < every_s:
             return
         if self._stop is not None or self._group is not group or (proposal is not None and proposal.state != "withdrawn"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raystate.core.held import Held, HeldSet
-from raystate.core.host_messages import Connected, Disconnected, HostCommand, Kill, Tell
+from raystate.core.host_messages import Connected, Disconnected, Examine, Examined, HostCommand, Kill, Tell
 from raystate.core.messages import EndTrainers, HostId, TrainerExited, TrainerSeen, TrainerWord, group_of
 
 REMEMBERED_EXITS = 64
@@ -18,6 +18,8 @@ class Attachment:
     hello: Connected
     said_bye: bool = False
     ended: str = ""  # why this host killed it
+    hung: str = ""  # the same, if that is its own fault
+    stack: str = ""
 
 
 class Attached:
@@ -84,16 +86,18 @@ class Attached:
             return True
         if one is not None:
             one.end()
-        clean = not trainer.ended and (trainer.said_bye or (word is not None and word.phase == "closing"))
+        clean = not trainer.ended and not trainer.hung and (trainer.said_bye or (word is not None and word.phase == "closing"))
         if clean:
             reason = "left"
+        elif trainer.hung:
+            reason = trainer.hung
         elif trainer.ended:
             reason = f"trainer rank {hello.rank} (pid {hello.pid}) was ended: {trainer.ended}"
         elif word is not None and word.phase == "failed":
             reason = word.error or f"trainer rank {hello.rank} (pid {hello.pid}) failed"
         else:
             reason = f"trainer rank {hello.rank} (pid {hello.pid}) died"
-        self._say_exit(hello.lineage, hello.rank, clean=clean, reason=reason, ended=bool(trainer.ended))
+        self._say_exit(hello.lineage, hello.rank, clean=clean, reason=reason, trainer=trainer)
         return True
 
     def unlocked(self, one: HeldSet) -> None:
@@ -105,8 +109,12 @@ class Attached:
         reason = word.error if word.phase == "failed" and word.error else f"trainer rank {word.rank} died"
         self._say_exit(word.lineage, word.rank, clean=word.phase == "closing", reason=reason)
 
-    def _say_exit(self, lineage: str, rank: int, *, clean: bool, reason: str, ended: bool = False) -> None:
-        event = TrainerExited(host=self._host, lineage=lineage, rank=rank, clean=clean, reason=reason, ended=ended)
+    def _say_exit(self, lineage: str, rank: int, *, clean: bool, reason: str, trainer: Attachment | None = None) -> None:
+        hung, stack = (False, "") if trainer is None else (bool(trainer.hung), trainer.stack)
+        ended = trainer is not None and bool(trainer.ended) and not hung
+        event = TrainerExited(
+            host=self._host, lineage=lineage, rank=rank, clean=clean, reason=reason, ended=ended, hung=hung, stack=stack
+        )
         if not clean:
             self._exits = [*self._exits[-(REMEMBERED_EXITS - 1) :], event]
         self.out.append(Tell(event=event))
@@ -121,9 +129,21 @@ class Attached:
             hello = trainer.hello
             one = self._held.sets.get(hello.set_index)
             leaving = trainer.said_bye or (one is not None and one.word is not None and one.word.phase in ("closing", "failed"))
-            if group_of(hello.lineage) == group_of(order.lineage) and not leaving:
+            if group_of(hello.lineage) != group_of(order.lineage) or leaving:
+                continue
+            if not order.hanging:
                 trainer.ended = trainer.ended or order.reason
                 self.out.append(Kill(pid=hello.pid, rank=hello.rank, reason=order.reason))
+            elif hello.rank in order.hanging and not trainer.hung:
+                trainer.hung = order.reason
+                self.out.append(Examine(connection=hello.connection, pid=hello.pid))
+
+    def examined(self, event: Examined) -> None:
+        """It is known where a hanging trainer was, or that it can't say: now it ends."""
+        trainer = self.trainers.get(event.connection)
+        if trainer is not None and trainer.hung:
+            trainer.stack = event.stack
+            self.out.append(Kill(pid=trainer.hello.pid, rank=trainer.hello.rank, reason=trainer.hung))
 
     def seen(self) -> list[TrainerSeen]:
         """The words of the trainers that are connected; of those that have no slots yet, what they said of themselves."""

@@ -74,12 +74,16 @@ class Invalidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTrainers:
-    """Kill the trainers of this lineage's worker group on that host: they are stuck in a collective with a dead rank. Idempotent."""
+    """Kill the trainers of this lineage's worker group on that host: they are stuck in a collective with a dead rank. Idempotent.
+
+    `hanging`: only these ranks, and they are the cause: what they were doing is found out first.
+    """
 
     host: HostId
     lineage: str
     reason: str
     attempt: int = 0  # a host ignores those of attempts that have been superseded
+    hanging: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,29 @@ class Write:
     @property
     def snapshot(self) -> SnapshotId:
         """What is to be written."""
+        return SnapshotId(self.lineage, self.step, self.again)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """The host keeps copies of these pieces of a snapshot, and fetches those that it has not. It replaces the order before it.
+
+    Attributes:
+        pieces: (rank, a host that holds its piece).
+        attempt, seq: order the orders; the same one again: what has failed may be tried again.
+    """
+
+    host: HostId
+    lineage: str
+    step: int
+    pieces: tuple[tuple[int, HostId], ...]
+    attempt: int
+    seq: int
+    again: int = 0
+
+    @property
+    def snapshot(self) -> SnapshotId:
+        """What is to be copied."""
         return SnapshotId(self.lineage, self.step, self.again)
 
 
@@ -175,6 +202,6 @@ class Log:
 
 
 Command = (
-    Answer | Advise | Invalidate | EndTrainers | Write | BuildPackage | Append | Publish | Retire | Discard | Finish
+    Answer | Advise | Invalidate | EndTrainers | Write | Copy | BuildPackage | Append | Publish | Retire | Discard | Finish
     | Superseded | Log
 )  # fmt: skip

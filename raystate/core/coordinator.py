@@ -5,8 +5,9 @@
     group       who trains (joins, lineages, ends)      memory, snapshots  what hosts hold; advice to them
     journal     entries of the log and their intents    saves              from a complete snapshot to its commit
     recovery    what a group restores                   agreement          all ranks act at the same step
-    promises    flush                                   deletes            steps that the user deletes
-    leaving     close, release
+    notices     hosts that are to go away               hangs              who makes no step any more
+    promises    flush                                   repeats            steps that are saved once more
+    deletes     steps that the user deletes             leaving            close, release
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from raystate.core.desk import Desk
 from raystate.core.discards import Discards
 from raystate.core.errors import InvalidTransitionError
 from raystate.core.group import Joins
+from raystate.core.hangs import Hangs
 from raystate.core.journal import Journal
 from raystate.core.leaving import Leaving
 from raystate.core.memory import Memory
 from raystate.core.messages import (
+    AgainAsked,
     Answer,
     Appended,
     Ask,
@@ -35,6 +38,7 @@ from raystate.core.messages import (
     Failure,
     FlushAsked,
     HostDown,
+    HostLeaving,
     HostReported,
     HostUp,
     Invalidated,
@@ -54,9 +58,11 @@ from raystate.core.messages import (
     TrainerExited,
     Written,
 )
+from raystate.core.notices import Notices
 from raystate.core.printed import printed_parts
 from raystate.core.promises import Promises
 from raystate.core.recovery import Restores
+from raystate.core.repeats import Repeats
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
@@ -82,7 +88,10 @@ class Coordinator:
         self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves, self.discards)
         self.recovery = Restores(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.discards)
         self.agreement = Agreement(desk, self.joins, self.journal, self.saves, self.snapshots)
-        self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves)
+        self.notices = Notices(desk, self.joins, self.agreement)
+        self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
+        self.repeats = Repeats(desk, self.joins, self.saves, self.promises)
+        self.hangs = Hangs(desk, self.joins, self.saves, self.promises)
         self.deletes = Deletes(desk, self.journal, self.saves)
         self.leaving = Leaving(
             desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.agreement, self.promises
@@ -101,13 +110,15 @@ class Coordinator:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Claimed: self._claim,
             HostUp: self.snapshots.host_up,
-            HostDown: self.snapshots.host_down,
+            HostDown: self._host_down,
+            HostLeaving: self.notices.leaving,
             HostReported: self.snapshots.reported,
             Joined: self._joined,
             TrainerExited: self.joins.exited,
             RestoreAsked: self.recovery.asked,
             RestoreTried: self.recovery.tried,
             FlushAsked: self.promises.flush_asked,
+            AgainAsked: self.repeats.asked,
             LeaveAsked: self.leaving.leave_asked,
             ReleaseAsked: self.leaving.release_asked,
             DeleteAsked: self.deletes.asked,
@@ -220,7 +231,7 @@ class Coordinator:
     def _settle(self) -> None:
         """Let every part look until nothing changes any more.
 
-        The order, in each round: saves begin, recovery and agreement go on, then whoever waits for durability or for the end, then
+        The order, in each round: saves begin, recovery, notices and agreement go on, then whoever waits for durability or for the end, then
         the journal gives the entries that all of these want, and advice tells the hosts what has come of it. Each part reads what the
         parts before it have left and asks only the journal (which comes last) for entries, so most events need one round; a part that
         changes what an earlier one waits for sets `desk.stir`, and another round follows.
@@ -236,6 +247,7 @@ class Coordinator:
             self.joins.committed(self.journal.newest)
             self.saves.turn()
             self.recovery.turn()
+            self.notices.turn()
             self.agreement.turn()
             self.promises.turn()
             self.deletes.turn()
@@ -258,6 +270,7 @@ class Coordinator:
         desk.attempt = event.entry.attempt
         desk.log("debug", f"attempt {desk.attempt} owns run {event.entry.run}: {event.entry.reason}")
         self.journal.start(event)
+        self.saves.start(event)
         self.snapshots.start(event.hosts)
         self.agreement.start()
         self._settle()
@@ -288,6 +301,10 @@ class Coordinator:
 
     # ---------------------------------------------------------------- small ones
 
+    def _host_down(self, event: HostDown) -> None:
+        self.notices.down(event)
+        self.snapshots.host_down(event)
+
     def _joined(self, event: Joined) -> None:
         if self.leaving.is_settled and event.group != self.joins.name:
             # Its Coordinator is the next one: this one would end under its feet.
@@ -313,6 +330,7 @@ class Coordinator:
     def _tick(self, _: Tick) -> None:
         self._give_up_waiting()
         self.joins.tick()
+        self.hangs.tick()
         self.journal.tick()
         self.snapshots.tick()
         self.saves.tick()

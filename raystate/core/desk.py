@@ -56,7 +56,7 @@ def brief(text: str) -> str:
     return _NODE_ID.sub(lambda found: found[0][:8], text)
 
 
-def shown(step: int) -> str:
+def step_text(step: int) -> str:
     """A step's number for people, who don't know that -1 is none."""
     return str(step) if step >= 0 else "none"
 

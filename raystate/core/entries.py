@@ -12,6 +12,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from raystate.core.names import SnapshotId
 from raystate.core.sealed import seal, unseal
 
 FORMAT = 2  # 1: every entry held the whole state
@@ -102,6 +103,15 @@ class Base:
         if (expected := _base_name(raw["seq"], data)) != name:
             raise ValueError(f"it is the base {expected}")
         return cls(name=name, live=_live(raw["live"]), intents=_intents(raw["intents"]), before=raw["before"])
+
+
+def committed_by(entry: LogEntry | WrittenEntry) -> SnapshotId | None:
+    """The snapshot that this very entry has committed; None: it commits nothing, or of an unknown lineage."""
+    steps = {one.step for one in entry.intents if one.kind == "commit" and one.seq == entry.seq}
+    for one in entry.live:
+        if one.step in steps and one.lineage:
+            return SnapshotId(one.lineage, one.step, one.again)
+    return None
 
 
 NO_BASE = Base(name="", live=(), intents=())

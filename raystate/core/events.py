@@ -16,11 +16,13 @@ class Claimed:
     """The claim entry was created: this Coordinator is attempt entry.attempt. `dead` lists attempts known dead (Ray said so).
 
     `hosts` are the HostActors that exist already (found by name); restore decisions wait for their reports or their deadline.
+    `committed` are snapshots that earlier attempts have committed, retired since or not: their trainers may still ask about them.
     """
 
     entry: LogEntry
     hosts: tuple[HostId, ...] = ()
     dead: tuple[int, ...] = ()
+    committed: tuple[SnapshotId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,20 @@ class HostDown:
     host: HostId
     reason: str
     gone: bool = False  # the node itself is lost, with its memory; False: its HostActor may come back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLeaving:
+    """A host is to go away: its node is preempted or drained. Told any number of times.
+
+    Attributes:
+        within_s: from now until it is gone; None: nobody has said.
+        reason: who says so.
+    """
+
+    host: HostId
+    within_s: float | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +82,7 @@ class TrainerExited:
     Attributes:
         clean: it had left or detached on purpose.
         ended: its HostActor killed it because another rank was dead: it is no cause.
+        hung: its HostActor killed it because it made no step any more; `stack`: where its Python was then, "" if it could not say.
     """
 
     host: HostId
@@ -74,6 +91,8 @@ class TrainerExited:
     clean: bool
     reason: str
     ended: bool = False
+    hung: bool = False
+    stack: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +132,37 @@ class RestoreTried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushAsked:
-    """Answered once each of the `promised` snapshots is durable or can't become so. `word`: as in RestoreAsked."""
+    """Answered once each of the `promised` snapshots is durable or can't become so. `word`: as in RestoreAsked.
+
+    `broken`: promised ones whose copy on this rank came to nothing, and why.
+    """
 
     ask: Ask
     lineage: str
     rank: int
     promised: tuple[SnapshotId, ...] = ()
+    broken: tuple[tuple[SnapshotId, str], ...] = ()
     word: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgainAsked:
+    """A rank saves a step by force that is promised already: is that save lost, so that the step is due again?
+
+    All ranks ask at the same call, and get the same answer.
+
+    Attributes:
+        save: the promised one.
+        number: how often its rank was told before that it is not lost.
+        broken: why its copy on this rank came to nothing; "": it has not.
+    """
+
+    ask: Ask
+    lineage: str
+    rank: int
+    save: SnapshotId
+    number: int
+    broken: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +206,14 @@ class DeleteAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked:
-    """End the attempt at a common step (preemption, `ray job stop`): by `within_s` from now."""
+    """End the attempt at a common step. After `within_s` from now some of its trainers may be gone.
+
+    `group`: only this worker group is meant (see `group_of`); "": whoever trains.
+    """
 
     reason: str
     within_s: float
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +293,8 @@ class Tick:
 
 
 Event = (
-    Claimed | HostUp | HostDown | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked | LeaveAsked
-    | ReleaseAsked | DeleteAsked | StopAsked | Invalidated | Written | Packaged | Appended | PublishDone | RetireDone | AttemptDead
-    | Tick
+    Claimed | HostUp | HostDown | HostLeaving | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
+    | AgainAsked
+    | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | Invalidated | Written | Packaged | Appended | PublishDone | RetireDone
+    | AttemptDead | Tick
 )  # fmt: skip

@@ -31,6 +31,7 @@ class Group:
         "decided",
         "first_s",
         "hosts",
+        "left",
         "lineage",
         "moved_s",
         "newest",
@@ -51,6 +52,7 @@ class Group:
         self.decided = False  # it has restored, or has shown that it doesn't
         self.first_s = now_s
         self.seen: dict[int, TrainerSeen] = {}
+        self.left: set[int] = set()  # ranks that have gone on purpose
         self.acked = 0  # newest proposal that a rank has agreed to
         self.moved_s: dict[int, float] = {}  # when the rank's newest step last changed
         self.newest = -1  # of any rank
@@ -308,15 +310,18 @@ class Joins:
 
     def exited(self, event: TrainerExited) -> None:
         """A trainer's process is gone: unless it left on purpose, its group cannot go on."""
-        nonce = group_of(event.lineage)
+        nonce, group = group_of(event.lineage), self.group
+        if event.clean and group is not None and group.nonce == nonce:
+            group.left.add(event.rank)
         if event.clean or nonce in self.ended:
             return
-        group = self.group
         if group is None or group.nonce != nonce:
             if group is None or lineage_order(event.lineage) > group.order:
                 self.ended[nonce] = f"rank {event.rank} on host {event.host} exited: {event.reason}"
             return
         group.hosts.setdefault(event.rank, event.host)
+        if event.stack:
+            self.desk.log("error", f"rank {event.rank} was at\n{event.stack}")
         self.end(f"rank {event.rank} on host {event.host} exited: {event.reason}", spare=event.host)
 
     def end(self, why: str, spare: HostId | None = None) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from raystate.core.host_messages import Empty, HostCommand, Place, RemoveSet, SetFound
 from raystate.core.messages import Advice, HostWord, Invalidate, SnapshotId, Staged, TrainerWord, lineage_order
-from raystate.core.slots import why_free
+from raystate.core.slots import why_free, why_reusable
+
+GIVEN_UP = "a restore has given it up"
 
 
 @dataclass(slots=True)
@@ -31,6 +33,7 @@ class HeldSet:
     said: HostWord | None = None  # the host's word
     told: Advice | None = None  # what it was made of
     exited: bool = False  # its trainer's end has been told, or was none
+    copies_of: int | None = None  # the rank whose pieces are copied into it from other hosts; None: it is a trainer's
 
     def end(self) -> None:
         """The end of its trainer is told now, or there is none to tell."""
@@ -77,6 +80,14 @@ class Held:
             for number, content in one.held()
         ]
 
+    def reported(self) -> tuple[Staged, ...]:
+        """What is held here, each piece once. A granted slot is left out whatever it holds."""
+        held: dict[tuple[int, SnapshotId], Staged] = {}
+        for one in self.sets.values():
+            for _, content in one.held():
+                held[content.rank, content.id] = content
+        return tuple(held.values())
+
     def is_needed(self, index: int, advice: Advice | None) -> bool:
         """Whether a set without a trainer holds anything that a recovery or a save may need: else it may be removed."""
         one = self.sets.get(index)
@@ -93,7 +104,13 @@ class Held:
         """A set is there, perhaps handed on to another trainer."""
         old = self.sets.get(event.index)
         count = len(event.contents)
-        one = HeldSet(index=event.index, trainer=event.trainer, slots=[HeldSlot() for _ in range(count)], word=event.word)
+        one = HeldSet(
+            index=event.index,
+            trainer=event.trainer,
+            slots=[HeldSlot() for _ in range(count)],
+            word=event.word,
+            copies_of=event.copies_of,
+        )
         if old is not None:  # handed on: what is being read stays held
             for new, was in zip(one.slots, old.slots, strict=True):
                 new.holds, new.doomed = was.holds, was.doomed
@@ -130,6 +147,20 @@ class Held:
                 del self.sets[one.index]
                 self.out.append(RemoveSet(index=one.index, reason=f"trainer {one.trainer} has larger slots"))
 
+    def grant(self, one: HeldSet, advice: Advice) -> bool:
+        """Give the trainer of this set the slots that it may reuse. Whether there were any."""
+        granted = False
+        for number, slot in enumerate(one.slots):
+            if slot.holds or one.is_granted(number):
+                continue
+            reason = why_reusable(slot.content, advice)
+            if reason is not None:
+                slot.granted += 1
+                slot.content = None
+                self.out.append(Empty(index=one.index, slot=number, reason=reason))
+                granted = True
+        return granted
+
     # ---------------------------------------------------------------- what a restore gives up
 
     def give_up(self, order: Invalidate) -> None:
@@ -150,7 +181,7 @@ class Held:
             self._empty(one, number)
 
     def _empty(self, one: HeldSet, number: int) -> None:
-        self.out.append(Empty(index=one.index, slot=number, reason="a restore has given it up"))
+        self.out.append(Empty(index=one.index, slot=number, reason=GIVEN_UP))
 
     # ---------------------------------------------------------------- readers
 

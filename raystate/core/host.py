@@ -12,13 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raystate.core.attached import Attached
+from raystate.core.copies import Copies
 from raystate.core.errors import InvalidTransitionError
-from raystate.core.held import Held, HeldSet, applies
+from raystate.core.held import Held, applies
 from raystate.core.host_messages import (
     AlreadyExecuted,
     Connected,
+    CopyFailed,
+    CopyFilled,
+    CopyMeasured,
     Disconnected,
-    Empty,
+    Examined,
     Execute,
     Hold,
     HoldAsked,
@@ -41,6 +45,7 @@ from raystate.core.host_messages import (
 )
 from raystate.core.messages import (
     Advice,
+    Copy,
     EndTrainers,
     HostId,
     HostReported,
@@ -54,7 +59,7 @@ from raystate.core.messages import (
     group_of,
     save_order,
 )
-from raystate.core.slots import why_reusable
+from raystate.core.reporting import Reporting
 
 REPORT_INTERVAL_S = 0.05  # reports are coalesced to at most one per interval
 HEARTBEAT_S = 1.0
@@ -67,17 +72,6 @@ class _Save:
     running: bool = True
 
 
-@dataclass(slots=True)
-class _Reports:
-    """When the next report is due."""
-
-    seq: int = 0
-    last: HostSummary | None = None
-    last_s: float = float("-inf")
-    changed: bool = True
-    at_once: bool = False
-
-
 class Host:
     """One incarnation of a HostActor.
 
@@ -87,6 +81,7 @@ class Host:
         memory: what its predecessor remembered.
         report_interval_s: at most one report per interval, unless somebody waits for one.
         heartbeat_s: a report at least so often.
+        domain: what the host is lost together with; "": nothing else.
     """
 
     def __init__(
@@ -97,20 +92,21 @@ class Host:
         *,
         report_interval_s: float = REPORT_INTERVAL_S,
         heartbeat_s: float = HEARTBEAT_S,
+        domain: str = "",
     ):
         self.host = host
         self.incarnation = incarnation
-        self._report_interval_s = report_interval_s
-        self._heartbeat_s = heartbeat_s
+        self._domain = domain
         memory = memory or HostMemory()
         self._held = Held(memory.base)
         self._attached = Attached(host, self._held)
+        self._copies = Copies(self._held)
         self._advice = memory.advice
         self._attempt: int | None = None  # the newest that was heard of; older ones are ignored
         self._readers: dict[str, tuple[Place, ...]] = {}
         self._saves: dict[str, _Save] = {}
         self._newest_save = (0, 0)
-        self._reports = _Reports()
+        self._reports = Reporting(report_interval_s, heartbeat_s)
         self._up_said = False
         self._out: list[HostCommand] = []
         self._now_s = 0.0
@@ -122,14 +118,19 @@ class Host:
             SaidBye: self._said_bye,
             Disconnected: self._disconnected,
             Unlocked: self._unlocked,
+            Examined: lambda event: self._attached.examined(event),
             HoldAsked: self._hold_asked,
             HoldEnded: self._hold_ended,
             WriteEnded: self._write_ended,
+            CopyMeasured: lambda event: self._copies.measured(event, self._advice),
+            CopyFilled: self._copied,
+            CopyFailed: self._copied,
             Look: lambda _: None,
             Advice: self._advised,
             Invalidate: self._invalidate,
             EndTrainers: self._end_trainers,
             Write: self._write,
+            Copy: self._copy,
         }
 
     # ---------------------------------------------------------------- the one entrance
@@ -165,7 +166,7 @@ class Host:
     def _handle(self, event: HostEvent, now_s: float) -> list[HostCommand]:
         self._now_s = now_s
         out: list[HostCommand] = []
-        self._out = self._held.out = self._attached.out = out
+        self._out = self._held.out = self._attached.out = self._copies.out = out
         if not self._up_said:
             self._up_said = True
             out.append(Tell(event=HostUp(host=self.host, incarnation=self.incarnation)))
@@ -174,14 +175,14 @@ class Host:
             self._grant()
             if len(self._held.sets) > 1:
                 self._held.drop_replaced(self._advice, self._attached.is_connected)
+            self._copies.turn(self._advice)
         self._report()
         return out
 
     @property
     def next_report_s(self) -> float:
         """When `Look` will bring a report, if nothing happens before."""
-        reports = self._reports
-        return reports.last_s + (self._report_interval_s if reports.changed else self._heartbeat_s)
+        return self._reports.next_s
 
     @property
     def suspects(self) -> tuple[int, ...]:
@@ -292,6 +293,7 @@ class Host:
 
     def _write(self, order: Write) -> None:
         """A save id is executed once: the same order again gets the same outcome."""
+
         number = save_order(order.save)
         if self._is_stale(number[0]):
             self._refuse(order, "StaleAttemptError", f"save {order.save} is of a superseded attempt")
@@ -328,6 +330,16 @@ class Host:
         """Whether the outcome of that save may still be asked for."""
         return save in self._saves
 
+    # ---------------------------------------------------------------- copies of other hosts' pieces
+
+    def _copy(self, order: Copy) -> None:
+        if not self._is_stale(order.attempt):
+            self._copies.ordered(order)
+
+    def _copied(self, event: CopyFilled | CopyFailed) -> None:
+        self._copies.ended(event)
+        self._changed()
+
     # ---------------------------------------------------------------- grants and the host's words
 
     def _grant(self) -> None:
@@ -340,7 +352,7 @@ class Host:
             # Advice about another lineage is not for this trainer, but it must learn that its run has failed.
             told = advice if advice is not None and (one.word.lineage == advice.lineage or advice.failure is not None) else None
             if told is not None and one.word.lineage == told.lineage:
-                self._grant_slots(one, told)
+                self._reports.changed |= self._held.grant(one, told)
             grants = tuple([slot.granted for slot in one.slots])
             if one.told is told and one.said is not None and one.said.grants == grants:
                 continue
@@ -350,48 +362,28 @@ class Host:
                 one.said = word
                 self._out.append(Speak(index=one.index, word=word))
 
-    def _grant_slots(self, one: HeldSet, advice: Advice) -> None:
-        for number, slot in enumerate(one.slots):
-            if slot.holds or one.is_granted(number):
-                continue
-            reason = why_reusable(slot.content, advice)
-            if reason is not None:
-                slot.granted += 1
-                slot.content = None
-                self._out.append(Empty(index=one.index, slot=number, reason=reason))
-                self._changed()
-
     # ---------------------------------------------------------------- the report
 
     def _changed(self) -> None:
         self._reports.changed = True
 
     def _report(self) -> None:
-        reports = self._reports
-        since_s = self._now_s - reports.last_s
-        if not (reports.at_once or (reports.changed and since_s >= self._report_interval_s) or since_s >= self._heartbeat_s):
-            return
-        reports.seq += 1
-        reports.last_s = self._now_s
-        reports.changed = reports.at_once = False
-        reports.last = self.summary(reports.seq)
-        self._out.append(Tell(event=HostReported(summary=reports.last)))
+        if self._reports.is_due(self._now_s):
+            self._out.append(Tell(event=HostReported(summary=self.summary(self._reports.seq))))
 
     def summary(self, seq: int) -> HostSummary:
-        """The report as of now. A granted slot is left out whatever it holds."""
-        held: dict[tuple[int, str, int, int], Staged] = {}
-        for one in self._held.sets.values():
-            for _, content in one.held():
-                held[content.rank, content.lineage, content.step, content.again] = content
+        """The report as of now."""
         advice = self._advice
         return HostSummary(
             host=self.host,
             incarnation=self.incarnation,
             seq=seq,
-            staged=tuple(held.values()),
+            staged=self._held.reported(),
             trainers=tuple(self._attached.seen()),
             base=self._held.base,
             advised=None if advice is None else (advice.attempt, advice.seq),
             proposal=None if advice is None else advice.proposal,
             attempt=self._attempt,
+            domain=self._domain,
+            no_copies=self._copies.no_memory,
         )

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.messages import Advice, EndTrainers, Event, HostWord, Invalidate, SnapshotId, Staged, TrainerWord, Write
+from raystate.core.messages import (
+    Advice,
+    Copy,
+    EndTrainers,
+    Event,
+    HostId,
+    HostWord,
+    Invalidate,
+    SnapshotId,
+    Staged,
+    TrainerWord,
+    Write,
+)
 
 # ---------------------------------------------------------------- events
 
@@ -22,6 +34,7 @@ class SetFound:
         word: its trainer's word, read before `contents`.
         contents: what each slot's header says, None where nothing is complete.
         host_word: what an earlier HostActor wrote last to its trainer; None for a set that has just been allotted.
+        copies_of: the rank whose pieces, copied from another host, it is for; None: it is a trainer's.
     """
 
     index: int
@@ -29,6 +42,7 @@ class SetFound:
     word: TrainerWord | None
     contents: tuple[Staged | None, ...]
     host_word: HostWord | None = None
+    copies_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +101,14 @@ class Unlocked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """Where the Python of the trainer on this connection was, for Examine; "" if it could not say."""
+
+    connection: int
+    stack: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HoldAsked:
     """Somebody wants to read a snapshot's pieces of these ranks. Answered with Hold."""
 
@@ -110,13 +132,38 @@ class WriteEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyMeasured:
+    """The piece that FetchCopy named is there, and set `index` has room for it: has it a free slot? Answered with FillCopy or DropCopy."""
+
+    transfer: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFilled:
+    """The piece's bytes are in the slot and match their checksums; its header is not written. Answered with CommitCopy or DropCopy."""
+
+    transfer: int
+    content: Staged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFailed:
+    """The transfer has ended without a copy. `no_memory`: this host has no room for one."""
+
+    transfer: int
+    error: str
+    no_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """Time has passed."""
 
 
 HostEvent = (
-    SetFound | SetRemoved | SetRead | Connected | SaidBye | Disconnected | Unlocked | HoldAsked | HoldEnded | WriteEnded | Look
-    | Advice | Invalidate | EndTrainers | Write
+    SetFound | SetRemoved | SetRead | Connected | SaidBye | Disconnected | Unlocked | Examined | HoldAsked | HoldEnded | WriteEnded
+    | CopyMeasured | CopyFilled | CopyFailed | Look | Advice | Invalidate | EndTrainers | Write | Copy
 )  # fmt: skip
 
 
@@ -161,6 +208,14 @@ class Remember:
     """Keep this where a restarted HostActor finds it."""
 
     memory: HostMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examine:
+    """Find out where this trainer's Python is, for a moment; then Examined, whatever came of it."""
+
+    connection: int
+    pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +267,44 @@ class RemoveSet:
     reason: str
 
 
-HostCommand = Tell | Speak | Empty | Remember | Kill | Hold | Execute | AlreadyExecuted | Refuse | RemoveSet
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchCopy:
+    """Begin to copy the rank's piece from another host: find out how large it is, and find or make a set for it; then CopyMeasured."""
+
+    transfer: int
+    source: HostId
+    snapshot: SnapshotId
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillCopy:
+    """Bring the bytes of this transfer into this slot, header last of all; then CopyFilled."""
+
+    transfer: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitCopy:
+    """Write the header: from now on the slot holds the piece."""
+
+    transfer: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropCopy:
+    """The transfer is over, and nothing comes of it."""
+
+    transfer: int
+    reason: str
+
+
+HostCommand = (
+    Tell | Speak | Empty | Remember | Examine | Kill | Hold | Execute | AlreadyExecuted | Refuse | RemoveSet
+    | FetchCopy | FillCopy | CommitCopy | DropCopy
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from raystate.core.agreement import Agreement
-from raystate.core.desk import NAMED, Barrier, Desk, Lookout, named, shown
+from raystate.core.desk import NAMED, Barrier, Desk, Lookout, named, step_text
 from raystate.core.group import Group, Joins
 from raystate.core.inquiry import Inquiry
 from raystate.core.journal import Journal
@@ -192,7 +192,7 @@ class Leaving:
             if failed is not None:
                 self._refuse(
                     "StorageError",
-                    f"step {last.step} could not be made durable: {failed}; newest durable step: {shown(journal.durable_step)}",
+                    f"step {last.step} could not be made durable: {failed}; newest durable step: {step_text(journal.durable_step)}",
                     step=last.step,
                     durable_step=journal.durable_step,
                 )
@@ -204,7 +204,7 @@ class Leaving:
     def _give_up_mistaken(self, group: Group | None, last: SnapshotId, mistake: str) -> None:
         """No try can make the last step durable. Those who close are told; who only releases gets the run released without it, so that
         it is not what the next start, of a corrected script, goes on from."""
-        text = f"{mistake}; newest durable step: {shown(self.journal.durable_step)}"
+        text = f"{mistake}; newest durable step: {step_text(self.journal.durable_step)}"
         if group is not None:
             self._refuse("ConfigError", text, step=last.step, durable_step=self.journal.durable_step)
             return
@@ -234,14 +234,14 @@ class Leaving:
             text = known if last in self.saves.failed else self.joins.missing_text(last)
             self._refuse(
                 "StorageError",
-                f"step {last.step} cannot be made durable: {text}; newest durable step: {shown(self.journal.durable_step)}",
+                f"step {last.step} cannot be made durable: {text}; newest durable step: {step_text(self.journal.durable_step)}",
                 step=last.step,
                 durable_step=self.journal.durable_step,
             )
             return
         newest = best[0].id if best and best[0].step > self.journal.durable_step else None
         step = newest.step if newest is not None else self.journal.durable_step
-        self.desk.log("warning", f"step {last.step} was not staged on all ranks: the run ends with step {shown(step)}")
+        self.desk.log("warning", f"step {last.step} was not staged on all ranks: the run ends with step {step_text(step)}")
         self._last = newest
         self.desk.stir = True
 

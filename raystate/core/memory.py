@@ -28,10 +28,12 @@ class HostView:
         "advised",
         "back_until_s",
         "base_order",
+        "domain",
         "heard_of",
         "heard_s",
         "host",
         "incarnation",
+        "no_copies",
         "past",
         "proposal_seen",
         "reported_s",
@@ -66,6 +68,8 @@ class HostView:
         self.sent_seq = -1
         self.sent_s = -1e9
         self.base_order: tuple[int, int] = (-1, -1)  # newest Invalidate it has applied
+        self.domain: str | None = None  # what it is lost together with; "": nothing else; None: it has not reported yet
+        self.no_copies = ""  # why it can't keep copies for other hosts
 
     def rise(self, now_s: float) -> bool:
         """The host has spoken. True if it was down until now."""
@@ -243,6 +247,7 @@ class Memory:
         view.advised = summary.advised
         view.proposal_seen = summary.proposal
         view.heard_of = summary.attempt
+        view.domain, view.no_copies = summary.domain, summary.no_copies
         if summary.base is not None:
             order = (summary.base.attempt, summary.base.seq)
             self.discarded(view, order)

@@ -16,6 +16,7 @@ from raystate.core.commands import (
     Append,
     BuildPackage,
     Command,
+    Copy,
     Discard,
     EndTrainers,
     Finish,
@@ -33,6 +34,7 @@ from raystate.core.entries import (
     LogEntry,
 )
 from raystate.core.events import (
+    AgainAsked,
     Appended,
     AttemptDead,
     Claimed,
@@ -40,6 +42,7 @@ from raystate.core.events import (
     Event,
     FlushAsked,
     HostDown,
+    HostLeaving,
     HostReported,
     HostUp,
     Invalidated,
@@ -70,6 +73,7 @@ from raystate.core.names import (
 )
 from raystate.core.replies import (
     TIERS,
+    AgainReply,
     Failure,
     FlushReply,
     JoinReply,
@@ -94,6 +98,8 @@ __all__ = [
     "TIERS",
     "Advice",
     "Advise",
+    "AgainAsked",
+    "AgainReply",
     "Answer",
     "Append",
     "Appended",
@@ -102,6 +108,7 @@ __all__ = [
     "BuildPackage",
     "Claimed",
     "Command",
+    "Copy",
     "DeleteAsked",
     "Discard",
     "EndTrainers",
@@ -112,6 +119,7 @@ __all__ = [
     "FlushReply",
     "HostDown",
     "HostId",
+    "HostLeaving",
     "HostReported",
     "HostSummary",
     "HostUp",

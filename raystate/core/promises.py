@@ -8,13 +8,15 @@ from raystate.core.journal import Journal
 from raystate.core.memory import Memory
 from raystate.core.messages import FlushAsked, FlushReply, LeaveAsked, SnapshotId
 from raystate.core.saves import Saves
+from raystate.core.snapshots import Snapshots
 
 
 class Promises:
     """Waits for durability on behalf of the ranks that have called wait_until_finished()."""
 
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves):
+    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
         self._desk = desk
+        self._snapshots = snapshots
         self._memory = memory
         self._joins = joins
         self._journal = journal
@@ -24,6 +26,8 @@ class Promises:
     def flush_asked(self, event: FlushAsked) -> None:
         """A rank waits until everything that it was promised is durable, or known to be lost."""
         if self._joins.check(event.ask, event.lineage, event.rank):
+            for key, why in event.broken:
+                self._saves.lost(key, f"its copy on {self._joins.where([event.rank])} came to nothing: {why}")
             self._waiting = [one for one in self._waiting if one[0].ask != event.ask]
             self._waiting.append((event, self._desk.now_s))
             self._desk.stir = True
@@ -52,6 +56,11 @@ class Promises:
             self._desk.answer(event.ask, reply)
         self._waiting = left
 
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
     def tick(self) -> None:
         """Look at the deadlines of those who wait."""
         if self._waiting:
@@ -70,18 +79,36 @@ class Promises:
         errors: list[str] = []
         lost: list[SnapshotId] = []
         for key in event.promised:
-            durable, why = self._saves.fate(key)
-            if durable is None and key not in self._saves.jobs and key.step not in self._journal.live:
-                skipped = self._skipped(key)
-                if skipped:
-                    durable = False
-                    why = f"{self._joins.where(skipped)} had no free slot for it before a newer step came"
+            durable, why = self._fate(key)
             if durable is None:
                 waiting.append(why)
             elif not durable:
                 errors.append(why if why.startswith("step ") else f"step {key.step}: {why}")
                 lost.append(key)
         return waiting, errors, lost
+
+    def is_lost(self, key: SnapshotId) -> bool:
+        """Whether a promised snapshot can't become durable any more."""
+        return self._fate(key)[0] is False
+
+    def _fate(self, key: SnapshotId) -> tuple[bool | None, str]:
+        """As `Saves.fate`; also of a snapshot that nobody will complete."""
+        durable, why = self._saves.fate(key)
+        if durable is None and key not in self._saves.jobs and key.step not in self._journal.live:
+            skipped = self._skipped(key)
+            if skipped:
+                return False, f"{self._joins.where(skipped)} had no free slot for it before a newer step came"
+            if self._is_over(key):
+                return False, f"it was not staged on all ranks before a restore: {why}"
+        return durable, why
+
+    def _is_over(self, key: SnapshotId) -> bool:
+        """Its lineage has been replaced by a restore, so nobody stages it any more, and no host is away that could hold the rest."""
+        group = self._joins.group
+        assert group is not None
+        if key.lineage == group.lineage or self._memory.complete(key) is not None:
+            return False
+        return not self._snapshots.gathering and all(view.up and view.reported_s is not None for view in self._memory.views)
 
     def _skipped(self, key: SnapshotId) -> list[int]:
         """Ranks that are past the snapshot and neither hold nor stage it: it can't become complete any more."""

@@ -84,6 +84,13 @@ class FlushReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgainReply:
+    """Whether a promised save is lost, so that its step is due again."""
+
+    due: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveReply:
     """The run is released."""
 
@@ -91,4 +98,4 @@ class LeaveReply:
     errors: tuple[str, ...] = ()  # what was promised, is not durable, and was not said before
 
 
-Reply = JoinReply | RestoreChoice | RestoreSettled | FlushReply | LeaveReply | Failure
+Reply = JoinReply | RestoreChoice | RestoreSettled | FlushReply | AgainReply | LeaveReply | Failure

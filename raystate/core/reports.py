@@ -64,6 +64,8 @@ class HostSummary:
     advised: tuple[int, int] | None = None  # (attempt, seq) of the newest Advice it has; None: unknown
     proposal: Proposal | None = None  # the last one it has shown to its trainers: a new Coordinator has to go on with it
     attempt: int | None = None  # newest attempt it has heard of, and whose predecessors it ignores; None: unknown
+    domain: str = ""  # what it is lost together with; "": nothing else
+    no_copies: str = ""  # why it can't keep copies for others; "": it can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from raystate.core.journal import Change, Journal, Request, retry_delay_s
 from raystate.core.memory import Memory, Snap
 from raystate.core.messages import (
     BuildPackage,
+    Claimed,
     Discard,
     HostId,
     LiveStep,
@@ -34,6 +35,7 @@ GIVES_WAY_S = 4.0  # for so long a save that is due may hold up snapshots while 
 FIRST_GIVES_WAY_S = 30.0  # before the first commit of an attempt: what builds packages may still be loading
 REPEAT_S = 15.0
 _REMEMBERED = 256
+_REMEMBERED_COMMITS = 65536  # a training that never waits asks at its end about all that it has saved
 
 
 class Job:
@@ -75,6 +77,7 @@ class Saves:
         self.failed: dict[SnapshotId, str] = {}  # snapshots that will not become durable, and why
         self.mistake: tuple[SnapshotId, str] | None = None  # the newest snapshot that is the caller's mistake, and which
         self.saved: dict[SnapshotId, None] = {}  # this attempt's commits; some may be retired by now
+        self.inherited: frozenset[SnapshotId] = frozenset()  # those of the attempts before, as far back as the log was read
         self.restoring = -1  # a stored step that is being read now
         self._counter = 0
         self._kept: frozenset[int] | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
@@ -89,7 +92,7 @@ class Saves:
         """Make a complete snapshot durable. `again`: although it has failed before."""
         if again and key in self.failed:
             del self.failed[key]
-        if key in self.jobs or key in self.failed or key in self.saved or not self.memory.believed(key.lineage, key.step):
+        if key in self.jobs or key in self.failed or self._is_saved(key) or not self.memory.believed(key.lineage, key.step):
             return
         if key.step in self.journal.live:
             if not self._is_same(key):
@@ -97,6 +100,13 @@ class Saves:
             return
         self.jobs[key] = Job(key, self.desk.now_s, why)
         self.desk.stir = True
+
+    def start(self, event: Claimed) -> None:
+        """This attempt owns the run."""
+        self.inherited = frozenset(event.committed)
+
+    def _is_saved(self, key: SnapshotId) -> bool:
+        return key in self.saved or key in self.inherited
 
     def _is_same(self, key: SnapshotId) -> bool:
         """Whether the live step of that number is this snapshot."""
@@ -123,7 +133,7 @@ class Saves:
                 return False, self._other_bytes(key)
             published = key.step not in self.journal.publishing
             return (True, "") if published else (None, f"step {key.step} is committed but not published")
-        if key in self.saved:
+        if self._is_saved(key):
             return True, ""  # committed, and retired by now
         if not self.memory.believed(key.lineage, key.step):
             return False, f"step {key.step} was given up by a restore"
@@ -313,7 +323,7 @@ class Saves:
                 job, self._other_bytes(job.key) if step in self.journal.live else self.journal.refuse_save(step) or "refused"
             )
             return
-        if len(self.saved) >= _REMEMBERED:
+        if len(self.saved) >= _REMEMBERED_COMMITS:
             del self.saved[next(iter(self.saved))]
         self.saved[job.key] = None
         self.jobs.pop(job.key, None)

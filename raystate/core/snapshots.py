@@ -6,6 +6,7 @@ get a larger common interval.
 
 from __future__ import annotations
 
+from raystate.core.copying import Copying
 from raystate.core.desk import Desk, named
 from raystate.core.discards import Discards
 from raystate.core.group import RESEND_S, Joins
@@ -43,6 +44,7 @@ class Snapshots:
         self.saves = saves
         self._discards = discards
         self._laggards = Laggards(desk, joins)
+        self.copying = Copying(desk, memory, joins)
         self.stable: tuple[int, int] = NOWHERE  # places in the present lineage
         self.dead: set[tuple[int, int]] = set()
         self.interval = 1
@@ -60,6 +62,7 @@ class Snapshots:
         self._demanded_s = 0.0
         self._mark = -1  # skips up to this step were caused by the interval before
         self._calm = CALM_SNAPSHOTS
+        self._base_keys: set[SnapshotId] = set()  # what the present lineage has restored
         self._untold: list[HostView] = []  # hosts that need the present advice once more
 
     # ---------------------------------------------------------------- events
@@ -100,19 +103,21 @@ class Snapshots:
         if view.rise(self.desk.now_s):
             self._untold.append(view)
             self.desk.log("info", f"host {view.host} is back")
+            self.copying.look_again()
             self.desk.stir = True
 
     def host_down(self, event: HostDown) -> None:
         """A HostActor has died, perhaps with its whole node."""
         view = self.memory.hosts.get(event.host)
         if view is not None and view.up:
-            if view.staged and not event.gone:
-                # Its arena outlives the actor: a recovery waits a while for the pieces to be reported again.
+            if (view.staged or view.reported_s is None) and not event.gone:
+                # Its arena outlives the actor: a recovery waits a while for the pieces to be reported again. The news may be late, and
+                # the next actor have started, but not told what it has found.
                 view.expect_back(self.desk.now_s + self.desk.settings.host_timeout_s)
             self._fall(view, event.reason)
         if view is not None and event.gone:
             view.expect_back(-1e9)
-            self.desk.stir = True
+            self.copying.look_again()
 
     def had_its_time(self, view: HostView) -> bool:
         """Whether it could have reported by now: one that has only just come back gets as long as the others had."""
@@ -127,7 +132,7 @@ class Snapshots:
         self.memory.forget(view, why)
         self.gathering.discard(view.host)
         self.saves.host_gone(view.host, why)
-        self.desk.stir = True
+        self.copying.look_again()
 
     def reported(self, event: HostReported) -> None:
         """A host tells what it holds and what its trainers say. An older report than the last, or of a dead incarnation, is ignored."""
@@ -139,17 +144,20 @@ class Snapshots:
         self._rise(view)
         first = view.reported_s is None
         trainers, was_fresh = view.trainers, self._is_fresh(view)
+        no_copies = None if view.domain is None else view.no_copies
         touched = memory.take(view, summary, self.desk.now_s)
         moved = self.joins.observe(view)
         if summary.trainers:
             self.last_trainer_s = self.desk.now_s
         if self.gathering:
             self.gathering.discard(summary.host)
+            self.copying.look_again()
         if first or moved or touched or self.inheriting or trainers != view.trainers or was_fresh != self._is_fresh(view):
             self.desk.stir = True
         group = self.joins.group
         if group is not None and group.lineage != self._lineage:
             self._follow()
+        self.copying.reported(view, no_copies)
         for key in touched:
             snap = memory.snaps.get(key)
             if snap is not None and snap.complete:
@@ -189,7 +197,9 @@ class Snapshots:
         elif snap.unequal:  # making it durable tells which leaves, of which ranks, before there is much to lose
             self.saves.want(snap.id, "values of which a step has one differ between ranks")
         group, place = self.joins.group, snap.id.place
-        if group is not None and snap.lineage == group.lineage and place > self.stable and place not in self.dead:
+        if group is None or snap.lineage != group.lineage or place <= self.stable or place in self.dead:
+            return
+        if not self.copying.is_on or (not self.gathering and self.copying.is_safe(snap)):
             self._stable(place)
 
     def _stable(self, place: tuple[int, int]) -> None:
@@ -283,7 +293,11 @@ class Snapshots:
             return tuple(keys)
         if base is not None and base.by == group.lineage:
             if base.lineage:
-                keys += [key for key in self.memory.snaps if (key.lineage, key.step) == (base.lineage, base.step)]
+                # With those whose host is down: it may hear this before it has said what it holds.
+                known = self._base_keys.union(self.memory.snaps)
+                self._base_keys = {key for key in known if (key.lineage, key.step) == (base.lineage, base.step)}
+                keys += [*self._base_keys]
+                keys += self.copying.kept_beside(base, keys)
             return tuple(sorted(set(keys)))
         best = self.memory.candidates()[:1]
         keys += [snap.id for snap in best]
@@ -305,17 +319,23 @@ class Snapshots:
     def advise(self) -> None:
         """Give the hosts new advice if it differs from the last, and those that have missed the last the same once more."""
         group = self.joins.group
-        if group is None or self.gathering:
+        if self.gathering or (group is None and self._content is None and not self._forced):
             return
-        if group.lineage != self._lineage:
+        if group is not None and group.lineage != self._lineage:
             self._follow()
-        if not group.decided and group.world is not None and len(group.seen) == group.world:
+        if group is not None:
+            if self.copying.has_changed():
+                for snap in [snap for snap in self.memory.snaps.values() if snap.complete]:
+                    self._completed(snap)
+            self.copying.turn()
+        if group is not None and not group.decided and group.world is not None and len(group.seen) == group.world:
             if all(seen.newest_step >= 0 for seen in group.seen.values()):
                 group.decide()
         journal, base = self.journal, self.memory.base
-        decided = group.decided or self.stable != NOWHERE or (base is not None and base.by == group.lineage)
+        lineage = "" if group is None else group.lineage
+        decided = group is not None and (group.decided or self.stable != NOWHERE or (base is not None and base.by == lineage))
         content = (
-            group.lineage, decided, self.stable, tuple(sorted(self.dead)) if self.dead else (), self.keep(), self.interval, self.proposal,
+            lineage, decided, self.stable, tuple(sorted(self.dead)) if self.dead else (), self.keep(), self.interval, self.proposal,
             self.failure, journal.durable_step, journal.troubles,
         )  # fmt: skip
         views = self._untold
@@ -333,7 +353,7 @@ class Snapshots:
                 advice = Advice(
                     attempt=self.desk.attempt,
                     seq=self.seq,
-                    lineage=group.lineage,
+                    lineage=lineage,
                     decided=decided,
                     stable=self.stable,
                     dead=content[3],
@@ -357,6 +377,7 @@ class Snapshots:
                 self._fall(view, f"it has said nothing for {now_s - view.heard_s:.1f} s")
             elif view.up:
                 self._discards.tell(view)
+        self.copying.tick()
         if self.gathering and now_s >= self.gather_until_s:
             self.desk.log("warning", f"hosts {named(sorted(self.gathering))} have not reported; going on without them")
             self.gathering = set()

@@ -11,14 +11,9 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from raystate.core.errors import InvalidTransitionError, StepOrderError, error_from_name
+from raystate.core.errors import InvalidTransitionError, error_from_name
 from raystate.core.messages import HostWord, Proposal, SnapshotId, TrainerWord
-from raystate.core.save_decision import Action, Due, SaveDecision
-
-_WAYS_OUT = (
-    "restore(step=…, rollback=True) retires the newer steps, restore() goes on from the newest, and another `storage` begins a run of "
-    "its own"
-)
+from raystate.core.save_decision import Action, Due, SaveDecision, refuse_other_pasts
 
 
 class Trainer:
@@ -64,7 +59,8 @@ class Trainer:
         self._stored_step = stored_step
         self._first = stored_step < 0  # nothing is durable or promised yet
         self._ahead: frozenset[int] = frozenset()
-        self._safe: int = -1  # the step that needs no further save to be durable
+        self._safe: int = -1  # the step that is promised, or was restored from storage
+        self._kept_again = 0  # how often the newest step was saved by force, and its promise held
         self._promises: tuple[SnapshotId, ...] = ()  # not yet told to be durable or lost, oldest first
         self._grants = list(grants) + [0] * (slots - len(grants))
         self._done = list(self._grants)
@@ -97,6 +93,7 @@ class Trainer:
         self._stored_step = -1
         self._ahead = frozenset()
         self._safe = -1
+        self._kept_again = 0
         self._next_due = self._due_after(step)
         self.phase = "running"
 
@@ -128,18 +125,25 @@ class Trainer:
         """What save() has returned True for and nobody has said yet what became of, oldest first; of earlier lineages, too."""
         return self._promises
 
-    def told(self, promises: Iterable[SnapshotId], *, lost: Iterable[SnapshotId] = ()) -> None:
-        """The user has been told that these are durable, or that they are not. A lost one may be saved again (with force)."""
+    def told(self, promises: Iterable[SnapshotId]) -> None:
+        """The user has been told that these are durable, or that they are not."""
         gone = set(promises)
         self._promises = tuple(one for one in self._promises if one not in gone)
-        newest = self.kept if self.again < 0 else SnapshotId(self.lineage, self._safe, self.again)
-        if newest in set(lost):
-            self._safe = -1
 
     @property
     def is_safe(self) -> bool:
-        """The newest step needs no further save to be durable. The same on all ranks."""
+        """The newest step was promised, or is durable. The same on all ranks."""
         return self.newest < 0 or self._safe == self.newest
+
+    def question(self, step: int, *, force: bool) -> tuple[SnapshotId, int] | None:
+        """What has to be asked before `on_save`: whether this promised save is lost, as AgainAsked (save, number); None: nothing.
+
+        The same on all ranks at the same call, and so is the answer: what this rank has been told meanwhile plays no part in it.
+        """
+        if not force or step != self.newest or step != self._safe:
+            return None
+        save = self.kept if self.again < 0 else SnapshotId(self.lineage, step, self.again)
+        return None if save is None or not save.lineage else (save, self._kept_again)
 
     @property
     def number(self) -> int:
@@ -182,7 +186,9 @@ class Trainer:
 
     # ---------------------------------------------------------------- save()
 
-    def on_save(self, step: int, *, force: bool = False, host_word: HostWord | None, stager_busy: bool = False) -> SaveDecision:
+    def on_save(
+        self, step: int, *, force: bool = False, host_word: HostWord | None, stager_busy: bool = False, lost: bool = False
+    ) -> SaveDecision:
         """Decide about one call of save().
 
         Args:
@@ -190,6 +196,7 @@ class Trainer:
             force: make it durable, even if it equals the newest.
             host_word: the HostActor's word, None before it has written one.
             stager_busy: the copy of an earlier step is not finished.
+            lost: the answer to `question`.
 
         Raises:
             StepOrderError: the step is older than the newest one, or lies in storage from another past.
@@ -206,10 +213,15 @@ class Trainer:
         stop = agreed is not None and agreed.kind == "stop"
         if repeated and not force and agreed is None:
             return self._decide("none", False, None, f"step {step} is the newest already", ignored=True)
-        if repeated and step == self._safe:
+        if repeated and step == self._safe and not lost:
+            if (asked := self.question(step, force=force)) is not None:
+                self._kept_again += 1
+                if asked[0] not in self._promises:  # whoever was told that it is late waits for it once more
+                    self._promises = (*self._promises, asked[0])
             self._stop_at(step, stop)
             return self._decide("none", False, None, f"step {step} will be durable already", stop=stop, ignored=True)
         self.again = self.again + 1 if repeated else 0
+        self._kept_again = 0
         self.newest = step
         self.phase = "running"
         promised, why = self._is_due(step, force, agreed)
@@ -240,21 +252,8 @@ class Trainer:
         return self._decide("hold", True, None, f"{why}; {lack}: a copy waits on the device", stop=stop, dropped=dropped)
 
     def _refuse_other_pasts(self, step: int) -> None:
-        where = f"save of step {step} on rank {self.rank}"
-        if step < self.newest:
-            raise StepOrderError(f"{where}: the newest step is {self.newest}", step=step, newest=self.newest, rank=self.rank)
-        if self.phase == "joined" and step <= self._stored_step:
-            raise StepOrderError(
-                f"{where}: storage holds steps up to {self._stored_step} of an earlier training, and this one has restored none of "
-                f"them: {_WAYS_OUT}",
-                step=step,
-                newest=self._stored_step,
-                rank=self.rank,
-            )
-        if step in self._ahead:
-            raise StepOrderError(
-                f"{where}: storage holds that step of another past: {_WAYS_OUT}", step=step, newest=max(self._ahead), rank=self.rank
-            )
+        stored = self._stored_step if self.phase == "joined" else -1
+        refuse_other_pasts(step, rank=self.rank, newest=self.newest, stored=stored, ahead=self._ahead)
 
     def _stop_at(self, step: int, stop: bool) -> None:
         if stop:

@@ -236,6 +236,9 @@ class SlotTable:
         tuple[int | float | bool | str | None, ...], ...
     ] = ()  # per tree: values of its scalar and string leaves, in order
     iterators: dict[str, bytes] = dataclasses.field(default_factory=dict[str, bytes])  # item -> this process's state
+    files: dict[str, dict[str, bytes]] = dataclasses.field(
+        default_factory=dict[str, dict[str, bytes]]
+    )  # item -> what this process's object wrote itself: name -> bytes
     json_items: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # item -> process 0's value; empty elsewhere
     metrics: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     custom: Any = None
@@ -244,6 +247,9 @@ class SlotTable:
         """As it is stored in a slot."""
         raw = dataclasses.asdict(self)
         raw["iterators"] = {item: base64.b64encode(state).decode() for item, state in self.iterators.items()}
+        raw["files"] = {
+            item: {name: base64.b64encode(data).decode() for name, data in files.items()} for item, files in self.files.items()
+        }
         return json.dumps(raw, separators=(",", ":")).encode()
 
     @classmethod
@@ -253,6 +259,8 @@ class SlotTable:
         raw["crc32c"] = tuple(raw["crc32c"])
         raw["values"] = tuple(tuple(values) for values in raw["values"])
         raw["iterators"] = {item: base64.b64decode(state) for item, state in raw["iterators"].items()}
+        files = raw.get("files", {})
+        raw["files"] = {item: {name: base64.b64decode(data) for name, data in mine.items()} for item, mine in files.items()}
         return cls(**raw)
 
 

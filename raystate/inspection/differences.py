@@ -159,6 +159,9 @@ def _others(reader: StepReader, kinds: dict[str, Any], wanted: Callable[[str, st
             states, world = reader.iterator_states(item)
             for process, state in states.items():
                 yield (item, f"process {process} of {world}"), state.decode(errors="replace")
+        elif kind == "files":
+            for name, data in reader.own_files(item).items():
+                yield (item, name), data.decode(errors="replace")
     for name, value in reader.metrics().items():
         if wanted("metrics", name):
             yield ("metrics", name), value

@@ -136,7 +136,7 @@ class StepMetadata:
         trees: item of arrays -> its tree: dicts and lists with an `ArrayMetadata` for each array; scalars and strings are themselves.
             The state is "state", whatever Orbax called it.
         items: the names of all items but the metrics.
-        kinds: item -> "arrays", "json", "iterator", or "other": raystate cannot read it.
+        kinds: item -> "arrays", "json", "iterator", "files" (an object wrote them itself), or "other": raystate cannot read it.
         metrics: what was saved with the step.
         custom: what was saved with the step.
         leaves: item of arrays -> its leaves in a flat list, in Orbax's order.

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from raystate.core.errors import StorageError
-from raystate.core.messages import FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked
+from raystate.core.messages import FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
+
+
+def is_clean_exit(error: BaseException | None) -> bool:
+    """Whether this is the user's `sys.exit(0)`, the end of a script that is content. Ray ends a process in the same way, with a reason."""
+    return isinstance(error, SystemExit) and error.code in (None, 0) and not hasattr(error, "ray_terminate_msg")
 
 
 class Departure:
@@ -36,12 +40,19 @@ class Departure:
         promised, lost = pipeline.promises()
         reply = session.ask(
             FlushReply,
-            lambda ask: FlushAsked(ask=ask, lineage=session.lineage, rank=session.rank, promised=promised, word=session.number),
+            lambda ask: FlushAsked(
+                ask=ask,
+                lineage=session.lineage,
+                rank=session.rank,
+                promised=promised,
+                broken=tuple(lost.items()),
+                word=session.number,
+            ),
             timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
             phase="flush",
         )
-        pipeline.told(promised, lost, reply.lost)
-        _raise_lost((*lost.values(), *reply.errors))
+        pipeline.told(promised, lost)
+        _raise_lost(lost, reply.errors)
         return reply
 
     def leave(self, before_leaving: Callable[[LeaveReply], None]) -> None:
@@ -66,7 +77,7 @@ class Departure:
         before_leaving(reply)
         self.detach()
         session.link.left(session.rank, session.world)
-        _raise_lost((*lost.values(), *reply.errors))
+        _raise_lost(lost, reply.errors)
 
     def detach(self, failed: str = "") -> None:
         """Let go of the slots. What was staged stays where it is."""
@@ -117,6 +128,7 @@ class Departure:
         session.link.left(session.rank, session.world)
 
 
-def _raise_lost(errors: tuple[Any, ...]) -> None:
+def _raise_lost(lost: Mapping[SnapshotId, str], others: tuple[str, ...]) -> None:
+    errors = (*(f"step {key.step}: {why}" for key, why in lost.items()), *others)
     if errors:
         raise StorageError("not durable: " + "; ".join(errors), errors=errors)

@@ -12,7 +12,7 @@ from raystate.core.errors import ConfigError, Interrupted, RaystateError, Storag
 from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply
 from raystate.core.save_decision import SaveDecision
 from raystate.launch_context import current, note
-from raystate.manager.ending import Departure
+from raystate.manager.ending import Departure, is_clean_exit
 from raystate.manager.monitored import RunEvents
 from raystate.manager.newest import NewestDurable, NewestSave
 from raystate.manager.opening import OpenManagers, membership, ray_link
@@ -84,7 +84,7 @@ class StateManager:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         del kind, traceback
-        if error is None:
+        if error is None or is_clean_exit(error):
             self.close()
         elif isinstance(error, Interrupted):
             self._detach()
@@ -207,7 +207,8 @@ class StateManager:
         Args:
             step: number of completed steps.
             state: any pytree of arrays and Python scalars.
-            items: iterators (`get_state`/`set_state`), trees with arrays, or JSON values; serialized before this returns.
+            items: iterators (`get_state`/`set_state`), Orbax v1's checkpointables (`async` `save`/`load`), trees with arrays, or JSON
+                values; serialized before this returns.
             metrics: numbers (or 0-d arrays, which may still be computing).
             custom: anything JSON.
             force: make this step durable although none is due.

@@ -13,6 +13,7 @@ from raystate.arena.layouts import get_layout
 from raystate.arrays import Holding, MemorySource, PieceSource, ReadRequest, common_values
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.messages import HostId, RestoreChoice, SnapshotId
+from raystate.core.own_files import common_files
 from raystate.core.tree import Layout, SlotTable
 from raystate.manager.session import Session
 from raystate.restored import StepContent
@@ -151,6 +152,8 @@ def content_from_memory(snapshot: MemorySnapshot, choice: RestoreChoice) -> Step
         source=source,
         iterator_states=iterator_states,
         iterators=tuple(first.iterators),
+        files=lambda item: common_files(item, {rank: snapshot.table(rank).files[item] for rank in ranks}),
+        file_items=tuple(first.files),
         json_items=first.json_items,
         metrics=first.metrics,
         custom=first.custom,

@@ -41,15 +41,16 @@ class NewestSave:
 
     def make_durable(self) -> None:
         """It may not have been due; its arrays still exist unless they were donated."""
-        with self._pipeline.locked() as machine:
-            safe = machine.is_safe
         last = self._given
-        if safe or last is None:
+        if last is None:
             return
         if any(
             isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree_util.tree_leaves((last.state, last.items.trees))
         ):
-            logger.warning("step %d was donated after its save: the newest snapshot is the last step", last.step)
+            with self._pipeline.locked() as machine:
+                safe = machine.is_safe
+            if not safe:
+                logger.warning("step %d was donated after its save: the newest snapshot is the last step", last.step)
             return
         self._pipeline.drain()  # nothing is in a hurry any more: no earlier durable step has to give way
         self._pipeline.save(last, force=True)

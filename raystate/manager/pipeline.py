@@ -14,7 +14,7 @@ from typing import Any
 
 from raystate.arrays import Described, PackedItems, Plan, Spare, describe
 from raystate.core.errors import BarrierTimeoutError
-from raystate.core.messages import JoinReply, SnapshotId
+from raystate.core.messages import SnapshotId
 from raystate.core.save_decision import SaveDecision
 from raystate.core.trainer import Trainer
 from raystate.manager.session import Session
@@ -44,16 +44,15 @@ class Pipeline:
         self._session = session
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        joined: JoinReply = session.joined
         self.machine = Trainer(
             session.rank,
             session.world,
-            joined.lineage,
+            session.joined.lineage,
             snapshot_every=config.snapshot_every_steps,
             save_every_steps=config.save_every_steps,
             policy=due_by_step(config.save_policy),
             slots=config.snapshot_slots,
-            stored_step=joined.newest_step,
+            stored_step=session.joined.newest_step,
         )
         self._spare = Spare()
         self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
@@ -93,18 +92,28 @@ class Pipeline:
         described = self.describe(given.state, given.items)
         self._make_room(described, given)
         self._wait_for_turn(given.step, force)
+        lost = self._is_lost(given.step, force)
         while True:
-            decision = self._decide(given, described, force)
+            decision = self._decide(given, described, force, lost)
             if not decision.wait:
                 return decision
             # At an agreed step: wait until all ranks have acknowledged it, or it is withdrawn.
             self._agreed_or_raise(given.step)
 
-    def _decide(self, given: SaveArguments, described: Described, force: bool) -> SaveDecision:
+    def _is_lost(self, step: int, force: bool) -> bool:
+        """Whether this step was promised, and that save is lost: the Coordinator tells it to all ranks alike."""
+        with self._lock:
+            asked = self.machine.question(step, force=force)
+            broken = self._lost.get(asked[0], "") if asked is not None else ""
+        return asked is not None and self._session.ask_if_lost(*asked, broken=broken)
+
+    def _decide(self, given: SaveArguments, described: Described, force: bool, lost: bool) -> SaveDecision:
         with self._lock:
             memento = self.machine.memento()
             busy = self._running is not None or bool(self._jobs)
-            decision = self.machine.on_save(given.step, force=force, host_word=self._session.host_word(), stager_busy=busy)
+            decision = self.machine.on_save(
+                given.step, force=force, host_word=self._session.host_word(), stager_busy=busy, lost=lost
+            )
             try:
                 job = self._keep(given, described, decision) if decision.action in ("stage", "hold") else None
             except BaseException:
@@ -153,8 +162,7 @@ class Pipeline:
             if self.machine.held is None or not (force or self.machine.would_be_durable(step)):
                 return
         self._wait(lambda: self._running is None, self._session.config.save_timeout_s)
-        link, progress = self._session.link, self._progress()
-        since_s = link.clock()
+        link, progress, since_s = self._session.link, self._progress(), self._session.link.clock()
         while self._slots_come and not self._wait(lambda: self.machine.held is None, PROGRESS_LOOK_S):
             if self._progress() != progress:
                 since_s, progress = link.clock(), self._progress()
@@ -177,7 +185,7 @@ class Pipeline:
     def _break_promise(self, job: StepCopy, why: str) -> None:
         job.held.release()
         if job.promised:
-            self._lost[job.snapshot] = f"step {job.snapshot.step}: {why}"
+            self._lost[job.snapshot] = why
 
     def reached(self, step: int) -> bool:
         """Whether all ranks stop at this step. Waits while that is undecided."""
@@ -338,7 +346,7 @@ class Pipeline:
     def errors(self) -> tuple[str, ...]:
         """Promises that were broken on this rank and not told yet."""
         with self._lock:
-            return tuple(self._lost.values())[-REMEMBERED_ERRORS:]
+            return tuple(f"step {key.step}: {why}" for key, why in self._lost.items())[-REMEMBERED_ERRORS:]
 
     def promises(self) -> tuple[tuple[SnapshotId, ...], dict[SnapshotId, str]]:
         """(promises whose fate others know, broken ones and why)."""
@@ -346,12 +354,10 @@ class Pipeline:
             lost = dict(self._lost)
             return tuple(one for one in self.machine.promises if one not in lost), lost
 
-    def told(
-        self, promised: tuple[SnapshotId, ...], lost: Mapping[SnapshotId, str], lost_elsewhere: tuple[SnapshotId, ...]
-    ) -> None:
+    def told(self, promised: tuple[SnapshotId, ...], lost: Mapping[SnapshotId, str]) -> None:
         """The user has been told what became of these."""
         with self._lock:
-            self.machine.told((*promised, *lost), lost=(*lost, *lost_elsewhere))
+            self.machine.told((*promised, *lost))
             self._lost = {key: why for key, why in self._lost.items() if key not in lost}
 
     # ------------------------------------------------------------ from one lineage to the next, and the end

@@ -13,8 +13,22 @@ from typing import Any, TypeVar
 from raystate.arena import TrainerArena, arena_path, default_root
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, StaleAttemptError, error_from_name
-from raystate.core.messages import Ask, Failure, HostId, HostWord, Joined, JoinReply, Reply, TrainerExited, TrainerWord
+from raystate.core.messages import (
+    AgainAsked,
+    AgainReply,
+    Ask,
+    Failure,
+    HostId,
+    HostWord,
+    Joined,
+    JoinReply,
+    Reply,
+    SnapshotId,
+    TrainerExited,
+    TrainerWord,
+)
 from raystate.core.words import host_word_from_json, trainer_word_to_json
+from raystate.runtime import stacks
 from raystate.runtime.doorbell import Hello
 from raystate.runtime.link import Gone, Link, Unreachable
 from raystate.storage import run_hash
@@ -56,6 +70,7 @@ class Session:
         # Where the node's HostActor, which is perhaps just starting, has it.
         self.arena_path = arena_path(default_root(config.arena_dir), run_hash(config.storage, config.run), self.host)
         self._bell = link.bell(self.arena_path, self._bell_hello())
+        self._take_back_stacks = stacks.offer(self.arena_path) if config.hang_timeout_s is not None else lambda: None
 
     def _join(self, group: str) -> JoinReply:
         nonce = secrets.token_hex(4)
@@ -112,6 +127,16 @@ class Session:
             assert isinstance(reply, kinds), reply
             return reply
 
+    def ask_if_lost(self, save: SnapshotId, number: int, *, broken: str) -> bool:
+        """Whether a promised save is lost; see AgainAsked."""
+        reply = self.ask(
+            AgainReply,
+            lambda ask: AgainAsked(ask=ask, lineage=self.lineage, rank=self.rank, save=save, number=number, broken=broken),
+            timeout_s=self.config.barrier_timeout_s,
+            phase="save",
+        )
+        return reply.due
+
     def say_failed(self, reason: str, error: BaseException) -> None:
         """This rank's training failed: the others are stuck without it. Best effort."""
         event = TrainerExited(host=self.host, lineage=self.lineage, rank=self.rank, clean=False, reason=reason)
@@ -152,6 +177,7 @@ class Session:
                 table_bytes=table_bytes,
                 buffer_bytes=buffer_bytes,
                 slots=slots,
+                copies=min(self.config.replicas, len({host for _, host in self.joined.hosts}) - 1),
             )
         except CapacityError as error:
             error.details.setdefault("rank", self.rank)
@@ -199,6 +225,7 @@ class Session:
 
     def close(self) -> None:
         """Detach on purpose."""
+        self._take_back_stacks()
         self.hang_up()
         with self._word_lock:
             if self.arena is not None:

@@ -65,6 +65,7 @@ def keep(
         crc32c=(),
         values=described.values,
         iterators=dict(given.items.iterators),
+        files=dict(given.items.files),
         json_items=dict(given.items.json_items),
         custom=given.custom,
     )
@@ -98,6 +99,7 @@ def stage(kept: StepCopy, session: Session, *, compared: bool) -> None:
         crc32c=crcs,
         values=kept.table.values,
         iterators=kept.table.iterators,
+        files=kept.table.files,
         json_items=kept.table.json_items,
         metrics={name: float(np.asarray(value)) for name, value in kept.metrics.items()},
         custom=kept.table.custom,
@@ -123,6 +125,10 @@ def table_bytes_of(described: Described, given: SaveArguments) -> int:
     for values in described.values:
         size += sum(6 * len(value) + 3 if isinstance(value, str) else 32 for value in values)
     size += sum(6 * len(name) + 2 * len(state) + 16 for name, state in items.iterators.items())
+    size += sum(
+        6 * len(name) + 16 + sum(6 * len(file) + 2 * len(data) + 16 for file, data in files.items())
+        for name, files in items.files.items()
+    )
     size += sum(6 * len(name) + 40 for name in given.metrics)
     return size + len(json.dumps(items.json_items)) + len(json.dumps(given.custom))
 

@@ -15,17 +15,17 @@ import numpy as np
 import tensorstore as ts
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError
+from raystate.core.own_files import MARKER
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.coverage import chunk_grid
-from raystate.orbax.step_metadata import CUSTOM_KEY, KEY_IMPL
+from raystate.orbax.step_metadata import CUSTOM_KEY, KEY_IMPL, STATEFUL_HANDLER
 from raystate.orbax.writer import WRITER_PREFIX, write_item
 
 Value = int | float | bool | str | None
 
 # What grain's checkpoint handler calls itself in `_CHECKPOINT_METADATA`; grain need not be installed where the Coordinator runs.
 GRAIN_HANDLER = "grain._src.python.checkpoint.handler.CheckpointHandler"
-MARKER = "commit_success.txt"
 
 
 def build_files(
@@ -37,6 +37,7 @@ def build_files(
     kv_base_of: Callable[[str], dict[str, Any]],
     *,
     iterators: Mapping[str, Mapping[int, bytes]] | None = None,
+    own_files: Mapping[str, Mapping[str, bytes]] | None = None,
     json_items: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
     custom: Any = None,
@@ -55,6 +56,7 @@ def build_files(
         writers: item -> the writers whose data make up the item. Others in the same folder are ignored.
         kv_base_of: item -> TensorStore kvstore spec of the item's folder (path ending in "/"), where the writers wrote.
         iterators: item -> process -> state; every process below `world` must be there.
+        own_files: item -> what a user's checkpointable wrote: name relative to the item's folder -> bytes.
         json_items: item -> JSON value.
         metrics: as given to save.
         custom: JSON value; becomes Orbax's custom_metadata.
@@ -72,8 +74,8 @@ def build_files(
     """
     from raystate.orbax import scratch  # loads nothing heavy itself, but Orbax at its first use
 
-    iterators, json_items = iterators or {}, json_items or {}
-    _check_items(trees, iterators, json_items, world)
+    iterators, own_files, json_items = iterators or {}, own_files or {}, json_items or {}
+    _check_items(trees, iterators, [*own_files, *json_items], world)
     _check_json({**json_items, "metrics": metrics, "custom": custom})
     own = _own_writer(save)
     strings: list[dict[int, str]] = []
@@ -96,11 +98,13 @@ def build_files(
         json_items=json_items,
         metrics=metrics or {},
         custom=_custom_metadata(custom),
-        handlers=dict.fromkeys(iterators, GRAIN_HANDLER),
+        handlers=dict.fromkeys(iterators, GRAIN_HANDLER) | dict.fromkeys(own_files, STATEFUL_HANDLER),
     )
     files |= _iterator_files(iterators, world)
+    for item, mine in own_files.items():
+        files |= {f"{item}/{name}": data for name, data in {**mine, MARKER: b""}.items()}
     for name in files:
-        if name.rpartition("/")[2] == MARKER:  # Orbax writes the path of the scratch directory into it
+        if name.rpartition("/")[2] == MARKER and name.count("/") < 2:  # Orbax writes the path of the scratch directory into it
             files[name] = f"step {step}, save {save}\n".encode()
     return files
 
@@ -255,9 +259,9 @@ def _array_metadatas(tree: TreeSpec) -> bytes | None:
 
 
 def _check_items(
-    trees: Sequence[TreeSpec], iterators: Mapping[str, Mapping[int, bytes]], json_items: Mapping[str, Any], world: int
+    trees: Sequence[TreeSpec], iterators: Mapping[str, Mapping[int, bytes]], others: Sequence[str], world: int
 ) -> None:
-    names = [*(tree.item for tree in trees), *iterators, *json_items]
+    names = [*(tree.item for tree in trees), *iterators, *others]
     for name in names:
         if names.count(name) > 1 or name in ("metrics", "", ".", "..") or "/" in name:
             raise ConfigError(f"item name {name!r} is reserved, no plain name, or given twice", field=name)

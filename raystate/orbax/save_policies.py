@@ -4,6 +4,8 @@
   (`InitialSavePolicy`), each trainer asks Orbax itself: the same question on every host.
 - What depends on a clock or on storage (`ContinuousCheckpointingPolicy`) the Coordinator decides, and all trainers agree on a step.
   Orbax's own way is a barrier of all hosts in each `save`.
+- A save that is lost is made again only where Orbax would: `InitialSavePolicy` wants a step until the run has one, so the first that can
+  be made is made; `SpecificStepsPolicy` wants these steps and no others.
 - `PreemptionCheckpointingPolicy` is always in force: an attempt that is told to end makes its last step durable.
 
 A class of somebody else's is refused: nobody knows whether two hosts would get one answer.
@@ -36,10 +38,12 @@ class SaveRules:
 
     Attributes:
         by_step: the policies that each trainer asks; any of them is enough.
+        first: one of them wants a first step until the run has one. If the promised one is lost, the Coordinator has all agree on another.
         when_idle_s: a save whenever storage is free, at least so many seconds after the one before; None: no such rule.
     """
 
     by_step: tuple[Any, ...] = ()
+    first: bool = False
     when_idle_s: float | None = None
 
 
@@ -87,7 +91,8 @@ def save_rules(policy: Any) -> SaveRules:
                 f"{kind.__name__} is not one of Orbax's own policies ({', '.join(NAMES)}): two hosts might get different answers from "
                 "it; for a rule of your own: save(step, state, force=…), with the same answer on every process"
             )
-    return SaveRules(by_step=tuple(by_step), when_idle_s=min(when_idle_s, default=None))
+    first = any(isinstance(one, cm.InitialSavePolicy) for one in by_step)
+    return SaveRules(by_step=tuple(by_step), first=first, when_idle_s=min(when_idle_s, default=None))
 
 
 def due_by_step(policy: Any) -> Due | None:

@@ -60,6 +60,10 @@ class TreeMetadata:
         return any(node.kind in ("jax.Array", "np.ndarray") for node in self.nodes)
 
 
+# What Orbax v1 calls the handler of an object that writes its own files.
+STATEFUL_HANDLER = "orbax.checkpoint.experimental.v1._src.handlers.stateful_checkpointable_handler.StatefulCheckpointableHandler"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMetadata:
     handlers: dict[str, str]  # item -> name of the handler's class; empty if the file does not say
@@ -145,11 +149,6 @@ def parse_step(data: bytes, what: str) -> CheckpointMetadata:
         begun_s=_seconds(said.init_timestamp_nsecs),
         committed_s=_seconds(said.commit_timestamp_nsecs),
     )
-
-
-def parse_metrics(data: bytes, what: str) -> dict[str, Any]:
-    """Parse the metrics of a step: name -> what was saved, a number unless somebody else's code wrote it."""
-    return parse_object(data, what)
 
 
 def parse_strings(data: bytes, what: str) -> Callable[[str], str | None]:

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorstore as ts
 
 from raystate.core.errors import CorruptCheckpointError, StepNotFoundError
+from raystate.core.own_files import MARKER
 from raystate.core.tree import LeafSpec, Package, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
 from raystate.orbax.array_specs import describe_store, open_arrays, plain_spec, read_spec
-from raystate.orbax.said import parse_json
+from raystate.orbax.item_kinds import ITERATOR_FILE, JSON_FILES, ItemKind, item_kind
+from raystate.orbax.said import parse_json, parse_object
 from raystate.orbax.state_item import choose_state
 from raystate.orbax.step_metadata import (
     CUSTOM_KEY,
     CheckpointMetadata,
     TreeMetadata,
     parse_key_impls,
-    parse_metrics,
     parse_shardings,
     parse_step,
     parse_strings,
@@ -36,15 +36,11 @@ from raystate.orbax.step_metadata import (
 )
 from raystate.orbax.stored import StoredValue, stored_values
 
-ItemKind = Literal["arrays", "json", "iterator", "other"]
-
 BARE_ITEM = "state"  # what a tree is called that lies in its folder without an item
 
 _SHOWN = 20
 _METRICS = "metrics"
 _OF_A_TREE = ("_sharding", "manifest.ocdbt")  # what an item of arrays has beside its metadata
-_ITERATOR_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
-_JSON_FILES = ("metadata", "data.json")  # Orbax v0's and v1's names
 
 
 class HasKvstore(Protocol):
@@ -196,7 +192,7 @@ class StepReader:
 
     def json(self, item: str) -> Any:
         """The value of a JSON item."""
-        for name in _JSON_FILES:
+        for name in JSON_FILES:
             data = self._file(f"{item}/{name}")
             if data is not None:
                 return parse_json(data, self._what(f"{item}/{name}"))
@@ -204,9 +200,7 @@ class StepReader:
 
     def iterator_states(self, item: str) -> tuple[dict[int, bytes], int]:
         """(process -> state, process count) of an iterator item; every process is there."""
-        found = {
-            name: match for name in self._names(f"{item}/process_") if (match := _ITERATOR_FILE.fullmatch(name.split("/")[-1]))
-        }
+        found = {name: match for name in self._names(f"{item}/process_") if (match := ITERATOR_FILE.fullmatch(name.split("/")[-1]))}
         counts = {int(match[2]) for match in found.values()}
         if len(counts) != 1:
             raise CorruptCheckpointError(
@@ -222,6 +216,13 @@ class StepReader:
             raise CorruptCheckpointError(message, step=self._step, item=item)
         return {process: data for process, data in sorted(states.items()) if data is not None}, world
 
+    def own_files(self, item: str) -> dict[str, bytes]:
+        """What a user's checkpointable wrote: name relative to the item's folder -> bytes."""
+        found = {name.removeprefix(f"{item}/"): self._file(name) for name in self._names(f"{item}/")}
+        for name in found:
+            self._check_inside(name, f"file {name!r} of item {item!r}")
+        return {name: data for name, data in found.items() if data is not None and name != MARKER}
+
     def metrics(self) -> dict[str, Any]:
         """What was given to save; empty if nothing was."""
         if self.is_bare():
@@ -229,7 +230,7 @@ class StepReader:
         for name in (f"{_METRICS}/{_METRICS}", f"{_METRICS}/metadata"):
             data = self._file(name)
             if data is not None:
-                return parse_metrics(data, self._what(name))
+                return parse_object(data, self._what(name))
         return {}
 
     def custom(self) -> Any:
@@ -361,11 +362,11 @@ class StepReader:
         return {name.split("/")[0] for name in self._names("") if "/" in name}
 
     def _kind(self, item: str) -> ItemKind:
-        if self._file(self._within(item, "_METADATA")) is not None:
-            return "arrays"
-        if any(self._file(f"{item}/{name}") is not None for name in _JSON_FILES):
-            return "json"
-        return "iterator" if any(_ITERATOR_FILE.fullmatch(n.split("/")[-1]) for n in self._names(f"{item}/process_")) else "other"
+        return item_kind(
+            self._step_metadata().handlers.get(item),
+            lambda name: self._file(self._within(item, name)) is not None,
+            lambda begin: self._names(f"{item}/{begin}"),
+        )
 
     def _file(self, name: str) -> bytes | None:
         if self._package is not None:

@@ -108,6 +108,7 @@ def write_checkpoint(storage: Storage, folder: str, content: Content, *, overwri
                 writers,
                 lambda item: storage.kvstore(f"{place.prefix}/{item}"),
                 iterators={name: {0: state} for name, state in content.items.iterators.items()},
+                own_files=content.items.files,
                 json_items=content.items.json_items,
                 metrics=metrics,
                 custom=content.custom,

@@ -32,8 +32,8 @@ def load(
         reference, partial, cast, shapes, transforms: as `StateManager.restore`.
         step: of a run; None: its newest.
         item: an item of arrays; None: the state.
-        items: name -> reference of a tree (None: raw), iterator (set in place), or None for a JSON value. The state is one of them: as
-            "state", or as `reference`.
+        items: name -> reference of a tree (None: raw), iterator or checkpointable (set in place), or None for a JSON
+            value. The state is one of them: as "state", or as `reference`.
 
     Returns:
         The tree; with `items` a dict of what was asked for.

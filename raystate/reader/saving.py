@@ -34,7 +34,7 @@ def save(
     Args:
         path: gs://bucket/…, file://…, a directory or a PathLike: the checkpoint's own folder, which must not exist yet.
         tree: any pytree of arrays, Python numbers and strings; a single array or number, too.
-        items: name -> iterator (`get_state`/`set_state`), tree with arrays, or JSON value.
+        items: name -> iterator (`get_state`/`set_state`), checkpointable (`async` `save`/`load`), tree with arrays, or JSON value.
         metrics: name -> number or 0-d array.
         custom: anything JSON.
         overwrite: replace the checkpoint that is at `path`, if nothing else lies in its folder. Where a directory's file system can

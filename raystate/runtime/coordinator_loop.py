@@ -24,6 +24,7 @@ from raystate.core.messages import (
     BuildPackage,
     Claimed,
     Command,
+    Copy,
     Discard,
     EndTrainers,
     Event,
@@ -44,6 +45,7 @@ from raystate.core.messages import (
 )
 from raystate.core.retention import Keep
 from raystate.runtime.ledger import Ledger
+from raystate.runtime.long_waits import LongWaits
 from raystate.runtime.packaging import OrbaxPackager, Packager
 from raystate.runtime.record import Recorder
 from raystate.runtime.storing import Storing, Workers
@@ -68,6 +70,7 @@ class Hosts(Protocol):
     def invalidate(self, order: Invalidate) -> None: ...
     def end_trainers(self, order: EndTrainers) -> None: ...
     def write(self, order: Write) -> Future[Any]: ...
+    def copy(self, order: Copy) -> None: ...
     def close_all(self, *, remove_arena: bool) -> None: ...
 
 
@@ -146,6 +149,7 @@ class CoordinatorLoop:
         self._next_tick_s = float("-inf")
         self._look_s = 0.0  # monotonic: when to look next for attempts that are assumed dead
         self.ledger = Ledger(storage)
+        self._long_waits = LongWaits()
         self.attempt = -1
         self.failed: Failure | None = None
 
@@ -272,7 +276,8 @@ class CoordinatorLoop:
         self.ledger.begin(entry.attempt)
         if self._recorder is not None:
             self._recorder.begin(entry.attempt, self._settings)
-        self._handle(Claimed(entry=entry, hosts=self._known_hosts, dead=dead))
+        committed = self._storing.committed_before(entry) if self._known_hosts else ()  # without hosts there are no trainers yet
+        self._handle(Claimed(entry=entry, hosts=self._known_hosts, dead=dead, committed=committed))
         self._storing.prepare(entry)
 
     def _handle(self, event: Event) -> None:
@@ -281,8 +286,10 @@ class CoordinatorLoop:
             self._look_s = now_s + LOOK_FOR_DEAD_S
             self._storing.look_for_dead()
         self.ledger.observe(event, now_s)
+        self._long_waits.observe(event, now_s)
         for command in self._decide(event, now_s):
             self.ledger.observe(command, now_s)
+            self._long_waits.observe(command, now_s)
             self._execute(command)
 
     def _decide(self, event: Event, now_s: float) -> Sequence[Command]:
@@ -305,6 +312,8 @@ class CoordinatorLoop:
                 self._hosts.advise(host, advice)
             case Invalidate():
                 self._hosts.invalidate(command)
+            case Copy():
+                self._hosts.copy(command)
             case EndTrainers():
                 self._hosts.end_trainers(command)
             case Write():
@@ -327,6 +336,7 @@ class CoordinatorLoop:
         self._ended.set()
         self._hosts.close_all(remove_arena=True)  # first: what a slow storage still has to do needs none of them
         self._workers.shutdown()
+        self.ledger.close()
         self._end(reason)
 
     def _end(self, reason: str) -> None:

@@ -16,15 +16,16 @@ class End:
 
     Attributes:
         rank: of the worker group.
-        kind: "raised" an exception; "died" by itself; "ended" by raystate, because another one had.
+        kind: "raised" an exception; "died" by itself; "hung": it made no step any more and raystate ended it; "ended" by raystate, because
+            another one had.
         reason: one line for a person.
         collateral: "raised", and only because another process was gone.
         error: "raised": the exception, pickled; None if it can't be.
-        traceback: "raised": as text.
+        traceback: "raised": as text. "hung": where its Python was.
     """
 
     rank: int
-    kind: Literal["raised", "died", "ended"]
+    kind: Literal["raised", "died", "hung", "ended"]
     reason: str
     collateral: bool = False
     error: bytes | None = None

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import assert_never
 
 from raystate.core.messages import (
+    AgainAsked,
     Appended,
     AttemptDead,
     Claimed,
@@ -14,6 +15,7 @@ from raystate.core.messages import (
     FlushAsked,
     HostDown,
     HostId,
+    HostLeaving,
     HostReported,
     HostUp,
     Invalidated,
@@ -44,6 +46,8 @@ def is_about(event: Event, step: int, saves: Collection[str], seqs: Collection[i
             return step in {one.step for one in (*entry.live, *entry.intents)}
         case FlushAsked(promised=promised):
             return step in {one.step for one in promised}
+        case AgainAsked(save=save):
+            return save.step == step
         case LeaveAsked(last=last, promised=promised):
             return step in {one.step for one in (*promised, *(() if last is None else (last,)))}
         case (
@@ -69,6 +73,9 @@ def what_happened(event: Event) -> str:
             return f"host {short(host)} is there"
         case HostDown(host=host, reason=reason, gone=gone):
             return f"host {short(host)} is {'lost' if gone else 'down'}: {reason}"
+        case HostLeaving(host=host, within_s=within_s, reason=reason):
+            when = "" if within_s is None else f" within {within_s:.0f} s"
+            return f"host {short(host)} is to go away{when}: {reason}"
         case HostReported(summary=summary):
             return f"host {short(summary.host)} reports"
         case Joined(rank=rank, world=world, host=host):
@@ -85,6 +92,8 @@ def what_happened(event: Event) -> str:
             return f"rank {rank} could not restore step {step}: {error}"
         case FlushAsked(rank=rank, promised=promised):
             return f"rank {rank} waits until its saves are durable: {_steps(promised)}"
+        case AgainAsked(rank=rank, save=save):
+            return f"rank {rank} saves step {save.step} once more, by force, and asks whether its save is lost"
         case LeaveAsked(rank=rank, last=last, promised=promised):
             saves = f", and it waits for its saves: {_steps(promised)}" if promised else ""
             return f"rank {rank} closes; its last step is {'none' if last is None else last.step}{saves}"

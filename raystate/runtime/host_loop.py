@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import secrets
 import selectors
-import signal
 import socket
 import threading
 import time
@@ -19,20 +16,22 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, assert_never
 
-import numpy as np
-
 from raystate.arena import HostArena
-from raystate.core.errors import CapacityError, StepNotFoundError, error_from_name
+from raystate.core.errors import CapacityError, error_from_name
 from raystate.core.host import Host
 from raystate.core.host_messages import (
     AlreadyExecuted,
+    CommitCopy,
     Connected,
     Disconnected,
+    DropCopy,
     Empty,
+    Examine,
+    Examined,
     Execute,
+    FetchCopy,
+    FillCopy,
     Hold,
-    HoldAsked,
-    HoldEnded,
     HostCommand,
     HostEvent,
     Kill,
@@ -47,11 +46,13 @@ from raystate.core.host_messages import (
     Tell,
     WriteEnded,
 )
-from raystate.core.messages import Advice, EndTrainers, Event, HostId, Invalidate, SnapshotId, Staged, Write
-from raystate.core.tree import SlotTable
+from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, Staged, Write
+from raystate.runtime import stacks
+from raystate.runtime.copying import Copier, Peers
 from raystate.runtime.doorbell import Caller, Door, Hello
 from raystate.runtime.parts import HostPart, RankData
 from raystate.runtime.priority import give_way
+from raystate.runtime.serving import Serving
 from raystate.runtime.slot_store import SlotStore
 from raystate.runtime.writing import write_slots
 from raystate.storage import Storage
@@ -73,8 +74,13 @@ class HostLoop:
         incarnation: of this process, unique.
         tell: hands an event to the Coordinator: it must not block and may lose it (reports are repeated).
         writers: what runs the writes; None: threads of its own, which give way to training.
+        peers: the other HostActors; None: copies can't be made.
+        domain: what the host is lost together with; "": nothing else.
         kill: ends a trainer, called with (pid, rank); None: SIGKILL.
         clock: monotonic seconds.
+
+    Attributes:
+        serving: pieces of snapshots for others.
     """
 
     def __init__(
@@ -85,6 +91,8 @@ class HostLoop:
         host: HostId,
         incarnation: str,
         tell: Callable[[Event], None],
+        peers: Peers | None = None,
+        domain: str = "",
         writers: Executor | None = None,
         kill: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -93,15 +101,16 @@ class HostLoop:
         self._storage = storage
         self._host = host
         self._tell = tell
-        self._kill = kill or _kill
+        self._kill = kill or stacks.kill
         self._clock = clock
         self._lock = threading.RLock()
         self._store = SlotStore(arena)
-        self._machine = Host(host, incarnation, self._store.recall())
+        self._machine = Host(host, incarnation, self._store.recall(), domain=domain)
+        self._copier = Copier(arena, peers, self._order, self._store.found, self._lock)
+        self.serving = Serving(host, arena, self._store, self._lock, self._feed)
         self._callers: dict[int, Caller] = {}  # by file descriptor
         self._saves: dict[str, Future[HostPart]] = {}
         self._answer: Future[HostPart] | Exception | None = None  # of the order at hand
-        self._held: tuple[Place, ...] = ()  # for the reader at hand
         self._to_remove: set[int] = set()
         self._prune_s = clock() + PRUNE_EVERY_S
         self._stopping = False
@@ -234,22 +243,31 @@ class HostLoop:
                 self._store.empty(command)
             case Remember(memory=memory):
                 self._store.remember(memory)
+            case Examine():
+                threading.Thread(target=self._examine, args=(command,), name="raystate-stacks", daemon=True).start()
             case Kill(pid=pid, rank=rank, reason=reason):
                 logger.warning("ending trainer rank %d (pid %d): %s", rank, pid, reason)
                 self._kill(pid, rank)
             case Hold(places=places):
-                self._held = places
+                self.serving.places = places
             case Execute(order=order, places=places):
                 self._answer = self._saves[order.save] = self._writers.submit(self._write, order, places)
             case AlreadyExecuted(order=order):
                 self._answer = self._saves[order.save]
             case Refuse(order=order, error=error, message=message):
                 self._answer = error_from_name(error, message, {"step": order.step, "host": self._host})
+            case FetchCopy() | FillCopy() | CommitCopy() | DropCopy():
+                self._copier.carry_out(command)
             case RemoveSet(index=index):
                 if not self._store.remove(index):
                     self._to_remove.add(index)
             case _:
                 assert_never(command)
+
+    def _examine(self, command: Examine) -> None:
+        stack = stacks.take(self.arena.path, command.pid)
+        stacks.forget(self.arena.path, command.pid)
+        self._order(Examined(connection=command.connection, stack=stack))
 
     def _order(self, event: HostEvent) -> None:
         with self._lock:
@@ -263,7 +281,16 @@ class HostLoop:
     # ------------------------------------------------------------ calls of trainers
 
     def allot(
-        self, *, incarnation: str, rank: int, pid: int, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int
+        self,
+        *,
+        incarnation: str,
+        rank: int,
+        pid: int,
+        data_bytes: int,
+        table_bytes: int,
+        buffer_bytes: int,
+        slots: int,
+        copies: int = 0,
     ) -> tuple[str, int]:
         """Slots for a trainer: (path of the set, its index). What it had before stays until nobody needs what it holds.
 
@@ -280,6 +307,7 @@ class HostLoop:
                 table_bytes=table_bytes,
                 buffer_bytes=buffer_bytes,
                 slots=slots,
+                copies=copies,
             )
 
         with self._lock:
@@ -306,28 +334,17 @@ class HostLoop:
         with self._lock:
             return [(self._store.path(place), place.slot, content) for place, content in self._machine.contents()]
 
-    def fetch(self, *, lineage: str, step: int, again: int, rank: int, with_data: bool) -> RankData:
+    def fetch(self, **request: Any) -> RankData:
         """One rank's piece of a snapshot for another node. StepNotFoundError if it isn't here."""
-        reader = secrets.token_hex(8)
-        with self._lock:
-            self._feed(HoldAsked(reader=reader, snapshot=SnapshotId(lineage, step, again), ranks=(rank,)))
-            slots = [self._store.slot(place) for place in self._held]
-        try:
-            content = slots[0].read() if slots else None
-            if content is None:
-                raise StepNotFoundError(
-                    f"host {self._host[:8]} does not hold rank {rank} of step {step}", step=step, host=self._host, rank=rank
-                )
-            table = SlotTable.from_bytes(content.table)
-            data = np.array(content.data) if with_data else None
-            return RankData(layout=self.arena.get_layout(table.layout_ref), table=content.table, data=data)
-        finally:
-            self._order(HoldEnded(reader=reader))
+        return self.serving.fetch(**request)
 
     # ------------------------------------------------------------ calls of the Coordinator
 
     def advise(self, advice: Advice) -> None:
         self._order(advice)
+
+    def copy(self, order: Copy) -> None:
+        self._order(order)
 
     def invalidate(self, order: Invalidate) -> None:
         self._order(order)
@@ -372,6 +389,7 @@ class HostLoop:
         if self._thread is not None:
             self._thread.join(timeout=10.0)
         self._writers.shutdown(wait=False, cancel_futures=True)
+        self._copier.close()
         with self._lock:
             for caller in self._callers.values():
                 caller.close()
@@ -380,8 +398,3 @@ class HostLoop:
             self._wake_r.close()
             self._wake_w.close()
             self.arena.close(remove=remove_arena)
-
-
-def _kill(pid: int, rank: int) -> None:  # noqa: ARG001 - the model of the public API wants to know the rank
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 import threading
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from raystate.core.errors import RaystateError
 from raystate.core.messages import (
@@ -17,9 +20,11 @@ from raystate.core.messages import (
     HostReported,
     Joined,
     JoinReply,
+    PublishDone,
     RestoreAsked,
     RestoreSettled,
     TrainerExited,
+    Write,
     group_of,
     lineage_order,
 )
@@ -31,6 +36,11 @@ logger = logging.getLogger("raystate.coordinator")
 
 EVENTS = ".raystate/events"
 REMEMBERED_LINEAGES = 8  # their ends
+REMEMBERED_SAVES = 64  # that are under way
+END_WAIT_S = 5.0  # for what is still being written when the run ends
+_READERS = 16  # objects at a time
+_TYPES = {"int": int, "float": (int, float), "str": str}
+_RECOVERY = re.compile(r"\d{6}-\d{4}\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,34 @@ class LoggedRecovery:
     tier: str  # "memory", "peer", "storage", …
     seconds: float
     steps_repeated: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedSave:
+    """One durable save. `seconds`: from the first order to write it to its publication."""
+
+    attempt: int
+    step: int
+    save: str
+    seconds: float
+
+
+_Noted = TypeVar("_Noted", LoggedRecovery, LoggedSave)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerContent:
+    """What was found of a run's ledger.
+
+    Attributes:
+        recoveries: (when its first new step was there, wall clock; the recovery), oldest first.
+        saves: by save id.
+        damaged: names of what can't be read.
+    """
+
+    recoveries: tuple[tuple[float, LoggedRecovery], ...] = ()
+    saves: Mapping[str, LoggedSave] = field(default_factory=dict[str, LoggedSave])
+    damaged: tuple[str, ...] = ()
 
 
 class Ledger:
@@ -65,7 +103,10 @@ class Ledger:
         self._group: dict[str, str] = {}  # -> the launcher's name of the group
         self._ends: dict[str, Ends] = {}  # how its trainers ended
         self._blamed: dict[str, str] = {}  # group -> why it ended, as its launcher says
+        self._left: tuple[str, float] | None = None  # the group whose trainers left on purpose, and when the first did
         self._open: dict[str, Any] | None = None
+        self._saving: dict[str, float] = {}  # save -> since when
+        self._writing: list[threading.Thread] = []
         self.presence = Presence()
         self.recoveries: list[LoggedRecovery] = []
         self.newest_step = -1
@@ -106,13 +147,14 @@ class Ledger:
     def _observe(self, message: Any, now_s: float) -> None:
         self.presence.observe(message, now_s)
         if isinstance(message, TrainerExited) and not message.clean:
-            kind = "ended" if message.ended else "died"
-            self.raised(message.lineage, End(rank=message.rank, kind=kind, reason=message.reason))
+            kind = "hung" if message.hung else "ended" if message.ended else "died"
+            self.raised(message.lineage, End(rank=message.rank, kind=kind, reason=message.reason, traceback=message.stack))
         match message:
             case TrainerExited(lineage=lineage, clean=False) if (nonce := group_of(lineage)) not in self._ended:
                 self._ended.add(nonce)
-                if self._open is None:
-                    self._open = {"nonce": nonce, "since_s": now_s, "newest": self._newest.get(nonce, -1)}
+                self._begin_recovery(nonce, now_s)
+            case TrainerExited(lineage=lineage) if self._left is None or self._left[0] != group_of(lineage):
+                self._left = (group_of(lineage), now_s)
             case EndTrainers(lineage=lineage):
                 self._ended.add(group_of(lineage))
             case RestoreAsked(lineage=lineage, rollback=True) if (order := lineage_order(lineage)) > self._rolled_back:
@@ -121,6 +163,10 @@ class Ledger:
                 self._joining[ask] = group
             case Answer(ask=ask, reply=JoinReply(lineage=lineage)) if ask in self._joining:
                 self._group[group_of(lineage)] = self._joining.pop(ask)
+                if self._left is not None and self._left[0] != group_of(lineage):
+                    # They left because the attempt had to end, else the run would have been released: another group goes on with it.
+                    self._begin_recovery(*self._left)
+                    self._left = None
             case Answer(reply=RestoreSettled(step=step, tier=tier)) if self._open is not None:
                 self._open |= {"step": step, "tier": tier}
             case HostReported(summary=summary):
@@ -130,8 +176,19 @@ class Ledger:
                     if lineage_order(trainer.lineage) > self._rolled_back:
                         self.newest_step = max(self.newest_step, trainer.newest_step)
                     self._close(nonce, trainer.newest_step, now_s)
+            case Write(save=save):
+                self._saving.setdefault(save, now_s)
+                for old in list(self._saving)[:-REMEMBERED_SAVES]:
+                    del self._saving[old]
+            case PublishDone(step=step, save=str(save), error="") if save in self._saving:
+                seconds = round(now_s - self._saving.pop(save), 3)
+                self._note("save", f"save-{save}", LoggedSave(attempt=self._attempt, step=step, save=save, seconds=seconds))
             case _:
                 pass
+
+    def _begin_recovery(self, nonce: str, since_s: float) -> None:
+        if self._open is None:
+            self._open = {"nonce": nonce, "since_s": since_s, "newest": self._newest.get(nonce, -1)}
 
     def _close(self, nonce: str, newest_step: int, now_s: float) -> None:
         """A recovery ends with the first new step of a living worker group."""
@@ -152,10 +209,21 @@ class Ledger:
             "back at step %d from %s after %.1f s, %d steps repeated (%s)",
             recovery.step, recovery.tier, recovery.seconds, recovery.steps_repeated, recovery.cause,
         )  # fmt: skip
-        name = f"{EVENTS}/{self._attempt:06d}-{len(self.recoveries):04d}.json"
-        data = json.dumps({"kind": "recovery", "time_s": time.time(), **dataclasses.asdict(recovery)}).encode()
-        # On a thread of its own: a slow storage must not delay the Coordinator, and nobody waits for a report.
-        threading.Thread(target=self._write, args=(name, data), name="raystate-ledger", daemon=True).start()
+        self._note("recovery", f"{len(self.recoveries):04d}", recovery)
+
+    def _note(self, kind: str, name: str, what: LoggedRecovery | LoggedSave) -> None:
+        """On a thread of its own: a slow storage must not delay the Coordinator, and nobody waits for a report."""
+        data = json.dumps({"kind": kind, "time_s": time.time(), **dataclasses.asdict(what)}).encode()
+        arguments = (f"{EVENTS}/{self._attempt:06d}-{name}.json", data)
+        thread = threading.Thread(target=self._write, args=arguments, name="raystate-ledger", daemon=True)
+        self._writing = [*(one for one in self._writing if one.is_alive()), thread]
+        thread.start()
+
+    def close(self) -> None:
+        """Wait a moment for what is being written: the process ends now."""
+        deadline_s = time.monotonic() + END_WAIT_S
+        for thread in self._writing:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _write(self, name: str, data: bytes) -> None:
         try:
@@ -166,13 +234,39 @@ class Ledger:
 
 def read_recoveries(storage: Storage) -> list[LoggedRecovery]:
     """All recoveries of a run, oldest first."""
-    recoveries: list[LoggedRecovery] = []
-    fields = {field.name for field in dataclasses.fields(LoggedRecovery)}
-    for info in sorted(storage.list(EVENTS), key=lambda info: info.name):
-        try:
-            raw = json.loads(storage.read(info.name))
-            if raw["kind"] == "recovery":
-                recoveries.append(LoggedRecovery(**{key: raw[key] for key in fields}))
-        except (ValueError, KeyError, TypeError) as error:
-            logger.warning("%s can't be read and is left out: %s", info.name, error)
-    return recoveries
+    names = [info.name for info in storage.list(EVENTS) if _RECOVERY.fullmatch(info.name.rpartition("/")[2])]
+    return [recovery for _, recovery in _read(storage, sorted(names)).recoveries]
+
+
+def read_ledger(storage: Storage) -> LedgerContent:
+    """All that the ledger of a run holds."""
+    return _read(storage, sorted(info.name for info in storage.list(EVENTS)))
+
+
+def _read(storage: Storage, names: list[str]) -> LedgerContent:
+    recoveries: list[tuple[float, LoggedRecovery]] = []
+    saves: dict[str, LoggedSave] = {}
+    damaged: list[str] = []
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="raystate-ledger") as pool:
+        for name, data in zip(names, pool.map(storage.read, names), strict=True):
+            try:
+                raw = json.loads(data)
+                if raw["kind"] == "recovery":
+                    recoveries.append((float(raw.get("time_s", 0.0)), _made(LoggedRecovery, raw)))
+                elif raw["kind"] == "save":
+                    save = _made(LoggedSave, raw)
+                    saves[save.save] = save
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                logger.warning("%s can't be read and is left out: %s", name, error)
+                damaged.append(name)
+    return LedgerContent(recoveries=tuple(recoveries), saves=saves, damaged=tuple(damaged))
+
+
+def _made(kind: type[_Noted], raw: Mapping[str, Any]) -> _Noted:
+    """Raises KeyError, ValueError: it is not what was written."""
+    made = kind(**{one.name: raw[one.name] for one in dataclasses.fields(kind)})
+    for one in dataclasses.fields(kind):
+        wanted = _TYPES[str(one.type)]
+        if not isinstance(getattr(made, one.name), wanted) or isinstance(getattr(made, one.name), bool):
+            raise ValueError(f"{one.name} is no {one.type}")
+    return made

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError
 from raystate.core.local_values import disagreement
+from raystate.core.own_files import common_files
 from raystate.core.tree import DataObject, Layout, Package, SlotTable, TreeSpec
 from raystate.orbax.coverage import coverage_gaps
 from raystate.orbax.merge import build_files, own_folders
@@ -68,6 +69,7 @@ def build_package(storage: Storage, run: str, step: int, save: str, parts: Seque
     for rank, table in tables.items():
         for item, state in table.iterators.items():
             iterators.setdefault(item, {})[rank] = state
+    own_files = {item: common_files(item, {rank: table.files[item] for rank, table in tables.items()}) for item in first.files}
     files = build_files(
         step,
         save,
@@ -76,6 +78,7 @@ def build_package(storage: Storage, run: str, step: int, save: str, parts: Seque
         {tree.item: [part.writer for part in parts if tree.item in part.objects] for tree in trees},
         lambda item: storage.kvstore(f"{prefix}/{item}"),
         iterators=iterators,
+        own_files=own_files,
         json_items=first.json_items,
         metrics=first.metrics,
         custom=first.custom,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raystate.core.messages import HostId
+from raystate.core.messages import HostId, Staged
 from raystate.core.tree import DataObject, SlotTable, TreeSpec
 
 
@@ -30,3 +30,17 @@ class RankData:
     layout: bytes
     table: bytes
     data: np.ndarray | None  # uint8[data_bytes]; None when only the small part was asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceHead:
+    """All of one rank's piece but its array bytes, and how large its slots are: what another host needs to begin a copy."""
+
+    content: Staged
+    layout: bytes
+    table: bytes
+    data_bytes: int  # of the piece
+    slot_data_bytes: int  # of a slot
+    slot_table_bytes: int
+    buffer_bytes: int
+    slots: int

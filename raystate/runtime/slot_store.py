@@ -40,7 +40,10 @@ class SlotStore:
         except ValueError as error:
             logger.warning("the host's word in %s can't be read: %s", held.path, error)
             said = None
-        return SetFound(index=held.index, trainer=held.trainer, word=word, contents=_contents(held), host_word=said)
+        copies_of = held.info.copies_of if held.info.copies_of >= 0 else None
+        return SetFound(
+            index=held.index, trainer=held.trainer, word=word, contents=_contents(held), host_word=said, copies_of=copies_of
+        )
 
     def changes(self) -> list[SetRead]:
         """The sets whose trainers have written a new word."""
@@ -78,6 +81,9 @@ class SlotStore:
 
     def slot(self, place: Place) -> Slot:
         return self._set(place.index).slots[place.slot]
+
+    def set_of(self, place: Place) -> SlotSet:
+        return self._set(place.index)
 
     def path(self, place: Place) -> str:
         return str(self._set(place.index).path)
@@ -122,10 +128,11 @@ class SlotStore:
 
 
 def _contents(held: SlotSet) -> tuple[Staged | None, ...]:
-    return tuple(_content(slot) for slot in held.slots)
+    return tuple(staged_in(slot) for slot in held.slots)
 
 
-def _content(slot: Slot) -> Staged | None:
+def staged_in(slot: Slot) -> Staged | None:
+    """What a slot holds; None: nothing complete."""
     content = slot.read()
     if content is None:
         return None

@@ -31,6 +31,7 @@ from raystate.core.messages import (
     PublishDone,
     Retire,
     RetireDone,
+    SnapshotId,
     Write,
     Written,
 )
@@ -41,6 +42,8 @@ from raystate.runtime.priority import give_way
 from raystate.storage import RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps, pinned_steps
 
 logger = logging.getLogger("raystate.coordinator")
+
+READ_BACK = 256  # log entries
 
 Slow = BuildPackage | Append | Publish | Retire | Discard
 
@@ -136,6 +139,10 @@ class Storing:
             return claim_entry(tail, self._writer, self._run, foreign_steps(self._storage, live), dead=dead)
 
         return self._log.claim(entry_after), tuple(dead)
+
+    def committed_before(self, entry: LogEntry) -> tuple[SnapshotId, ...]:
+        """What earlier attempts have committed, for trainers that have outlived them and ask what became of it."""
+        return self._log.committed_before(entry.seq, most=READ_BACK)
 
     def prepare(self, entry: LogEntry) -> None:
         """What can be done while the trainers start: remove what earlier attempts left, load what packages are made with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -11,6 +12,8 @@ import tenacity
 from raystate.core.errors import StorageError
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger("raystate")
 
 # ESTALE: an NFS handle that went away under us; a fresh lookup finds the file or says that it is gone.
 _PASSING_ERRNOS = frozenset({errno.EINTR, errno.EAGAIN, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EBUSY})
@@ -44,6 +47,23 @@ def storage_error(operation: str, path: str, error: BaseException, *, text: str 
     """A StorageError with `operation`, `path` and, where there is one, `errno`. `text`: instead of what `describe` says."""
     number = error.errno if isinstance(error, OSError) else None
     return StorageError(f"{operation} {path} failed: {text or describe(error)}", operation=operation, path=path, errno=number)
+
+
+def tell_also(error: BaseException, second: StorageError, text: str) -> None:
+    """Tell of a second failure, on the way out of a first one: in its message, or in the log where that is no StorageError.
+
+    Args:
+        error: the first.
+        second: the other.
+        text: what has come of it.
+
+    Raises:
+        StorageError: the first, with both in its message.
+    """
+    text = f"{text} ({second.message})"
+    if isinstance(error, StorageError):
+        raise StorageError(f"{error.message}. Also, {text}", **error.details) from error
+    logger.error("%s", text)
 
 
 def attempt(

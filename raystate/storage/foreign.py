@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from raystate.core.errors import ConfigError
 from raystate.storage.base import ObjectInfo, Storage
 from raystate.storage.names import MANIFEST, MARKER, METADATA, ORBAX_TEMPORARY, STATE, TREE_METADATA, log_name, step_of
+from raystate.storage.owner import owner_of
 
 SHOWN = 3  # names in an error
 
@@ -45,6 +46,29 @@ def refuse_foreign(storage: Storage) -> None:
         raise ConfigError(
             f"{describe_foreign(storage.url, names)}. {_advice(names)}", field="storage", got=storage.url, found=names
         )
+
+
+def refuse_place(storage: Storage) -> None:
+    """Check that a run which begins in this storage has a folder of its own. A run whose log has begun is not asked again.
+
+    A run below another one would lie where that one writes and removes; one at a bucket's root would own the whole bucket.
+
+    Raises:
+        ConfigError: it has none; says whose it is, and what to do.
+        StorageError: storage failed.
+    """
+    if storage.exists(log_name(1)):
+        return
+    url = storage.url
+    above = url.rpartition("/")[0]
+    if above.endswith("/"):  # a bucket, or a folder of the file system's root
+        if not storage.is_directory:
+            text = f"storage: {url} is a whole bucket, where nothing else could be saved then: give it a folder, such as {url}/run"
+            raise ConfigError(text, field="storage", got=url)
+        return
+    if owner := owner_of(above):
+        text = f"storage: no run can begin in {url}: {owner}. Give it a folder beside that one"
+        raise ConfigError(text, field="storage", got=url)
 
 
 def describe_foreign(url: str, names: tuple[str, ...]) -> str:

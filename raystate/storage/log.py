@@ -10,14 +10,26 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 import tenacity
 
-from raystate.core.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, PlannedEntry, WrittenEntry, plan, rebuilt_base
+from raystate.core.entries import (
+    FORMAT,
+    NO_BASE,
+    Base,
+    LogEntry,
+    NewerFormatError,
+    PlannedEntry,
+    WrittenEntry,
+    committed_by,
+    plan,
+    rebuilt_base,
+)
 from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StorageError
-from raystate.core.messages import Appended
+from raystate.core.messages import Appended, SnapshotId
 from raystate.storage.base import ObjectMissingError, Storage
 from raystate.storage.names import GUARD, GUARD_TEXT, base_name, base_number, log_name
 
@@ -28,6 +40,7 @@ Parsed = TypeVar("Parsed")
 
 _FIRST = 1  # as core.log.claim_entry numbers them
 _TAIL_TRIES = 100  # each means that two newer bases were written since the entry was found
+_READERS = 16  # at once: a request to a store takes tens of milliseconds
 _LONGEST_LOG = 10**12  # the names have 12 digits
 
 
@@ -111,6 +124,22 @@ class RunLog:
             path = f"{self._storage.url}/{name}"
             raise CorruptCheckpointError(f"{path} holds entry {written.seq}", path=path, expected=seq, got=written.seq)
         return written
+
+    def committed_before(self, seq: int, *, most: int) -> tuple[SnapshotId, ...]:
+        """What the entries before this one have committed, newest first; of at most `most` entries, and as far as they can be read."""
+        found: list[SnapshotId] = []
+        with ThreadPoolExecutor(_READERS) as readers:
+            for written in readers.map(self._header_or_none, range(seq - 1, max(_FIRST - 1, seq - 1 - most), -1)):
+                if written is not None and (snapshot := committed_by(written)) is not None:
+                    found.append(snapshot)
+        return tuple(found)
+
+    def _header_or_none(self, seq: int) -> WrittenEntry | None:
+        try:
+            return self.read_header(seq)
+        except RaystateError as error:
+            logger.debug("log entry %d can't be read back: %s", seq, error)
+            return None
 
     def read_base(self, name: str) -> Base:
         """The base of this name (`WrittenEntry.base`). Raises ObjectMissingError, StorageError, CorruptCheckpointError."""

@@ -53,7 +53,7 @@ def items_of(metadata: bytes) -> frozenset[str] | None:
     try:
         found: Any = json.loads(metadata)
         handlers = found["item_handlers"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if isinstance(handlers, str):  # a bare tree
         return frozenset()

@@ -14,7 +14,7 @@ import re
 
 from raystate.core.errors import StorageError
 from raystate.storage import posix
-from raystate.storage.attempts import describe, storage_error
+from raystate.storage.attempts import describe, storage_error, tell_also
 from raystate.storage.base import Storage
 from raystate.storage.names import ORBAX_TEMPORARY
 
@@ -105,12 +105,9 @@ def _put_back_one(storage: Storage, name: str, old: str, error: BaseException) -
     except StorageError as failed:
         if _is_there(storage, name):  # only its fsync failed
             return
-        text = (
-            f"what was in {storage.url}/{name} is {storage.url}/{old} now, for the next save there to put back ({failed.message})"
+        tell_also(
+            error, failed, f"what was in {storage.url}/{name} is {storage.url}/{old} now, for the next save there to put back"
         )
-        if isinstance(error, StorageError):
-            raise StorageError(f"{error.message}. Also, {text}", **error.details) from error
-        logger.error("%s", text)
 
 
 def _unsure(storage: Storage, name: str, old: str, why: str) -> StorageError:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from raystate.core.errors import CorruptCheckpointError, StorageError
 from raystate.core.tree import DataObject, Package
 from raystate.storage.base import ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
-from raystate.storage.foreign import refuse_foreign
+from raystate.storage.foreign import refuse_foreign, refuse_place
 from raystate.storage.names import (
     ASIDE,
     MARKER,
@@ -320,12 +320,14 @@ def foreign_steps(storage: Storage, live: Iterable[int]) -> tuple[int, ...]:
         live: live steps of the log's tail. Steps with an open intent are left out by `core.log.claim_entry`.
 
     Raises:
-        ConfigError: the run would begin afresh beside checkpoints that are named in another way (`foreign.refuse_foreign`).
+        ConfigError: the run would begin afresh beside checkpoints that are named in another way (`foreign.refuse_foreign`), or in
+            somebody else's folder (`foreign.refuse_place`).
         StorageError: storage failed.
     """
     known, visible = set(live), visible_steps(storage)
     if not known and not visible:
         refuse_foreign(storage)
+        refuse_place(storage)
     return tuple(step for step in visible if step not in known)
 
 

@@ -113,7 +113,8 @@ class RayTrainCallback(_Callback):
         self._scaling: Any = None  # the controller's ScalingConfig
         self._own_selector: Any = None  # the user's label selector in it
         self._rank_nodes: list[str] = []  # node id by rank, of the newest group
-        self._leaving: frozenset[str] = frozenset()  # nodes that were announced to go away
+        self._leaving: frozenset[str] = frozenset()  # nodes that Ray Train was told would go away
+        self._usable: frozenset[str] = frozenset()  # of those of the group before
         self._pinned = self._pins_failed = False
         self._start_timeout: str | None = None  # the user's setting
         self._standby: Standby | None = None
@@ -161,7 +162,8 @@ class RayTrainCallback(_Callback):
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
         if self._pinned:
-            nodes.wait_for_room(self._rank_nodes, worker_group_context.resources_per_worker, deadline_s=ROOM_S)
+            pinned_to = [node for node in self._rank_nodes if node in self._usable]
+            nodes.wait_for_room(pinned_to, worker_group_context.resources_per_worker, deadline_s=ROOM_S)
 
     def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
         self._group = secrets.token_hex(8)
@@ -283,7 +285,9 @@ class RayTrainCallback(_Callback):
     def _place(self, num_workers: int) -> None:
         selectors = None
         if not self._scaling.use_tpu and not self._pins_failed and isinstance(self._scaling.num_workers, int):
-            selectors = nodes.selectors(self._rank_nodes, num_workers, own=self._own_selector, leaving=self._leaving)
+            leaving = self._leaving | nodes.leaving(self._run_hash)
+            self._usable = nodes.reachable(frozenset(self._rank_nodes)) - leaving
+            selectors = nodes.selectors(self._rank_nodes, num_workers, own=self._own_selector, usable=self._usable)
         self._pinned = selectors is not None
         self._scaling.label_selector = self._own_selector if selectors is None else selectors
         if self._pinned:

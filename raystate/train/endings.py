@@ -46,12 +46,13 @@ _ENDS_POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """One rank's end. `died`: its process is gone (or doesn't answer); `preempted`: with its node, as announced."""
+    """One rank's end. `died`: its process is gone (or doesn't answer); `preempted`: with its node, as announced; `why`: if known."""
 
     error: BaseException
     traceback: str = ""
     died: bool = False
     preempted: bool = False
+    why: str = ""
 
     @property
     def collateral(self) -> bool:
@@ -154,6 +155,8 @@ def _with_unread(found: Mapping[int, RankFailure], told: Sequence[End]) -> dict[
             continue
         if end.kind == "raised":
             result[end.rank] = RankFailure(error=exception_of(end), traceback=end.traceback)
+        elif end.kind == "hung":
+            result[end.rank] = RankFailure(error=RuntimeError(end.reason), traceback=end.traceback, died=True, why=end.reason)
         elif end.rank not in result:
             result[end.rank] = RankFailure(error=RuntimeError(end.reason), died=True)
     return result
@@ -177,7 +180,10 @@ def _was_replaced(error: BaseException) -> bool:
 
 def _of_rank(kind: Any, rank: int, failure: RankFailure) -> Ending:
     if failure.died:
-        return Ending(kind=kind, cause=f"the process of rank {rank} died", rank=rank)
+        cause = failure.why or f"the process of rank {rank} died"
+        return Ending(kind=kind, cause=cause, rank=rank, traceback=failure.traceback)
+    if kind == "interrupted":
+        return Ending(kind=kind, cause=str(failure.error), rank=rank, error=failure.error, traceback=failure.traceback)
     if failure.collateral:
         cause = f"a collective of rank {rank} failed, as it does when another process dies ({one_line(failure.error)})"
         return Ending(kind=kind, cause=cause, rank=rank, error=failure.error, traceback=failure.traceback)

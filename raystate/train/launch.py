@@ -24,6 +24,7 @@ from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
 from raystate.core.errors import ConfigError, RaystateError, RunFailedError, StepNotFoundError
 from raystate.launch_context import Restart
+from raystate.manager.ending import is_clean_exit
 from raystate.ray_version import ray_internals
 from raystate.reader import Reader
 from raystate.train import endings
@@ -298,7 +299,12 @@ def _entry(train_fn: Callable[..., Any]) -> Callable[..., Any]:
     # wraps: Ray looks at the signature, and shows the name.
     @functools.wraps(train_fn)
     def run(*args: Any) -> Outcome:
-        value = train_fn(*args)
+        try:
+            value = train_fn(*args)
+        except SystemExit as exit_:
+            if not is_clean_exit(exit_):
+                raise
+            value = None
         context = launch_context.current()
         if context is not None and "jax" in sys.modules:
             launch_context.check_world(context.world)

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node
 
+from raystate.actors.draining import draining_nodes
+from raystate.actors.naming import coordinator_name, find_actor
 from raystate.train.policy import pinned_nodes
+
+logger = logging.getLogger(__name__)
 
 NODE_LABEL = "ray.io/node-id"  # Ray sets this label on every node
 _REACH_S = 0.5
 _ROOM_POLL_S = 0.01
 
 
-def selectors(
-    previous: Sequence[str], workers: int, *, own: Any, leaving: frozenset[str] = frozenset()
-) -> list[dict[str, str]] | None:
+def selectors(previous: Sequence[str], workers: int, *, own: Any, usable: frozenset[str]) -> list[dict[str, str]] | None:
     """A label selector for each worker, so that rank r lands where it was; None if there is nothing to say.
 
     Args:
         previous: node id by rank of the group before, empty for the first.
         workers: size of the next group.
         own: the user's label selector: a dict for all workers, a list of dicts, or None. Kept, and stronger than ours.
-        leaving: nodes that were announced to go away.
+        usable: of these nodes those that are there, and stay.
     """
     if len(previous) != workers:
         return None
-    usable = reachable(frozenset(previous)) - leaving
     avoid = sorted(frozenset(previous) - usable)
     result: list[dict[str, str]] = []
     for rank, node in enumerate(pinned_nodes(previous, usable, workers)):
@@ -41,6 +43,18 @@ def selectors(
         theirs = own[rank] if isinstance(own, list) else own
         result.append({**ours, **(theirs or {})})
     return result
+
+
+def leaving(run_hash: str) -> frozenset[str]:
+    """Nodes that are to go away: Ray drains them, or the run's Coordinator was told so by their hosts."""
+    coordinator = find_actor(coordinator_name(run_hash))
+    told: frozenset[str] = frozenset()
+    if coordinator is not None:
+        try:
+            told = ray.get(coordinator.leaving.remote(), timeout=_REACH_S)
+        except Exception as error:  # it comes back just now, or storage has refused it
+            logger.debug("the Coordinator does not say which hosts go away: %s", error)
+    return told | draining_nodes().keys()
 
 
 def reachable(node_ids: frozenset[str]) -> frozenset[str]:
@@ -61,7 +75,7 @@ def _answers(host: str, port: int) -> bool:
     return True
 
 
-def wait_for_room(rank_nodes: Sequence[str], resources_per_worker: Mapping[str, float], *, deadline_s: float) -> bool:
+def wait_for_room(rank_nodes: Iterable[str], resources_per_worker: Mapping[str, float], *, deadline_s: float) -> bool:
     """Wait until the nodes have what the group before held: a request made earlier is refused once and tried again up to 1 s later.
 
     Args:

@@ -200,6 +200,7 @@ class _Importer:
             writers,
             lambda item: self._storage.kvstore(f"{prefix}/{item}"),
             iterators=step.iterators,
+            own_files=step.own_files,
             json_items=step.json_items,
             metrics=dict(step.metrics),
             custom=step.custom,

@@ -29,6 +29,7 @@ class IncomingStep:
         read: item, boxes (leaf index, start, shape) -> arrays.
         iterators: item -> process -> its state, of all processes below `world`.
         world: how many processes saved the iterators.
+        own_files: item -> what a user's checkpointable wrote: name -> bytes.
         json_items: item -> JSON value.
         metrics: as they were saved.
         custom: as it was saved.
@@ -40,6 +41,7 @@ class IncomingStep:
     read: Callable[[str, Sequence[Request]], list[np.ndarray]]
     iterators: Mapping[str, Mapping[int, bytes]] = field(default_factory=dict)
     world: int = 1
+    own_files: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
     json_items: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     custom: Any = None
@@ -79,6 +81,7 @@ class IncomingStep:
             read=read,
             iterators=iterators,
             world=world,
+            own_files={name: reader.own_files(name) for name, kind in kinds.items() if kind == "files"},
             json_items={name: reader.json(name) for name, kind in kinds.items() if kind == "json"},
             metrics=reader.metrics(),
             custom=reader.custom(),

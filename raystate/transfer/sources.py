@@ -19,7 +19,7 @@ from raystate.inspection import Checkpoints
 from raystate.legacy import LegacyDirectory, LegacyStep
 from raystate.orbax.array_reads import Request
 from raystate.restored import STATE
-from raystate.storage import describe_foreign, foreign_checkpoints, number_in
+from raystate.storage import OBJECT_SCHEMES, describe_foreign, foreign_checkpoints, number_in
 from raystate.transfer import npz_format
 from raystate.transfer.flat_source import is_tensor_name, npz_step, safetensors_step
 from raystate.transfer.incoming import IncomingStep
@@ -96,10 +96,9 @@ def _found(src: str | os.PathLike[str], options: SourceOptions) -> Iterator[Inco
         names = _tensor_files(fs, inner, url)
     if names:
         return iter([safetensors_step(fs, inner.rstrip("/"), names, step=options.step, flat=options.flat, what=what)])
-    if path is None and not url.startswith("gs://"):
-        raise ConfigError(
-            f"src: {url} holds no safetensors file; Orbax checkpoints are read from directories and gs:// only", field="src"
-        )
+    if path is None and url.partition("://")[0] not in OBJECT_SCHEMES:
+        text = f"src: {url} holds no safetensors file; Orbax checkpoints are read from directories, gs:// and s3:// only"
+        raise ConfigError(text, field="src")
     return _orbax_steps(url, options)
 
 

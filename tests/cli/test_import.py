@@ -29,6 +29,7 @@ from raystate.transfer import IncomingStep, SourceOptions, boxes, import_steps, 
 from raystate.verification import verify_log, verify_step
 from tests.cli.transfers import STEP, a_run, files, leaves, raystate_command
 from tests.model.world import Rank, World
+from tests.storage.backends import s3_backend
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,24 @@ def steps_in_memory(*numbers: int) -> Iterator[IncomingStep]:
 
 
 # ---------------------------------------------------------------- Orbax
+
+
+def test_row22_orbax_steps_in_s3(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path / "old") as manager:
+        for step in (3, 7):
+            manager.save(step, args=ocp.args.StandardSave(tree(step)))
+    with s3_backend(tmp_path) as bucket:
+        old = open_storage(tmp_path / "old")
+        for info in sorted(old.list(), key=lambda info: info.name.endswith("commit_success.txt")):
+            bucket.create(info.name, old.read(info.name))
+        for step in (3, 7):  # as Orbax ends a step in a bucket
+            if not bucket.exists(f"{step}/commit_success.txt"):
+                bucket.create(f"{step}/commit_success.txt", b"")
+        assert bring(bucket.url, tmp_path / "new").steps == (3, 7)
+        assert bring(f"{bucket.url}/7", tmp_path / "one").steps == (7,)
+        with pytest.raises(ConfigError, match="there is nothing at"):
+            bring(f"{bucket.url}/nowhere", tmp_path / "none")
+    assert leaves(tmp_path / "new") == leaves(tmp_path / "old") == leaves(tmp_path / "one")
 
 
 def test_row20_a_directory_of_stock_steps(tmp_path: Path) -> None:

@@ -59,12 +59,12 @@ def held_pids(phase: str) -> list[int]:
     return [int(path.name.split(".")[1]) for path in Path(os.environ[FOLDER]).glob(f"{phase}.*.reached")]
 
 
-def newest_in_memory(run: Any) -> int:
-    """The newest step whose pieces all lie in this machine's shared memory; -1 if there is none.
+def newest_in_memory(run: Any, *, nodes: int = 1) -> int:
+    """The newest step whose pieces all lie in this machine's shared memory, each in the arenas of so many nodes; -1 if there is none.
 
     On a busy machine it is older than the newest step trained, and nobody can say by how much: snapshots are skipped there.
     """
-    ranks: dict[tuple[str, int, int], set[int]] = {}
+    places: dict[tuple[str, int, int], dict[int, set[str]]] = {}
     complete = [-1]
     for path in Path("/dev/shm").glob(f"raystate-{run_hash(run.storage, run.run)}-*/set-*"):
         try:
@@ -72,9 +72,9 @@ def newest_in_memory(run: Any) -> int:
         except RaystateError:  # removed or not yet finished
             continue
         for header in filter(None, [slot.read_header() for slot in opened.slots]):
-            found = ranks.setdefault((header.lineage, header.step, header.again), set())
-            found.add(header.rank)
-            if len(found) == header.world:
+            ranks = places.setdefault((header.lineage, header.step, header.again), {})
+            ranks.setdefault(header.rank, set()).add(path.parent.name)
+            if len(ranks) == header.world and all(len(found) >= nodes for found in ranks.values()):
                 complete.append(header.step)
         opened.close()
     return max(complete)
@@ -141,7 +141,7 @@ def raylet_of_a_trainer(training: Training, cluster: Any) -> tuple[int, Any]:
     raise AssertionError("no trainer outside the head node")
 
 
-def _kill_node(training: Training, cluster: Any) -> None:
+def kill_node(training: Training, cluster: Any) -> None:
     """The raylet, all that it has started, and the node's arena: what a vanished machine takes with it."""
     raylet, node = raylet_of_a_trainer(training, cluster)
     kill_family(psutil.Process(raylet))
@@ -155,7 +155,7 @@ _KILL = {
     "all trainers": _kill_all_trainers,
     "HostActor": _kill_host,
     "Coordinator": _kill_coordinator,
-    "node": _kill_node,
+    "node": kill_node,
 }
 VICTIMS = tuple(_KILL)
 KINDS = (*VICTIMS, "driver", "cluster")

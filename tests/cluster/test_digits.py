@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 REPO = Path(__file__).parents[2]
 
 # A cell, run again after an exception, and again with more steps.
@@ -52,6 +54,14 @@ def test_a_cell_that_is_run_again(tmp_path: Path) -> None:
     assert 1 <= found[0]["resumed_at"] <= 40
     assert found[1]["resumed_at"] == 150
     assert all(summary["test_accuracy"] >= 0.97 and summary["step"] == 150 for summary in found), found
+
+
+def test_the_script_itself_trains_with_workers(tmp_path: Path) -> None:
+    done = _run(
+        "-m", "jobs.train_digits", "--storage", str(tmp_path / "run"), "--workers", "1", "--steps", "20", timeout_s=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "after step 20" in done.stdout
 
 
 def test_bad_usage_is_one_line(tmp_path: Path) -> None:

@@ -40,14 +40,16 @@ def test_one_death_of_each_kind(turn: int, ray_cluster: Any, make_run: Any, tmp_
     try:
         for victim in victims:
             phase = phase_of(victim, turn)
-            starts = training.events.starts()
+            starts, copied = training.events.starts(), newest_in_memory(run, nodes=2)
             before, in_memory = strike(training, victim, phase, ray_cluster)
             came[victim, phase] = came_of(training, before)
             start = training.events.newest_start()
             if victim in ("HostActor", "Coordinator"):
                 assert training.events.starts() == starts, "the trainers should not have noticed"
             elif victim == "node":
-                assert start["tier"] == "storage"
+                # What had its copies is still there, unless storage has something newer.
+                assert copied <= start["step"]
+                assert start["tier"] in ("memory", "peer") or copied < start["step"]
             else:
                 assert start["tier"] == "memory"
                 assert 0 < in_memory <= start["step"]

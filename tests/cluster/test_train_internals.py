@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import inspect
 import os
 import pickle
 import socket
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +29,7 @@ from ray.train.v2.api.preemption import PreemptionInfo
 
 import raystate
 from raystate.actors.blame import raised
+from raystate.actors.draining import draining_nodes
 from raystate.config import StateConfig
 from raystate.runtime.ends import End
 from raystate.train import callback as callback_module
@@ -238,7 +241,7 @@ def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, mon
     try:
         out = str(tmp_path / "facts")
         looks: Any = _Looks(StateConfig(storage=f"{out}-run", run="looks"))
-        looks._config = SimpleNamespace(out=out, idle_timeout_s=60.0)  # no run begins
+        looks._config = SimpleNamespace(out=out, idle_timeout_s=60.0, storage=str(tmp_path / "none"), run="none")  # no run begins
         callbacks: Any = [looks]  # Ray also takes internal callbacks
         run_config = RunConfig(name="looks", storage_path=str(tmp_path), callbacks=callbacks)
         JaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=1), run_config=run_config).fit()
@@ -259,6 +262,14 @@ def test_where_there_is_no_dashboard_nobody_asks_it_every_second(ray_cluster: An
     assert cleaners() == 1
 
 
+def test_rays_log_monitor_follows_our_mark() -> None:
+    from ray._private.ray_constants import LOG_PREFIX_JOB_ID
+
+    from raystate.actors.shown import MARK
+
+    assert MARK == LOG_PREFIX_JOB_ID
+
+
 def test_nodes_are_found_and_can_be_named_in_a_selector(ray_cluster: Any) -> None:
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -266,11 +277,11 @@ def test_nodes_are_found_and_can_be_named_in_a_selector(ray_cluster: Any) -> Non
     ids = sorted(info["NodeID"] for info in ray.nodes() if info["Alive"])
     assert nodes.reachable(frozenset([*ids, "f" * 56])) == frozenset(ids)
     gone = "e" * 56
-    chosen = nodes.selectors([ids[1], gone], 2, own={"ray.io/node-id": ids[1]})
+    chosen = nodes.selectors([ids[1], gone], 2, own={"ray.io/node-id": ids[1]}, usable=frozenset(ids))
     assert chosen == [{nodes.NODE_LABEL: ids[1]}, {nodes.NODE_LABEL: ids[1]}], "the user's own selector is stronger"
-    chosen = nodes.selectors([ids[1], ids[0]], 2, own=None, leaving=frozenset([ids[0]]))
+    chosen = nodes.selectors([ids[1], ids[0]], 2, own=None, usable=frozenset(ids) - {ids[0]})
     assert chosen == [{nodes.NODE_LABEL: ids[1]}, {nodes.NODE_LABEL: f"!in({ids[0]})"}]
-    assert nodes.selectors([], 2, own=None) is None
+    assert nodes.selectors([], 2, own=None, usable=frozenset()) is None
     assert nodes.wait_for_room(ids, {"CPU": 1.0}, deadline_s=5.0)
     assert not nodes.wait_for_room(ids, {"CPU": 99.0}, deadline_s=0.0)
     assert chosen is not None
@@ -284,6 +295,19 @@ def test_nodes_are_found_and_can_be_named_in_a_selector(ray_cluster: Any) -> Non
         remove_placement_group(group)
 
 
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_training_function_may_end_with_sys_exit(code: Any) -> None:
+    assert launch._entry(lambda: sys.exit(code))().value is None
+    for bad in (1, "the data are gone"):
+        with pytest.raises(SystemExit):
+            launch._entry(functools.partial(sys.exit, bad))()
+
+
 def test_outcome_is_a_value() -> None:
     outcome = callback_module.Outcome(1, {"step": 2})
     assert dataclasses.replace(outcome, restarts=()).value == 1
+
+
+def test_ray_says_which_nodes_it_drains(ray_cluster: Any) -> None:
+    """What is drained, and until when, is tests/cluster/test_preemption.py's."""
+    assert draining_nodes() == {}

@@ -136,8 +136,21 @@ def pause(out: str, done: int) -> None:
         time.sleep(POLL_S)
 
 
+def waits_for_ever(out: str) -> None:
+    """Once in a run."""
+    import threading
+
+    try:
+        open(os.path.join(out, "has-hung"), "x").close()
+    except FileExistsError:
+        return
+    never = threading.Lock()
+    never.acquire()
+    never.acquire()
+
+
 def train(config: dict[str, Any]) -> Any:
-    """config: steps, step_s, out (directory for events, dumps and pauses), width, dump_every."""
+    """config: steps, step_s, out (directory for events, dumps and pauses), width, dump_every, hang_at (step at which rank 1 hangs)."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -158,6 +171,8 @@ def train(config: dict[str, Any]) -> Any:
         say(event="start", step=restored.step, tier=restored.tier, position=iterator.position)
         for step in range(restored.step, config["steps"]):
             pause(config["out"], step)
+            if rank == 1 and step == config.get("hang_at"):
+                waits_for_ever(config["out"])
             begin = time.perf_counter()
             batch = jax.device_put(next(iterator), NamedSharding(mesh, PartitionSpec()))
             state, loss = step_fn(state, batch)

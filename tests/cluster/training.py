@@ -112,6 +112,7 @@ class Training:
             "width": kwargs.pop("width", 32),
         }
         loop["dump_every"] = kwargs.pop("dump_every", 0)
+        loop["hang_at"] = kwargs.pop("hang_at", None)
         train_fn = kwargs.pop("train_fn", toy.train)
         devices = kwargs.pop("devices", 2)
         scaling_config = kwargs.pop("scaling_config", None) or scaling(kwargs.pop("num_workers", 2))

@@ -51,8 +51,7 @@ BAD: list[tuple[Mapping[str, Any], str, str]] = [
     # contract, but not implemented: refused, with what to use instead
     ({"save_policy": Policy()}, "save_policy", "Policy is not one of Orbax's own policies"),
     ({"keep_policy": Policy(), "keep_last": 2}, "keep_last", "keep_policy decides alone"),
-    ({"hang_timeout_s": 60.0}, "hang_timeout_s", "does not implement it yet; leave it at None"),
-    ({"replicas": 2}, "replicas", "does not implement it yet; no peer copies are made"),
+    ({"replicas": 2}, "replicas", "does not implement it yet; one copy is made"),
     ({"snapshot_every_steps": -1}, "snapshot_every_steps", "greater than or equal to 0"),
     ({"snapshot_slots": 1}, "snapshot_slots", "greater than or equal to 2"),
     ({"replicas": -1}, "replicas", "greater than or equal to 0"),
@@ -67,6 +66,8 @@ BAD: list[tuple[Mapping[str, Any], str, str]] = [
     ({"arena_dir": "relative/dir"}, "arena_dir", "absolute"),
     ({"arena_dir": 7}, "arena_dir", "absolute"),
     ({"record_dir": "logs"}, "record_dir", "absolute"),
+    ({"metadata_url": "metadata.google.internal"}, "metadata_url", "http:// URL"),
+    ({"metadata_url": 80}, "metadata_url", "string"),
     ({"keep_last": 0}, "keep_last", "greater than 0"),
     ({"keep_every_steps": 0}, "keep_every_steps", "greater than 0"),
     ({"keep_every_s": -1.0}, "keep_every_s", "greater than 0"),
@@ -157,6 +158,7 @@ def test_core_settings_carry_every_field_that_core_knows():
     fields: dict[str, Any] = {
         "save_every_s": 7.0, "snapshot_every_steps": 2, "start_timeout_s": 1.0, "barrier_timeout_s": 2.0, "save_timeout_s": 3.0,
         "restore_timeout_s": 4.0, "host_timeout_s": 5.0, "idle_timeout_s": 6.0, "assume_dead_after_s": 7.0,
+        "hang_timeout_s": 8.0,
     }  # fmt: skip
     settings = config(**fields).core_settings()
     assert isinstance(settings, Settings)
@@ -220,3 +222,10 @@ def test_bad_override_is_not_blamed_on_the_file(tmp_path: Path):
         StateConfig.from_file(path, keep_last=0)
     assert caught.value.field == "keep_last"
     assert caught.value.file is None
+
+
+def test_labels_of_failure_domains_may_come_from_yaml(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_text("state: {storage: /tmp/x, run: r, domain_labels: [rack, zone]}")
+    assert StateConfig.from_file(path).domain_labels == ("rack", "zone")
+    assert config(domain_labels=()).domain_labels == ()

@@ -64,9 +64,11 @@ class Driver:
         dead: tuple[int, ...] = (),
         hosts: tuple[str, ...] = (),
         keep_last: int | None = 3,
+        committed: tuple[SnapshotId, ...] = (),
         **settings: Any,
     ):
         settings.setdefault("host_timeout_s", 1e6)  # hosts speak only when a test lets them
+        settings.setdefault("replicas", 0)  # its hosts make no copies
         self.core = Coordinator(Settings(run="r", storage="s", **settings))
         self.keep = keep_newest(keep_last)
         self.now_s = 100.0
@@ -82,7 +84,7 @@ class Driver:
         self.asks = 0
         self.auto = True  # storage does at once what it is told
         entry = claim_entry(tail, "w", "r")
-        self.send(Claimed(entry=entry, dead=dead, hosts=tuple(HostId(host) for host in hosts)))
+        self.send(Claimed(entry=entry, dead=dead, hosts=tuple(HostId(host) for host in hosts), committed=committed))
 
     # ---------------------------------------------------------------- events
 
@@ -131,18 +133,18 @@ class Driver:
         self.report(host, incarnation)
 
     def report(self, host: str, incarnation: str = "i1") -> list[Any]:
+        return self.send(HostReported(summary=self.summary(host, incarnation)))
+
+    def summary(self, host: str, incarnation: str = "i1") -> HostSummary:
+        """What the host would report now."""
         self.seq[host] = self.seq.get(host, 0) + 1
-        return self.send(
-            HostReported(
-                summary=HostSummary(
-                    host=HostId(host),
-                    incarnation=f"{host}{incarnation}",
-                    seq=self.seq[host],
-                    staged=tuple(self.staged.get(host, ())),
-                    trainers=tuple(self.seen.get(host, ())),
-                    advised=self.advised.get(host),
-                )
-            )
+        return HostSummary(
+            host=HostId(host),
+            incarnation=f"{host}{incarnation}",
+            seq=self.seq[host],
+            staged=tuple(self.staged.get(host, ())),
+            trainers=tuple(self.seen.get(host, ())),
+            advised=self.advised.get(host),
         )
 
     def join(self, hosts: list[str], group: str = "g") -> str:

@@ -19,6 +19,8 @@ from raystate.core.messages import (
     Packaged,
     ReleaseAsked,
     Retire,
+    Staged,
+    Tick,
     TrainerExited,
 )
 from tests.core.driver import Driver, history, running
@@ -218,3 +220,19 @@ def test_a_trainer_that_has_just_joined_is_a_sign_of_life():
     driver.send(Joined(ask=Ask("j"), group="h", rank=0, world=2, host=HostId("a"), nonce="n"))
     driver.tick(100.0)
     assert driver.core.leaving.phase == "open"
+
+
+def test_what_nobody_trains_any_more_becomes_durable_under_a_new_coordinator():
+    """All trainers and their Coordinator were killed: the next one, which has never heard of a trainer, waited for answers to a question
+    that it had not sent, took the hosts for dead, and released the run without the newest step."""
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"), idle_timeout_s=60.0, host_timeout_s=10.0)
+    for rank, host in enumerate("ab"):
+        driver.advised[host] = (1, 7)  # by the attempt before
+        driver.staged[host] = [Staged(rank=rank, world=2, lineage="1.1.x", step=5, layout="L", promised=False)]
+    for _ in range(70):
+        driver.now_s += 1.0
+        driver.report("a")
+        driver.report("b")
+        driver.send(Tick())
+    assert driver.core.journal.published == (3, 5)
+    assert driver.take(Finish)

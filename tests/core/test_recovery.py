@@ -20,6 +20,7 @@ from raystate.core.messages import (
     RestoreSettled,
     RestoreTried,
     Retire,
+    SnapshotId,
     TrainerExited,
     Write,
     Written,
@@ -227,6 +228,34 @@ def test_a_group_of_an_earlier_attempt_is_adopted():
     assert driver.core.snapshots.stable == (5, 0)
     driver.stage(6, promised=True)
     assert driver.core.journal.published == (3, 6)
+
+
+def test_what_an_earlier_attempt_committed_and_retired_is_no_loss():
+    old = [SnapshotId("1.1.x", step) for step in (1, 2, 3)]
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"), committed=(old[2], old[0]))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver.stage(5)
+    driver.flush(0, old[0])
+    assert driver.replies(FlushReply)[-1] == FlushReply(durable_step=3)
+    driver.flush(0, *old[:2])
+    assert driver.replies(FlushReply)[-1].lost == (old[1],)
+    # Nor is it made durable once more, because a host still holds it.
+    driver.stage(1, promised=True)
+    assert driver.take(Write) == []
+
+
+def test_what_was_lost_under_an_earlier_attempt_is_not_waited_for_after_a_restore():
+    old = SnapshotId("1.1.x", 4)
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver.stage(5)
+    assert driver.restore().step == 5
+    driver.send(HostDown(host=HostId("b"), reason="killed"))
+    driver.flush(0, old)
+    assert driver.replies(FlushReply) == []  # the host that is away may hold it
+    driver.host_up("b", "i2")
+    assert driver.replies(FlushReply)[-1].lost == (old,)
+    assert "before a restore" in driver.replies(FlushReply)[-1].errors[0]
 
 
 def test_a_restore_begun_under_an_earlier_attempt_goes_on():

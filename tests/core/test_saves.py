@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from raystate.core.messages import (
     Advise,
+    AgainAsked,
+    AgainReply,
     Append,
     Appended,
     Ask,
@@ -327,3 +329,47 @@ def test_the_first_snapshot_of_unequal_ranks_is_saved_to_find_out_what_differs()
     driver.hold(0, 2, local=7)
     driver.hold(1, 2, local=8)
     assert {one.step for one in driver.take(Write)} == {2}
+
+
+def ask_again(driver: Driver, rank: int, save: SnapshotId, number: int = 0, *, broken: str = "") -> bool:
+    driver.send(
+        AgainAsked(ask=driver.ask(), lineage=driver.lineage, rank=rank, save=save, number=number, broken=broken),
+    )
+    return driver.replies(AgainReply)[-1].due
+
+
+def test_a_promised_step_is_due_again_on_all_ranks_or_on_none():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    assert not ask_again(driver, 0, driver.key(2))
+    # It is lost before the other rank asks the same.
+    for _ in range(3):
+        save = driver.take(Write)[-1].save
+        driver.send(Written(host=HostId("a"), save=save, error="the disk is full"))
+        driver.tick(30.0)
+    driver.flush(0, driver.key(2))
+    assert driver.replies(FlushReply)[-1].lost == (driver.key(2),)
+    assert not ask_again(driver, 1, driver.key(2))
+    assert ask_again(driver, 1, driver.key(2), 1)
+    assert ask_again(driver, 0, driver.key(2), 1)
+    driver.auto = True
+    driver.stage(2, promised=True, again=1)
+    assert driver.core.journal.published == (2,)
+    assert not ask_again(driver, 0, driver.key(2, 1))
+
+
+def test_a_rank_that_has_lost_its_copy_says_so():
+    driver = running()
+    assert not ask_again(driver, 0, driver.key(4))
+    assert not ask_again(driver, 1, driver.key(4), broken="no slot was free"), "the first answer counts for all"
+    assert ask_again(driver, 0, driver.key(4), 1)
+
+
+def test_a_new_coordinator_gives_the_answer_of_the_one_before():
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    for rank in range(2):
+        driver.hold(rank, 5, promised=True)
+    driver.word(0, 5, again=1)  # it was told that the step is lost, and has saved it again
+    assert ask_again(driver, 1, driver.key(5))

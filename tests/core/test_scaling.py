@@ -61,7 +61,7 @@ class Fleet:
 
     def __init__(self, count: int):
         self.count = count
-        self.core = Coordinator(Settings(run="r", storage="s", host_timeout_s=1e6))
+        self.core = Coordinator(Settings(run="r", storage="s", host_timeout_s=1e6, replicas=0))
         self.now_s = 0.0
         self.later: list[Event] = []
         self.seq = [0] * count

@@ -128,7 +128,7 @@ def test_a_restore_begins_a_lineage_and_keeps_promises_to_be_told():
     assert (word.lineage, word.newest_step, word.again, word.pending) == ("1.2.x", 1, -1, ())
     assert made.promises == (SnapshotId("1.1.x", 2),)
     assert made.is_safe
-    made.told(made.promises, lost=made.promises)
+    made.told(made.promises)
     assert made.promises == ()
     assert made.on_save(2, host_word=host()).promised, "the same step, of another line"
     assert made.promises == (SnapshotId("1.2.x", 2),)
@@ -166,10 +166,21 @@ def test_a_forced_repetition_is_another_snapshot_and_a_lost_promise_can_be_made_
     assert made.on_save(5, host_word=host()).again == 0
     assert made.on_save(5, force=True, host_word=host()).again == 1
     assert made.promises == (SnapshotId("1.1.x", 5, 1),)
+    # Whether the promise is lost is for the Coordinator to say, and the question is the same whatever this rank has been told.
+    save = SnapshotId("1.1.x", 5, 1)
+    assert made.question(5, force=True) == (save, 0)
+    assert made.question(5, force=False) is None
+    assert made.question(6, force=True) is None
     assert made.on_save(5, force=True, host_word=host()).promised is False, "these very bytes won't be written"
-    made.told(made.promises, lost=made.promises)
-    again = made.on_save(5, force=True, host_word=host())
+    made.told(made.promises)
+    assert made.question(5, force=True) == (save, 1)
+    assert made.on_save(5, force=True, host_word=host()).promised is False
+    assert made.promises == (save,), "whoever was told that it is late waits for it once more"
+    before = made.memento()
+    again = made.on_save(5, force=True, host_word=host(), lost=True)
     assert (again.promised, again.again) == (True, 2)
+    made.put_back(before)
+    assert made.question(5, force=True) == (save, 2), "the same question, if the copy could not be kept"
 
 
 def test_words_are_numbered():

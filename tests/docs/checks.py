@@ -95,6 +95,9 @@ def several_items(names: Names, folder: Path) -> None:
     np.testing.assert_array_equal(on_disk(newest)["w"], [6.0] * 3)
     assert_equal(in_memory(names["combined"]["average"]), on_disk(newest, "average"))
     assert raystate.Reader(folder / "runs/items").all_steps() == [3, 6]
+    again = names["Vocabulary"]()
+    ocp.load_checkpointables(str(folder / "weights"), {"vocabulary": again})
+    assert again.words == (folder / "weights/vocabulary/words.txt").read_text().split() == ["ship", "sea"]
 
 
 def roll_back(names: Names, folder: Path) -> None:

@@ -101,7 +101,7 @@ def test_everything_public_has_a_type(tmp_path: Path):
         if (not symbol["isTypeKnown"] or symbol["isTypeAmbiguous"])
         and any(f"{symbol['name']}.".startswith(f"{home}.") for home in homes.values())
     }
-    assert incomplete.keys() == NOT_OURS, incomplete
+    assert incomplete.keys() <= NOT_OURS, incomplete  # once in many runs pyright does know Ray's classes
 
 
 def test_a_users_program_is_checked(tmp_path: Path):

@@ -13,6 +13,7 @@ from typing import Any
 import raystate.core.group as group
 import raystate.core.host as host
 import raystate.core.leaving as leaving
+import raystate.core.promises as promises
 import raystate.core.saves as saves
 import raystate.core.trainer as trainer
 import raystate.manager.facade as facade
@@ -138,8 +139,8 @@ def _checked_after_the_decision() -> Any:
     """(11) A mistake is found when the step has been decided."""
     real = pipeline.Pipeline._decide
 
-    def decide(self: pipeline.Pipeline, given: Any, described: Any, force: bool) -> Any:
-        decision = real(self, given, described, force)
+    def decide(self: pipeline.Pipeline, given: Any, described: Any, force: bool, lost: bool) -> Any:
+        decision = real(self, given, described, force, lost)
         if isinstance(given.custom, dict) and any(not isinstance(one, str | float) for one in given.custom.values()):
             facade.check_metrics({"custom": "is not a number"})
         return decision
@@ -190,6 +191,34 @@ def _a_restored_step_counts_as_durable() -> Any:
     return _patched((restoring.Restoring, "_settled", settled))
 
 
+def _earlier_commits_are_forgotten() -> Any:
+    """What an earlier Coordinator has committed, and retention has removed since, counts as lost."""
+    return _patched((saves.Saves, "start", lambda *_: None))
+
+
+def _each_rank_decides_what_is_due_again() -> Any:
+    """A rank that has been told of a loss saves the step again; the others say that it needs no other save."""
+    learned: dict[int, set[SnapshotId]] = {}
+    real = promises.FlushReply
+
+    def told(self: pipeline.Pipeline, promised: Any, lost: Any) -> None:
+        fates = [one for one in promised if one not in lost]
+        learned.setdefault(id(self), set()).update(lost, [one for one in fates if one in real_lost])
+        real_told(self, promised, lost)
+
+    real_told, real_lost = pipeline.Pipeline.told, set[SnapshotId]()
+
+    def reply(**fields: Any) -> Any:
+        real_lost.update(fields.get("lost", ()))
+        return real(**fields)
+
+    def is_lost(self: pipeline.Pipeline, step: int, force: bool) -> bool:
+        asked = self.machine.question(step, force=force)
+        return asked is not None and asked[0] in learned.get(id(self), ())
+
+    return _patched((promises, "FlushReply", reply), (pipeline.Pipeline, "told", told), (pipeline.Pipeline, "_is_lost", is_lost))
+
+
 PLANTED: dict[str, Callable[[], Any]] = {
     "old slots are a dead trainer's": _old_slots_are_a_dead_trainers,
     "abandoned copies go on": _abandoned_copies_go_on,
@@ -206,5 +235,7 @@ PLANTED: dict[str, Callable[[], Any]] = {
     "text is a metric": _text_is_a_metric,
     "released under a new group": _a_run_is_released_under_a_new_group,
     "slots replaced while one is to be filled": _slots_are_replaced_while_one_is_to_be_filled,
+    "earlier commits are forgotten": _earlier_commits_are_forgotten,
+    "each rank decides what is due again": _each_rank_decides_what_is_due_again,
     "a restored step counts as durable": _a_restored_step_counts_as_durable,
 }

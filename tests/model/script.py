@@ -81,6 +81,15 @@ MOODS = (
     Mood(calls={"save": 4, "force": 1, "reopen": 4, "crash": 3, "restore": 1}, troubles=("trainer", "slow"), most_troubles=4),
 )
 IN_A_MOOD = (2, 8)  # last digits of the seeds that have one
+# Steps that are lost, and saved once more: some ranks have waited and know it, others have not.
+LOST_AND_AGAIN = Mood(
+    calls={"save": 3, "force": 2, "again": 6, "flush": 2, "flush_one": 4},
+    ranks=(2, 2, 3),
+    save_every_steps=(1, 2),
+    troubles=("outage", "slow", "stuck", "coordinator", "host"),
+    most_troubles=4,
+)
+LOSES = 4  # the last digit of the seeds that have this mood
 
 
 def draw(rng: Random, number: int, mood: Mood = ANY) -> Call:
@@ -112,7 +121,9 @@ class Sequence:
     def __init__(self, seed: int):
         rng = Random(seed)
         self.seed = seed
-        self.mood = mood = MOODS[seed // 10 % len(MOODS)] if seed % 10 in IN_A_MOOD else ANY
+        self.mood = mood = (
+            MOODS[seed // 10 % len(MOODS)] if seed % 10 in IN_A_MOOD else LOST_AND_AGAIN if seed % 10 == LOSES else ANY
+        )
         self.ranks = rng.choice(mood.ranks)
         impatient = {"save_timeout_s": 3.0, "barrier_timeout_s": 5.0} if rng.random() < 0.1 else {}
         self.world = World(
@@ -310,7 +321,10 @@ class Player:
                 return
             raise Violation(f"save({step}) on rank {self.me} was taken, although storage holds that step of another past")
         repeated = step == line.newest
-        counts = not repeated or (force and not line.promised)
+        if force and repeated and line.promised:
+            self.save_again(step, token)
+            return
+        counts = not repeated or force
         every = self.manager.config.save_every_steps or 1
         due = step // every > max(line.newest, 0) // every
         expected = counts and (force or (due and not repeated))
@@ -324,7 +338,18 @@ class Player:
         if got:
             self.promises.append((step, token))
             self.last_true, self.flushed = step, False
-        elif force and repeated and line.promised and line.token is not None:
+
+    def save_again(self, step: int, token: float) -> None:
+        """By force, what is promised already: True if the run knows that promise as lost, and then on all ranks."""
+        line = self.line
+        self.truth.save(self.me, step, token)
+        got = self._save(step, token, force=True)
+        self.truth.answered(f"save({step}, force=True)", (self.group, self.lines, token), got)
+        if got:
+            self.line = Line(newest=step, token=token, promised=True, saved=True)
+            self.promises.append((step, token))
+            self.last_true, self.flushed = step, False
+        elif line.token is not None:
             self.promises.append((step, line.token))  # it says that this step needs no other save
 
     def _save(self, step: int, token: float, force: bool) -> bool:
@@ -420,30 +445,32 @@ class Player:
             self.manager.wait_until_finished()
         except StorageError as error:
             self.note(f"wait_until_finished: {error}")
-            self.excuse(error)
+            self.excuse(error, promises)
             self.last_true = -1
-            # What has been told as lost may be saved again; the manager knows which of a long list.
-            self.line.promised = self.manager._pipeline.machine.is_safe
             return
         self.note("wait_until_finished")
         self.truth.durable(f"wait_until_finished on rank {self.me}", promises)
         self.still_there("wait_until_finished")
         self.flushed = True
 
+    def do_flush_one(self, call: Call) -> None:
+        """Waiting is each rank's own affair: here only one does."""
+        if self.me == call.amount % self.sequence.ranks:
+            self.do_flush(call)
+
     def still_there(self, where: str) -> None:
         """Retention has not taken the newest promised step."""
         if self.last_true >= 0 and self.last_true not in {*self.sequence.stored(), *self.sequence.deleted}:
             raise Violation(f"{where} on rank {self.me}: step {self.last_true} is not in storage any more")
 
-    def excuse(self, error: Exception) -> None:
-        """Where nothing was in the way, only what a restore has given up may be lost."""
+    def excuse(self, error: Exception, promises: list[tuple[int, float]]) -> None:
+        """Where nothing was in the way, only what a restore has given up may be lost. What is in storage, or was, is not lost."""
         if self.sequence.calm and "restore" not in str(error):
             raise Violation(f"rank {self.me}: {error}")
+        self.truth.told_lost(f"rank {self.me}", str(error), promises)
 
     def do_latest(self, call: Call) -> None:
-        latest = self.manager.latest_step()
-        if latest is not None and latest not in self.truth.published:
-            raise Violation(f"latest_step() says {latest}, which never was in storage")
+        self.truth.latest(self.manager.latest_step())
 
     def do_delete(self, call: Call) -> None:
         """Rank 0 deletes the oldest step, if there is another."""
@@ -539,7 +566,7 @@ class Player:
             self.manager.close()
         except (StorageError, BarrierTimeoutError) as error:
             self.note(f"close: {type(error).__name__}: {error}")
-            self.excuse(error)
+            self.excuse(error, promises)
             return False
         self.note("close")
         self.truth.durable(f"close on rank {self.me}", promises)

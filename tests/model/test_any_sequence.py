@@ -25,6 +25,10 @@ KEPT = (
     389,  # a rank whose newest step was restored counted as having skipped the forced save of that step
     459,  # a rollback returned while the newer steps could still be seen in slow storage
     12677,  # nothing saved after a restore from memory: a new Coordinator ended the run without having heard the hosts that held it
+    96,  # what a Coordinator had committed, and retention removed, was told as lost by the next one
+    234,  # a rank that had waited saved a lost step again, and another, which had not, did not
+    244,  # the same
+    924,  # the same
     323,  # a Coordinator that was killed came back while storage was out, and ended the run
 )
 
@@ -46,6 +50,8 @@ KNOWN = {
     "due saves wait": 92,
     "released under a new group": 592,
     "slots replaced while one is to be filled": 342,
+    "earlier commits are forgotten": 96,
+    "each rank decides what is due again": 234,
 }
 
 

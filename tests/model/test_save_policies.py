@@ -143,6 +143,49 @@ def test_row14_a_run_that_has_a_step_saves_no_first_one_again():
         run.world.close()
 
 
+@pytest.mark.parametrize(
+    ("policy", "again"),
+    [
+        (cm.InitialSavePolicy(), True),
+        (cm.AnySavePolicy([cm.SpecificStepsPolicy([2]), cm.AnySavePolicy([cm.InitialSavePolicy()])]), True),
+        (cm.SpecificStepsPolicy([1]), False),
+    ],
+    ids=["first", "any of", "given steps"],
+)
+def test_a_first_save_that_is_lost_is_made_later_and_a_given_step_is_not(policy: Any, again: bool):
+    """Orbax's InitialSavePolicy asks for a save until one has been made; its SpecificStepsPolicy for these steps only."""
+    run = Run(policy, save_timeout_s=60.0)
+    promised: list[list[int]] = [[], []]
+    durable: list[int] = []
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("g")
+        manager.restore(state(0))
+        run.world.storage.out = True
+        for step in range(1, 201):
+            rank.rest(0.2)
+            if step == 100:
+                run.world.storage.out = False
+            if manager.save(step, state(step)):
+                promised[rank.number].append(step)
+        with pytest.raises(raystate.StorageError, match="step 1"):
+            manager.wait_until_finished()
+        durable[:] = manager.all_steps()
+        manager.close()
+
+    try:
+        run.world.run([Rank(run.world, number, script) for number in range(2)])
+    finally:
+        run.world.close()
+    assert promised[0] == promised[1]
+    if again:
+        assert durable == promised[0][-1:], "the first one that could be made, and no other"
+        assert 2 < durable[0] < 200
+    else:
+        assert promised[0] == [1]
+        assert durable == []
+
+
 class Own(cm.FixedIntervalPolicy):
     """Somebody's own."""
 

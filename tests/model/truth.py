@@ -6,7 +6,8 @@ call they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,7 @@ class Truth:
     base_of: dict[int, float | None] = field(default_factory=dict)  # line -> the token that it began with
     newest: int = -1  # step of this line
     floor: tuple[int, str] = (-1, "")  # no restore of the newest may fall below, and why
+    answers: dict[Hashable, bool] = field(default_factory=dict)
     settled: dict[int, set[tuple[int, float | None]]] = field(default_factory=dict)
 
     # ------------------------------------------------------------ what is seen
@@ -89,6 +91,26 @@ class Truth:
         for step, token in promises:
             if token not in self.published.get(step, ()):
                 raise Violation(f"{who} returned without an error, and save({step}) with token {token} never was in storage")
+
+    def answered(self, call: str, key: Hashable, got: bool) -> None:
+        """save() says the same on all ranks."""
+        if self.answers.setdefault(key, got) != got:
+            raise Violation(f"{call} says True on one rank, and False on another")
+
+    def told_lost(self, who: str, error: str, promises: Iterable[tuple[int, float]]) -> None:
+        """What is in storage, or was, is not lost. (Of several calls for one step only one can be durable.)"""
+        given = set(promises)
+        for step in sorted({step for step, _ in given}):
+            tokens = {token for one, token in given if one == step}
+            named = re.search(rf"\bstep {step}\b", error) and f"step {step} was durable already" not in error
+            named = named and f"step {step} is committed but not published" not in error  # when the deadline came
+            if named and tokens <= self.published.get(step, set()):
+                raise Violation(f"{who} is told that step {step} is not durable, and it was in storage: {error}")
+
+    def latest(self, step: int | None) -> None:
+        """What latest_step() has answered."""
+        if step is not None and step not in self.published:
+            raise Violation(f"latest_step() says {step}, which never was in storage")
 
     # ------------------------------------------------------------ restore
 

@@ -19,7 +19,19 @@ from typing import Any
 from raystate.arena import HostArena, arena_path
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError, StorageError
-from raystate.core.messages import Advice, EndTrainers, HostId, Invalidate, Joined, PublishDone, Reply, Staged, TrainerExited, Write
+from raystate.core.messages import (
+    Advice,
+    Copy,
+    EndTrainers,
+    HostId,
+    Invalidate,
+    Joined,
+    PublishDone,
+    Reply,
+    Staged,
+    TrainerExited,
+    Write,
+)
 from raystate.manager import StateManager
 from raystate.runtime.coordinator_loop import CoordinatorLoop, Workers
 from raystate.runtime.doorbell import Hello
@@ -380,6 +392,7 @@ class World:
                 "restore_timeout_s": 30.0,
                 "host_timeout_s": 4.0,
                 "idle_timeout_s": 10_000.0,
+                "replicas": 0,  # transfers have threads of their own
                 **config,
             },
         )
@@ -476,6 +489,9 @@ class World:
 
     def invalidate(self, order: Invalidate) -> None:
         self._order(order.host, lambda loop: loop.invalidate(order))
+
+    def copy(self, order: Copy) -> None:
+        self._order(order.host, lambda loop: loop.copy(order))
 
     def end_trainers(self, order: EndTrainers) -> None:
         self._order(order.host, lambda loop: loop.end_trainers(order))

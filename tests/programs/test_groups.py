@@ -54,5 +54,5 @@ def test_gpt2_of_ray_with_a_dataset(groups: Any) -> None:
     check(*groups(fit_with_callback, "gpt2", ranks=2, devices=1, datasets={"train": dataset()}))
 
 
-def test_gemma_on_fsdp_x_tensor(groups: Any) -> None:
+def test_row5_gemma_on_fsdp_x_tensor(groups: Any) -> None:
     check(*groups(fit, "gemma", ranks=2, devices=2))

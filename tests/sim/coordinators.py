@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.coordinator import NO_REST, Coordinator
+from raystate.core.entries import committed_by
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Advise,
@@ -13,6 +14,7 @@ from raystate.core.messages import (
     Appended,
     BuildPackage,
     Claimed,
+    Copy,
     Discard,
     EndTrainers,
     Finish,
@@ -72,7 +74,12 @@ class CoordinatorProc(Proc):
             return
         nodes = [node for node in world.nodes if node.up and node.actor is not None and node.actor.alive]
         world.claimed(self)
-        self.feed(Claimed(entry=entry, hosts=tuple(node.id for node in nodes), dead=self.dead_before))
+        committed = tuple(one for before in world.storage.log[: entry.seq - 1] if (one := committed_by(before)) is not None)
+        self.feed(
+            Claimed(
+                entry=entry, hosts=tuple(node.id for node in nodes), dead=self.dead_before, committed=committed if nodes else ()
+            )
+        )
         for node in nodes:
             world.hello(self, node)
         world.on(self, TICK_S, self.tick)
@@ -256,6 +263,7 @@ _DO: dict[type, Any] = {
     Invalidate: CoordinatorProc._order,
     EndTrainers: CoordinatorProc._order,
     Write: CoordinatorProc._order,
+    Copy: CoordinatorProc._order,
     BuildPackage: CoordinatorProc._build,
     Append: CoordinatorProc._append,
     Publish: CoordinatorProc._publish,

@@ -37,6 +37,13 @@ def hang_trainer(world: World) -> None:
         world.at(2.0, world.group_broken, trainer.group)
 
 
+def stand_still(world: World) -> None:
+    """It makes no step any more, and nobody but the Coordinator finds out."""
+    trainer = _some_trainer(world)
+    if trainer is not None and not world.healed:
+        trainer.wake_s = 1e9
+
+
 def kill_actor(world: World) -> None:
     node = _some_node(world)
     if node is not None and node.actor is not None and node.actor.alive:
@@ -52,7 +59,7 @@ def hang_actor(world: World) -> None:
     node = _some_node(world)
     if node is not None and node.actor is not None and node.actor.alive:
         node.actor.wake_s = world.now_s + 1.0 + 12.0 * world.random()
-        world.weaken()
+        world.weaken(node)
 
 
 def lose_arena(world: World) -> None:
@@ -66,7 +73,7 @@ def lose_arena(world: World) -> None:
             one.trainer.die("its shared memory is lost")
     node.sets.clear()
     node.memory = HostMemory()
-    world.weaken()
+    world.weaken(node)
     world.host_down(node, "its HostActor was killed", gone=False)
     world.at(0.5 + world.random(), world.start_actor, node)
 
@@ -84,15 +91,18 @@ def _restore_next(world: World) -> None:
 def lose_node(world: World) -> None:
     """With its arena; another machine comes in its place."""
     node = _some_node(world)
-    if node is None:
-        return
+    if node is not None:
+        _lose(world, node)
+
+
+def _lose(world: World, node: Node) -> None:
     node.up = False
     if node.actor is not None:
         node.actor.alive = False
     for one in node.sets.values():
         if one.trainer is not None:
             one.trainer.die("its node is lost")
-    world.weaken()
+    world.weaken(node)
     world.host_down(node, "the node is lost", gone=True)
     world.at(1.0 + 8.0 * world.random(), _replace, world, node)
 
@@ -107,7 +117,7 @@ def cut_node(world: World) -> None:
     node = _some_node(world)
     if node is not None:
         node.cut_until_s = world.now_s + 2.0 + 12.0 * world.random()
-        world.weaken()
+        world.weaken(node)
 
 
 def kill_coordinator(world: World) -> None:
@@ -177,6 +187,22 @@ def stop(world: World) -> None:
     world.stop()
 
 
+def announce(world: World) -> None:
+    """A node is to go away, and does so: the Coordinator is told, more than once, and perhaps late."""
+    node = _some_node(world)
+    if node is None:
+        return
+    within_s = 1.0 + 10.0 * world.random()
+    for _ in range(3):
+        world.at(within_s * world.random() ** 2, world.announce, node, world.now_s + within_s)
+    world.at(within_s, _go_away, world, node)
+
+
+def _go_away(world: World, node: Node) -> None:
+    if node.up and not world.healed:
+        _lose(world, node)
+
+
 FAULTS: dict[str, Callable[[World], None]] = {
     "kill_trainer": kill_trainer,
     "kill_at_first_piece": kill_at_first_piece,
@@ -198,4 +224,62 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "outage": outage,
     "lose_ack": lose_ack,
     "stop": stop,
+}
+
+
+def lose_copying_node(world: World) -> None:
+    """A node is lost while it copies, or while another one copies from it."""
+    world.trap = "copy"
+
+
+def spring_copy_trap(world: World, source: Node, target: Node) -> None:
+    """A transfer from `source` to `target` is under way."""
+    if world.trap == "copy" and not world.healed:
+        world.trap = ""
+        node = source if world.random() < 0.5 else target
+        if node.up:
+            world.fault_count += 1
+            world.at(0.3 * world.random(), _lose_if_up, world, node)
+
+
+def _lose_if_up(world: World, node: Node) -> None:
+    if node.up:
+        _lose(world, node)
+
+
+def no_room_for_copies(world: World) -> None:
+    """A node has no memory for copies, for a while."""
+    node = _some_node(world)
+    if node is not None:
+        node.full_until_s = world.now_s + 3.0 + 10.0 * world.random()
+
+
+def stall_copies(world: World) -> None:
+    """Transfers to a node don't come to an end, for a while."""
+    node = _some_node(world)
+    if node is not None:
+        node.stalled_until_s = world.now_s + 3.0 + 10.0 * world.random()
+
+
+# With peer copies: losses come more often, and no Coordinator fights another one.
+COPY_FAULTS: dict[str, Callable[[World], None]] = {
+    "kill_trainer": kill_trainer,
+    "kill_at_first_piece": kill_at_first_piece,
+    "roll_back": roll_back,
+    "hang_trainer": hang_trainer,
+    "kill_actor": kill_actor,
+    "hang_actor": hang_actor,
+    "lose_arena": lose_arena,
+    "lose_node": lose_node,
+    "lose_node_2": lose_node,
+    "lose_node_3": lose_node,
+    "lose_copying_node": lose_copying_node,
+    "lose_copying_node_2": lose_copying_node,
+    "cut_node": cut_node,
+    "kill_coordinator": kill_coordinator,
+    "outage": outage,
+    "restore_in_outage": restore_in_outage,
+    "stop": stop,
+    "no_room_for_copies": no_room_for_copies,
+    "stall_copies": stall_copies,
 }

@@ -20,6 +20,7 @@ class Launcher(Network):
     """The worker groups of a schedule, one after the other."""
 
     nodes: list[Node]
+    replicas: int
     ended: bool
     groups: int
     pending_start: bool
@@ -62,7 +63,7 @@ class Launcher(Network):
                 group.want = steps[0]
                 group.rollback = self.rolling_back or self.random() < 0.7
                 if group.rollback:
-                    self.floor = -1
+                    self.floor = self.safe_step = -1
             self.rolling_back = False
         world = cast("World", self)
         group.members = [TrainerProc(world, group, node, rank) for rank, node in enumerate(nodes)]
@@ -129,7 +130,7 @@ class Launcher(Network):
         group.called.clear()
         group.restored.clear()
         if want is not None:
-            self.floor = -1
+            self.floor = self.safe_step = -1
         for member in group.members:
             self.on(member, 0.1 + 0.5 * self.random(), member.restore_again, want, rollback)
 
@@ -158,6 +159,13 @@ class Launcher(Network):
         if not self.healed:
             raise Violation(f"finished before the end: {command.reason}")
 
-    def weaken(self) -> None:
-        """A node is lost or cut off, and there are no peer copies: memory promises nothing any more, storage still does."""
-        self.floor = -1
+    def weaken(self, node: Node) -> None:
+        """A node is lost or cut off. Memory promises what the other nodes hold, at least what had its copies; else only storage does."""
+        if not self.replicas:
+            self.floor = -1
+            return
+        kept = self.held_without(node)
+        if self.safe_step > max(kept, self.storage.durable()):
+            raise Violation(f"copies: node {node.id} is lost, step {self.safe_step} had copies, and the others hold step {kept}")
+        self.safe_step = -1
+        self.floor = min(self.floor, kept)

@@ -11,7 +11,22 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from raystate.core import discards, group, held, host, inquiry, journal, memory, restorable, saves, slots, trainer
+from raystate.core import (
+    copies,
+    copying,
+    discards,
+    group,
+    held,
+    host,
+    inquiry,
+    journal,
+    memory,
+    repeats,
+    restorable,
+    saves,
+    slots,
+    trainer,
+)
 from raystate.core.host_messages import Empty
 from raystate.core.messages import EndTrainers, LiveStep, SnapshotId, Staged, Write
 
@@ -289,6 +304,17 @@ def _save_executed_twice() -> Any:
     return _patched(host.Host, "_write", write)
 
 
+def _each_rank_decides() -> Any:
+    """Whether a promised step is due again is answered by what is known now, not by what another rank was told."""
+    real = repeats.Repeats.asked
+
+    def asked(self: repeats.Repeats, event: Any) -> None:
+        self._told.clear()
+        real(self, event)
+
+    return _patched(repeats.Repeats, "asked", asked)
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "marker before data": lambda: _shell("marker_first"),
     "commit without full coverage": _commit_without_coverage,
@@ -313,7 +339,51 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "restore without a new lineage": _restore_in_the_same_lineage,
     "repeated saves counted together": _repeated_saves_mixed,
     "lost promise told as durable": _lost_promise_told_as_kept,
+    "each rank decides what is due again": _each_rank_decides,
     "retention by number alone": _retention_by_number_alone,
     "late pieces of a given-up past believed": _late_pieces_believed,
     "save executed twice": _save_executed_twice,
 }
+
+
+def _copy_reused_early() -> Any:
+    """A copy is overwritten as soon as a newer one comes, stable or not."""
+
+    def free_slot(one: held.HeldSet, _: Any) -> int | None:
+        return next((number for number, slot in enumerate(one.slots) if not slot.holds), None)
+
+    return _patched(copies.Copies, "_free_slot", staticmethod(free_slot))
+
+
+def _copy_slot_not_held() -> Any:
+    """The slot of a copy that is on its way may be given to the next one."""
+    real = copies.Copies.measured
+
+    def measured(self: copies.Copies, event: Any, advice: Any) -> None:
+        real(self, event, advice)
+        transfer = self._transfers.get(event.transfer)
+        if transfer is not None and transfer.place is not None:
+            self._held.let_go((transfer.place,))
+            transfer.place = copies.Place(rank=transfer.rank, index=transfer.place.index, slot=transfer.place.slot)
+
+    return _patched(copies.Copies, "measured", measured)
+
+
+def _copies_in_one_domain() -> Any:
+    """The peers are the next hosts, whatever they are lost together with."""
+    real = copying.assign_peers
+
+    def assign(domains: Any, replicas: int, before: Any) -> Any:
+        return real(dict.fromkeys(domains, ""), replicas, before)
+
+    return _patched(copying, "assign_peers", assign)
+
+
+WITH_COPIES: dict[str, Callable[[], Any]] = {
+    "stable without copies": lambda: _patched(copying.Copying, "is_safe", _always),
+    "copy reused before stable": _copy_reused_early,
+    "copy's slot is given away": _copy_slot_not_held,
+    "copies in one failure domain": _copies_in_one_domain,
+    "copied from a slot that has changed": lambda: _shell("copy_anything"),
+}
+"""Bugs in what peer copies need; to be found with `replicas=1`."""

@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 from raystate.core.host import Host
 from raystate.core.host_messages import (
     AlreadyExecuted,
+    CommitCopy,
     Connected,
     Disconnected,
+    DropCopy,
     Empty,
+    Examine,
+    Examined,
     Execute,
+    FetchCopy,
+    FillCopy,
     HostMemory,
     Kill,
     Look,
@@ -29,6 +35,7 @@ from raystate.core.host_messages import (
 )
 from raystate.core.messages import (
     Advice,
+    Copy,
     EndTrainers,
     HostId,
     HostWord,
@@ -40,6 +47,7 @@ from raystate.core.messages import (
     Written,
     save_order,
 )
+from tests.sim.copying import Transfers
 from tests.sim.storage import BEFORE, Saved, Token, Violation
 
 if TYPE_CHECKING:
@@ -48,6 +56,7 @@ if TYPE_CHECKING:
 
 SLOTS = 3
 MAX_SETS = 5  # of a node
+MAX_COPY_SETS = 5  # of a node: of the present ranks, and of those before that a recovery may need
 REPORT_INTERVAL_S = 0.4
 HEARTBEAT_S = 3.5
 LOOK_S = 1.0  # it reads all words so often, although nobody rings
@@ -66,14 +75,15 @@ class Proc:
 class SlotSet:
     """The slots of one trainer, and the two words. They stay when a process dies."""
 
-    __slots__ = ("content", "index", "large", "read", "saved", "trainer", "word", "word_out", "writing")
+    __slots__ = ("content", "copies_of", "index", "large", "read", "saved", "trainer", "word", "word_out", "writing")
 
-    def __init__(self, index: int, large: bool):
+    def __init__(self, index: int, large: bool, copies_of: int | None = None):
         self.index = index
         self.large = large  # for a state that has grown
+        self.copies_of = copies_of
         self.content: list[Staged | None] = [None] * SLOTS
         self.saved: list[Saved] = [BEFORE] * SLOTS  # whose bytes `content` has, whatever its header says
-        self.writing = [0] * SLOTS  # how many saves read the slot right now
+        self.writing = [0] * SLOTS  # how many saves read the slot right now, or transfers write it
         self.trainer: TrainerProc | None = None
         self.word: TrainerWord | None = None  # the trainer's
         self.word_out: HostWord | None = None  # the host's
@@ -93,22 +103,36 @@ class Node:
         self.id = HostId(f"h{index}g{generation}")
         self.up = True
         self.cut_until_s = 0.0  # its network is cut until then
+        self.full_until_s = 0.0  # it has no memory for copies until then
+        self.stalled_until_s = 0.0  # transfers to it stand still until then
         self.sets: dict[int, SlotSet] = {}
         self.made = 0  # sets
         self.actor: HostProc | None = None
         self.memory = HostMemory()
         self.incarnations = 0
 
-    def add_set(self, *, large: bool = False) -> SlotSet:
-        one = self.sets[self.made] = SlotSet(self.made, large)
+    def add_set(self, *, large: bool = False, copies_of: int | None = None) -> SlotSet:
+        one = self.sets[self.made] = SlotSet(self.made, large, copies_of)
         self.made += 1
-        if len(self.sets) > MAX_SETS:
-            raise Violation(f"bounded memory: node {self.id} has {len(self.sets)} slot sets")
+        copies = len(self.sets) - len(self.own_sets)
+        if len(self.own_sets) > MAX_SETS or copies > MAX_COPY_SETS:
+            raise Violation(f"bounded memory: node {self.id} has {len(self.own_sets)} slot sets, and {copies} for copies")
         return one
+
+    @property
+    def own_sets(self) -> list[SlotSet]:
+        """Those of trainers."""
+        return [one for one in self.sets.values() if one.copies_of is None]
+
+    @property
+    def domain(self) -> str:
+        """What it is lost together with."""
+        domains = self.world.domains
+        return f"d{self.index % domains}" if domains else ""
 
     def new_set(self, trainer: TrainerProc, actor: HostProc) -> SlotSet:
         """A set whose trainer is gone, else a new one: allotted to this one, with empty words."""
-        one = next((one for one in self.sets.values() if one.living is None and not one.large), None)
+        one = next((one for one in self.own_sets if one.living is None and not one.large), None)
         if one is None:
             self.sweep()
             one = self.add_set()
@@ -118,7 +142,7 @@ class Node:
     def larger_set(self, trainer: TrainerProc, actor: HostProc) -> SlotSet | None:
         """The trainer's state has grown: a second set beside the first; None: there is no room."""
         self.sweep()
-        if len(self.sets) >= MAX_SETS - 1:
+        if len(self.own_sets) >= MAX_SETS - 1:
             return None
         one = self.add_set(large=True)
         actor.read(trainer.set)
@@ -135,7 +159,7 @@ class Node:
         actor = self.actor
         if actor is None or not actor.awake:
             return
-        for one in [one for one in self.sets.values() if one.living is None and len(self.sets) > 2]:
+        for one in [one for one in self.own_sets if one.living is None and len(self.own_sets) > 2]:
             if not actor.machine.is_needed(one.index):
                 del self.sets[one.index]
                 actor.feed(SetRemoved(index=one.index))
@@ -187,6 +211,7 @@ class HostProc(Proc):
         "looked_s",
         "machine",
         "node",
+        "transfers",
         "world",
         "writes",
     )
@@ -198,7 +223,9 @@ class HostProc(Proc):
         node.incarnations += 1
         self.incarnation = f"{node.id}i{node.incarnations}"
         memory = HostMemory() if "forgetful_host" in world.mutations else node.memory
-        self.machine = Host(node.id, self.incarnation, memory, report_interval_s=REPORT_INTERVAL_S, heartbeat_s=HEARTBEAT_S)
+        self.machine = Host(
+            node.id, self.incarnation, memory, report_interval_s=REPORT_INTERVAL_S, heartbeat_s=HEARTBEAT_S, domain=node.domain
+        )
         self.begun = False
         self.due = False
         self.look_s = float("inf")  # when it looks next
@@ -207,6 +234,7 @@ class HostProc(Proc):
         self.writes: dict[str, Written | None] = {}
         self.executed: set[str] = set()  # saves
         self.attempt = 0  # newest that it has heard of
+        self.transfers = Transfers(world, self)
 
     @property
     def awake(self) -> bool:
@@ -222,7 +250,16 @@ class HostProc(Proc):
 
     def found(self, one: SlotSet) -> None:
         trainer = "" if one.trainer is None else one.trainer.name
-        self.feed(SetFound(index=one.index, trainer=trainer, word=one.word, contents=tuple(one.content), host_word=one.word_out))
+        self.feed(
+            SetFound(
+                index=one.index,
+                trainer=trainer,
+                word=one.word,
+                contents=tuple(one.content),
+                host_word=one.word_out,
+                copies_of=one.copies_of,
+            )
+        )
 
     def feed(self, event: Any) -> None:
         if not self.alive:
@@ -327,10 +364,14 @@ class HostProc(Proc):
                 f"held slots: slot {command.slot} of {self.node.id} is emptied while it is being written: {command.reason}"
             )
         if "keep_slots" not in self.world.mutations:
+            self.world.check_emptied(self.node, one, command.slot, command.reason)
             one.content[command.slot] = None
 
     def _remember(self, command: Remember) -> None:
         self.node.memory = command.memory
+
+    def _examine(self, command: Examine) -> None:
+        self.world.on(self, 0.5 * self.world.random(), self.feed, Examined(connection=command.connection, stack="in a collective"))
 
     def _kill(self, command: Kill) -> None:
         known = self.known.get(command.pid)
@@ -398,12 +439,17 @@ _DO: dict[type, Any] = {
     Speak: HostProc._speak,
     Empty: HostProc._empty,
     Remember: HostProc._remember,
+    Examine: HostProc._examine,
     Kill: HostProc._kill,
     Execute: HostProc._execute,
     Refuse: HostProc._refuse,
     AlreadyExecuted: HostProc._repeat,
     RemoveSet: HostProc._remove_set,
+    FetchCopy: lambda proc, command: proc.transfers.fetch(command),
+    FillCopy: lambda proc, command: proc.transfers.fill(command),
+    CommitCopy: lambda proc, command: proc.transfers.commit(command),
+    DropCopy: lambda proc, command: proc.transfers.drop(command),
 }
 _LOOK = Look()
-_ORDERS = frozenset({Advice, Invalidate, EndTrainers, Write})
-_DEEDS = frozenset({Kill, Execute, Empty})  # what an order of a superseded attempt may not lead to
+_ORDERS = frozenset({Advice, Invalidate, EndTrainers, Write, Copy})
+_DEEDS = frozenset({Kill, Execute, Empty, FetchCopy})  # what an order of a superseded attempt may not lead to

@@ -41,6 +41,7 @@ def simulate(
     faults: int = 3,
     mutations: Collection[str] = (),
     trace: bool = False,
+    replicas: int = 0,
 ) -> Result:
     """Play one schedule.
 
@@ -51,11 +52,12 @@ def simulate(
         faults: at least so many.
         mutations: bugs planted into the simulated shells, by name (see `tests.sim.mutations`).
         trace: keep the event log even if nothing is wrong.
+        replicas: peer copies; with them there are up to four hosts, and more of them are lost.
 
     Returns:
         The result; after a violation the schedule is played again to give its event log.
     """
-    world = World(seed, hosts, events, faults, mutations, trace)
+    world = World(seed, hosts, events, faults, mutations, trace, replicas)
     violation = ""
     world.start_coordinator(world.dead_first)
     world.at(0.2, world.launch)
@@ -65,7 +67,7 @@ def simulate(
     except Violation as error:
         violation = f"seed {seed}: {error}"
         if not trace:
-            return simulate(seed, hosts=hosts, events=events, faults=faults, mutations=mutations, trace=True)
+            return simulate(seed, hosts=hosts, events=events, faults=faults, mutations=mutations, trace=True, replicas=replicas)
     lines = tuple(f"{when:8.3f} {name} {args}" for when, name, args in world.trace) if world.tracing else ()
     return Result(
         seed=seed,

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from raystate.core.errors import RaystateError, StepOrderError
 from raystate.core.messages import (
+    AgainAsked,
+    AgainReply,
     Ask,
     DeleteAsked,
     Failure,
@@ -31,6 +33,7 @@ from tests.sim.nodes import SLOTS, Node, Proc, SlotSet
 from tests.sim.storage import BEFORE, Saved, Violation
 
 if TYPE_CHECKING:
+    from tests.sim.coordinators import CoordinatorProc
     from tests.sim.world import World
 
 
@@ -54,12 +57,15 @@ class TrainerProc(Proc):
     """A trainer: joins, restores, trains, leaves."""
 
     __slots__ = (
+        "again_of",
         "ask",
         "asked",
         "asked_held",
+        "asked_shown",
         "busy_until_s",
         "calls",
         "choice",
+        "chooser",
         "clean",
         "connection",
         "deleting",
@@ -80,6 +86,7 @@ class TrainerProc(Proc):
         "stage",
         "step",
         "stop_at",
+        "verdict",
         "want",
         "why",
         "world",
@@ -100,6 +107,7 @@ class TrainerProc(Proc):
         self.rollback = group.rollback
         self.asked: tuple[SnapshotId, ...] = ()  # the promises of the flush or leave under way
         self.asked_held: list[tuple[SnapshotId, Saved]] = []  # what all ranks held when it asked
+        self.asked_shown: list[SnapshotId] = []  # promises that had been in storage when it asked
         self.restores = 0
         self.leaving = False
         self.busy_until_s = 0.0
@@ -107,9 +115,12 @@ class TrainerProc(Proc):
         self.held: Saved | None = None  # whose copy waits on the device for a slot
         self.promised: list[tuple[SnapshotId, Saved]] = []  # what save() has returned True for
         self.newest_staged: tuple[Saved, int] | None = None
+        self.verdict: bool | None = None  # the Coordinator's, on the save that `again_of` asks about
+        self.again_of: tuple[int, bool] = (-1, False)  # (step, whether close() saves it)
         self.deleting: tuple[int, str | None] = (-1, None)  # the step, and the save that is to go
         self.ask: Any = None
         self.choice: RestoreChoice | None = None
+        self.chooser: CoordinatorProc | None = None  # that owned the run then; None: one that had slept
         self.step = 0
         self.stage = "join"
         self.clean = False
@@ -184,7 +195,7 @@ class TrainerProc(Proc):
             self._speak(self.machine.word())
             self._ask_restore()
         elif kind is RestoreChoice:
-            self.choice = reply
+            self.choice, self.chooser = reply, self.world.from_current.get(ask)
             assert self.machine is not None
             self.world.choices[reply.begins] = reply
             self.machine.begin(reply.begins, reply.base)
@@ -198,6 +209,8 @@ class TrainerProc(Proc):
             self._deleted(reply)
         elif kind is FlushReply:
             self._flushed(reply)
+        elif kind is AgainReply:
+            self._told_about_again(reply)
         elif kind is LeaveReply:
             self.left = True
             self._told(f"close of rank {self.rank}", reply.errors)
@@ -252,9 +265,12 @@ class TrainerProc(Proc):
             else:
                 saved = piece
         elif choice.tier == "storage":
-            if choice.step not in world.storage.visible():
+            if choice.step in world.storage.visible():
+                saved = world.storage.shown_bytes(choice.step)
+            elif self.chooser is world.current:
                 raise Violation(f"restore from storage of step {choice.step}, which is not visible")
-            saved = world.storage.shown_bytes(choice.step)
+            else:  # another one owns the run now, and may have retired it
+                ok, error = False, f"step {choice.step} is not there"
         self.group.restored[self.rank] = (choice.tier, choice.step, saved)
         step, number = choice.step, self.number
         self.call(
@@ -304,12 +320,17 @@ class TrainerProc(Proc):
         assert machine is not None
         if self.stage != "train":
             return False
+        question = machine.question(step, force=force)
+        if question is not None and self.verdict is None:
+            self._ask_about_again(step, question)
+            return False
+        lost, self.verdict = bool(self.verdict), None
         out = self.set.word_out
         busy = machine.staging and world.random() < 0.5
         if world.random() < 0.05:
             mistakes.make(machine, step, force, out, busy)
         try:
-            decision = machine.on_save(step, force=force, host_word=out, stager_busy=busy)
+            decision = machine.on_save(step, force=force, host_word=out, stager_busy=busy, lost=lost)
         except StepOrderError:
             self.step = step
             return True  # the script goes on without: the steps of another past end somewhere
@@ -318,11 +339,14 @@ class TrainerProc(Proc):
             return False
         self._speak(decision.word)
         if decision.wait:
+            self.verdict = lost if question is not None else None
             if self.stage == "train" and not self.leaving:
                 world.on(self, 0.3, self.save, step, force)
             return False
         self.step = step
         self.calls[step] = self.calls.get(step, 0) + 1
+        if question is not None:
+            self.world.check_again(self, *question, decision.promised)
         if decision.promised:
             self.promised.append((SnapshotId(machine.lineage, step, decision.again), self.saved))
         if decision.action == "stage":
@@ -341,6 +365,30 @@ class TrainerProc(Proc):
             self.stage = "stopping"
             world.on(self, 0.5, self._stopping, world.now_s + 6.0)
         return True
+
+    def _ask_about_again(self, step: int, question: tuple[SnapshotId, int]) -> None:
+        """A promised step is saved once more, by force."""
+        machine = self.machine
+        assert machine is not None
+        if self.ask is not None:
+            if not self.leaving:
+                self.world.on(self, 0.3, self._go_on_again, step)
+            return
+        self.again_of = (step, self.leaving)
+        lineage, (save, number) = machine.lineage, question
+        self.call(lambda ask: AgainAsked(ask=ask, lineage=lineage, rank=self.rank, save=save, number=number))
+
+    def _told_about_again(self, reply: AgainReply) -> None:
+        step, leaving = self.again_of
+        self.verdict = reply.due
+        if leaving == self.leaving:
+            self._go_on_again(step)
+
+    def _go_on_again(self, step: int) -> None:
+        if self.stage != "train":
+            self.verdict = None  # a restore has come between
+        elif not self.leaving:  # leave() looks by itself
+            self.save(step, again=True)
 
     def _stopping(self, until_s: float) -> None:
         out = self.set.word_out
@@ -387,13 +435,20 @@ class TrainerProc(Proc):
             raise Violation(f"true means durable: rank {self.rank} has promised {forgotten} and forgotten it")
         group = self.group
         self.asked_held = [(key, saved) for key, saved in self.promised if self.world.held_by_all(group, saved, key.step)]
+        shown = self.world.storage.ever_shown
+        self.asked_shown = [key for key, saved in self.promised if (saved, key.step) in shown]
         return self.asked
 
     def _flushed(self, reply: FlushReply) -> None:
         machine = self.machine
         assert machine is not None
+        for key in self.asked_shown:
+            if key in reply.lost:
+                raise Violation(
+                    f"false loss: rank {self.rank} is told that {key} is lost, and it had been in storage: {reply.errors}"
+                )
         self._told(f"flush of rank {self.rank}", reply.errors, reply.lost)
-        machine.told(self.asked, lost=reply.lost)
+        machine.told(self.asked)
 
     def _told(self, who: str, errors: tuple[str, ...], lost: tuple[SnapshotId, ...] = ()) -> None:
         """What was promised before the question is durable, or the answer says which is not."""
@@ -457,7 +512,7 @@ class TrainerProc(Proc):
         self.set.saved[slot] = saved
         self.newest_staged = (saved, step)
         machine.staged(slot, step)
-        self.world.count_staged(piece)
+        self.world.count_staged(piece, self.node)
         if self.world.trap == "stage":
             self.world.kill_early(self.group)
         self._speak(machine.word())
@@ -467,7 +522,7 @@ class TrainerProc(Proc):
         machine = self.machine
         assert machine is not None
         self.leaving = True
-        if not machine.is_safe and self.stage == "train":
+        if self.stage == "train" and (machine.again >= 0 or not machine.is_safe):
             returned = self._save(machine.newest, force=True)
             if self.stage != "train" or not self.alive:
                 return

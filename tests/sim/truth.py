@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from raystate.core.held import GIVEN_UP
 from raystate.core.messages import (
     NOWHERE,
     Advise,
@@ -17,10 +18,11 @@ from raystate.core.messages import (
     lineage_order,
 )
 from tests.sim.coordinators import CoordinatorProc
-from tests.sim.nodes import Node
+from tests.sim.nodes import Node, SlotSet
 from tests.sim.storage import Saved, Storage, Violation
 from tests.sim.trainers import Group, TrainerProc
 
+DOMAINS = ("d0", "d1")  # of several nodes
 NOT_STAGED = ("no host holds", "was not staged", "had no free slot")
 
 
@@ -34,7 +36,7 @@ class Truth:
 
     def __init__(self, storage: Storage):
         self.storage = storage
-        self.from_current: set[Any] = set()  # asks whose choice was made by the Coordinator that owned the run then
+        self.from_current: dict[Any, CoordinatorProc] = {}  # asks whose choice was made by the Coordinator that owned the run then
         self.staged_count: dict[SnapshotId, set[int]] = {}
         self.present = ""  # the line of training that has settled last
         self.parents: dict[str, tuple[Saved, int] | None] = {}  # line -> what it goes on from
@@ -47,6 +49,11 @@ class Truth:
         self.settled: list[tuple[tuple[int, int, str], str, int]] = []  # (by, lineage, step) of the restores that were settled
         self.wants: dict[str, int | None] = {}  # worker group -> the step that its trainers roll back to
         self.floor = -1  # what a recovery may not fall below
+        self.agreed: dict[tuple[SnapshotId, int], bool] = {}  # whether a promised step was due again
+        self.safe_step = -1  # the newest that was called stable with all its copies: no single loss of a node may take it
+        self.safe_lineage = ""
+        self.keepers: dict[tuple[SnapshotId, int], set[str]] = {}  # a snapshot's piece of a rank -> nodes that have ever held it
+        self.judged: set[SnapshotId] = set()  # called stable
 
     def cut(self, node: Node) -> bool:
         """Out of reach for everybody."""
@@ -55,10 +62,66 @@ class Truth:
     def world_of(self, lineage: str) -> int:
         return self.worlds.get(lineage, 0)
 
-    def count_staged(self, piece: Staged) -> None:
+    def count_copy(self, piece: Staged, node: Node) -> None:
+        """The piece lies in that node's arena."""
+        self.keepers.setdefault((piece.id, piece.rank), set()).add(node.id)
+
+    def held_without(self, lost: Node) -> int:
+        """The newest step that the other nodes hold in full and that the present line of training goes back to, -1: none."""
+        found: dict[SnapshotId, set[int]] = {}
+        for node in self.nodes_by_id.values():
+            if node is lost or not self._may_be_relied_on(node):
+                continue
+            for one in node.sets.values():
+                for content, saved in zip(one.content, one.saved, strict=True):
+                    if content is not None and not self.is_given_up(saved, content.step):
+                        found.setdefault(content.id, set()).add(content.rank)
+        return max((key.step for key, ranks in found.items() if len(ranks) == self.worlds.get(key.lineage)), default=-1)
+
+    def check_stable(self, proc: CoordinatorProc, key: SnapshotId) -> None:
+        """A snapshot is called stable only when it has its copies, unless the Coordinator has said that it can't have them."""
+        if key.place == NOWHERE or key in self.judged:
+            return
+        self.judged.add(key)
+        copying = proc.core.snapshots.copying
+        if not copying.is_on:
+            return
+        if copying.is_bare or proc is not self.current:
+            self.safe_step = -1
+            return
+        there = True
+        for rank in range(self.world_of(key.lineage)):
+            nodes = [self.nodes_by_id[host] for host in self.keepers.get((key, rank), set())]
+            if len(nodes) < 2 or (
+                len({node.domain for node in nodes}) < 2 <= len({one for one in copying.domains.values() if one in DOMAINS})
+            ):
+                names = [f"{node.id} ({node.domain})" for node in nodes]
+                raise Violation(f"copies: step {key.step} of {key.lineage} is called stable, and rank {rank} is only on {names}")
+            there &= all(self._may_be_relied_on(node) and node.has(rank, key) for node in nodes)
+        self.safe_lineage = key.lineage
+        self.safe_step = key.step if there else -1  # a node may have gone while the Coordinator was told that it had its copies
+
+    def check_emptied(self, node: Node, one: SlotSet, slot: int, why: str) -> None:
+        """A copy of the line that trains now goes only once something newer is complete, or the step was skipped."""
+        content, group = one.content[slot], self.group
+        if (
+            content is None
+            or one.copies_of is None
+            or group is None
+            or why == GIVEN_UP
+            or self.is_given_up(one.saved[slot], content.step)
+        ):
+            return
+        mine = {member.machine.lineage for member in group.members if member.machine is not None}
+        if content.lineage in mine and self.true_place.get(content.lineage, NOWHERE) <= content.id.place:
+            if (content.lineage, content.step) not in self.skipped:
+                raise Violation(f"slot reuse: node {node.id} gives up its copy of {content}, and nothing newer is complete")
+
+    def count_staged(self, piece: Staged, node: Node) -> None:
         key = piece.id
         ranks = self.staged_count.setdefault(key, set())
         ranks.add(piece.rank)
+        self.count_copy(piece, node)
         self.worlds[piece.lineage] = piece.world
         if len(ranks) == piece.world:
             self.true_stable[piece.lineage] = max(piece.step, self.true_stable.get(piece.lineage, -1))
@@ -96,6 +159,8 @@ class Truth:
         if content.lineage == mine:
             if self.true_place.get(mine, NOWHERE) > content.id.place or (mine, content.step) in self.skipped:
                 return
+            if trainer.stage == "restore" and trainer.want is not None and trainer.want < content.step:
+                return  # all ranks have asked to go back behind it
             raise Violation(f"{what}: nothing newer is complete on all hosts")
         choice = self.choices.get(mine)
         if self.true_stable.get(mine, -1) >= 0:
@@ -111,10 +176,15 @@ class Truth:
             if advice.durable_step >= 0 and advice.durable_step not in self.storage.ever_visible:
                 raise Violation(f"durable means visible: step {advice.durable_step} is called durable and was never visible")
             stable = advice.stable[0]
+            self.check_stable(proc, SnapshotId(advice.lineage, *advice.stable))
             if proc is self.current and stable > self.floor and self._all_there(proc, SnapshotId(advice.lineage, *advice.stable)):
                 self.floor = stable
+        elif kind is Invalidate and command.lineage != self.safe_lineage:
+            self.safe_step = -1  # two restores, one soon after the other: what the first began is gone on from, copies or not
+            if self.wants.get(group_of(command.by)) is not None:
+                self.floor = -1
         elif kind is Invalidate and self.wants.get(group_of(command.by)) is not None:
-            self.floor = -1  # a rollback gives up what is newer, whoever carries it to its end
+            self.floor = self.safe_step = -1  # a rollback gives up what is newer, whoever carries it to its end
         elif kind is Answer and type(command.reply) is RestoreChoice:
             caller = self.callers.get(command.ask)
             if caller is None or caller.machine is None or caller.ask is None or caller.ask.ask != command.ask:
@@ -122,7 +192,7 @@ class Truth:
             if self.choices.get(command.reply.begins) != command.reply:
                 self.choices[command.reply.begins] = command.reply
                 if proc is self.current:
-                    self.from_current.add(command.ask)
+                    self.from_current[command.ask] = proc
 
     def _all_there(self, proc: CoordinatorProc, key: SnapshotId) -> bool:
         """The nodes that hold the snapshot's pieces are neither lost nor cut off."""
@@ -146,7 +216,7 @@ class Truth:
         if caller.want is not None:
             if choice.step != caller.want:
                 raise Violation(f"restore: step {caller.want} was asked, {choice.step} was chosen")
-            self.floor = choice.step
+            self.floor, self.safe_step = choice.step, -1
             return
         durable = self.storage.durable()
         if choice.step < durable:
@@ -205,6 +275,11 @@ class Truth:
                 raise Violation(
                     f"stop: rank {trainer.rank} is at step {step}, others have stopped at {acted}; past it without stopping: {passed}"
                 )
+
+    def check_again(self, trainer: TrainerProc, save: SnapshotId, number: int, due: bool) -> None:
+        """A promised step that is saved once more is due again on all ranks, or on none."""
+        if self.agreed.setdefault((save, number), due) != due:
+            raise Violation(f"same on all ranks: rank {trainer.rank} saves {save} once more: {due}, and another rank did not agree")
 
     def check_promises(self, who: str, promised: Iterable[tuple[SnapshotId, Saved]]) -> None:
         """True means durable: what nobody has called lost was in storage, with the bytes of that very call."""

@@ -11,6 +11,7 @@ from typing import Any
 from raystate.core.messages import (
     AttemptDead,
     HostDown,
+    HostLeaving,
     LeaveReply,
     LogEntry,
     Settings,
@@ -18,11 +19,14 @@ from raystate.core.messages import (
     StopAsked,
 )
 from tests.sim.coordinators import CoordinatorProc
-from tests.sim.faults import FAULTS
+from tests.sim.faults import COPY_FAULTS, FAULTS, announce, spring_copy_trap, stand_still
 from tests.sim.launcher import Launcher
 from tests.sim.nodes import HostProc, Node, Proc
 from tests.sim.storage import BEFORE, Storage, Violation
 from tests.sim.trainers import Group, TrainerProc
+
+ANNOUNCED = 4  # of so many seeds one announces the loss of a node
+HANGING = 8  # and in one a trainer hangs until the Coordinator ends it
 
 _RUN = Settings(
     run="run",
@@ -33,17 +37,19 @@ _RUN = Settings(
     restore_timeout_s=20.0,
     host_timeout_s=6.0,
     idle_timeout_s=1000.0,
+    replicas=0,
 )
 
 
 class World(Launcher):
     """Everything of one schedule."""
 
-    def __init__(self, seed: int, hosts: int, events: int, faults: int, mutations: Collection[str], tracing: bool):
+    def __init__(self, seed: int, hosts: int, events: int, faults: int, mutations: Collection[str], tracing: bool, replicas: int):
         self.seed = seed
         rng = Random(seed)
         self.rng = rng
-        hosts = hosts or rng.choice((1, 2, 2, 3, 3, 3))
+        hosts = hosts or rng.choice((1, 2, 2, 3, 3, 3) if not replicas else (1, 2, 2, 3, 3, 4, 4))
+        self.replicas = replicas
         self.random = rng.random
         self.mutations = frozenset(mutations)
         self.tracing = tracing
@@ -53,8 +59,15 @@ class World(Launcher):
         self.heap: list[tuple[float, int, Proc | None, Any, tuple[Any, ...]]] = []
         self.pushed = 0
         super().__init__(Storage(is_directory=rng.random() < 0.5))
+        self.domains = rng.choice((0, 0, 2)) if replicas else 0  # failure domains of several nodes
         self.save_every = rng.choice((2, 3, 5))
+        if replicas and rng.random() < 0.7:
+            self.save_every = rng.choice((9, 40))  # what is only in memory matters more
         self.settings = replace(_RUN, save_every_s=4.0) if rng.random() < 0.2 else _RUN
+        if seed % HANGING == HANGING - 2:
+            self.settings = replace(self.settings, hang_timeout_s=6.0)
+        if replicas:
+            self.settings = replace(self.settings, replicas=replicas, copy_timeout_s=5.0)
         self.faults_wanted = faults
         self.events_wanted = events
         self.fault_count = 0
@@ -187,16 +200,21 @@ class World(Launcher):
     def plan(self) -> None:
         """Faults come at random times; afterwards all is healed and the run has to finish."""
         span_s = self.events_wanted * 0.08
-        kinds = list(FAULTS)
+        faults = COPY_FAULTS if self.replicas else FAULTS
+        kinds = list(faults)
         for _ in range(self.faults_wanted + int(2 * self.random())):
             kind = kinds[int(self.random() * len(kinds))]
             self.at(1.0 + span_s * self.random(), self._fault, kind)
+        if self.seed % ANNOUNCED == 0:  # beside the others, so that all other seeds name the schedules that they always have
+            self.at(1.0 + span_s * self.random(), announce, self)
+        if self.settings.hang_timeout_s is not None:
+            self.at(1.0 + span_s * self.random(), stand_still, self)
         self.at(span_s + 1.5, self.heal)
 
     def _fault(self, kind: str) -> None:
         if not self.healed:
             self.fault_count += 1
-            FAULTS[kind](self)
+            (COPY_FAULTS if self.replicas else FAULTS)[kind](self)
 
     def heal(self) -> None:
         self.healed = True
@@ -204,7 +222,7 @@ class World(Launcher):
         self.storage.outage = False
         self.lost_acks = 0
         for node in self.nodes:
-            node.cut_until_s = 0.0
+            node.cut_until_s = node.full_until_s = node.stalled_until_s = 0.0
             if node.up and (node.actor is None or not node.actor.alive):
                 self.start_actor(node)
             elif node.actor is not None:
@@ -226,7 +244,7 @@ class World(Launcher):
             current.wake_s = min(current.wake_s, self.now_s)
         if self.group is not None:
             for member in self.group.members:
-                if member.wake_s > self.now_s:
+                if member.wake_s > self.now_s and self.settings.hang_timeout_s is None:
                     member.die("found hanging")
             if any(not member.alive for member in self.group.members):
                 self.group_broken(self.group)
@@ -252,6 +270,9 @@ class World(Launcher):
     def stop(self) -> None:
         self._deliver(StopAsked(reason="preemption", within_s=8.0))
 
+    def announce(self, node: Node, until_s: float) -> None:
+        self._deliver(HostLeaving(host=node.id, within_s=max(0.0, until_s - self.now_s), reason="preempted"))
+
     def renumbered(self, entry: LogEntry) -> LogEntry:
         return replace(entry, seq=len(self.storage.log) + 1)
 
@@ -263,6 +284,10 @@ class World(Launcher):
         proc.wake_s = self.now_s + 4.0 + 8.0 * self.random()
         self.start_coordinator(tuple(one for one in self.dead_attempts() if one != proc.core.attempt))
         return True
+
+    def copy_begins(self, source: Node, target: Node) -> None:
+        """A transfer between two nodes is under way."""
+        spring_copy_trap(self, source, target)
 
     def kill_early(self, group: Group) -> None:
         """A trainer dies soon after its group has staged its first piece."""

@@ -5,6 +5,7 @@ What carries the Coordinator's commands out is what does so in production. Its w
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
@@ -29,9 +30,11 @@ from raystate.core.messages import (
 )
 from raystate.core.retention import keep_newest
 from raystate.runtime.coordinator_loop import LOOK_FOR_DEAD_S, CoordinatorLoop
+from raystate.runtime.ledger import Ledger
 from raystate.runtime.record import Recorder
 from raystate.runtime.storing import Workers
 from raystate.storage import Storage
+from raystate.storage.objects import ObjectStorage
 from tests.storage.contents import HOSTS
 from tests.storage.made_up import MadeUpHosts, MadeUpPackager
 from tests.storage.tasks import OneByOne, TaskExecutor, Tasks
@@ -89,7 +92,9 @@ class Process:
         workers = TaskExecutor(self.tasks)
         self.hosts = MadeUpHosts(name, storage, workers, self._post)
         self.loop = _Loop(
-            settings=Settings(run="lm", storage=storage.url, host_timeout_s=1e6, idle_timeout_s=1e9, save_timeout_s=60.0),
+            settings=Settings(
+                run="lm", storage=storage.url, replicas=0, host_timeout_s=1e6, idle_timeout_s=1e9, save_timeout_s=60.0
+            ),
             keep=keep_newest(keep_last),
             storage=storage,
             hosts=self.hosts,
@@ -103,6 +108,8 @@ class Process:
             clock=lambda: self.now_s,
             wall_clock=lambda: 0.0,  # a log entry has the same length each time
         )
+        # Threads that nobody here schedules write the ledger, and nothing that is checked depends on it: it has a place of its own.
+        self.loop.ledger = Ledger(ObjectStorage(f"memory://ledger-{secrets.token_hex(8)}"))
         self.loop.heard = self._heard
         self.news = False
         self.told: set[tuple[int, str | None]] = set()

@@ -12,6 +12,7 @@ from typing import Any
 from raystate.core.errors import StorageError
 from raystate.core.messages import (
     Advice,
+    Copy,
     EndTrainers,
     Event,
     HostId,
@@ -85,6 +86,9 @@ class MadeUpHosts:
             if one.lineage == order.by or (one.lineage == order.lineage and one.step <= order.step)
         )
         self.post(Invalidated(host=order.host, lineage=order.lineage, step=order.step))
+
+    def copy(self, order: Copy) -> None:
+        pass
 
     def end_trainers(self, order: EndTrainers) -> None:
         del order

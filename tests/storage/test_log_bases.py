@@ -71,6 +71,20 @@ def named_base(storage: Storage, seq: int) -> str:
     return base_name(RunLog(storage).read_header(seq).base)
 
 
+def test_commits_are_read_back(storage: Storage, small_entries: None):
+    """However the entries are written down, and although the steps are retired since."""
+    log = RunLog(storage)
+    tail = commit(log, claim(log), 1, 2)
+    for step in range(3, 41):
+        tail = following(tail, step, step - 2)
+        assert log.append(tail).outcome == "ok"
+    storage.delete(log_name(30))  # damage hides what it hides
+    before = RunLog(storage).committed_before(tail.seq, most=1000)
+    assert [one.step for one in before] == [step for step in range(39, 0, -1) if step != 29]
+    assert {one.lineage for one in before} == {"1.0.0123abcd"}
+    assert [one.step for one in log.committed_before(tail.seq, most=2)] == [39, 38]
+
+
 # ---------------------------------------------------------------- sizes and requests
 
 

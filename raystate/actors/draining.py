@@ -1,0 +1,64 @@
+"""Nodes that Ray drains: a preemption that a cloud announces to Ray, `ray drain-node`, SIGTERM to `ray start --block`.
+
+Ray has no public call for it. Ray Train's own watch and Ray Serve use this one; tests/cluster/test_train_internals.py checks it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from raystate.core.messages import HostId, HostLeaving
+from raystate.ray_version import ray_internals
+
+with ray_internals():
+    from ray._private.state import state
+
+logger = logging.getLogger("raystate.coordinator")
+
+POLL_S = 0.5
+TROUBLE_S = 60.0  # a poll that fails is told at most so often
+
+
+def draining_nodes() -> dict[HostId, float | None]:
+    """Node id -> seconds until Ray takes the node for gone; None: it has no deadline."""
+    now_ms = time.time() * 1000  # Ray's deadlines are of the wall clock
+    found: dict[str, int] = state.get_draining_nodes()
+    return {HostId(node): None if at_ms == 0 else max(0.0, (at_ms - now_ms) / 1000) for node, at_ms in found.items()}
+
+
+class DrainWatch:
+    """Tells of each node that begins to drain, from a thread, until `ended`.
+
+    Args:
+        post: takes the news.
+        ended: whether nobody wants them any more.
+    """
+
+    def __init__(self, post: Callable[[HostLeaving], None], ended: Callable[[], bool]):
+        self._post = post
+        self._ended = ended
+        self._told: set[HostId] = set()
+        self._trouble_s = float("-inf")
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="raystate-drain", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._ended():
+            try:
+                self.look()
+            except Exception as error:  # Ray's head is out of reach for a while, say
+                if time.monotonic() - self._trouble_s >= TROUBLE_S:
+                    self._trouble_s = time.monotonic()
+                    logger.warning("Ray does not say which nodes it drains: %s: %s", type(error).__name__, error)
+            time.sleep(POLL_S)
+
+    def look(self) -> None:
+        """Look once."""
+        draining = draining_nodes()
+        for node in draining.keys() - self._told:
+            self._post(HostLeaving(host=node, within_s=draining[node], reason="Ray drains it"))
+        self._told = set(draining)  # one that is not drained any more may be drained again

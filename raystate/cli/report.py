@@ -1,0 +1,55 @@
+"""raystate report: a run's story as one page."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from raystate.cli.console import StorageArgument, count, count_progress, out
+from raystate.cli.report_facts import gather
+from raystate.cli.report_page import render
+from raystate.core.errors import ConfigError
+
+
+def report(
+    storage: StorageArgument,
+    page: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.html", help="the page; one that is there is replaced")],
+) -> None:
+    """Write a run's story as one HTML page: no network, no scripts, fit to be printed.
+
+    It shows the durable steps over time, how long saves took and what they weigh, the recoveries with their causes, goodput, what
+    retention removed, what was set aside, and the curves of the metrics. Of what Orbax alone wrote it shows the steps. It reads the run's
+    log, its ledger and its steps' small files, and writes nothing to the storage. Exit code 1 if something is damaged: the page says what.
+
+    \b
+    Examples:
+      raystate report gs://bucket/lm --out lm.html
+      raystate report runs/lm -o /tmp/lm.html && xdg-open /tmp/lm.html
+    """
+    if page.is_dir() or not page.absolute().parent.is_dir():
+        why = "is a folder" if page.is_dir() else "lies in a folder that does not exist"
+        raise ConfigError(f"--out: {page} {why}: name a file, such as report.html", field="out", got=str(page))
+    with count_progress(quiet=False) as progress:
+        found = gather(storage, progress)
+    _write(page, render(found))
+    out.print(f"{escape(str(page))}: {count(len(found.saves), 'durable step')}, of {escape(found.url)}")
+    if found.problems:
+        out.print(f"[yellow]{count(len(found.problems), 'problem')}[/], the first: {escape(found.problems[0])}")
+        raise typer.Exit(1)
+
+
+def _write(page: Path, text: str) -> None:
+    """Whole or not at all."""
+    half = page.with_name(f".{page.name}.{os.getpid()}")
+    try:
+        try:
+            half.write_bytes(text.encode("utf-8", errors="backslashreplace"))
+            half.replace(page)
+        finally:
+            half.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: {page} can't be written: {error}", field="out", got=str(page)) from error

@@ -1,0 +1,111 @@
+"""How a host learns that its node is to go away: from Google Compute Engine's metadata server, and from SIGTERM.
+
+The metadata server answers `instance/preempted` with TRUE from the moment of a preemption on; a spot machine has 30 seconds then.
+Source: https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import logging
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+
+logger = logging.getLogger("raystate.host")
+
+GCE_METADATA_URL = "http://metadata.google.internal"
+PREEMPTED = "/computeMetadata/v1/instance/preempted"
+PREEMPTION_S = 30.0  # from the notice to the end
+SIGTERM_S = 20.0  # nobody says when SIGKILL follows: Kubernetes waits 30 s, minus what has passed before its signal came here
+HELD_S = 60.0  # the server answers after so long although nothing has changed
+ANSWER_S = HELD_S + 10.0
+AGAIN_S = 1.0  # news are told again so often: each may get lost; a server that does not answer is asked again
+
+Tell = Callable[[float, str], None]
+"""Takes (seconds until the end, who says so)."""
+
+
+def on_gce() -> bool:
+    """Whether this machine is one of Google's, without asking the network."""
+    with contextlib.suppress(OSError):
+        return Path("/sys/class/dmi/id/product_name").read_text().startswith("Google")
+    return False
+
+
+class Notice:
+    """The end of this node, told until `close`.
+
+    Args:
+        tell: called from a thread, again and again: what it sends may get lost.
+        metadata_url: of the metadata server; None: Google's if this is one of its machines, else none is asked.
+    """
+
+    def __init__(self, tell: Tell, *, metadata_url: str | None = None):
+        self._tell = tell
+        self._url = metadata_url or (GCE_METADATA_URL if on_gce() else None)
+        self._lock = threading.Lock()
+        self._until_s: float | None = None
+        self._why = ""
+        self._noticed = threading.Event()
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin to watch."""
+        threading.Thread(target=self._repeat, name="raystate-notice", daemon=True).start()
+        if self._url is not None:
+            threading.Thread(target=self._watch, args=(self._url,), name="raystate-metadata", daemon=True).start()
+
+    def close(self) -> None:
+        """Nobody wants to be told any more."""
+        self._closed = True
+        self._noticed.set()
+
+    def notice(self, within_s: float, why: str) -> None:
+        """The node goes away. A signal handler may call it."""
+        if self._until_s is None:
+            self._until_s, self._why = time.monotonic() + within_s, why
+            self._noticed.set()
+
+    def _repeat(self) -> None:
+        self._noticed.wait()
+        while not self._closed and self._until_s is not None:
+            self._tell(max(0.0, self._until_s - time.monotonic()), self._why)
+            time.sleep(AGAIN_S)
+
+    def _watch(self, url: str) -> None:
+        tag = "0"
+        while not self._closed and not self._noticed.is_set():
+            try:
+                tag, value = ask(url, PREEMPTED, tag)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                logger.debug("the metadata server at %s does not answer: %s", url, error)
+                time.sleep(AGAIN_S)
+                continue
+            if value == "TRUE":
+                self.notice(PREEMPTION_S, "its cloud preempts it")
+
+
+def ask(url: str, path: str, tag: str) -> tuple[str, str]:
+    """(tag, value) of a metadata key, once it is other than at `tag`; or as it was, after HELD_S.
+
+    Args:
+        url: base of the server.
+        path: of the key.
+        tag: of the value that is known; "0": none is, so that any value is news.
+    """
+    base = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(base.netloc, timeout=ANSWER_S)
+    query = urllib.parse.urlencode({"wait_for_change": "true", "timeout_sec": int(HELD_S), "last_etag": tag})
+    try:
+        connection.request("GET", f"{base.path.rstrip('/')}{path}?{query}", headers={"Metadata-Flavor": "Google"})
+        reply = connection.getresponse()
+        value = reply.read(64).decode(errors="replace").strip()
+        if reply.status != http.HTTPStatus.OK:
+            raise ValueError(f"HTTP {reply.status}: {value}")
+        return reply.headers.get("ETag", "0"), value
+    finally:
+        connection.close()

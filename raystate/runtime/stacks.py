@@ -1,0 +1,100 @@
+"""A trainer's process, from outside: where its Python is, and its end. The process offers its stacks, a signal of its HostActor takes them.
+
+Python's faulthandler writes the stacks in its signal handler, also while the main thread sits in a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+logger = logging.getLogger("raystate")
+
+SIGNAL = signal.SIGUSR2
+TAKE_S = 2.0  # a process that is stopped, or has no Python any more, writes nothing
+_QUIET_S = 0.1  # nothing more has come for so long: that was all
+_POLL_S = 0.02
+MOST_CHARS = 4000  # of a stack that is told
+_OTHERS = ("site-packages", "lib/python", "<frozen")  # in the paths of files that are not the user's
+
+_offered = threading.Lock()
+
+
+def offer(folder: Path) -> Callable[[], None]:
+    """From now on SIGUSR2 has this process write its stacks to a file there; a program that uses the signal keeps it.
+
+    Returns:
+        What takes it back.
+    """
+    if signal.getsignal(SIGNAL) not in (signal.SIG_DFL, None):
+        logger.debug("this program uses %s itself: nobody will see its stacks", SIGNAL.name)
+        return lambda: None
+    path = _path(folder, os.getpid())
+    try:
+        file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - the handler writes to it until it is taken back
+    except OSError as error:
+        logger.debug("stacks cannot be written to %s: %s", path, error)
+        return lambda: None
+    with _offered:
+        faulthandler.register(SIGNAL, file=file, all_threads=True)
+
+    def take_back() -> None:
+        with _offered:
+            path.unlink(missing_ok=True)  # first: without the file nobody sends the signal
+            if not file.closed:
+                faulthandler.unregister(SIGNAL)
+                file.close()
+
+    return take_back
+
+
+def take(folder: Path, pid: int, *, timeout_s: float = TAKE_S) -> str:
+    """The stacks of a process that has offered them, most recent call first; "" if it has not, or writes none in time."""
+    path = _path(folder, pid)
+    try:
+        size = path.stat().st_size
+        os.kill(pid, SIGNAL)
+    except OSError:
+        return ""
+    text, end_s, quiet_s = "", time.monotonic() + timeout_s, float("inf")
+    with contextlib.suppress(OSError):
+        while time.monotonic() < min(end_s, quiet_s):
+            found = path.read_bytes()[size:].decode(errors="replace")
+            if found != text:
+                text, quiet_s = found, time.monotonic() + _QUIET_S
+            time.sleep(_POLL_S)
+    return _own_first(text)
+
+
+def kill(pid: int, rank: int) -> None:  # noqa: ARG001 - the model of the public API wants to know the rank
+    """End a trainer's process at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def forget(folder: Path, pid: int) -> None:
+    """Remove what a process that is gone has left."""
+    with contextlib.suppress(OSError):
+        _path(folder, pid).unlink(missing_ok=True)
+
+
+def _path(folder: Path, pid: int) -> Path:
+    return folder / f"stacks-{pid}"
+
+
+def _own_first(text: str) -> str:
+    """First the threads that run the user's code, of these the oldest: faulthandler writes the newest thread first."""
+    oldest_first = [part for part in text.strip().split("\n\n") if part][::-1]
+    return "\n\n".join(sorted(oldest_first, key=lambda thread: not _is_own(thread)))[:MOST_CHARS]
+
+
+def _is_own(thread: str) -> bool:
+    files = (line for line in thread.splitlines() if line.lstrip().startswith("File "))
+    return any(not any(mark in file for mark in _OTHERS) for file in files)

@@ -1,0 +1,136 @@
+"""What a host is told of its node's end, by a server that speaks as Google's metadata server does."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import queue
+import signal
+import threading
+import urllib.parse
+from collections.abc import Iterator
+
+import pytest
+
+from raystate.runtime import notices
+from raystate.runtime.notices import PREEMPTED, PREEMPTION_S, Notice
+from tests.patience import PATIENCE_S
+
+
+class Metadata(http.server.ThreadingHTTPServer):
+    """One key, whose readers wait for its next value."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Reply)
+        self.changed = threading.Condition()
+        self.value, self.tag, self.down = "FALSE", 1, False
+        self.asked: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def set(self, value: str) -> None:
+        with self.changed:
+            self.value, self.tag = value, self.tag + 1
+            self.changed.notify_all()
+
+
+class _Reply(http.server.BaseHTTPRequestHandler):
+    server: Metadata
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        given = dict(urllib.parse.parse_qsl(query))
+        server = self.server
+        server.asked.put(given)
+        if server.down or path != PREEMPTED or self.headers["Metadata-Flavor"] != "Google":
+            self.send_error(503 if server.down else 403)
+            return
+        with server.changed:
+            if given.get("wait_for_change") == "true":
+                server.changed.wait_for(lambda: str(server.tag) != given.get("last_etag"), float(given["timeout_sec"]))
+            value, tag = server.value.encode(), str(server.tag)
+        self.send_response(200)
+        self.send_header("ETag", tag)
+        self.send_header("Content-Length", str(len(value)))
+        self.end_headers()
+        self.wfile.write(value)
+
+
+@pytest.fixture
+def metadata() -> Iterator[Metadata]:
+    with Metadata() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.set("over")  # lets go of who waits
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def told() -> queue.SimpleQueue[tuple[float, str]]:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def watched(told: queue.SimpleQueue[tuple[float, str]], metadata: Metadata) -> Iterator[Notice]:
+    notice = Notice(lambda within_s, why: told.put((within_s, why)), metadata_url=metadata.url)
+    yield notice
+    notice.close()
+
+
+def test_a_preemption_is_told_until_somebody_has_heard(
+    watched: Notice, told: queue.SimpleQueue[tuple[float, str]], metadata: Metadata, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(notices, "AGAIN_S", 0.01)
+    watched.start()
+    assert metadata.asked.get(timeout=PATIENCE_S)["last_etag"] == "0"
+    assert metadata.asked.get(timeout=PATIENCE_S)["last_etag"] == "1", "from now on it waits for a change"
+    assert told.empty()
+    metadata.set("TRUE")
+    first, second = told.get(timeout=PATIENCE_S), told.get(timeout=PATIENCE_S)
+    assert first[1] == second[1] == "its cloud preempts it"
+    assert 0 < second[0] < first[0] <= PREEMPTION_S
+
+
+def test_a_preemption_from_before_the_first_question(
+    watched: Notice, told: queue.SimpleQueue[tuple[float, str]], metadata: Metadata
+):
+    metadata.set("TRUE")
+    watched.start()
+    assert told.get(timeout=PATIENCE_S)[1] == "its cloud preempts it"
+
+
+def test_a_server_that_is_down_is_asked_again(
+    watched: Notice, told: queue.SimpleQueue[tuple[float, str]], metadata: Metadata, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(notices, "AGAIN_S", 0.01)
+    metadata.down = True
+    watched.start()
+    for _ in range(3):
+        metadata.asked.get(timeout=PATIENCE_S)
+    metadata.set("TRUE")
+    metadata.down = False
+    assert told.get(timeout=PATIENCE_S)[1] == "its cloud preempts it"
+
+
+def test_the_first_notice_counts(told: queue.SimpleQueue[tuple[float, str]], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(notices, "on_gce", lambda: False)
+    notice = Notice(lambda within_s, why: told.put((within_s, why)))
+    notice.start()
+    before = signal.signal(signal.SIGUSR1, lambda *_: notice.notice(20.0, "its processes got a signal"))
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert told.get(timeout=PATIENCE_S)[1] == "its processes got a signal"
+        notice.notice(5.0, "something else")
+        assert told.get(timeout=PATIENCE_S)[1] == "its processes got a signal"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        notice.close()

@@ -1,0 +1,84 @@
+"""A process says where its Python is when it can't be asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raystate.runtime import stacks
+from tests.patience import PATIENCE_S
+
+PROGRAM = """
+import sys, threading
+from pathlib import Path
+from raystate.runtime import stacks
+
+def waits_for_ever(lock):
+    print("ready", flush=True)
+    lock.acquire()
+
+take_back = stacks.offer(Path(sys.argv[1]))
+if sys.argv[2:] == ["take back"]:
+    take_back()
+lock = threading.Lock()
+lock.acquire()
+threading.Thread(target=waits_for_ever, args=(lock,), daemon=True).start()
+lock.acquire()
+"""
+
+
+@pytest.fixture
+def hangs(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def test_it_says_where_and_goes_on(hangs: subprocess.Popen[str], tmp_path: Path):
+    for _ in range(2):
+        told = stacks.take(tmp_path, hangs.pid, timeout_s=PATIENCE_S)
+        first, _, others = told.partition("\n\n")
+        assert "in <module>" in first, "the main thread comes first"
+        assert "in waits_for_ever" in others
+    assert hangs.poll() is None
+
+
+def test_a_process_that_is_stopped_writes_nothing(hangs: subprocess.Popen[str], tmp_path: Path):
+    os.kill(hangs.pid, signal.SIGSTOP)
+    assert stacks.take(tmp_path, hangs.pid, timeout_s=0.3) == ""
+
+
+def test_a_process_that_offers_none_gets_no_signal(tmp_path: Path):
+    """It would be its end."""
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path), "take back"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert stacks.take(tmp_path, process.pid) == ""
+        assert process.poll() is None
+        assert list(tmp_path.iterdir()) == []
+        process.kill()
+
+
+def test_a_program_that_uses_the_signal_keeps_it(tmp_path: Path):
+    mine = signal.signal(stacks.SIGNAL, lambda *_: None)
+    try:
+        stacks.offer(tmp_path)()
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        signal.signal(stacks.SIGNAL, mine)
+
+
+def test_what_a_dead_process_left_goes(tmp_path: Path):
+    (tmp_path / "stacks-77").write_text("")
+    stacks.forget(tmp_path, 77)
+    stacks.forget(tmp_path, 77)
+    assert list(tmp_path.iterdir()) == []

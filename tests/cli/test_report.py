@@ -1,0 +1,279 @@
+"""raystate report: a run's story on one page, of runs that a manager saved, of plain Orbax, of damage, in a directory and a bucket."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import raystate
+from raystate.cli.report_facts import measure_goodput
+from raystate.cli.report_page import Axis
+from raystate.inspection.history import PastStep, read_history
+from raystate.runtime.ledger import EVENTS, LoggedRecovery, read_ledger
+from raystate.storage import open_storage
+from tests.cli.transfers import raystate_command
+from tests.model.world import Rank, World
+from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m"
+CAUSE = f"rank 1 died: {HOSTILE}"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 2, 4, … 12 of a run, of which it keeps three; step 8 was the best, and 12 is damaged later."""
+    world = World(1, ranks=1, nodes=1, save_every_steps=2, keep_last=3)
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("first")
+        state = {"w": np.arange(6, dtype=np.float32)}
+        manager.restore(state)
+        for step in range(1, 13):
+            metrics = {"loss": abs(8 - step) + 0.25, HOSTILE: float(step), "odd": math.nan}
+            manager.save(step, state, metrics=metrics)
+            manager.wait_until_finished()
+
+    try:
+        rank = Rank(world, 0, script)
+        world.run([rank])
+        rank.kill()
+        assert world.coordinator is not None
+        world.coordinator.ledger.close()
+        root = tmp_path_factory.mktemp("report") / "run"
+        shutil.copytree(open_storage(world.config.storage).local_path(""), root)
+    finally:
+        world.close()
+    return root
+
+
+@pytest.fixture
+def run(saved: Path, tmp_path: Path) -> Path:
+    """A copy, with a recovery in its ledger."""
+    shutil.copytree(saved, tmp_path / "run")
+    recovery = LoggedRecovery(attempt=1, group="g", cause=CAUSE, step=6, tier="memory", seconds=2.5, steps_repeated=1)
+    when_s = (history := read_history(open_storage(tmp_path / "run"))) and history.steps[3].time_s
+    event = {"kind": "recovery", "time_s": when_s, **dataclasses.asdict(recovery)}
+    (tmp_path / "run" / EVENTS / "000001-0001.json").write_text(json.dumps(event))
+    return tmp_path / "run"
+
+
+class Page(html.parser.HTMLParser):
+    """What a browser makes of it: tags, attributes and text."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.rows: list[list[str]] = []
+        self._cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._cell = self._cell and tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._cell:
+            self.rows[-1][-1] += data
+
+    def of_class(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for _, attrs in self.tags if name in (attrs.get("class") or "").split()]
+
+
+def report(capsys: pytest.CaptureFixture[str], storage: object, out: Path, code: int = 0) -> Page:
+    found, said, complained = raystate_command(capsys, "report", storage, "--out", out)
+    assert found == code, complained
+    assert str(out) in said or code == 2
+    return Page(out.read_text())
+
+
+def steps_of(page: Page) -> dict[int, list[str]]:
+    return {int(row[0]): row for row in page.rows if len(row) == 7 and row[0].isdigit() and row[5].startswith(("a", "Orbax"))}
+
+
+def test_a_run_is_told_on_one_page(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = report(capsys, run, tmp_path / "page.html")
+    steps = steps_of(page)
+    assert sorted(steps) == [2, 4, 6, 8, 10, 12]
+    assert [step for step, row in steps.items() if row[6] == "kept"] == [12, 10, 8]
+    assert all("removed: " in steps[step][6] and steps[step][3] == "-" for step in (2, 4, 6))
+    on_disk = sum(path.stat().st_size for path in (run / "12").rglob("*") if path.is_file())
+    assert steps[12][3] == f"{on_disk / 1024:.1f} KiB"
+    ledger = read_ledger(open_storage(run))
+    assert sorted(save.step for save in ledger.saves.values()) == [2, 4, 6, 8, 10, 12]
+    assert all(re.fullmatch(r"[\d.]+ (ms|s)", row[2]) for row in steps.values()), "what the ledger says that each save took"
+    (recovery,) = [row for row in page.rows if "memory" in row]
+    assert recovery[1:6] == ["2.5 s", "6", "memory", "1", "1"]
+    assert len(page.of_class("band")) == 1 and len(page.of_class("retired")) == 3
+    assert "smallest 0.25 at step 8, largest 6.25 at step 2" in page.text
+    assert "odd" not in page.text, "NaN is drawn nowhere"
+    assert page.text.count("model") >= 2 and "1 attempts" not in page.text
+
+
+def test_it_is_one_file_without_network_or_scripts_whatever_the_names(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = report(capsys, run, tmp_path / "page.html")
+    tags = {tag for tag, _ in page.tags}
+    assert tags.isdisjoint({"script", "link", "img", "iframe", "object", "base", "use", "image"})
+    assert not [attrs for _, attrs in page.tags if any(name in ("src", "href") or name.startswith("on") for name in attrs)]
+    shown = HOSTILE.replace("\x1b", r"\x1b")
+    assert shown in page.text and f"rank 1 died: {shown}" in page.text
+    raw = (tmp_path / "page.html").read_text()
+    assert "<script" not in raw and "\x1b" not in raw and "http" not in raw.replace("http-equiv", "")
+
+
+def test_every_point_lies_in_its_drawing(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = report(capsys, run, tmp_path / "page.html")
+    drawn = 0
+    width = height = 0.0
+    for tag, attrs in page.tags:
+        if tag == "svg":
+            width, height = map(float, str(attrs["viewbox"]).split()[2:])
+        for x, y in re.findall(r"([\d.]+),([\d.]+)", attrs.get("points") or ""):
+            assert 0 <= float(x) <= width and 0 <= float(y) <= height
+            drawn += 1
+        if tag == "circle":
+            assert 0 <= float(str(attrs["cx"])) <= width and 0 <= float(str(attrs["cy"])) <= height
+    assert drawn == 6 * 3, "the steps, and two metrics"
+
+
+def test_a_damaged_log_and_ledger_are_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = sorted((run / ".raystate/log").iterdir())
+    entries[3].write_bytes(b"{")
+    entries[5].unlink()
+    (run / EVENTS / "000001-0002.json").write_text('{"kind": "recovery"')
+    (run / EVENTS / "000001-0003.json").write_text('{"kind": "recovery", "attempt": "x"}')
+    (run / "12/_CHECKPOINT_METADATA").write_text("{")
+    page = report(capsys, run, tmp_path / "page.html", code=1)
+    for name in (entries[3].name, f"{entries[5].name}: is missing", "000001-0002.json", "000001-0003.json", "step 12: "):
+        assert name in page.text
+    assert sorted(steps_of(page)) == [2, 4, 6, 8, 10, 12], "what one entry told, others know too"
+
+
+def test_a_set_aside_step_is_told_with_its_reason(tmp_path: Path) -> None:
+    from raystate.core.log import claim_entry, next_entry
+    from raystate.core.messages import LiveStep
+    from raystate.storage import RunLog
+
+    storage = open_storage(tmp_path / "run")
+    log = RunLog(storage)
+    entry = log.claim(lambda tail: claim_entry(tail, "w", "lm"))
+    for step in (1, 2):
+        live = LiveStep(step=step, save=f"a1k{step}", time_s=1000.0 + step)
+        entry = next_entry(entry, attempt=1, writer="w", carried=(), dead=(), commit=live, reason="due")
+        assert log.append(entry).outcome == "ok"
+    entry = next_entry(entry, attempt=1, writer="w", carried=(), dead=(), retires=[(2, True, "a flipped bit")], reason="set aside")
+    assert log.append(entry).outcome == "ok"
+    history = read_history(storage)
+    assert history is not None
+    assert [(one.step, one.fate, one.why) for one in history.steps] == [(1, "live", ""), (2, "set aside", "a flipped bit")]
+
+
+def test_what_orbax_alone_wrote_is_told_as_far_as_it_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ocp.CheckpointManager(tmp_path / "old") as manager:
+        for step in (3, 7):
+            manager.save(step, args=ocp.args.StandardSave({"w": np.ones(3)}), metrics={"loss": 1 / step})
+    page = report(capsys, tmp_path / "old", tmp_path / "page.html")
+    assert sorted(steps_of(page)) == [3, 7] and "There is no log of raystate here" in page.text
+    assert "Goodput" not in page.text and "Recoveries" not in page.text
+
+
+def test_one_checkpoint_has_a_page_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raystate.save(tmp_path / "one", {"w": np.ones(3)}, metrics={"loss": 0.5})
+    assert "Fewer than two durable steps" in report(capsys, tmp_path / "one", tmp_path / "page.html").text
+
+
+@pytest.mark.parametrize(
+    ("storage", "out", "said"),
+    [
+        ("nowhere", "page.html", "nowhere"),
+        ("notes", "page.html", "has no step"),
+        ("run", "no/page.html", "--out"),
+        ("run", ".", "--out"),
+    ],
+)
+def test_what_cannot_be_told_is_a_sentence(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], storage: str, out: str, said: str
+) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/notes.txt").touch()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    code, _, complaint = raystate_command(capsys, "report", tmp_path / storage, "--out", tmp_path / out)
+    assert code == 2 and said in complaint
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    code, _, complaint = raystate_command(capsys, "report", tmp_path / "run")
+    assert code == 2 and "--out" in complaint
+
+
+@pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
+def test_of_a_bucket(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with gcs_backend(tmp_path) as bucket:
+        source = open_storage(run)
+        for info in sorted(source.list(), key=lambda info: info.name.endswith("commit_success.txt")):
+            if "/work/" not in info.name:
+                bucket.create(info.name, source.read(info.name))
+        there, here = report(capsys, bucket.url, tmp_path / "there.html"), report(capsys, run, tmp_path / "here.html")
+    assert steps_of(there) == steps_of(here) and bucket.url in there.text
+
+
+def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = raystate_command(capsys, "report", "--help")
+    assert code == 0 and out.count("\n    raystate report ") >= 2 and all(len(line) <= 80 for line in out.splitlines())
+    for name, value in {"_RAYSTATE_COMPLETE": "complete_bash", "COMP_WORDS": "raystate rep", "COMP_CWORD": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert raystate_command(capsys)[1].split() == ["report"]
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def past(step: int, time_s: float, attempt: int = 1, lineage: str = "1.1.x") -> PastStep:
+    return PastStep(step=step, save=f"a{attempt}k{step}", attempt=attempt, time_s=time_s, lineage=lineage)
+
+
+def recovery(back_s: float, seconds: float, repeated: int, attempt: int = 1) -> tuple[float, LoggedRecovery]:
+    told: dict[str, Any] = {"group": "g", "cause": "killed", "step": 0, "tier": "memory"}
+    return back_s, LoggedRecovery(attempt=attempt, seconds=seconds, steps_repeated=repeated, **told)
+
+
+def test_goodput_counts_what_log_and_ledger_know_and_nothing_else() -> None:
+    steps = [past(10, 100.0), past(20, 120.0), past(30, 160.0, lineage="1.2.x"), past(40, 180.0, lineage="1.2.x")]
+    found = measure_goodput(steps, [recovery(135.0, 10.0, 3)])
+    assert found is not None
+    assert (found.wall_s, found.recovering_s, found.step_s, found.repeating_s) == (80.0, 10.0, 2.0, 6.0)
+    assert found.share == pytest.approx(64 / 80)
+    between = measure_goodput([*steps, past(50, 9000.0, attempt=2), past(60, 9020.0, attempt=2)], [recovery(135.0, 10.0, 3)])
+    assert between is not None and between.wall_s == 100.0, "what was between two attempts nobody knows"
+    early = measure_goodput(steps, [recovery(105.0, 30.0, 0), recovery(90.0, 5.0, 0), recovery(150.0, 5.0, 0, attempt=2)])
+    assert early is not None and early.recovering_s == 5.0, "only what lies between durable steps of its attempt"
+    assert measure_goodput(steps[:1], []) is None
+    assert measure_goodput([past(1, 1.0), past(2, 2.0, lineage="other")], []) is None
+    worst = measure_goodput(steps, [recovery(135.0, 10.0, 10_000)])
+    assert worst is not None and worst.share == 0.0
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (3.0, 3.0), (-5.0, 1e9), (1e-12, 2e-12), (0.0, 86400.0 * 400)])
+def test_axes_have_a_few_round_ticks(low: float, high: float) -> None:
+    axis = Axis(low=low, high=high, begin=70.0, end=900.0)
+    assert 1 <= len(axis.ticks()) <= 8
+    assert all(70.0 <= axis.at(tick) <= 900.0 for tick in axis.ticks())

@@ -1,0 +1,130 @@
+"""Trainers that make no step any more."""
+
+from __future__ import annotations
+
+from raystate.core.host import Host
+from raystate.core.host_messages import Connected, Disconnected, Examine, Examined, Kill, Tell
+from raystate.core.messages import EndTrainers, FlushAsked, HostId, Log, TrainerExited
+from tests.core.driver import Driver, running
+
+LIMIT_S = 30.0
+
+
+def ended(driver: Driver) -> list[EndTrainers]:
+    found = [one for one in driver.out if isinstance(one, EndTrainers)]
+    driver.out.clear()
+    return found
+
+
+def texts(driver: Driver) -> list[str]:
+    return [one.text for one in driver.out if isinstance(one, Log)]
+
+
+def test_the_rank_that_the_others_wait_for_is_ended_alone():
+    driver = running(hang_timeout_s=LIMIT_S)
+    driver.stage(4)
+    driver.word(0, 5)
+    driver.tick(LIMIT_S - 1)
+    assert not ended(driver)
+    driver.tick(1.5)
+    (order,) = ended(driver)
+    assert (order.host, order.hanging) == ("b", (1,))
+    assert order.reason == "rank 1 (host b) made no step for 30 s after step 4, and the others wait"
+    driver.send(
+        TrainerExited(host=HostId("b"), lineage=driver.lineage, rank=1, clean=False, reason=order.reason, hung=True, stack="x")
+    )
+    assert {one.host for one in ended(driver)} == {"a"}, "now that it is gone, the others go"
+
+
+def test_where_all_are_level_all_are_meant():
+    driver = running(hang_timeout_s=LIMIT_S)
+    driver.stage(4)
+    driver.tick(LIMIT_S + 1)
+    assert {(one.host, one.hanging) for one in ended(driver)} == {("a", (0,)), ("b", (1,))}
+
+
+def test_without_a_limit_it_is_named_once():
+    driver = running(barrier_timeout_s=20.0)
+    driver.stage(4)
+    driver.word(0, 5)
+    for _ in range(3):
+        driver.tick(21.0)
+    assert [one for one in texts(driver) if "made no step" in one] == [
+        "rank 1 (host b) made no step for 21 s after step 4, and the others wait"
+    ]
+    driver.word(1, 5)
+    driver.stage(6)
+    driver.tick(0.1)
+    driver.out.clear()
+    driver.tick(200.0)
+    assert any("made no step" in one for one in texts(driver)), "another time"
+    assert not ended(driver)
+
+
+def test_a_script_that_pauses_as_long_as_before_is_nothing_new():
+    driver = running(barrier_timeout_s=20.0)
+    for step in (1, 2):
+        driver.stage(step)
+        driver.tick(0.1)
+    driver.tick(50.0)  # it evaluates: the first such pause is told
+    driver.stage(3)
+    driver.tick(0.1)
+    assert sum("made no step" in one for one in texts(driver)) == 1
+    driver.tick(100.0)
+    assert sum("made no step" in one for one in texts(driver)) == 1
+    driver.tick(60.0)
+    assert sum("made no step" in one for one in texts(driver)) == 2
+
+
+def test_nobody_hangs_while_storage_keeps_them_waiting():
+    driver = running(hang_timeout_s=LIMIT_S)
+    driver.auto = False
+    driver.stage(4, promised=True)
+    driver.send(FlushAsked(ask=driver.ask(), lineage=driver.lineage, rank=0, word=driver.numbers[0]))
+    driver.tick(LIMIT_S * 3)
+    assert driver.core.saves.jobs
+    assert not ended(driver)
+
+
+def test_nobody_hangs_who_has_left():
+    driver = running(hang_timeout_s=LIMIT_S)
+    driver.stage(4)
+    driver.send(TrainerExited(host=HostId("b"), lineage=driver.lineage, rank=1, clean=True, reason="left"))
+    driver.tick(LIMIT_S * 2)
+    assert not ended(driver)
+
+
+def test_a_host_that_does_not_end_it_costs_the_whole_group():
+    driver = running(hang_timeout_s=LIMIT_S)
+    driver.stage(4)
+    driver.word(0, 5)
+    driver.tick(LIMIT_S + 1)
+    driver.tick(11.0)
+    assert driver.core.joins.group is not None
+    assert not driver.core.joins.group.alive
+
+
+def test_the_host_finds_out_where_it_was_and_ends_it_then():
+    host = Host(HostId("b"), "i")
+    hello = Connected(connection=3, pid=77, rank=1, world=2, lineage="1.1.n", trainer="t")
+    host.handle(hello, 0.0)
+    order = EndTrainers(host=HostId("b"), lineage="1.1.n", reason="rank 1 made no step", attempt=1, hanging=(1,))
+    commands = host.handle(order, 1.0)
+    assert [one for one in commands if isinstance(one, Examine | Kill)] == [Examine(connection=3, pid=77)]
+    assert not [one for one in host.handle(order, 2.0) if isinstance(one, Examine | Kill)], "it is being found out"
+    commands = host.handle(Examined(connection=3, stack="train.py, line 7"), 2.0)
+    assert [one.pid for one in commands if isinstance(one, Kill)] == [77]
+    (exited,) = [
+        one.event
+        for one in host.handle(Disconnected(connection=3), 3.0)
+        if isinstance(one, Tell) and isinstance(one.event, TrainerExited)
+    ]
+    assert (exited.hung, exited.ended, exited.clean) == (True, False, False)
+    assert (exited.reason, exited.stack) == ("rank 1 made no step", "train.py, line 7")
+
+
+def test_ranks_that_do_not_hang_are_left_alone():
+    host = Host(HostId("b"), "i")
+    host.handle(Connected(connection=3, pid=77, rank=0, world=2, lineage="1.1.n", trainer="t"), 0.0)
+    order = EndTrainers(host=HostId("b"), lineage="1.1.n", reason="rank 1 made no step", attempt=1, hanging=(1,))
+    assert not [one for one in host.handle(order, 1.0) if isinstance(one, Examine | Kill)]

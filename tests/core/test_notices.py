@@ -1,0 +1,152 @@
+"""Hosts that are announced to go away."""
+
+from __future__ import annotations
+
+import pytest
+
+from raystate.core.messages import EndTrainers, HostDown, HostId, HostLeaving, Proposal, TrainerExited
+from tests.core.driver import Driver, running
+from tests.core.test_deadlines import said
+
+
+def leaving(driver: Driver, host: str, within_s: float | None = 30.0, reason: str = "drained by Ray") -> None:
+    driver.send(HostLeaving(host=HostId(host), within_s=within_s, reason=reason))
+
+
+def proposal(driver: Driver) -> Proposal | None:
+    return driver.advice().proposal
+
+
+def agree(driver: Driver, *, at: int) -> Proposal:
+    """Both ranks are at that step and agree to stop at the proposed one."""
+    asked = proposal(driver)
+    assert asked is not None
+    for rank in range(driver.world):
+        driver.word(rank, at, ack_id=asked.id, ack_ok=True, ack_step=at)
+    confirmed = proposal(driver)
+    assert confirmed is not None
+    assert (confirmed.id, confirmed.kind, confirmed.state) == (asked.id, "stop", "confirmed")
+    return confirmed
+
+
+def test_all_ranks_stop_when_the_node_of_one_goes_away():
+    driver = running()
+    driver.stage(4)
+    leaving(driver, "b")
+    asked = proposal(driver)
+    assert asked is not None
+    assert asked.kind == "stop"
+    assert asked.reason == "the node of rank 1 (host b) goes away: drained by Ray"
+    agree(driver, at=5)
+    assert driver.core.notices.hosts == {"b"}
+
+
+def test_a_host_without_trainers_stops_nobody():
+    driver = running()
+    driver.stage(4)
+    driver.host_up("c")
+    leaving(driver, "c")
+    driver.tick(1.0)
+    assert proposal(driver) is None
+
+
+def test_one_notice_told_many_times_asks_once():
+    driver = running()
+    driver.stage(4)
+    leaving(driver, "b", 30.0)
+    first = proposal(driver)
+    for _ in range(5):
+        driver.tick(1.0)
+        leaving(driver, "b", 30.0)
+    assert proposal(driver) == first
+    said(driver, r"stop asked, within 30\.0 s")
+
+
+def test_the_group_after_is_not_stopped_because_of_the_group_before():
+    """It was asked and died before it could agree; the next one runs elsewhere."""
+    driver = running()
+    driver.seen["b"] = []  # nothing can be proposed: its word is not known
+    leaving(driver, "b")
+    driver.join(["a", "c"], "h")
+    driver.restore()
+    driver.stage(9)
+    driver.tick(1.0)
+    assert proposal(driver) is None
+
+
+def test_a_group_that_runs_there_all_the_same_is_asked_too():
+    driver = running()
+    leaving(driver, "b")
+    driver.join(["a", "b"], "h")
+    driver.restore()
+    driver.stage(9)
+    asked = proposal(driver)
+    assert asked is not None
+    assert asked.kind == "stop"
+
+
+def test_too_late_for_a_common_step_the_newest_in_memory_becomes_durable():
+    """While there is still time to write it."""
+    driver = running()
+    driver.stage(4)
+    leaving(driver, "b", 20.0)
+    driver.tick(10.1)
+    withdrawn = proposal(driver)
+    assert withdrawn is not None
+    assert withdrawn.state == "withdrawn"
+    assert driver.core.journal.published == (4,)
+
+
+def test_agreed_and_too_slow_the_newest_in_memory_becomes_durable():
+    driver = running()
+    driver.stage(4)
+    leaving(driver, "b", 20.0)
+    agree(driver, at=5)
+    driver.tick(10.1)
+    assert driver.core.journal.published == (4,)
+    confirmed = proposal(driver)
+    assert confirmed is not None
+    assert confirmed.state == "confirmed"  # who reaches it in time still stops there
+
+
+def test_who_still_runs_when_the_node_has_to_be_gone_is_ended():
+    driver = running()
+    driver.stage(4)
+    leaving(driver, "b", 20.0)
+    asked = agree(driver, at=5)
+    driver.stage(asked.step, promised=True)
+    driver.out.clear()
+    driver.tick(20.1)
+    assert {one.host for one in driver.out if isinstance(one, EndTrainers)} == {"a", "b"}
+    said(driver, rf"should have stopped at step {asked.step}, and still runs")
+
+
+def test_who_has_left_in_time_is_not_told_off():
+    """They wait for another node, perhaps for long."""
+    driver = running()
+    driver.stage(4)
+    leaving(driver, "b", 20.0)
+    asked = agree(driver, at=5)
+    driver.stage(asked.step, promised=True)
+    for rank, host in enumerate("ab"):
+        driver.send(TrainerExited(host=HostId(host), lineage=driver.lineage, rank=rank, clean=True, reason="left"))
+    driver.out.clear()
+    driver.tick(20.1)
+    assert not [one for one in driver.out if isinstance(one, EndTrainers)]
+    assert driver.core.joins.group is not None
+    assert driver.core.joins.group.alive
+
+
+def test_nobody_says_when():
+    driver = running(barrier_timeout_s=40.0)
+    driver.stage(4)
+    leaving(driver, "b", None)
+    said(driver, r"stop asked, within 40\.0 s")
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_host_that_is_gone_is_not_to_go_away_any_more(gone: bool):
+    driver = running()
+    leaving(driver, "b")
+    driver.send(HostDown(host=HostId("b"), reason="its node is lost", gone=gone))
+    assert driver.core.notices.hosts == (frozenset() if gone else {"b"})
