@@ -90,7 +90,7 @@ class Coordinator:
         self.agreement = Agreement(desk, self.joins, self.journal, self.saves, self.snapshots)
         self.notices = Notices(desk, self.joins, self.agreement)
         self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
-        self.repeats = Repeats(desk, self.joins, self.saves, self.promises)
+        self.repeats = Repeats(desk, self.joins, self.promises)
         self.hangs = Hangs(desk, self.joins, self.saves, self.promises)
         self.deletes = Deletes(desk, self.journal, self.saves)
         self.leaving = Leaving(

@@ -250,9 +250,9 @@ class Leaving:
         step = self.journal.durable_step
         self.desk.log("info", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
         for rank, asks in sorted(self._asks.asks.items()):
-            waiting, errors, _ = self._promises.unfinished(self._left[rank]) if rank in self._left else ([], [], [])
+            waiting, errors, _ = self._promises.unfinished(self._left[rank]) if rank in self._left else ({}, [], [])
             for ask in asks:
-                self.desk.answer(ask, LeaveReply(step=step, errors=(*errors, *waiting)))
+                self.desk.answer(ask, LeaveReply(step=step, errors=(*errors, *dict.fromkeys(waiting.values()))))
         self.desk.out.append(Finish(reason=self._why))
 
     # ---------------------------------------------------------------- time

@@ -27,9 +27,11 @@ class Promises:
         """A rank waits until everything that it was promised is durable, or known to be lost."""
         if self._joins.check(event.ask, event.lineage, event.rank):
             for key, why in event.broken:
-                self._saves.lost(key, f"its copy on {self._joins.where([event.rank])} came to nothing: {why}")
-            self._waiting = [one for one in self._waiting if one[0].ask != event.ask]
-            self._waiting.append((event, self._desk.now_s))
+                self.copy_broke(key, event.rank, why)
+            if all(
+                one.ask != event.ask for one, _ in self._waiting
+            ):  # who asks again, because the answer may be lost, waits no longer
+                self._waiting.append((event, self._desk.now_s))
             self._desk.stir = True
 
     def turn(self) -> None:
@@ -46,15 +48,19 @@ class Promises:
                 left.append((event, since_s))
                 continue
             if waiting:
-                errors += [f"{text} (after {waited_s:.1f} s)" for text in waiting]
-                lost = list(event.promised)
+                errors += [f"{text} (after {waited_s:.1f} s)" for text in dict.fromkeys(waiting.values())]
             mistake = self._saves.mistake
             if mistake is not None and mistake[0] in lost:
                 self._desk.fail([event.ask], "ConfigError", mistake[1], step=mistake[0].step)
                 continue
-            reply = FlushReply(durable_step=self._journal.durable_step, errors=tuple(errors), lost=tuple(lost))
+            durable_step = self._journal.durable_step
+            reply = FlushReply(durable_step=durable_step, errors=tuple(errors), lost=tuple(lost), undecided=tuple(waiting))
             self._desk.answer(event.ask, reply)
         self._waiting = left
+
+    def copy_broke(self, key: SnapshotId, rank: int, why: str) -> None:
+        """A rank could not make its copy of what it had promised: nobody can make it durable."""
+        self._saves.lost(key, f"its copy on {self._joins.where([rank])} came to nothing: {why}")
 
     @property
     def waiting(self) -> int:
@@ -68,20 +74,18 @@ class Promises:
 
     # ---------------------------------------------------------------- what became of them
 
-    def unfinished(self, event: FlushAsked | LeaveAsked) -> tuple[list[str], list[str], list[SnapshotId]]:
-        """(what is still under way, what has failed, the snapshots that have) of what was promised to a rank."""
+    def unfinished(self, event: FlushAsked | LeaveAsked) -> tuple[dict[SnapshotId, str], list[str], list[SnapshotId]]:
+        """(what is still under way, and how far; why others have failed; which these are) of what was promised to a rank."""
         group = self._joins.group
-        if not event.promised:
-            return [], [], []
-        if group is None or not group.heard(event.rank, event.word):
-            return [f"no report yet of what {self._joins.where([event.rank])} has saved"], [], []
-        waiting: list[str] = []
+        if event.promised and (group is None or not group.heard(event.rank, event.word)):
+            return dict.fromkeys(event.promised, f"no report yet of what {self._joins.where([event.rank])} has saved"), [], []
+        waiting: dict[SnapshotId, str] = {}
         errors: list[str] = []
         lost: list[SnapshotId] = []
         for key in event.promised:
             durable, why = self._fate(key)
             if durable is None:
-                waiting.append(why)
+                waiting[key] = why
             elif not durable:
                 errors.append(why if why.startswith("step ") else f"step {key.step}: {why}")
                 lost.append(key)

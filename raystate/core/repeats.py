@@ -10,7 +10,6 @@ from raystate.core.desk import Desk
 from raystate.core.group import Joins
 from raystate.core.messages import AgainAsked, AgainReply, SnapshotId
 from raystate.core.promises import Promises
-from raystate.core.saves import Saves
 
 _REMEMBERED = 256  # ranks ask at the same call: the last one is never far behind
 
@@ -18,10 +17,9 @@ _REMEMBERED = 256  # ranks ask at the same call: the last one is never far behin
 class Repeats:
     """Answers each question once for all ranks."""
 
-    def __init__(self, desk: Desk, joins: Joins, saves: Saves, promises: Promises):
+    def __init__(self, desk: Desk, joins: Joins, promises: Promises):
         self._desk = desk
         self._joins = joins
-        self._saves = saves
         self._promises = promises
         self._told: dict[tuple[SnapshotId, int], bool] = {}  # by what the ranks ask
 
@@ -30,7 +28,7 @@ class Repeats:
         if not self._joins.check(event.ask, event.lineage, event.rank):
             return
         if event.broken:
-            self._saves.lost(event.save, f"its copy on {self._joins.where([event.rank])} came to nothing: {event.broken}")
+            self._promises.copy_broke(event.save, event.rank, event.broken)
         key = (event.save, event.number)
         if key not in self._told:
             if len(self._told) >= _REMEMBERED:

@@ -80,7 +80,8 @@ class FlushReply:
 
     durable_step: int  # newest published step, -1: none
     errors: tuple[str, ...] = ()  # what was promised and is not durable, and why
-    lost: tuple[SnapshotId, ...] = ()  # those snapshots
+    lost: tuple[SnapshotId, ...] = ()  # of those snapshots: these never will be
+    undecided: tuple[SnapshotId, ...] = ()  # of those snapshots: these may still become durable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

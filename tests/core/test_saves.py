@@ -13,6 +13,7 @@ from raystate.core.messages import (
     DeleteAsked,
     Discard,
     Failure,
+    FlushAsked,
     FlushReply,
     HostDown,
     HostId,
@@ -329,6 +330,25 @@ def test_the_first_snapshot_of_unequal_ranks_is_saved_to_find_out_what_differs()
     driver.hold(0, 2, local=7)
     driver.hold(1, 2, local=8)
     assert {one.step for one in driver.take(Write)} == {2}
+
+
+def test_who_waits_again_waits_no_longer_and_is_told_of_each_step():
+    """A trainer repeats its question every few seconds, because the answer may be lost."""
+    driver = running(save_timeout_s=60.0)
+    driver.stage(2, promised=True)
+    driver.auto = False
+    driver.stage(4, promised=True)
+    asked = FlushAsked(
+        ask=driver.ask(), lineage=driver.lineage, rank=0, promised=(driver.key(2), driver.key(4)), word=driver.numbers[0]
+    )
+    for _ in range(4):
+        assert driver.replies(FlushReply) == []
+        driver.send(asked)
+        driver.tick(15.0)
+    reply = driver.replies(FlushReply)[-1]
+    assert (reply.durable_step, reply.lost, reply.undecided) == (2, (), (driver.key(4),))
+    assert "step 4" in reply.errors[0]
+    assert "after 60.0 s" in reply.errors[0]
 
 
 def ask_again(driver: Driver, rank: int, save: SnapshotId, number: int = 0, *, broken: str = "") -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from raystate.core.messages import Answer
+from raystate.core.messages import Answer, Settings
 from tests.sim.coordinators import CoordinatorProc
-from tests.sim.nodes import HostProc, Node, Proc
+from tests.sim.nodes import HEARTBEAT_S, HostProc, Node, Proc
 from tests.sim.truth import Truth
 
 
@@ -18,6 +18,7 @@ class Network(Truth):
     healed: bool
     lossy: float
     random: Callable[[], float]
+    settings: Settings
     coordinators: list[CoordinatorProc]
 
     def at(self, delay_s: float, fn: Any, *args: Any) -> None:
@@ -39,14 +40,24 @@ class Network(Truth):
         chance = self.random()
         return 0.01 + 0.1 * chance if chance < 0.9 or self.healed else 1.2 * chance
 
+    def weaken(self, node: Node) -> None:
+        """What only it holds can't be promised any more."""
+        raise NotImplementedError
+
     def cut(self, node: Node) -> bool:
         return not node.up or node.cut_until_s > self.now_s
 
     def tell(self, actor: HostProc, event: Any) -> None:
         """From a HostActor to the Coordinator."""
-        if self.cut(actor.node):
+        node = actor.node
+        if self.cut(node):
             return
-        for _ in range(self._deliveries()):
+        deliveries = self._deliveries()
+        if deliveries:
+            node.heard_s = self.now_s
+        elif self.now_s + HEARTBEAT_S - node.heard_s >= self.settings.host_timeout_s:
+            self.weaken(node)  # by its next heartbeat it will be held for dead
+        for _ in range(deliveries):
             self.at(self._delay(), self._deliver, event)
 
     def to_coordinator(self, node: Node, event: Any) -> None:

@@ -103,6 +103,7 @@ class Node:
         self.id = HostId(f"h{index}g{generation}")
         self.up = True
         self.cut_until_s = 0.0  # its network is cut until then
+        self.heard_s = 0.0  # when it sent the last message that came through
         self.full_until_s = 0.0  # it has no memory for copies until then
         self.stalled_until_s = 0.0  # transfers to it stand still until then
         self.sets: dict[int, SlotSet] = {}

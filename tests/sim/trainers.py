@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Group:
     """The trainers of one start of the worker group; a step's collective needs all of them."""
 
-    __slots__ = ("acted", "asked", "called", "members", "name", "restored", "rollback", "want")
+    __slots__ = ("acted", "asked", "called", "members", "misled", "name", "restored", "rollback", "want")
 
     def __init__(self, name: str):
         self.name = name
@@ -51,6 +51,7 @@ class Group:
         self.want: int | None = None
         self.rollback = False
         self.asked: set[int] = set()  # ranks that have asked for the restore under way
+        self.misled = False  # a Coordinator that had slept has sent it on: the owner of the run knows nothing of what it stages
 
 
 class TrainerProc(Proc):
@@ -70,6 +71,7 @@ class TrainerProc(Proc):
         "connection",
         "deleting",
         "group",
+        "judge",
         "held",
         "leaving",
         "left",
@@ -121,6 +123,7 @@ class TrainerProc(Proc):
         self.ask: Any = None
         self.choice: RestoreChoice | None = None
         self.chooser: CoordinatorProc | None = None  # that owned the run then; None: one that had slept
+        self.judge: CoordinatorProc | None = None  # that has said whether a promised step is due again
         self.step = 0
         self.stage = "join"
         self.clean = False
@@ -195,12 +198,12 @@ class TrainerProc(Proc):
             self._speak(self.machine.word())
             self._ask_restore()
         elif kind is RestoreChoice:
-            self.choice, self.chooser = reply, self.world.from_current.get(ask)
+            self.choice, self.chooser = reply, self.world.from_current.get((ask, reply.begins))
             assert self.machine is not None
             self.world.choices[reply.begins] = reply
             self.machine.begin(reply.begins, reply.base)
             self._speak(self.machine.word())
-            if ask in self.world.from_current:
+            if self.chooser is not None:
                 self.world.check_choice(self, reply)
             self.world.on(self, 0.1 + 0.4 * self.world.random(), self._restore)
         elif kind is RestoreSettled:
@@ -210,6 +213,7 @@ class TrainerProc(Proc):
         elif kind is FlushReply:
             self._flushed(reply)
         elif kind is AgainReply:
+            self.judge = self.world.judges.get((ask, reply.due))
             self._told_about_again(reply)
         elif kind is LeaveReply:
             self.left = True
@@ -289,6 +293,8 @@ class TrainerProc(Proc):
     def _settled(self, reply: RestoreSettled) -> None:
         assert self.machine is not None
         self.world.check_settled(self, reply.step)
+        current = self.world.current
+        self.group.misled = current is not None and reply.advice[0] < current.core.attempt
         self.machine.settled(ahead=reply.ahead, safe=reply.safe, saving=reply.saving)
         self._speak(self.machine.word())
         self.step = max(0, reply.step)
@@ -447,14 +453,14 @@ class TrainerProc(Proc):
                 raise Violation(
                     f"false loss: rank {self.rank} is told that {key} is lost, and it had been in storage: {reply.errors}"
                 )
-        self._told(f"flush of rank {self.rank}", reply.errors, reply.lost)
+        self._told(f"flush of rank {self.rank}", reply.errors, (*reply.lost, *reply.undecided))
         machine.told(self.asked)
 
-    def _told(self, who: str, errors: tuple[str, ...], lost: tuple[SnapshotId, ...] = ()) -> None:
+    def _told(self, who: str, errors: tuple[str, ...], named: tuple[SnapshotId, ...] = ()) -> None:
         """What was promised before the question is durable, or the answer says which is not."""
         asked = set(self.asked)
-        if not errors or lost:
-            self.world.check_promises(who, [one for one in self.promised if one[0] in asked and one[0] not in lost])
+        if not errors or named:
+            self.world.check_promises(who, [one for one in self.promised if one[0] in asked and one[0] not in named])
         self.world.check_losses(self, errors, self.asked_held)
         self.promised = [one for one in self.promised if one[0] not in asked]
 

@@ -9,6 +9,7 @@ from raystate.core.held import GIVEN_UP
 from raystate.core.messages import (
     NOWHERE,
     Advise,
+    AgainReply,
     Answer,
     Invalidate,
     RestoreChoice,
@@ -36,7 +37,9 @@ class Truth:
 
     def __init__(self, storage: Storage):
         self.storage = storage
-        self.from_current: dict[Any, CoordinatorProc] = {}  # asks whose choice was made by the Coordinator that owned the run then
+        self.from_current: dict[
+            tuple[Any, str], CoordinatorProc
+        ] = {}  # (ask, the lineage that begins): whose choice it is, if an owner's
         self.staged_count: dict[SnapshotId, set[int]] = {}
         self.present = ""  # the line of training that has settled last
         self.parents: dict[str, tuple[Saved, int] | None] = {}  # line -> what it goes on from
@@ -49,7 +52,8 @@ class Truth:
         self.settled: list[tuple[tuple[int, int, str], str, int]] = []  # (by, lineage, step) of the restores that were settled
         self.wants: dict[str, int | None] = {}  # worker group -> the step that its trainers roll back to
         self.floor = -1  # what a recovery may not fall below
-        self.agreed: dict[tuple[SnapshotId, int], bool] = {}  # whether a promised step was due again
+        self.agreed: dict[tuple[SnapshotId, int, Any], bool] = {}  # whether a promised step was due again, by who has said so
+        self.judges: dict[tuple[Any, bool], CoordinatorProc] = {}  # (ask, answer): who has given it first
         self.safe_step = -1  # the newest that was called stable with all its copies: no single loss of a node may take it
         self.safe_lineage = ""
         self.keepers: dict[tuple[SnapshotId, int], set[str]] = {}  # a snapshot's piece of a rank -> nodes that have ever held it
@@ -185,6 +189,8 @@ class Truth:
                 self.floor = -1
         elif kind is Invalidate and self.wants.get(group_of(command.by)) is not None:
             self.floor = self.safe_step = -1  # a rollback gives up what is newer, whoever carries it to its end
+        elif kind is Answer and type(command.reply) is AgainReply:
+            self.judges.setdefault((command.ask, command.reply.due), proc)
         elif kind is Answer and type(command.reply) is RestoreChoice:
             caller = self.callers.get(command.ask)
             if caller is None or caller.machine is None or caller.ask is None or caller.ask.ask != command.ask:
@@ -192,7 +198,7 @@ class Truth:
             if self.choices.get(command.reply.begins) != command.reply:
                 self.choices[command.reply.begins] = command.reply
                 if proc is self.current:
-                    self.from_current[command.ask] = proc
+                    self.from_current[command.ask, command.reply.begins] = proc
 
     def _all_there(self, proc: CoordinatorProc, key: SnapshotId) -> bool:
         """The nodes that hold the snapshot's pieces are neither lost nor cut off."""
@@ -237,7 +243,7 @@ class Truth:
     def all_asked(self, group: Group) -> None:
         """All ranks have asked for a restore: what all of them had staged by then is what it may not fall below."""
         stable = [one.newest_staged for one in group.members]
-        if group.want is None and len(set(stable)) == 1 and stable[0] is not None:
+        if group.want is None and len(set(stable)) == 1 and stable[0] is not None and not group.misled:
             saved, step = stable[0]
             if self.held_by_all(group, saved, step) and not self.is_given_up(saved, step):
                 self.floor = max(self.floor, step)
@@ -277,8 +283,12 @@ class Truth:
                 )
 
     def check_again(self, trainer: TrainerProc, save: SnapshotId, number: int, due: bool) -> None:
-        """A promised step that is saved once more is due again on all ranks, or on none."""
-        if self.agreed.setdefault((save, number), due) != due:
+        """A promised step that is saved once more is due again on all ranks, or on none.
+
+        A Coordinator that begins between their questions does not know what its predecessor has told the others: the step may be
+        incomplete then, and whoever was promised it is told so.
+        """
+        if self.agreed.setdefault((save, number, trainer.judge), due) != due:
             raise Violation(f"same on all ranks: rank {trainer.rank} saves {save} once more: {due}, and another rank did not agree")
 
     def check_promises(self, who: str, promised: Iterable[tuple[SnapshotId, Saved]]) -> None:
