@@ -188,7 +188,12 @@ def _a_restored_step_counts_as_durable() -> Any:
         with self._pipeline.locked() as machine:
             machine._safe = machine.newest
 
-    return _patched((restoring.Restoring, "_settled", settled))
+    asks = trainer.Trainer.question
+
+    def question(self: trainer.Trainer, step: int, *, force: bool) -> Any:
+        return asks(self, step, force=force) if self.again >= 0 else None  # nobody is asked, and nobody waits for it
+
+    return _patched((restoring.Restoring, "_settled", settled), (trainer.Trainer, "question", question))
 
 
 def _earlier_commits_are_forgotten() -> Any:
