@@ -1,5 +1,6 @@
 # Everything runs in .venv, which is made on the first call from nothing but python3, pip and make.
-#   make demo [GCS=1] [ARGS=…]   make test   make test-first   make test-core   make test-timed   make test-all   make check
+#   make demo [GCS=1] [ARGS=…]   make test   make test-first   make test-core   make test-timed   make test-long   make test-all
+#   make check
 #   make docs   make bench [ARGS=--quick]    make format   make clean
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 # one of a single test that takes minutes comes last, beside an idle core.
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-first test-core test-timed test-all check docs bench format clean venv
+.PHONY: demo test test-first test-core test-long test-timed test-all check docs bench format clean venv
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -34,29 +35,29 @@ $(STAMP): | pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python -m jobs.demo $(if $(GCS),--gcs) $(ARGS)
 
-# Fast layers first: what core decides is wrong long before a cluster shows it.
+# Fast layers first: what core decides is wrong long before a cluster shows it. At most twelve minutes on two cores that do nothing else.
 test: test-first
 	$(PYTEST) -n 2 tests/model $(ARGS)
-	$(PYTEST) $(BY_FILE) tests $(addprefix --ignore=,tests/core tests/model $(FIRST) tests/cluster $(TIMED)) $(ARGS)
-	$(PYTEST) $(BY_FILE) -rP tests/cluster $(ARGS)
+	$(PYTEST) $(BY_FILE) -rP tests $(addprefix --ignore=,tests/core tests/model $(FIRST) $(TIMED)) $(ARGS)
+
+# What `make test` leaves out: more deaths of real processes, more programs, more examples on Ray.
+test-long: $(STAMP)
+	$(PYTEST) $(BY_FILE) -rP -m long tests $(ARGS)
 
 # What saving and recovery cost, beside Orbax and plain Ray Train: for a machine that does nothing else.
 test-timed: $(STAMP)
 	$(PYTEST) -rP $(TIMED) $(ARGS)
 
-# Every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other, failing
-# buckets and disks, every program, every crash point, 30,000 sequences of calls, arrays under meshes that are set: about two hours.
+# Both, and every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other, failing
+# buckets and disks, every crash point, 30,000 sequences of calls, arrays under meshes that are set: hours.
 test-all: $(STAMP)
-	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster/test_matrix.py tests/cluster/test_outside.py tests/cluster/test_combinations.py \
-	  tests/cluster/test_isolation.py tests/cluster/test_train_fit.py tests/cluster/test_job_stop.py tests/cluster/test_digits.py \
-	  tests/cluster/test_gcs.py tests/cluster/test_full_disk.py tests/cluster/test_any_sequence.py tests/cluster/test_train_blame.py \
-	  tests/cluster/test_sharing.py tests/cluster/test_seen.py tests/reshard $(ARGS)
-	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) tests/programs $(ARGS)
-	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests/storage tests/damage tests/compat $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests \
+	  $(addprefix --ignore=,tests/core tests/model $(filter-out tests/compat,$(FIRST)) tests/cluster $(TIMED)) $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh auto $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh explicit $(ARGS)
-	$(PYTEST) tests/cluster/test_seen.py --under-mesh auto $(ARGS)
-	$(PYTEST) tests/cluster/test_seen.py --under-mesh explicit $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh auto $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) -n 2 tests/model $(ARGS)
 
 # The simulator keeps both cores busy by itself.

@@ -185,8 +185,10 @@ class Submission:
         return str(self._client.get_job_status(self.id))
 
     def check(self) -> None:
-        if self.status() in ("FAILED", "STOPPED"):
-            raise DemoFailed(f"the job ended with {self.status()}:\n{self.tail()}")
+        status = self.status()
+        if status in ("FAILED", "STOPPED"):
+            why = self._client.get_job_info(self.id).message  # of a job whose driver was lost the log has no reason
+            raise DemoFailed(f"the job ended with {status} ({why}):\n{self.tail()}")
 
     def tail(self, lines: int = 30) -> str:
         return "\n".join(self._client.get_job_logs(self.id).splitlines()[-lines:])

@@ -218,7 +218,7 @@ def _longest_first(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not os.environ.get("RAYSTATE_ALL"):
+    if not os.environ.get("RAYSTATE_ALL") and "long" not in (config.getoption("markexpr") or ""):
         left = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=left)

@@ -26,7 +26,7 @@ def _by_value() -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, SEEDS))])
 def test_any_sequence_of_calls_on_ray(seed: int, ray_cluster: Any, make_run: Any) -> None:
     run = make_run()
     sequences.RaySequence(seed, run.storage, run.run).play()

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import raystate
 
@@ -41,6 +42,7 @@ def test_save_returns_while_the_step_is_still_computing(ray_cluster: Any, make_r
         assert restored.state["x"].tobytes() == value.tobytes()
 
 
+@pytest.mark.long
 def test_steps_of_milliseconds_keep_every_promise(ray_cluster: Any, make_run: Any) -> None:
     """Steps come faster than slots can come back: each that save() called durable is, and the last one too."""
     run = make_run()

@@ -26,6 +26,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.long
 def test_a_damaged_step_is_set_aside(ray_cluster: Any, make_run: Any, caplog: pytest.LogCaptureFixture) -> None:
     run = make_run()
     config = raystate.StateConfig(storage=run.storage, run=run.run, keep_last=None)

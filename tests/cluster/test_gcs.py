@@ -50,6 +50,7 @@ def check_clean(config: raystate.StateConfig) -> None:
     assert run_actors(run_hash(config.storage, config.run)) == []
 
 
+@pytest.mark.long
 def test_a_run_in_a_bucket(ray_cluster: Any, server: GcsServer, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     """The deaths of a trainer and of a HostActor change nothing; every step is whole, and nothing is left over."""
     config = a_config(make_run(), keep_last=None)

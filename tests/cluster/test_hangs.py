@@ -30,6 +30,7 @@ def test_a_hanging_rank_is_ended_and_named(ray_cluster: Any, make_run: Any, tmp_
     assert not recovery.interrupted
 
 
+@pytest.mark.long
 def test_a_run_that_gives_up_tells_where_it_hung(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     run = make_run()
     config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1000, hang_timeout_s=20.0)

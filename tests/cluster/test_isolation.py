@@ -84,6 +84,7 @@ def test_two_runs_of_one_name_beside_each_other(ray_cluster: Any, make_run: Any,
 # ---------------------------------------------------------------- the same storage
 
 
+@pytest.mark.long
 def test_two_submissions_that_race_for_one_storage(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     run = make_run()
     scripts = [Script(ray_cluster.address, namespace, run, tmp_path / f"{i}.log") for i, namespace in enumerate(("", "mine"))]

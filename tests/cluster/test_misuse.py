@@ -89,6 +89,7 @@ def test_unusable_storage(ray_cluster: Any, tmp_path: Path, make_run: Any) -> No
     assert str(blocked) in str(caught.value)
 
 
+@pytest.mark.long
 def test_state_over_the_cap(config: raystate.StateConfig) -> None:
     small = config.replace(host_memory=1 << 20)
     with raystate.StateManager(small) as manager:
@@ -190,6 +191,7 @@ def actor_pid(config: raystate.StateConfig, *, coordinator: bool) -> int:
     return found
 
 
+@pytest.mark.long
 def test_a_host_actor_that_does_not_answer(config: raystate.StateConfig) -> None:
     with raystate.StateManager(config) as manager:
         node = find_hosts(run_hash(config.storage, config.run))[0]
@@ -204,6 +206,7 @@ def test_a_host_actor_that_does_not_answer(config: raystate.StateConfig) -> None
     assert raystate.Reader(config.storage).all_steps() == [2]
 
 
+@pytest.mark.long
 def test_a_coordinator_that_does_not_answer(config: raystate.StateConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_session, "REPLY_MARGIN_S", 1.0)
     with raystate.StateManager(config) as manager:
@@ -230,6 +233,7 @@ def test_a_coordinator_that_does_not_answer(config: raystate.StateConfig, monkey
             wait()
 
 
+@pytest.mark.long
 def test_a_write_that_does_not_end(config: raystate.StateConfig) -> None:
     with raystate.StateManager(config.replace(save_timeout_s=20.0)) as manager:
         manager.restore(_state())
@@ -248,6 +252,7 @@ def train_alone(config: dict[str, Any]) -> None:
         pass
 
 
+@pytest.mark.long
 def test_world_that_is_not_one_jax_job(config: raystate.StateConfig, tmp_path: Path) -> None:
     from ray.train.v2.jax import JaxConfig
 

@@ -94,6 +94,7 @@ def by_hand() -> dict[str, Any]:
     return {name: np.asarray(value) for name, value in state.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turn", strikes.ROUNDS)
 def test_the_script_adopts_raystate_and_survives_its_cluster(turn: int, ray_cluster: Any, tmp_path: Path) -> None:
     """Its whole cluster is killed in some phase of a save, and the same command is given again."""

@@ -74,6 +74,7 @@ def test_a_drained_node_is_left_at_once_and_without_loss(
     check_moved_on(training, result, node, "Ray drains it")
 
 
+@pytest.mark.long
 def test_a_node_whose_processes_get_sigterm_is_left(
     ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]
 ) -> None:

@@ -17,6 +17,7 @@ from raystate.storage import run_hash
 from tests.patience import PATIENCE_S
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_host_that_is_killed_before_the_end_leaves_no_memory(killed: bool, ray_cluster: Any, make_run: Any) -> None:
     run = make_run()

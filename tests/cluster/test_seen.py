@@ -123,6 +123,7 @@ def test_5_a_forced_repeat_is_another_save(ray_cluster: Any, fresh_run: Any) -> 
             assert not manager.save(step, state(5), force=True), "it is durable already"
 
 
+@pytest.mark.long
 def test_6_more_beside_the_arrays_than_ever(ray_cluster: Any, fresh_run: Any) -> None:
     with raystate.StateManager(config_of(fresh_run, save_every_steps=1, keep_last=None)) as manager:
         manager.restore()
@@ -210,6 +211,7 @@ def test_a_reference_that_does_not_fit_gives_nothing_up(ray_cluster: Any, fresh_
     assert raystate.Reader(fresh_run.storage).all_steps() == [2, 5, 7]
 
 
+@pytest.mark.long
 def test_a_mistake_before_there_are_slots(ray_cluster: Any, fresh_run: Any) -> None:
     """The user sees the error: a trainer that says that it has failed is not ended as a survivor of its own failure."""
     with (
@@ -222,6 +224,7 @@ def test_a_mistake_before_there_are_slots(ray_cluster: Any, fresh_run: Any) -> N
     assert stored(fresh_run) == 2.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_16_a_mesh_of_several_devices_is_set(kind: AxisType, ray_cluster: Any, fresh_run: Any) -> None:
     mesh = jax.make_mesh((2,), ("x",), axis_types=(kind,), devices=jax.devices()[:2])
@@ -260,6 +263,7 @@ def test_a_cell_that_is_run_again(ray_cluster: Any, make_run: Any) -> None:
     assert (stored(run), stored(other)) == (2.0, 1.0)
 
 
+@pytest.mark.long
 def test_more_due_steps_than_storage_is_fast(ray_cluster: Any, fresh_run: Any) -> None:
     """The loop goes at storage's pace while that makes progress; where it makes none for seconds, what gave way is named."""
     lost = ""
@@ -288,6 +292,7 @@ def test_what_the_caller_does_with_its_containers_after_a_save(ray_cluster: Any,
     assert stored(fresh_run, 5) == 5.0
 
 
+@pytest.mark.long
 def test_a_rollback_onto_a_damaged_step_costs_no_other(ray_cluster: Any, fresh_run: Any) -> None:
     with raystate.StateManager(config_of(fresh_run, save_every_steps=1, keep_last=None)) as manager:
         manager.restore()
@@ -312,6 +317,7 @@ def test_a_rollback_onto_a_damaged_step_costs_no_other(ray_cluster: Any, fresh_r
         assert restored.step == 3
 
 
+@pytest.mark.long
 def test_a_takeover_within_one_process(ray_cluster: Any, fresh_run: Any) -> None:
     """A notebook whose run has got another name: the manager before is closed, and the kernel lives."""
     first = raystate.StateManager(config_of(fresh_run, save_every_steps=1))
@@ -324,6 +330,7 @@ def test_a_takeover_within_one_process(ray_cluster: Any, fresh_run: Any) -> None
         assert restored.step == 1
 
 
+@pytest.mark.long
 def test_a_coordinator_that_stops_with_an_exception_comes_back(ray_cluster: Any, fresh_run: Any) -> None:
     """Whatever it stumbled over: a new attempt begins with what storage and the hosts say. One that stumbles at once again ends."""
     with raystate.StateManager(config_of(fresh_run, save_every_steps=1)) as manager:

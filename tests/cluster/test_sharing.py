@@ -78,6 +78,7 @@ def killed_script(cluster: Any, run: Any, out: Path, *, steps: int = 5, **more: 
             os.killpg(script.process.pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("forks", [False, True])
 def test_a_killed_script_frees_its_run(forks: bool, ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     """Long before it counts as idle; also when a child that it forked lives on with a copy of all its sockets."""
@@ -89,6 +90,7 @@ def test_a_killed_script_frees_its_run(forks: bool, ray_cluster: Any, make_run: 
             assert (restored.tier, restored.step) == ("memory", newest)
 
 
+@pytest.mark.long
 def test_an_interrupted_script_frees_its_run(ray_cluster: Any, make_run: Any) -> None:
     """It has left on purpose, and is not released: the next one goes on with its snapshots."""
     run = make_run()
@@ -130,6 +132,7 @@ def test_a_live_script_is_named(ray_cluster: Any, make_run: Any, tmp_path: Path)
 # ---------------------------------------------------------------- another configuration
 
 
+@pytest.mark.long
 def test_the_next_job_gets_its_own_configuration(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     """A job that kept one step has died; the next one asks for all, on the Coordinator that has survived."""
     run = make_run()
@@ -173,6 +176,7 @@ def disagrees(config: dict[str, Any]) -> None:
         pass
 
 
+@pytest.mark.long
 def test_the_ranks_of_one_launch_agree(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     config = config_of(make_run(), barrier_timeout_s=20.0)
     with pytest.raises(
@@ -214,6 +218,7 @@ def test_a_second_name_on_one_storage(ray_cluster: Any, make_run: Any, tmp_path:
 # ---------------------------------------------------------------- a Ray of its own
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_script_with_a_ray_of_its_own_is_told_what_that_means(
     own: bool, ray_cluster: Any, make_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,7 @@ def config(ray_cluster: Any, make_run: Any) -> raystate.StateConfig:
     return raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1000, barrier_timeout_s=PATIENCE_S)
 
 
+@pytest.mark.long
 def test_each_death_is_told_as_the_rank_that_died(config: raystate.StateConfig, tmp_path: Path) -> None:
     training = Training(config, tmp_path / "out", steps=40, step_s=0.1, pause_at=10)
     killed = [1, 0]
@@ -154,6 +155,7 @@ def fit_with_callback(train_fn: Any, config: raystate.StateConfig, out: Path) ->
     trainer.fit()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("train_fn", "told", "attempts"),
     [

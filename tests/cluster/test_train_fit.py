@@ -192,6 +192,7 @@ def _interrupted_then_raise_on_rank_1(config: dict[str, Any]) -> None:
     multihost_utils.process_allgather(jax.numpy.int32(1))  # rank 0 waits for rank 1
 
 
+@pytest.mark.long
 def test_gives_up_with_the_users_exception_and_does_not_count_interruptions(place: Place) -> None:
     with pytest.raises(raystate.RunFailedError, match=r"1 failed attempt.*rank 1 raised KeyError") as caught:
         raystate.fit(_interrupted_then_raise_on_rank_1, place.config, max_failures=1, **place.arguments())
@@ -261,6 +262,7 @@ def _interrupted_never(config: dict[str, Any]) -> int:
     return _begin(config).world
 
 
+@pytest.mark.long
 def test_no_room_is_not_waited_for_for_ever(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "1.5")
     arguments = place.arguments()
@@ -290,6 +292,7 @@ def _reads_its_share(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_datasets_and_env_reach_the_workers(place: Place, tmp_path: Path) -> None:
     import ray
 

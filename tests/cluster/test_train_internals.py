@@ -295,6 +295,7 @@ def test_nodes_are_found_and_can_be_named_in_a_selector(ray_cluster: Any) -> Non
         remove_placement_group(group)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [None, 0])
 def test_a_training_function_may_end_with_sys_exit(code: Any) -> None:
     assert launch._entry(lambda: sys.exit(code))().value is None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-SEEDS = 2000 if os.environ.get("RAYSTATE_ALL") else 1000
+SEEDS = 2000 if os.environ.get("RAYSTATE_ALL") else 300
 # Other seeds in every run. What a seed damages is said where it matters, for names and sizes of objects differ from run to run.
 FIRST = int(os.environ["RAYSTATE_SEED"]) * 10_000
 

@@ -117,8 +117,11 @@ def _words(process: psutil.Process) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "strike"),
-    [("flax_digits.py", _script), ("equinox_spirals.py", _script), ("ray_line.py", _worker)],
-    ids=["flax", "equinox", "ray"],
+    [
+        pytest.param("flax_digits.py", _script, id="flax", marks=pytest.mark.long),
+        pytest.param("equinox_spirals.py", _script, id="equinox"),
+        pytest.param("ray_line.py", _worker, id="ray", marks=pytest.mark.long),
+    ],
 )
 def test_ten_lines_are_enough(name: str, strike: Callable[[Program], bool], ray_address: str, tmp_path: Path) -> None:
     program = Program(adopted(name), tmp_path / "adopted", ray_address)

@@ -36,6 +36,7 @@ def test_quickstart_of_ray_with_equal_values(ray_address: str, place: Callable[[
     check([fitted(0, STEPS)] * 2, there.end(2))
 
 
+@pytest.mark.long
 def test_quickstart_of_ray_as_it_stands_is_refused(ray_address: str, place: Callable[[str], Place]) -> None:
     """Soon and once, whatever there is still to do; and the corrected script is not held to the values that were refused."""
     there = place("refused")
@@ -54,5 +55,6 @@ def test_gpt2_of_ray_with_a_dataset(groups: Any) -> None:
     check(*groups(fit_with_callback, "gpt2", ranks=2, devices=1, datasets={"train": dataset()}))
 
 
+@pytest.mark.long
 def test_row5_gemma_on_fsdp_x_tensor(groups: Any) -> None:
     check(*groups(fit, "gemma", ranks=2, devices=2))

@@ -17,7 +17,7 @@ from tests.storage.race import Overwriting, Race
 from tests.storage.stages import ALL, BACKENDS, SEED, Fresh, stage
 
 RACES = {"directory": 10, "memory": 10, "gcs": 3} if ALL else {"directory": 1, "memory": 1, "gcs": 1}
-SAVES = {"directory": 200, "memory": 200, "gcs": 60} if ALL else {"directory": 100, "memory": 100, "gcs": 8}
+SAVES = {"directory": 200, "memory": 200, "gcs": 60} if ALL else {"directory": 40, "memory": 60, "gcs": 8}
 # In how many histories somebody is overtaken, and before how many operations of each.
 OVERTAKEN = (
     {"directory": (5, 1000), "memory": (5, 1000), "gcs": (5, 12)} if ALL else {"directory": (5, 8), "memory": (5, 8), "gcs": (2, 1)}
