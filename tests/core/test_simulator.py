@@ -160,9 +160,10 @@ COPIES_KEPT = (
 def play_with_copies(first: int) -> list[str]:
     """One chunk of seeds: violations with their event logs."""
     for seed in range(first, min(first + CHUNK // 5, COPY_SEEDS)):
-        result = simulate(seed, events=COPY_EVENTS, replicas=1)
-        if not result.ok:
-            return ["\n".join((*result.trace[-60:], result.violation))]
+        for rivals in (False, True) if seed % 4 == 0 else (False,):
+            result = simulate(seed, events=COPY_EVENTS, replicas=1, rivals=rivals)
+            if not result.ok:
+                return ["\n".join((*result.trace[-60:], result.violation))]
     return []
 
 

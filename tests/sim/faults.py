@@ -261,7 +261,7 @@ def stall_copies(world: World) -> None:
         node.stalled_until_s = world.now_s + 3.0 + 10.0 * world.random()
 
 
-# With peer copies: losses come more often, and no Coordinator fights another one.
+# With peer copies: losses come more often, and no Coordinator fights another one but with RIVALS.
 COPY_FAULTS: dict[str, Callable[[World], None]] = {
     "kill_trainer": kill_trainer,
     "kill_at_first_piece": kill_at_first_piece,
@@ -282,4 +282,9 @@ COPY_FAULTS: dict[str, Callable[[World], None]] = {
     "stop": stop,
     "no_room_for_copies": no_room_for_copies,
     "stall_copies": stall_copies,
+}
+
+RIVALS: dict[str, Callable[[World], None]] = {
+    name: FAULTS[name]
+    for name in ("replace_coordinator", "second_coordinator", "sleep_in_append", "sleep_in_publish", "sleep_in_retire", "lose_ack")
 }

@@ -42,6 +42,7 @@ def simulate(
     mutations: Collection[str] = (),
     trace: bool = False,
     replicas: int = 0,
+    rivals: bool = False,
 ) -> Result:
     """Play one schedule.
 
@@ -53,11 +54,12 @@ def simulate(
         mutations: bugs planted into the simulated shells, by name (see `tests.sim.mutations`).
         trace: keep the event log even if nothing is wrong.
         replicas: peer copies; with them there are up to four hosts, and more of them are lost.
+        rivals: with peer copies, Coordinators are replaced while they live, too.
 
     Returns:
         The result; after a violation the schedule is played again to give its event log.
     """
-    world = World(seed, hosts, events, faults, mutations, trace, replicas)
+    world = World(seed, hosts, events, faults, mutations, trace, replicas, rivals)
     violation = ""
     world.start_coordinator(world.dead_first)
     world.at(0.2, world.launch)
@@ -67,7 +69,9 @@ def simulate(
     except Violation as error:
         violation = f"seed {seed}: {error}"
         if not trace:
-            return simulate(seed, hosts=hosts, events=events, faults=faults, mutations=mutations, trace=True, replicas=replicas)
+            return simulate(
+                seed, hosts=hosts, events=events, faults=faults, mutations=mutations, trace=True, replicas=replicas, rivals=rivals
+            )
     lines = tuple(f"{when:8.3f} {name} {args}" for when, name, args in world.trace) if world.tracing else ()
     return Result(
         seed=seed,

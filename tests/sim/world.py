@@ -19,7 +19,7 @@ from raystate.core.messages import (
     StopAsked,
 )
 from tests.sim.coordinators import CoordinatorProc
-from tests.sim.faults import COPY_FAULTS, FAULTS, announce, spring_copy_trap, stand_still
+from tests.sim.faults import COPY_FAULTS, FAULTS, RIVALS, announce, spring_copy_trap, stand_still
 from tests.sim.launcher import Launcher
 from tests.sim.nodes import HostProc, Node, Proc
 from tests.sim.storage import BEFORE, Storage, Violation
@@ -44,8 +44,19 @@ _RUN = Settings(
 class World(Launcher):
     """Everything of one schedule."""
 
-    def __init__(self, seed: int, hosts: int, events: int, faults: int, mutations: Collection[str], tracing: bool, replicas: int):
+    def __init__(
+        self,
+        seed: int,
+        hosts: int,
+        events: int,
+        faults: int,
+        mutations: Collection[str],
+        tracing: bool,
+        replicas: int,
+        rivals: bool,
+    ):
         self.seed = seed
+        self.faults = FAULTS if not replicas else COPY_FAULTS | RIVALS if rivals else COPY_FAULTS
         rng = Random(seed)
         self.rng = rng
         hosts = hosts or rng.choice((1, 2, 2, 3, 3, 3) if not replicas else (1, 2, 2, 3, 3, 4, 4))
@@ -200,8 +211,7 @@ class World(Launcher):
     def plan(self) -> None:
         """Faults come at random times; afterwards all is healed and the run has to finish."""
         span_s = self.events_wanted * 0.08
-        faults = COPY_FAULTS if self.replicas else FAULTS
-        kinds = list(faults)
+        kinds = list(self.faults)
         for _ in range(self.faults_wanted + int(2 * self.random())):
             kind = kinds[int(self.random() * len(kinds))]
             self.at(1.0 + span_s * self.random(), self._fault, kind)
@@ -214,7 +224,7 @@ class World(Launcher):
     def _fault(self, kind: str) -> None:
         if not self.healed:
             self.fault_count += 1
-            (COPY_FAULTS if self.replicas else FAULTS)[kind](self)
+            self.faults[kind](self)
 
     def heal(self) -> None:
         self.healed = True
