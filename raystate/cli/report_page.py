@@ -55,7 +55,7 @@ class Axis:
 def render(report: ReportContent) -> str:
     """The page."""
     history = report.history
-    attempts = [] if history is None else list(reversed(history.attempts.items()))
+    attempts = [] if history is None else list(history.attempts.items())[::-1]
     metrics = report.metrics()
     newest = max((save.past.step for save in report.saves if save.past.fate == "live"), default=None)
     return _template().render(
