@@ -134,7 +134,15 @@ class Copier:
         deadline_s = time.monotonic() + TRANSFER_TIMEOUT_S
         head: PieceHead = self._call(transfer, "piece_head", {})
         transfer.head = head
-        self._arena.put_layout(head.layout)
+        ref = self._arena.put_layout(head.layout)
+        try:
+            if ref != SlotTable.from_bytes(head.table).layout_ref:
+                raise CorruptCheckpointError("its layout is not the one that its table names")
+            self._fetch(number, transfer, head, deadline_s)
+        finally:
+            self._arena.let_go_layout(ref)
+
+    def _fetch(self, number: int, transfer: _Bringing, head: PieceHead, deadline_s: float) -> None:
         held = find_copies(self._arena.sets, transfer.order.rank, data_bytes=head.data_bytes, table_bytes=len(head.table))
         made = held is None
         if held is None:
