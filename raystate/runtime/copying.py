@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
-from raystate.arena import HostArena, Slot, SlotHeader, SlotSet, crc32c
+from raystate.arena import HostArena, Slot, SlotSet, crc32c
 from raystate.arena.copies import find_copies
 from raystate.core.errors import CapacityError, CorruptCheckpointError, RaystateError
 from raystate.core.host_messages import (
@@ -32,6 +32,7 @@ from raystate.core.messages import HostId
 from raystate.core.tree import Layout, SlotTable
 from raystate.runtime.parts import PieceHead
 from raystate.runtime.priority import give_way
+from raystate.runtime.slot_store import header_of
 
 logger = logging.getLogger("raystate.host")
 
@@ -102,7 +103,7 @@ class Copier:
             transfer.fill = command
         elif isinstance(command, CommitCopy):
             assert transfer.slot is not None and transfer.head is not None
-            transfer.slot.commit(_header(transfer.head), transfer.head.table)
+            transfer.slot.commit(header_of(transfer.head.content), transfer.head.table)
         else:
             logger.debug("no copy of step %d: %s", transfer.order.snapshot.step, command.reason)
 
@@ -162,7 +163,7 @@ class Copier:
             if fill is None:
                 return  # it was dropped
             slot = transfer.slot = _open_slot(held, fill.place.slot)
-            slot.check(_header(head), len(head.table))
+            slot.check(header_of(head.content), len(head.table))
             slot.begin()
         self._fill(transfer, slot, head, deadline_s)
         self._feed(CopyFilled(transfer=number, content=head.content))
@@ -195,18 +196,3 @@ def _open_slot(held: SlotSet, number: int) -> Slot:
     """The slot, to be written to: nobody else has it, by the machine's word."""
     info = held.info
     return Slot(held.slots[number].path, index=number, table_bytes=info.table_bytes, data_bytes=info.data_bytes, role="trainer")
-
-
-def _header(head: PieceHead) -> SlotHeader:
-    content = head.content
-    return SlotHeader(
-        lineage=content.lineage,
-        step=content.step,
-        again=content.again,
-        rank=content.rank,
-        world=content.world,
-        layout=content.layout,
-        promised=content.promised,
-        data_bytes=head.data_bytes,
-        local=content.local,
-    )

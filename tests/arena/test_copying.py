@@ -153,30 +153,26 @@ def test_damaged_bytes_are_no_copy_and_are_fetched_again(pair: Pair):
     wait_for(lambda: pair.b.steps() == [1], "the copy")
 
 
-def test_a_source_that_is_lost_in_the_middle_leaves_nothing(pair: Pair):
-    def gone(chunk: np.ndarray) -> np.ndarray:
-        if pair.chunks == 3:
-            raise StepNotFoundError("overwritten")
+def lose_the_source(pair: Pair) -> None:
+    if pair.chunks == 3:
+        raise StepNotFoundError("overwritten")
+
+
+def restore_something_else(pair: Pair) -> None:
+    if pair.chunks == 2:
+        pair.b.loop.invalidate(Invalidate(host=B, lineage="", step=-1, by="1.2.n", attempt=1, seq=1))
+
+
+@pytest.mark.parametrize(("meddle", "chunks"), [(lose_the_source, 3), (restore_something_else, 4)])
+def test_what_comes_to_nothing_in_the_middle_leaves_nothing(pair: Pair, meddle: Callable[[Pair], None], chunks: int):
+    def meddled(chunk: np.ndarray) -> np.ndarray:
+        meddle(pair)
         return chunk
 
     pair.stage(1)
-    pair.meddle = gone
+    pair.meddle = meddled
     pair.b.order()
-    wait_for(lambda: pair.chunks == 3 and pair.b.ended(), "the end of the transfer")
-    assert pair.b.steps() == []
-    assert all(slot.read_header() is None for held in pair.b.arena.sets for slot in held.slots)
-
-
-def test_what_a_restore_gives_up_in_the_middle_is_no_copy(pair: Pair):
-    def give_up(chunk: np.ndarray) -> np.ndarray:
-        if pair.chunks == 2:
-            pair.b.loop.invalidate(Invalidate(host=B, lineage="", step=-1, by="1.2.n", attempt=1, seq=1))
-        return chunk
-
-    pair.stage(1)
-    pair.meddle = give_up
-    pair.b.order()
-    wait_for(lambda: pair.chunks == 4 and pair.b.ended(), "the end of the transfer")
+    wait_for(lambda: pair.chunks == chunks and pair.b.ended(), "the end of the transfer")
     assert pair.b.steps() == []
     assert all(slot.read_header() is None for held in pair.b.arena.sets for slot in held.slots)
 
