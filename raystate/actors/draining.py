@@ -22,15 +22,14 @@ POLL_S = 0.5
 TROUBLE_S = 60.0  # a poll that fails is told at most so often
 
 
-def draining_nodes() -> dict[HostId, float | None]:
-    """Node id -> seconds until Ray takes the node for gone; None: it has no deadline."""
-    now_ms = time.time() * 1000  # Ray's deadlines are of the wall clock
+def draining_nodes() -> dict[HostId, int]:
+    """Node id -> when Ray takes the node for gone, milliseconds since 1970; 0: it has no deadline."""
     found: dict[str, int] = state.get_draining_nodes()
-    return {HostId(node): None if at_ms == 0 else max(0.0, (at_ms - now_ms) / 1000) for node, at_ms in found.items()}
+    return {HostId(node): at_ms for node, at_ms in found.items()}
 
 
 class DrainWatch:
-    """Tells of each node that begins to drain, from a thread, until `ended`.
+    """Tells of each node that begins to drain, or gets another deadline, from a thread, until `ended`.
 
     Args:
         post: takes the news.
@@ -40,7 +39,7 @@ class DrainWatch:
     def __init__(self, post: Callable[[HostLeaving], None], ended: Callable[[], bool]):
         self._post = post
         self._ended = ended
-        self._told: set[HostId] = set()
+        self._told: dict[HostId, int] = {}
         self._trouble_s = float("-inf")
 
     def start(self) -> None:
@@ -58,7 +57,9 @@ class DrainWatch:
 
     def look(self) -> None:
         """Look once."""
-        draining = draining_nodes()
-        for node in draining.keys() - self._told:
-            self._post(HostLeaving(host=node, within_s=draining[node], reason="Ray drains it"))
-        self._told = set(draining)  # one that is not drained any more may be drained again
+        draining, now_ms = draining_nodes(), time.time() * 1000
+        for node, at_ms in draining.items():
+            if self._told.get(node) != at_ms:
+                within_s = max(0.0, (at_ms - now_ms) / 1000) if at_ms else None
+                self._post(HostLeaving(host=node, within_s=within_s, reason="Ray drains it"))
+        self._told = draining  # one that is not drained any more may be drained again

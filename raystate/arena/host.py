@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import os
 import threading
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
@@ -58,7 +59,7 @@ class HostArena:
         self.adopted = False
         self.notes: list[str] = []
         self._lock = lock
-        self._put: set[str] = set()  # layouts, by this host itself
+        self._put: Counter[str] = Counter()  # layouts for slots that this host is filling itself
         self._memory_threshold = memory_threshold
         self._guard = threading.RLock()
 
@@ -240,16 +241,23 @@ class HostArena:
     # ------------------------------------------------------------ layouts
 
     def put_layout(self, data: bytes) -> str:
-        """Keep a layout for slots that this host fills itself; it stays for as long as the arena is open."""
+        """Keep a layout for a slot that this host fills itself; it stays until `let_go_layout`, and then for as long as a slot names it."""
         with self._guard:
-            self._put.add(layouts.layout_name(data))
-            return layouts.put_layout(self.path, data)
+            ref = layouts.put_layout(self.path, data)
+            self._put[ref] += 1
+            return ref
+
+    def let_go_layout(self, ref: str) -> None:
+        """The slot for which a layout was put names it now, or never will."""
+        with self._guard:
+            self._put[ref] -= 1
+            self._put = +self._put
 
     def get_layout(self, ref: str) -> bytes:
         return layouts.get_layout(self.path, ref)
 
     def prune_layouts(self, keep: Collection[str] = ()) -> list[str]:
-        """Remove the layouts that no slot names, that no attached trainer has put, and that this host has not put; returns them.
+        """Remove the layouts that no slot names, that no attached trainer has put, and that this host does not keep; returns them.
 
         Safe at any time. Removing a set does it; do it when a trainer is gone, too.
         """

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from raystate.core.errors import ConfigError
-from raystate.core.own_files import INSTEAD, MARKER, MOST_BYTES, MOST_FILES, too_much
+from raystate.core.own_files import INSTEAD, MOST_BYTES, MOST_FILES, too_much, why_no_name
 
 WAIT_S = 600.0  # for the object's own `save` or `load`
 _FOLDERS = "raystate-item-"
@@ -97,8 +97,8 @@ def _read(item: str, folder: Path) -> dict[str, bytes]:
             raise ConfigError(text, field="items", item=item, path=name)
         if path.is_dir():
             continue
-        if name == MARKER:
-            text = f"item {item!r}: its save() wrote {name!r}, which is Orbax's own name for a file of it: use another name"
+        if why := why_no_name(name):
+            text = f"item {item!r}: its save() wrote {name!r}, which {why}: use another name"
             raise ConfigError(text, field="items", item=item, path=name)
         total += path.stat().st_size
         if len(files) >= MOST_FILES or total > MOST_BYTES:

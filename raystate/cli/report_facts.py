@@ -90,9 +90,17 @@ class ReportContent:
         found: dict[str, list[tuple[int, float]]] = {}
         for save in self.saves:
             for name, value in save.past.metrics.items():
-                if isinstance(value, int | float) and math.isfinite(value):
-                    found.setdefault(str(name), []).append((save.past.step, float(value)))
+                if (number := _finite(value)) is not None:
+                    found.setdefault(str(name), []).append((save.past.step, number))
         return found
+
+
+def _finite(value: object) -> float | None:
+    """What can be drawn; None: it is no number, or none of this size."""
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:  # JSON has integers of any length
+        return None
 
 
 def gather(storage: str, progress: Progress) -> ReportContent:
@@ -138,7 +146,7 @@ def _saves(history: RunHistory | None, ledger: LedgerContent, found: Mapping[int
     told: set[int] = set()
     for past in history.steps if history is not None else ():
         logged = ledger.saves.get(past.save or "")
-        seconds = logged.seconds if logged is not None and math.isfinite(logged.seconds) else None
+        seconds = logged.seconds if logged is not None else None
         here = found.get(past.step)
         if here is not None and here.save in (None, past.save):
             told.add(past.step)  # also one that is retired in the log and still there

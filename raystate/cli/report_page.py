@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,9 +43,9 @@ class Axis:
     def ticks(self) -> list[float]:
         """A few round values."""
         span = self.high - self.low
-        if not span > 0 or not math.isfinite(span):
-            return [self.low]
         rough = span / _TICKS
+        if not sys.float_info.min < rough < math.inf:
+            return [self.low]
         power = 10.0 ** math.floor(math.log10(rough))
         width = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
         first = math.ceil(self.low / width)
@@ -54,6 +55,8 @@ class Axis:
 def render(report: ReportContent) -> str:
     """The page."""
     history = report.history
+    attempts = [] if history is None else list(history.attempts.items())[::-1]
+    metrics = report.metrics()
     newest = max((save.past.step for save in report.saves if save.past.fate == "live"), default=None)
     return _template().render(
         report=report,
@@ -65,12 +68,14 @@ def render(report: ReportContent) -> str:
         aside=[save for save in report.saves if save.past.fate == "set aside"],
         nbytes=sum(save.nbytes or 0 for save in report.saves),
         steps=_steps_drawing(report),
-        metrics=[_metric_drawing(name, points) for name, points in list(report.metrics().items())[:_MOST_METRICS]],
-        metrics_left=max(0, len(report.metrics()) - _MOST_METRICS),
+        metrics=[_metric_drawing(name, points) for name, points in list(metrics.items())[:_MOST_METRICS]],
+        metrics_left=max(0, len(metrics) - _MOST_METRICS),
         rows=list(reversed(report.saves))[:_MOST_ROWS],
         rows_left=max(0, len(report.saves) - _MOST_ROWS),
         recoveries=list(reversed(report.recoveries))[:_MOST_ROWS],
         recoveries_left=max(0, len(report.recoveries) - _MOST_ROWS),
+        attempts=attempts[:_MOST_ROWS],
+        attempts_left=max(0, len(attempts) - _MOST_ROWS),
     )
 
 
@@ -113,6 +118,7 @@ def _steps_drawing(report: ReportContent) -> dict[str, Any] | None:
     span_s = end_s - begin_s
     width_s, unit = _unit(span_s)
     elapsed = Axis(low=0.0, high=span_s / width_s, begin=x.begin, end=x.end)
+    by_attempt = _by_attempt(timed)
     return {
         "width": _WIDTH, "height": _HEIGHT, "left": _LEFT, "right": _WIDTH - _RIGHT, "top": _TOP, "bottom": _HEIGHT - _BOTTOM,
         "lines": [" ".join(line) for line in lines if len(line) > 1],
@@ -123,8 +129,8 @@ def _steps_drawing(report: ReportContent) -> dict[str, Any] | None:
         ],
         "attempts": [
             {"x": x.at(min(times)), "number": number}
-            for number, times in sorted(_by_attempt(timed).items())[-_MOST_ROWS:]
-            if number and len(_by_attempt(timed)) > 1
+            for number, times in sorted(by_attempt.items())[-_MOST_ROWS:]
+            if number and len(by_attempt) > 1
         ],
         "x_ticks": [{"x": elapsed.at(tick), "text": _number(tick)} for tick in elapsed.ticks()],
         "unit": unit,

@@ -6,7 +6,7 @@ it, refuses; then a later step is proposed under a new id.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from raystate.core.desk import Desk
 from raystate.core.group import Group, Joins
@@ -18,6 +18,22 @@ from raystate.core.snapshots import Snapshots
 IDS_PER_ATTEMPT = 1_000_000
 TO_AGREE = 0.5  # of the time until a stop: the rest is for making the step durable, or what is newest in memory
 FIRST_AGAIN_S = 10.0  # between tries to make a run's first durable step
+
+
+@dataclass(slots=True)
+class _Stop:
+    """A stop that was asked for.
+
+    Attributes:
+        agree_until_s: a common step must be agreed on by then.
+        gone_s: then some trainers may be gone.
+        is_late: `agree_until_s` has passed, after an agreement.
+    """
+
+    asked: StopAsked
+    agree_until_s: float
+    gone_s: float
+    is_late: bool = False
 
 
 class Agreement:
@@ -34,10 +50,7 @@ class Agreement:
         self._tries = 0
         self._group: Group | None = None
         self._until_s = 0.0
-        self._stop: StopAsked | None = None
-        self._stop_until_s = 0.0  # a common step must be agreed on
-        self._gone_s = 0.0  # then some trainers may be gone
-        self._is_late = False  # half of that time has passed, after an agreement
+        self._stop: _Stop | None = None
         self._stopping: Group | None = None  # the group that has been asked to stop
         self._last_save_s = 0.0
         self._newest_at_save = -1
@@ -51,15 +64,18 @@ class Agreement:
     def stop_asked(self, event: StopAsked) -> None:
         """Somebody wants the attempt to end: all ranks are to stop at one step. The earliest deadline counts."""
         self._forget_stop_of_others(self.joins.group)
-        until_s = self.desk.now_s + event.within_s
-        if self._stop is None or until_s < self._gone_s:
-            self._stop, self._gone_s, self._is_late = event, until_s, False
-            self._stop_until_s = self.desk.now_s + event.within_s * TO_AGREE
+        now_s, gone_s = self.desk.now_s, self.desk.now_s + event.within_s
+        if self._stop is None or gone_s < self._stop.gone_s:
+            agree_until_s = now_s + event.within_s * TO_AGREE
+            if self._stop is not None:
+                agree_until_s = min(agree_until_s, self._stop.agree_until_s)
+            self._stop = _Stop(event, agree_until_s, gone_s)
             self.desk.log("info", f"stop asked, within {event.within_s:.1f} s: {event.reason}")
             self.desk.stir = True
 
     def _forget_stop_of_others(self, group: Group | None) -> None:
-        if self._stop is not None and self._stop.group and group is not None and group.nonce != self._stop.group:
+        stop = self._stop
+        if stop is not None and stop.asked.group and group is not None and group.nonce != stop.asked.group:
             self._stop = None
 
     def take_last_stable_wanted(self) -> bool:
@@ -76,7 +92,7 @@ class Agreement:
         if group is None or not group.alive:
             if proposal is not None and proposal.state == "proposed":
                 self._end(proposal, "the group has ended")
-            if self._stop is not None and group is not None and (self._stopping is group or self._stop.group):
+            if self._stop is not None and group is not None and (self._stopping is group or self._stop.asked.group):
                 self._stop = None  # the group that was to stop is gone
             return
         if self._group is not group:
@@ -89,7 +105,7 @@ class Agreement:
             self._release_waiting(group)
         if proposal is None or proposal.state == "withdrawn":
             if self._stop is not None:
-                self._propose(group, "stop", self._stop.reason, self._stop_until_s)
+                self._propose(group, "stop", self._stop.asked.reason, self._stop.agree_until_s)
             return
         if group.world is None:
             return
@@ -203,33 +219,33 @@ class Agreement:
 
     # ---------------------------------------------------------------- time
 
-    def _stop_is_late(self, stop: StopAsked, proposal: Proposal | None) -> None:
+    def _stop_is_late(self, stop: _Stop, proposal: Proposal | None) -> None:
         """Half of the time has passed: what is newest in memory becomes durable, unless the common step is there. At its end, who has
         agreed to stop and still runs is ended: the others wait for it."""
         group = self.joins.group
         agreed = proposal is not None and proposal.kind == "stop" and proposal.state == "confirmed"
         if not agreed or group is None:
             if proposal is not None and proposal.state == "proposed":
-                self._end(proposal, f"{self._unanswered(proposal)} in time: {stop.reason}")
+                self._end(proposal, f"{self._unanswered(proposal)} in time: {stop.asked.reason}")
             self._last_stable_wanted = True
             self._stop = None
             self.desk.stir = True
             return
         assert proposal is not None
-        if not self._is_late and any(seen.newest_step < proposal.step for seen in group.seen.values()):
+        if not stop.is_late and any(seen.newest_step < proposal.step for seen in group.seen.values()):
             self._last_stable_wanted = True
             self.desk.stir = True
-        self._is_late = True
-        if self.desk.now_s >= self._gone_s:
+        stop.is_late = True
+        if self.desk.now_s >= stop.gone_s:
             self._stop = None
             if len(group.left) < (group.world or 0):
-                why = f"it should have stopped at step {proposal.step}, and still runs when it has to be gone: {stop.reason}"
+                why = f"it should have stopped at step {proposal.step}, and still runs when it has to be gone: {stop.asked.reason}"
                 self.joins.end(why)
 
     def tick(self) -> None:
         """Withdraw what was not answered in time, and propose a save when one is due by time."""
         proposal, now_s = self.snapshots.proposal, self.desk.now_s
-        if self._stop is not None and now_s >= self._stop_until_s:
+        if self._stop is not None and now_s >= self._stop.agree_until_s:
             self._stop_is_late(self._stop, proposal)
         elif proposal is not None and proposal.state == "proposed" and now_s >= self._until_s:
             self._end(proposal, f"{self._unanswered(proposal)} within {self.desk.settings.barrier_timeout_s:.1f} s")
@@ -241,9 +257,7 @@ class Agreement:
             return
         if self.desk.settings.save_when_idle and self._is_saving(group):
             return
-        if group.newest > self._newest_at_save or group.newest < 0:
-            if group.newest < 0:
-                return
+        if group.newest > self._newest_at_save:
             self._last_save_s = now_s
             self._newest_at_save = group.newest
             self._tries = 0

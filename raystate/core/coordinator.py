@@ -330,6 +330,7 @@ class Coordinator:
     def _tick(self, _: Tick) -> None:
         self._give_up_waiting()
         self.joins.tick()
+        self.notices.tick()
         self.hangs.tick()
         self.journal.tick()
         self.snapshots.tick()

@@ -294,7 +294,6 @@ class Tick:
 
 Event = (
     Claimed | HostUp | HostDown | HostLeaving | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
-    | AgainAsked
-    | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | Invalidated | Written | Packaged | Appended | PublishDone | RetireDone
-    | AttemptDead | Tick
+    | AgainAsked | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | Invalidated | Written | Packaged | Appended | PublishDone
+    | RetireDone | AttemptDead | Tick
 )  # fmt: skip

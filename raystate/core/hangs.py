@@ -44,15 +44,17 @@ class Hangs:
             return
         if group.world is None or len(group.seen) < group.world:
             return
+        last = min(seen.newest_step for seen in group.seen.values())
         end_s = self._desk.settings.hang_timeout_s
-        limit_s = self._unusual_s(group) if end_s is None else end_s
+        limit_s = self._unusual_s(last) if end_s is None else end_s
         if not group.decided:  # it may be restoring still; of an adopted one nobody knows
             limit_s = max(limit_s, self._desk.settings.restore_timeout_s)
-        hanging = self._hanging(group, limit_s)
-        if not hanging:
+        stills_s = self._stills_s(group)
+        hanging = tuple(rank for rank, seen in sorted(group.seen.items()) if seen.newest_step == last)
+        still_s = min(stills_s[rank] for rank in hanging)
+        if still_s < limit_s:
             self._told, self._ending_s = (), None
             return
-        still_s = min(self._still_s(group, rank) for rank in hanging)
         text = self._text(group, hanging, still_s)
         if hanging != self._told:
             self._told = hanging
@@ -64,22 +66,28 @@ class Hangs:
         """Whether a rank waits for an answer that is not the other ranks' to give: a flush waits for their pieces, or for storage."""
         return bool(self._saves.jobs) or len(self._desk.open_asks) > self._promises.waiting
 
-    def _unusual_s(self, group: Group) -> float:
-        """A pause that is worth a line: some scripts evaluate for minutes, and some steps take as long."""
-        last = min(seen.newest_step for seen in group.seen.values())
+    def _unusual_s(self, last: int) -> float:
+        """A pause that is worth a line: some scripts evaluate for minutes, and some steps take as long.
+
+        Args:
+            last: the newest step that all ranks have made.
+        """
         if last != self._last:
             if self._last >= 0:
                 self._longest_s = max(self._longest_s, self._desk.now_s - self._last_s)
             self._last, self._last_s = last, self._desk.now_s
         return max(self._desk.settings.barrier_timeout_s, UNUSUAL * self._longest_s)
 
-    def _still_s(self, group: Group, rank: int) -> float:
-        return self._desk.now_s - max(self._since_s, group.moved_s.get(rank, group.first_s))
-
-    def _hanging(self, group: Group, limit_s: float) -> tuple[int, ...]:
-        last = min(seen.newest_step for seen in group.seen.values())
-        behind = [rank for rank, seen in sorted(group.seen.items()) if seen.newest_step == last]
-        return tuple(behind) if all(self._still_s(group, rank) >= limit_s for rank in behind) else ()
+    def _stills_s(self, group: Group) -> dict[int, float]:
+        """Rank -> how long it has made no step, by its host's last report. What trainers do whose host is down nobody sees: they stand
+        still as long as all the others do, who would wait for them."""
+        seen: dict[int, float] = {}
+        for rank in group.seen:
+            view = self._joins.memory.hosts[group.hosts[rank]]
+            if view.up and view.reported_s is not None:
+                seen[rank] = view.reported_s - max(self._since_s, group.moved_s[rank])
+        unseen = dict.fromkeys(group.seen, min(seen.values(), default=0.0))
+        return unseen | seen
 
     def _text(self, group: Group, hanging: tuple[int, ...], still_s: float) -> str:
         last = group.seen[hanging[0]].newest_step

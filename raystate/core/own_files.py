@@ -8,8 +8,25 @@ from raystate.core.errors import ConfigError
 
 MOST_FILES = 1_000  # of one item
 MOST_BYTES = 16 << 20  # of one item: they are kept in host memory with every snapshot, and in the step's package
+MOST_NAME_BYTES = 500  # of one file's name below the item: an object store has 1024 for all of it
 MARKER = "commit_success.txt"  # Orbax's own file in an item's folder
 INSTEAD = "Give large values as an item of arrays, or what the object must remember by get_state() and set_state(state)"
+
+
+def why_no_name(name: str) -> str:
+    """Why no storage keeps a file of this name below the item's folder; "": each does.
+
+    A step is committed before its files are published, so a name that a bucket refuses would hold the run up for ever.
+    """
+    if name == MARKER:
+        return "is Orbax's own name for a file of it"
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "is no text in UTF-8"
+    if not name.isprintable():
+        return "has a character that cannot be printed"
+    return f"has {size} bytes, and {MOST_NAME_BYTES} are possible" if size > MOST_NAME_BYTES else ""
 
 
 def common_files(item: str, by_rank: Mapping[int, Mapping[str, bytes]]) -> dict[str, bytes]:

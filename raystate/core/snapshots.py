@@ -9,7 +9,7 @@ from __future__ import annotations
 from raystate.core.copying import Copying
 from raystate.core.desk import Desk, named
 from raystate.core.discards import Discards
-from raystate.core.group import RESEND_S, Joins
+from raystate.core.group import RESEND_S, Group, Joins
 from raystate.core.journal import Journal
 from raystate.core.laggards import Laggards
 from raystate.core.memory import HostView, Memory, Snap
@@ -321,16 +321,8 @@ class Snapshots:
         group = self.joins.group
         if self.gathering or (group is None and self._content is None and not self._forced):
             return
-        if group is not None and group.lineage != self._lineage:
-            self._follow()
         if group is not None:
-            if self.copying.has_changed():
-                for snap in [snap for snap in self.memory.snaps.values() if snap.complete]:
-                    self._completed(snap)
-            self.copying.turn()
-        if group is not None and not group.decided and group.world is not None and len(group.seen) == group.world:
-            if all(seen.newest_step >= 0 for seen in group.seen.values()):
-                group.decide()
+            self._look_at(group)
         journal, base = self.journal, self.memory.base
         lineage = "" if group is None else group.lineage
         decided = group is not None and (group.decided or self.stable != NOWHERE or (base is not None and base.by == lineage))
@@ -366,6 +358,18 @@ class Snapshots:
                 )
             view.told(self.seq, self.desk.now_s)
             self.desk.out.append(Advise(host=view.host, advice=advice))
+
+    def _look_at(self, group: Group) -> None:
+        """What the present group's snapshots have become."""
+        if group.lineage != self._lineage:
+            self._follow()
+        if self.copying.has_changed():
+            for snap in [snap for snap in self.memory.snaps.values() if snap.complete]:
+                self._completed(snap)
+        self.copying.turn()
+        if not group.decided and group.world is not None and len(group.seen) == group.world:
+            if all(seen.newest_step >= 0 for seen in group.seen.values()):
+                group.decide()
 
     # ---------------------------------------------------------------- time
 

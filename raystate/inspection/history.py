@@ -75,21 +75,30 @@ def read_history(storage: Storage, *, on_entry: Callable[[int, int], None] = _ig
     Raises:
         StorageError: storage failed. ConfigError: a newer raystate wrote the log.
     """
-    count = max((number_of(info.name) for info in storage.list(LOG)), default=0)
-    if not count:
+    numbers = sorted(number for info in storage.list(LOG) if (number := number_of(info.name)))
+    if not numbers:
         return None
     damaged: list[tuple[str, str]] = []
     entries: list[WrittenEntry] = []
     with ThreadPoolExecutor(READERS, thread_name_prefix="raystate-history") as pool:
-        for done, found in enumerate(pool.map(functools.partial(_entry, RunLog(storage)), range(1, count + 1)), 1):
-            if isinstance(found, WrittenEntry):
-                entries.append(found)
+        found = pool.map(functools.partial(_entry, RunLog(storage)), numbers)
+        for done, (before, number, one) in enumerate(zip([0, *numbers], numbers, found, strict=False), 1):
+            damaged += _missing(before + 1, number - 1)
+            if isinstance(one, WrittenEntry):
+                entries.append(one)
             else:
-                damaged.append((log_name(done), found))
-            on_entry(done, count)
+                damaged.append((log_name(number), one))
+            on_entry(done, len(numbers))
     run = entries[-1].run if entries else ""
     attempts = {one.attempt: one.reason for one in entries if one.kind == "claim"}
-    return RunHistory(run=run, entries=count, attempts=attempts, steps=_steps(entries), damaged=tuple(damaged))
+    return RunHistory(run=run, entries=len(numbers), attempts=attempts, steps=_steps(entries), damaged=tuple(damaged))
+
+
+def _missing(first: int, last: int) -> list[tuple[str, str]]:
+    """What is wrong where a log should have these entries and has none: one line, also of a gap that a stray name makes."""
+    if first > last:
+        return []
+    return [(log_name(first), "is missing" if first == last else f"is missing, and all up to entry {last}")]
 
 
 def _entry(log: RunLog, seq: int) -> WrittenEntry | str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
-from raystate.arena import HostArena, Slot, SlotHeader, SlotSet, crc32c
+from raystate.arena import HostArena, Slot, SlotSet, crc32c
 from raystate.arena.copies import find_copies
 from raystate.core.errors import CapacityError, CorruptCheckpointError, RaystateError
 from raystate.core.host_messages import (
@@ -32,6 +32,7 @@ from raystate.core.messages import HostId
 from raystate.core.tree import Layout, SlotTable
 from raystate.runtime.parts import PieceHead
 from raystate.runtime.priority import give_way
+from raystate.runtime.slot_store import header_of
 
 logger = logging.getLogger("raystate.host")
 
@@ -102,7 +103,7 @@ class Copier:
             transfer.fill = command
         elif isinstance(command, CommitCopy):
             assert transfer.slot is not None and transfer.head is not None
-            transfer.slot.commit(_header(transfer.head), transfer.head.table)
+            transfer.slot.commit(header_of(transfer.head.content), transfer.head.table)
         else:
             logger.debug("no copy of step %d: %s", transfer.order.snapshot.step, command.reason)
 
@@ -134,7 +135,15 @@ class Copier:
         deadline_s = time.monotonic() + TRANSFER_TIMEOUT_S
         head: PieceHead = self._call(transfer, "piece_head", {})
         transfer.head = head
-        self._arena.put_layout(head.layout)
+        ref = self._arena.put_layout(head.layout)
+        try:
+            if ref != SlotTable.from_bytes(head.table).layout_ref:
+                raise CorruptCheckpointError("its layout is not the one that its table names")
+            self._fetch(number, transfer, head, deadline_s)
+        finally:
+            self._arena.let_go_layout(ref)
+
+    def _fetch(self, number: int, transfer: _Bringing, head: PieceHead, deadline_s: float) -> None:
         held = find_copies(self._arena.sets, transfer.order.rank, data_bytes=head.data_bytes, table_bytes=len(head.table))
         made = held is None
         if held is None:
@@ -154,7 +163,7 @@ class Copier:
             if fill is None:
                 return  # it was dropped
             slot = transfer.slot = _open_slot(held, fill.place.slot)
-            slot.check(_header(head), len(head.table))
+            slot.check(header_of(head.content), len(head.table))
             slot.begin()
         self._fill(transfer, slot, head, deadline_s)
         self._feed(CopyFilled(transfer=number, content=head.content))
@@ -187,18 +196,3 @@ def _open_slot(held: SlotSet, number: int) -> Slot:
     """The slot, to be written to: nobody else has it, by the machine's word."""
     info = held.info
     return Slot(held.slots[number].path, index=number, table_bytes=info.table_bytes, data_bytes=info.data_bytes, role="trainer")
-
-
-def _header(head: PieceHead) -> SlotHeader:
-    content = head.content
-    return SlotHeader(
-        lineage=content.lineage,
-        step=content.step,
-        again=content.again,
-        rank=content.rank,
-        world=content.world,
-        layout=content.layout,
-        promised=content.promised,
-        data_bytes=head.data_bytes,
-        local=content.local,
-    )

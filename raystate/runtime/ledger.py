@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import re
 import threading
 import time
@@ -252,21 +253,30 @@ def _read(storage: Storage, names: list[str]) -> LedgerContent:
             try:
                 raw = json.loads(data)
                 if raw["kind"] == "recovery":
-                    recoveries.append((float(raw.get("time_s", 0.0)), _made(LoggedRecovery, raw)))
+                    recoveries.append((_finite(raw.get("time_s", 0.0)), _made(LoggedRecovery, raw)))
                 elif raw["kind"] == "save":
                     save = _made(LoggedSave, raw)
                     saves[save.save] = save
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                 logger.warning("%s can't be read and is left out: %s", name, error)
                 damaged.append(name)
     return LedgerContent(recoveries=tuple(recoveries), saves=saves, damaged=tuple(damaged))
 
 
 def _made(kind: type[_Noted], raw: Mapping[str, Any]) -> _Noted:
-    """Raises KeyError, ValueError: it is not what was written."""
+    """Raises KeyError, ValueError, OverflowError: it is not what was written."""
     made = kind(**{one.name: raw[one.name] for one in dataclasses.fields(kind)})
     for one in dataclasses.fields(kind):
-        wanted = _TYPES[str(one.type)]
-        if not isinstance(getattr(made, one.name), wanted) or isinstance(getattr(made, one.name), bool):
+        value, wanted = getattr(made, one.name), _TYPES[str(one.type)]
+        if not isinstance(value, wanted) or isinstance(value, bool):
             raise ValueError(f"{one.name} is no {one.type}")
+        if one.type == "float":
+            _finite(value)
     return made
+
+
+def _finite(value: float) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no number of seconds")
+    return number

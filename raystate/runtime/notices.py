@@ -23,7 +23,8 @@ PREEMPTION_S = 30.0  # from the notice to the end
 SIGTERM_S = 20.0  # nobody says when SIGKILL follows: Kubernetes waits 30 s, minus what has passed before its signal came here
 HELD_S = 60.0  # the server answers after so long although nothing has changed
 ANSWER_S = HELD_S + 10.0
-AGAIN_S = 1.0  # news are told again so often: each may get lost; a server that does not answer is asked again
+AGAIN_S = 1.0  # news are told again so often: each may get lost. The server is asked so often at most, whatever it answers
+OVERDUE_S = 30.0  # after its end a node that is still there is not told of any more: somebody was wrong
 
 Tell = Callable[[float, str], None]
 """Takes (seconds until the end, who says so)."""
@@ -37,7 +38,7 @@ def on_gce() -> bool:
 
 
 class Notice:
-    """The end of this node, told until `close`.
+    """The end of this node, told until then.
 
     Args:
         tell: called from a thread, again and again: what it sends may get lost.
@@ -47,7 +48,6 @@ class Notice:
     def __init__(self, tell: Tell, *, metadata_url: str | None = None):
         self._tell = tell
         self._url = metadata_url or (GCE_METADATA_URL if on_gce() else None)
-        self._lock = threading.Lock()
         self._until_s: float | None = None
         self._why = ""
         self._noticed = threading.Event()
@@ -71,22 +71,34 @@ class Notice:
             self._noticed.set()
 
     def _repeat(self) -> None:
-        self._noticed.wait()
-        while not self._closed and self._until_s is not None:
-            self._tell(max(0.0, self._until_s - time.monotonic()), self._why)
+        while self._noticed.wait() and not self._closed:
+            left_s = (self._until_s or 0.0) - time.monotonic()
+            if left_s < -OVERDUE_S:
+                self._noticed.clear()
+                self._until_s = None
+                logger.warning("this node was to go away %.0f s ago, and is still there: %s", -left_s, self._why)
+                continue
+            try:
+                self._tell(max(0.0, left_s), self._why)
+            except Exception as error:  # Ray's head is out of reach, say
+                logger.warning("that this node goes away could not be told: %s: %s", type(error).__name__, error)
             time.sleep(AGAIN_S)
 
     def _watch(self, url: str) -> None:
-        tag = "0"
+        tag, is_quiet = "0", True
         while not self._closed and not self._noticed.is_set():
             try:
                 tag, value = ask(url, PREEMPTED, tag)
             except (OSError, http.client.HTTPException, ValueError) as error:
-                logger.debug("the metadata server at %s does not answer: %s", url, error)
-                time.sleep(AGAIN_S)
-                continue
-            if value == "TRUE":
-                self.notice(PREEMPTION_S, "its cloud preempts it")
+                log = logger.warning if is_quiet else logger.debug  # once; it may come to itself
+                log("the metadata server at %s does not say whether this node is preempted: %s", url, error)
+                is_quiet = False
+            else:
+                is_quiet = True
+                if value == "TRUE":
+                    self.notice(PREEMPTION_S, "its cloud preempts it")
+                    return
+            time.sleep(AGAIN_S)
 
 
 def ask(url: str, path: str, tag: str) -> tuple[str, str]:
@@ -105,7 +117,9 @@ def ask(url: str, path: str, tag: str) -> tuple[str, str]:
         reply = connection.getresponse()
         value = reply.read(64).decode(errors="replace").strip()
         if reply.status != http.HTTPStatus.OK:
-            raise ValueError(f"HTTP {reply.status}: {value}")
+            raise ValueError(f"HTTP {reply.status}")
+        if value not in ("TRUE", "FALSE"):
+            raise ValueError(f"it answers {value!r}, neither TRUE nor FALSE")
         return reply.headers.get("ETag", "0"), value
     finally:
         connection.close()

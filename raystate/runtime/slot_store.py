@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from pathlib import Path
 
-from raystate.arena import HostArena, Slot, SlotSet
+from raystate.arena import HostArena, Slot, SlotHeader, SlotSet
 from raystate.arena.files import read_json, write_json
 from raystate.core.errors import RaystateError
 from raystate.core.host_messages import Empty, HostMemory, Place, SetFound, SetRead, Speak, Unlocked
@@ -129,6 +129,21 @@ class SlotStore:
 
 def _contents(held: SlotSet) -> tuple[Staged | None, ...]:
     return tuple(staged_in(slot) for slot in held.slots)
+
+
+def header_of(content: Staged) -> SlotHeader:
+    """The header of a slot that holds this: what `staged_in` reads."""
+    return SlotHeader(
+        lineage=content.lineage,
+        step=content.step,
+        again=content.again,
+        rank=content.rank,
+        world=content.world,
+        layout=content.layout,
+        promised=content.promised,
+        data_bytes=content.nbytes,
+        local=content.local,
+    )
 
 
 def staged_in(slot: Slot) -> Staged | None:

@@ -26,6 +26,7 @@ class Metadata(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Reply)
         self.changed = threading.Condition()
         self.value, self.tag, self.down = "FALSE", 1, False
+        self.holds = True  # the answer until there is news
         self.asked: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
 
     @property
@@ -53,7 +54,7 @@ class _Reply(http.server.BaseHTTPRequestHandler):
             self.send_error(503 if server.down else 403)
             return
         with server.changed:
-            if given.get("wait_for_change") == "true":
+            if server.holds and given.get("wait_for_change") == "true":
                 server.changed.wait_for(lambda: str(server.tag) != given.get("last_etag"), float(given["timeout_sec"]))
             value, tag = server.value.encode(), str(server.tag)
         self.send_response(200)
@@ -134,3 +135,95 @@ def test_the_first_notice_counts(told: queue.SimpleQueue[tuple[float, str]], mon
     finally:
         signal.signal(signal.SIGUSR1, before)
         notice.close()
+
+
+class Sleeps:
+    """The module's clock: who sleeps is seen, and waits for the test."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.asked: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self.on = threading.Semaphore(0)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.asked.put(seconds)
+        self.on.acquire(timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("value", ["FALSE", "<html>a portal</html>"])
+def test_a_server_that_answers_at_once_is_not_asked_without_end(metadata: Metadata, monkeypatch: pytest.MonkeyPatch, value: str):
+    sleeps = Sleeps()
+    monkeypatch.setattr(notices, "time", sleeps)
+    metadata.holds = False
+    metadata.value = value
+    notice = Notice(lambda *_: None, metadata_url=metadata.url)
+    notice.start()
+    try:
+        for _ in range(3):
+            assert sleeps.asked.get(timeout=PATIENCE_S) == notices.AGAIN_S
+            sleeps.on.release()
+    finally:
+        notice.close()
+        sleeps.on.release()
+
+
+def test_a_server_that_says_nothing_of_use_is_named_once(
+    metadata: Metadata, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(notices, "AGAIN_S", 0.01)
+    metadata.value = "<html>a portal</html>"
+    metadata.holds = False
+    notice = Notice(lambda *_: None, metadata_url=metadata.url)
+    notice.start()
+    try:
+        for _ in range(3):
+            metadata.asked.get(timeout=PATIENCE_S)
+    finally:
+        notice.close()
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len(warnings) == 1 and metadata.url in warnings[0] and "neither TRUE nor FALSE" in warnings[0]
+
+
+def test_news_that_cannot_be_told_are_told_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(notices, "on_gce", lambda: False)
+    monkeypatch.setattr(notices, "AGAIN_S", 0.01)
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def tell(within_s: float, why: str) -> None:
+        told.put(why)
+        raise RuntimeError("Ray's head is away")
+
+    notice = Notice(tell)
+    notice.start()
+    notice.notice(20.0, "its processes got SIGTERM")
+    try:
+        for _ in range(3):
+            assert told.get(timeout=PATIENCE_S) == "its processes got SIGTERM"
+    finally:
+        notice.close()
+
+
+def test_a_node_that_outlives_its_end_is_not_told_of_any_more(monkeypatch: pytest.MonkeyPatch):
+    sleeps = Sleeps()
+    monkeypatch.setattr(notices, "on_gce", lambda: False)
+    monkeypatch.setattr(notices, "time", sleeps)
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(notices.logger, "warning", lambda text, *_: said.put(text))
+    told: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
+    notice = Notice(lambda within_s, why: told.put((within_s, why)))
+    notice.start()
+    try:
+        notice.notice(20.0, "a signal by mistake")
+        assert told.get(timeout=PATIENCE_S) == (20.0, "a signal by mistake")
+        sleeps.asked.get(timeout=PATIENCE_S)
+        sleeps.now_s += 20.0 + notices.OVERDUE_S + 1.0
+        sleeps.on.release()
+        assert "still there" in said.get(timeout=PATIENCE_S)
+        notice.notice(30.0, "its cloud preempts it")
+        assert told.get(timeout=PATIENCE_S) == (30.0, "its cloud preempts it")
+    finally:
+        notice.close()
+        sleeps.on.release()

@@ -13,7 +13,7 @@ import pytest
 from raystate.arena import HostArena, SlotHeader, TrainerArena, crc32c
 from raystate.arena.layouts import put_layout
 from raystate.core.errors import CapacityError, StepNotFoundError
-from raystate.core.messages import Copy, Event, HostId, HostReported, Invalidate, TrainerWord
+from raystate.core.messages import Advice, Copy, Event, HostId, HostReported, Invalidate, TrainerWord
 from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, SlotTable, TreeSpec
 from raystate.core.words import trainer_word_to_json
 from raystate.runtime import copying
@@ -91,13 +91,13 @@ class Pair:
         self.chunks += 1
         return self.meddle(answer)
 
-    def stage(self, step: int) -> None:
+    def stage(self, step: int, leaf: str = "w") -> None:
         """The trainer puts a snapshot into its next slot."""
         array = ArraySpec(shape=(SIZE,), dtype="uint8", chunk=(SIZE,))
-        tree = TreeSpec(item="state", leaves=(LeafSpec(path=("w",), kind="array", array=array),))
+        tree = TreeSpec(item="state", leaves=(LeafSpec(path=(leaf,), kind="array", array=array),))
         whole = Piece(tree=0, leaf=0, start=(0,), shape=(SIZE,), offset=0, nbytes=SIZE, owned=True)
         ref = put_layout(self.a.arena.path, Layout(trees=(tree,), pieces=(whole,)).to_bytes(), slot_set=self.trainer.path)
-        slot = self.trainer.slots[step - 1]
+        slot = self.trainer.slots[(step - 1) % 3]
         slot.begin()
         slot.data_mut[:SIZE] = self.bytes
         header = SlotHeader(lineage=LINE, step=step, rank=0, world=1, layout="l", promised=False, data_bytes=SIZE)
@@ -153,30 +153,26 @@ def test_damaged_bytes_are_no_copy_and_are_fetched_again(pair: Pair):
     wait_for(lambda: pair.b.steps() == [1], "the copy")
 
 
-def test_a_source_that_is_lost_in_the_middle_leaves_nothing(pair: Pair):
-    def gone(chunk: np.ndarray) -> np.ndarray:
-        if pair.chunks == 3:
-            raise StepNotFoundError("overwritten")
+def lose_the_source(pair: Pair) -> None:
+    if pair.chunks == 3:
+        raise StepNotFoundError("overwritten")
+
+
+def restore_something_else(pair: Pair) -> None:
+    if pair.chunks == 2:
+        pair.b.loop.invalidate(Invalidate(host=B, lineage="", step=-1, by="1.2.n", attempt=1, seq=1))
+
+
+@pytest.mark.parametrize(("meddle", "chunks"), [(lose_the_source, 3), (restore_something_else, 4)])
+def test_what_comes_to_nothing_in_the_middle_leaves_nothing(pair: Pair, meddle: Callable[[Pair], None], chunks: int):
+    def meddled(chunk: np.ndarray) -> np.ndarray:
+        meddle(pair)
         return chunk
 
     pair.stage(1)
-    pair.meddle = gone
+    pair.meddle = meddled
     pair.b.order()
-    wait_for(lambda: pair.chunks == 3 and pair.b.ended(), "the end of the transfer")
-    assert pair.b.steps() == []
-    assert all(slot.read_header() is None for held in pair.b.arena.sets for slot in held.slots)
-
-
-def test_what_a_restore_gives_up_in_the_middle_is_no_copy(pair: Pair):
-    def give_up(chunk: np.ndarray) -> np.ndarray:
-        if pair.chunks == 2:
-            pair.b.loop.invalidate(Invalidate(host=B, lineage="", step=-1, by="1.2.n", attempt=1, seq=1))
-        return chunk
-
-    pair.stage(1)
-    pair.meddle = give_up
-    pair.b.order()
-    wait_for(lambda: pair.chunks == 4 and pair.b.ended(), "the end of the transfer")
+    wait_for(lambda: pair.chunks == chunks and pair.b.ended(), "the end of the transfer")
     assert pair.b.steps() == []
     assert all(slot.read_header() is None for held in pair.b.arena.sets for slot in held.slots)
 
@@ -190,6 +186,18 @@ def test_copies_lie_in_slots_that_no_trainer_gets(pair: Pair):
     assert held.info.copies_of == 0
     other = pair.b.arena.allot(trainer="t2", data_bytes=SIZE, table_bytes=4096)
     assert other.index != held.index
+
+
+def test_layouts_of_copies_go_with_them(pair: Pair):
+    """A state that grows has another one with each step."""
+    for step in range(1, 7):
+        pair.stage(step, leaf=f"w{step}")
+        pair.b.order(step, seq=step)
+        wait_for(lambda step=step: step in pair.b.steps() and pair.b.ended(), f"the copy of step {step}")
+        advice = Advice(attempt=1, seq=step, lineage=LINE, decided=True, stable=(step, 0), durable_step=-1)
+        pair.b.loop.advise(advice)
+    pair.b.arena.prune_layouts()
+    assert len(list((pair.b.arena.path / "layouts").iterdir())) <= 3, "one for each slot"
 
 
 def test_room_for_copies_is_asked_for_at_the_start_and_missed_later(tmp_path: Path):

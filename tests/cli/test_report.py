@@ -16,9 +16,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 import raystate
-from raystate.cli.report_facts import measure_goodput
-from raystate.cli.report_page import Axis
-from raystate.inspection.history import PastStep, read_history
+from raystate.cli.report_facts import ReportContent, ReportedSave, measure_goodput
+from raystate.cli.report_page import Axis, render
+from raystate.inspection.history import PastStep, RunHistory, read_history
 from raystate.runtime.ledger import EVENTS, LoggedRecovery, read_ledger
 from raystate.storage import open_storage
 from tests.cli.transfers import raystate_command
@@ -277,3 +277,59 @@ def test_axes_have_a_few_round_ticks(low: float, high: float) -> None:
     axis = Axis(low=low, high=high, begin=70.0, end=900.0)
     assert 1 <= len(axis.ticks()) <= 8
     assert all(70.0 <= axis.at(tick) <= 900.0 for tick in axis.ticks())
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 5e-324), (0.0, 2e-323), (-1.7e308, 1.7e308), (1e16, 1e16 + 2), (math.nan, math.nan), (0.0, math.inf)]
+)
+def test_axes_of_values_that_no_chart_is_made_for(low: float, high: float) -> None:
+    axis = Axis(low=low, high=high, begin=70.0, end=900.0)
+    assert len(axis.ticks()) <= 8
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "-" + "9" * 4000, "NaN", "Infinity", '"much"', "[1]"])
+def test_metrics_that_are_no_numbers_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    for step in (1, 2):
+        raystate.save(tmp_path / "run" / str(step), {"w": np.ones(2)}, metrics={"loss": 1.0, "fine": step})
+        (tmp_path / "run" / str(step) / "metrics" / "metrics").write_text(f'{{"loss": {value}, "fine": {step}}}')
+    page = report(capsys, tmp_path / "run", tmp_path / "page.html")
+    assert "fine" in page.text and "loss" not in page.text
+
+
+EVENT = {"kind": "recovery", "time_s": 5.0, "attempt": 1, "group": "g", "cause": "c", "step": 1, "tier": "memory"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        '"seconds": NaN, "steps_repeated": 0',
+        '"seconds": Infinity, "steps_repeated": 0',
+        f'"seconds": 1{"0" * 400}, "steps_repeated": 0',
+        f'"seconds": 1, "steps_repeated": 0, "time_s": 1{"0" * 400}',
+        '"seconds": 1, "steps_repeated": 0, "time_s": NaN',
+        '"seconds": 1, "steps_repeated": 0, "time_s": null',
+    ],
+)
+def test_a_ledger_of_impossible_numbers_is_damaged(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str
+) -> None:
+    (run / EVENTS / "000001-0002.json").write_text(f"{json.dumps(EVENT)[:-1]}, {more}}}")
+    page = report(capsys, run, tmp_path / "page.html", code=1)
+    assert "000001-0002.json can't be read" in page.text and len(page.of_class("band")) == 1
+
+
+def test_a_stray_number_in_the_log_is_one_problem(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = sorted((run / ".raystate/log").iterdir())
+    shutil.copy(entries[0], entries[0].with_name("999999999999.json"))
+    page = report(capsys, run, tmp_path / "page.html", code=1)
+    assert sorted(steps_of(page)) == [2, 4, 6, 8, 10, 12]
+    assert "000999999999998" not in page.text and "999999999999.json" in page.text
+    assert len([one for one in page.text.splitlines() if "is missing" in one or "are missing" in one]) == 1
+
+
+def test_of_very_many_attempts_the_newest_are_shown() -> None:
+    steps = tuple(past(number, float(number), attempt=number) for number in range(1, 401))
+    history = RunHistory(run="lm", entries=800, attempts=dict.fromkeys(range(1, 401), "why"), steps=steps, damaged=())
+    page = Page(render(ReportContent(url="x", history=history, saves=tuple(ReportedSave(past=one) for one in steps))))
+    assert [row[0] for row in page.rows if len(row) == 2] == ["attempt", *map(str, range(400, 100, -1))]
+    assert page.text.count("100 earlier ones are not shown") == 2, "attempts and durable steps"

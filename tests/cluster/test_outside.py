@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import runpy
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import raystate
 from raystate.storage import run_hash
 from tests.cluster import strikes
 from tests.cluster.training import kill_family
+from tests.diffs import apply_hunk, hunks_of
 from tests.patience import PATIENCE_S
 
 REPO = Path(__file__).parents[2]
@@ -27,29 +27,11 @@ SCRIPT = Path(__file__).with_name("outside_script.py")
 CONFIG = 'import sys, raystate\nconfig = raystate.StateConfig(storage=sys.argv[1], run="outside", save_every_steps=5)\n'
 
 
-def readme_diff() -> list[list[str]]:
-    """The hunks of README's diff: groups of lines between empty ones."""
-    (text,) = re.findall(r"```diff\n(.*?)```", (REPO / "README.md").read_text(), re.DOTALL)
-    return [hunk.splitlines() for hunk in text.strip("\n").split("\n\n")]
-
-
-def applied(source: str, hunk: list[str]) -> str:
-    old = [line[1:] for line in hunk if line[:1] in (" ", "-")]
-    new = [line[1:] for line in hunk if line[:1] in (" ", "+")]
-    lines = source.splitlines()
-    # The last statement of a script may stand under `if __name__ == "__main__":`.
-    for indent in ("", "    "):
-        wanted = [f"{indent}{line}" for line in old]
-        for start in range(len(lines)):
-            if lines[start : start + len(old)] == wanted:
-                return "\n".join([*lines[:start], *(f"{indent}{line}" for line in new), *lines[start + len(old) :], ""])
-    raise AssertionError(f"README's diff doesn't fit: {hunk}")
-
-
 def adopted() -> str:
     source = SCRIPT.read_text()
-    for hunk in readme_diff():
-        source = applied(source, hunk)
+    for hunk in hunks_of(REPO / "README.md"):
+        # The last statement of a script may stand under `if __name__ == "__main__":`.
+        source = apply_hunk(source, hunk, indents=("", "    "))
     head, _, rest = source.partition("import jax\n")
     return f"{head}{CONFIG}import jax\n{rest}"
 

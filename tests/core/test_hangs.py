@@ -5,7 +5,7 @@ from __future__ import annotations
 from raystate.core.host import Host
 from raystate.core.host_messages import Connected, Disconnected, Examine, Examined, Kill, Tell
 from raystate.core.messages import EndTrainers, FlushAsked, HostId, Log, TrainerExited
-from tests.core.driver import Driver, running
+from tests.core.driver import AB, Driver, running
 
 LIMIT_S = 30.0
 
@@ -16,6 +16,14 @@ def ended(driver: Driver) -> list[EndTrainers]:
     return found
 
 
+def later(driver: Driver, seconds: float) -> None:
+    """Time passes in which both hosts go on reporting."""
+    driver.now_s += seconds
+    for host in AB:
+        driver.report(host)
+    driver.tick()
+
+
 def texts(driver: Driver) -> list[str]:
     return [one.text for one in driver.out if isinstance(one, Log)]
 
@@ -24,9 +32,9 @@ def test_the_rank_that_the_others_wait_for_is_ended_alone():
     driver = running(hang_timeout_s=LIMIT_S)
     driver.stage(4)
     driver.word(0, 5)
-    driver.tick(LIMIT_S - 1)
+    later(driver, LIMIT_S - 1)
     assert not ended(driver)
-    driver.tick(1.5)
+    later(driver, 1.5)
     (order,) = ended(driver)
     assert (order.host, order.hanging) == ("b", (1,))
     assert order.reason == "rank 1 (host b) made no step for 30 s after step 4, and the others wait"
@@ -39,7 +47,7 @@ def test_the_rank_that_the_others_wait_for_is_ended_alone():
 def test_where_all_are_level_all_are_meant():
     driver = running(hang_timeout_s=LIMIT_S)
     driver.stage(4)
-    driver.tick(LIMIT_S + 1)
+    later(driver, LIMIT_S + 1)
     assert {(one.host, one.hanging) for one in ended(driver)} == {("a", (0,)), ("b", (1,))}
 
 
@@ -48,15 +56,15 @@ def test_without_a_limit_it_is_named_once():
     driver.stage(4)
     driver.word(0, 5)
     for _ in range(3):
-        driver.tick(21.0)
+        later(driver, 21.0)
     assert [one for one in texts(driver) if "made no step" in one] == [
         "rank 1 (host b) made no step for 21 s after step 4, and the others wait"
     ]
     driver.word(1, 5)
     driver.stage(6)
-    driver.tick(0.1)
+    later(driver, 0.1)
     driver.out.clear()
-    driver.tick(200.0)
+    later(driver, 200.0)
     assert any("made no step" in one for one in texts(driver)), "another time"
     assert not ended(driver)
 
@@ -65,14 +73,14 @@ def test_a_script_that_pauses_as_long_as_before_is_nothing_new():
     driver = running(barrier_timeout_s=20.0)
     for step in (1, 2):
         driver.stage(step)
-        driver.tick(0.1)
-    driver.tick(50.0)  # it evaluates: the first such pause is told
+        later(driver, 0.1)
+    later(driver, 50.0)  # it evaluates: the first such pause is told
     driver.stage(3)
-    driver.tick(0.1)
+    later(driver, 0.1)
     assert sum("made no step" in one for one in texts(driver)) == 1
-    driver.tick(100.0)
+    later(driver, 100.0)
     assert sum("made no step" in one for one in texts(driver)) == 1
-    driver.tick(60.0)
+    later(driver, 60.0)
     assert sum("made no step" in one for one in texts(driver)) == 2
 
 
@@ -81,7 +89,7 @@ def test_nobody_hangs_while_storage_keeps_them_waiting():
     driver.auto = False
     driver.stage(4, promised=True)
     driver.send(FlushAsked(ask=driver.ask(), lineage=driver.lineage, rank=0, word=driver.numbers[0]))
-    driver.tick(LIMIT_S * 3)
+    later(driver, LIMIT_S * 3)
     assert driver.core.saves.jobs
     assert not ended(driver)
 
@@ -90,7 +98,7 @@ def test_nobody_hangs_who_has_left():
     driver = running(hang_timeout_s=LIMIT_S)
     driver.stage(4)
     driver.send(TrainerExited(host=HostId("b"), lineage=driver.lineage, rank=1, clean=True, reason="left"))
-    driver.tick(LIMIT_S * 2)
+    later(driver, LIMIT_S * 2)
     assert not ended(driver)
 
 
@@ -98,8 +106,8 @@ def test_a_host_that_does_not_end_it_costs_the_whole_group():
     driver = running(hang_timeout_s=LIMIT_S)
     driver.stage(4)
     driver.word(0, 5)
-    driver.tick(LIMIT_S + 1)
-    driver.tick(11.0)
+    later(driver, LIMIT_S + 1)
+    later(driver, 11.0)
     assert driver.core.joins.group is not None
     assert not driver.core.joins.group.alive
 
@@ -128,3 +136,31 @@ def test_ranks_that_do_not_hang_are_left_alone():
     host.handle(Connected(connection=3, pid=77, rank=0, world=2, lineage="1.1.n", trainer="t"), 0.0)
     order = EndTrainers(host=HostId("b"), lineage="1.1.n", reason="rank 1 made no step", attempt=1, hanging=(1,))
     assert not [one for one in host.handle(order, 1.0) if isinstance(one, Examine | Kill)]
+
+
+def test_who_cannot_be_seen_does_not_hang():
+    """Its HostActor is dead or starved, or this Coordinator has slept: nobody knows whether the trainer makes steps."""
+    driver = running(hang_timeout_s=LIMIT_S)
+    driver.stage(4)
+    driver.word(0, 5)
+    driver.tick(LIMIT_S / 2)
+    driver.report("a")
+    driver.tick(LIMIT_S * 3)
+    assert not ended(driver)
+    driver.word(1, 90)
+    driver.word(0, 90)
+    driver.tick(LIMIT_S - 1)
+    assert not ended(driver)
+    later(driver, 2.0)
+    assert {one.hanging for one in ended(driver)} == {(0,), (1,)}, "they are seen, and stand still"
+
+
+def test_who_cannot_be_seen_hangs_where_the_others_wait_for_it():
+    driver = running(hang_timeout_s=LIMIT_S, host_timeout_s=10.0)
+    driver.stage(4)
+    driver.word(0, 5)
+    for _ in range(4):
+        driver.now_s += 9.0
+        driver.report("a")
+        driver.tick()
+    assert {one.hanging for one in ended(driver)} == {(1,)}

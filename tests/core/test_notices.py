@@ -150,3 +150,56 @@ def test_a_host_that_is_gone_is_not_to_go_away_any_more(gone: bool):
     leaving(driver, "b")
     driver.send(HostDown(host=HostId("b"), reason="its node is lost", gone=gone))
     assert driver.core.notices.hosts == (frozenset() if gone else {"b"})
+
+
+def test_the_earliest_end_counts_also_for_those_who_were_asked_before():
+    """Ray drains it without a deadline, then the cloud says when."""
+    driver = running(barrier_timeout_s=600.0)
+    driver.stage(4)
+    leaving(driver, "b", None)
+    agree(driver, at=5)
+    driver.tick(1.0)
+    leaving(driver, "b", 20.0, "its cloud preempts it")
+    said(driver, r"stop asked, within 20\.0 s: .* its cloud preempts it")
+    driver.out.clear()
+    driver.tick(20.1)
+    assert {one.host for one in driver.out if isinstance(one, EndTrainers)} == {"a", "b"}
+
+
+def test_the_same_end_told_a_little_earlier_is_no_news():
+    driver = running()
+    driver.stage(4)
+    leaving(driver, "b", 30.0)
+    driver.out.clear()
+    driver.tick(1.0)
+    leaving(driver, "b", 28.9)
+    assert not [one for one in driver.out if getattr(one, "text", "").startswith("stop asked")]
+
+
+def test_a_host_that_outlives_its_end_is_as_good_as_any_other():
+    """Somebody has sent SIGTERM to one process, or a drain was called off."""
+    driver = running()
+    driver.stage(4)
+    leaving(driver, "b", 20.0)
+    agree(driver, at=5)
+    driver.tick(30.0)
+    driver.join(["a", "b"], "h")
+    driver.restore()
+    driver.stage(9)
+    leaving(driver, "b", 0.0)
+    asked = proposal(driver)
+    assert asked is None or asked.state != "proposed", "nobody is asked to stop by an end that is past"
+    driver.tick(60.0)
+    said(driver, "host b was to go away 60 s ago, and is still there: drained by Ray")
+    assert driver.core.notices.hosts == frozenset()
+    leaving(driver, "b", 20.0)
+    asked = proposal(driver)
+    assert asked is not None and asked.kind == "stop", "the next notice counts"
+
+
+def test_notices_of_hosts_of_others_are_forgotten():
+    driver = running()
+    for number in range(100):
+        leaving(driver, f"other{number}", 30.0)
+    driver.tick(91.0)
+    assert driver.core.notices.hosts == frozenset()

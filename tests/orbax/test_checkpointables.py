@@ -160,6 +160,12 @@ def test_row11_two_processes_that_write_one_file_differently_are_told():
     run(script, ranks=2)
 
 
+def _nest(folder: Any, depth: int) -> Path:
+    inner = Path(folder, *["d" * 99] * depth)
+    inner.mkdir(parents=True)
+    return inner / "f"
+
+
 @pytest.mark.parametrize(
     ("write", "told"),
     [
@@ -168,8 +174,11 @@ def test_row11_two_processes_that_write_one_file_differently_are_told():
         (lambda folder: os.symlink("/etc/passwd", folder / "link"), "'link'.*neither a file nor a folder"),
         (lambda folder: os.mkfifo(folder / "pipe"), "'pipe'.*neither a file nor a folder"),
         (lambda folder: (folder / "commit_success.txt").touch(), "Orbax's own name"),
+        (lambda folder: (folder / "a\nb").touch(), r"'a\\nb', which has a character that cannot be printed"),
+        (lambda folder: (folder / os.fsdecode(b"\xff")).touch(), r"'\\udcff', which is no text in UTF-8"),
+        (lambda folder: _nest(folder, 6).touch(), "has 601 bytes, and 500 are possible"),
     ],
-    ids=["bytes", "files", "link", "pipe", "marker"],
+    ids=["bytes", "files", "link", "pipe", "marker", "newline", "no text", "long"],
 )
 def test_row11_what_a_step_cannot_keep_is_refused_in_save(tmp_path: Path, write: Any, told: str):
     with pytest.raises(ConfigError, match=f"(?s)item 'own'.*{told}"):

@@ -17,6 +17,7 @@ import raystate
 from raystate.runtime.ledger import read_recoveries
 from raystate.storage import open_storage
 from tests.cluster.training import kill_all, kill_family, wait_for
+from tests.diffs import apply_hunk, hunks_of
 from tests.patience import PATIENCE_S
 
 REPO = Path(__file__).parents[2]
@@ -28,31 +29,16 @@ TRIES = 4  # with twice the steps each, where a program had ended before it coul
 
 
 def hunks(program: str) -> list[list[str]]:
-    """Of the program's diff: groups of lines between empty ones."""
-    (text,) = re.findall(rf"`tests/programs/originals/{program}`.*?```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)[:1]
-    return [hunk.splitlines() for hunk in text.strip("\n").split("\n\n")]
+    return hunks_of(PAGE, after=f"`tests/programs/originals/{program}`")
 
 
 def adopted(program: str) -> str:
-    """The program with its diff. A context line need only begin as the program's."""
-    lines = (ORIGINALS / program).read_text().splitlines()
-    changed = 0
+    """The program with its diff."""
+    source = (ORIGINALS / program).read_text()
     for hunk in hunks(program):
-        old = [line for line in hunk if line[0] in " -"]
-        (start,) = [start for start in range(len(lines)) if len(lines) - start >= len(old) and all(map(_fits, old, lines[start:]))]
-        kept = iter(lines[start : start + len(old)])
-        new: list[str] = []
-        for line in hunk:
-            theirs = next(kept) if line[0] in " -" else line[1:]
-            new += [theirs] * (line[0] in " +")
-            changed += line[0] in "+-"
-        lines[start : start + len(old)] = new
-    assert changed <= MOST_LINES
-    return "\n".join([*lines, ""])
-
-
-def _fits(line: str, theirs: str) -> bool:
-    return theirs == line[1:] if line[0] == "-" else theirs.startswith(line[1:])
+        source = apply_hunk(source, hunk)
+    assert sum(line[0] in "+-" for hunk in hunks(program) for line in hunk) <= MOST_LINES
+    return source
 
 
 class Program:
