@@ -161,6 +161,10 @@ class Snap:
         self._total += by
         self._promised += by * piece.promised
 
+    def holders(self) -> dict[int, tuple[HostId, ...]]:
+        """rank -> the hosts that hold its piece."""
+        return {rank: tuple(sorted(self.pieces[rank])) for rank in sorted(self.pieces)}
+
     def homes(self, preferred: dict[int, HostId]) -> dict[int, HostId]:
         """rank -> a host that holds its piece; the rank's own host if that has it."""
         homes: dict[int, HostId] = {}

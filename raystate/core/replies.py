@@ -33,7 +33,10 @@ class JoinReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreChoice:
-    """Every rank begins the lineage `begins`, restores exactly this, then reports with RestoreTried."""
+    """Every rank begins the lineage `begins`, restores exactly this, then reports with RestoreTried.
+
+    With another number of ranks than the snapshot has, each takes what it needs of all of them.
+    """
 
     tier: Tier
     step: int  # -1 with tier "none"
@@ -41,7 +44,8 @@ class RestoreChoice:
     save: str | None = None  # storage: the package; None for a step of stock Orbax
     lineage: str = ""  # memory: whose slots
     again: int = 0
-    hosts: tuple[tuple[int, HostId], ...] = ()  # memory: old rank -> host that holds its piece
+    holders: tuple[tuple[int, tuple[HostId, ...]], ...] = ()  # memory: rank of the snapshot -> the hosts that hold its piece
+    stored: bool = False  # memory: the same snapshot is durable, too
     reason: str = ""
     set_aside: tuple[tuple[int, str], ...] = ()
 

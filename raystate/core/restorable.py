@@ -120,7 +120,8 @@ class Restorable:
                 begins=group.lineage,
                 lineage=snap.lineage,
                 again=snap.id.again,
-                hosts=tuple(snap.homes(group.hosts).items()),
+                holders=tuple(snap.holders().items()),
+                stored=snap.step in self.stored() and self._is_stored(snap),
                 reason=f"step {snap.step} is complete in memory (lineage {snap.lineage}); newest durable step: "
                 f"{self._journal.durable_step}",
                 set_aside=self.damaged,

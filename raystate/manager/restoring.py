@@ -145,7 +145,7 @@ class Restoring:
         fault_points.reached("restoring")
         session = self._session
         if choice.tier == "memory":
-            snapshot = MemorySnapshot(session, choice)
+            snapshot = MemorySnapshot(session, choice, lambda: open_step(self._storage, choice.step))
             try:
                 content = content_from_memory(snapshot, choice)
                 return content.restore(
