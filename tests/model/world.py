@@ -251,6 +251,7 @@ class ModelLink:
 
     def call_hosts(self, calls: Sequence[HostCall], timeout_s: float) -> Iterator[tuple[int, Any]]:
         del timeout_s
+        self.world.called()
         for index in self.world.rng.sample(range(len(calls)), len(calls)):
             self._alive()
             self.rest()
@@ -393,6 +394,7 @@ class World:
         self.events: list[tuple[float, Callable[[], None]]] = []  # of the world's own, such as a crash
         self.playing: list[Rank] = []
         self.found: list[str] = []  # what nobody may do
+        self.called: Callable[[], None] = lambda: None  # before a rank calls hosts for pieces of snapshots
         self.served: list[tuple[HostId, int, int]] = []  # (host, rank, array bytes) of each call for a piece of a snapshot
         self.crashed = False  # a rank was killed: its launcher starts the group again
         self.published: Callable[[int], None] = lambda step: None

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -25,6 +26,7 @@ from raystate.manager.memory import MemorySnapshot, content_from_memory
 from raystate.restored import ReadOptions, Restored
 from raystate.runtime.host_loop import HostLoop
 from raystate.runtime.link import HostCall, Unreachable
+from raystate.runtime.parts import PieceBoxes
 from raystate.storage import open_storage
 from tests.cluster.training import wait_for
 
@@ -61,6 +63,7 @@ class Nodes:
         self.world = len(shares)
         self.loops: dict[HostId, HostLoop] = {}
         self.silent: set[HostId] = set()
+        self.given: Counter[HostId] = Counter()  # array bytes
         self._lock = threading.Lock()
         self._listener = Listener(str(root / "nodes"), "AF_UNIX", backlog=64, authkey=KEY)
         for rank in range(self.world):
@@ -150,6 +153,9 @@ class Nodes:
                     answer = getattr(loop.serving, method)(**kwargs)
                 except RaystateError as error:
                     answer = error
+            if isinstance(answer, PieceBoxes):
+                with self._lock:
+                    self.given[host] += answer.data.nbytes
             connection.send(answer)
 
     def close(self) -> None:

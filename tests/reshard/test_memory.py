@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from raystate.core.messages import HostId
 from raystate.core.tree import Layout
 from tests.reshard.cases import Case, Leaf, Spec, publish
 from tests.reshard.conftest import ALL, TOPOLOGIES
@@ -94,6 +95,26 @@ def test_a_part_is_asked_of_another_node_when_one_does_not_have_it_intact(jobs: 
         assert shares == [{"memory": ARRAYS * SIZE // 2, "peer": ARRAYS * SIZE // 2, "storage": 0, "needed": ARRAYS * SIZE}] * 2
     finally:
         nodes.close()
+
+
+@pytest.mark.parametrize("trouble", ["damaged", "silent"])
+def test_a_node_that_fails_is_replaced_by_another_holder(jobs: Any, folder: Path, trouble: str) -> None:
+    """Three nodes, each with a copy of its neighbour's. The third needs what two others have, one of which gives nothing."""
+    case = square([["x", "y"], []], [[], []], [3, 2], [3, 2])
+    nodes = hold(case, jobs[3, 2], folder, copies=True)
+    try:
+        if trouble == "damaged":
+            damage(nodes, "node0", rank=0)
+        else:
+            nodes.silent.add(HostId("node0"))
+        shares = jobs[3, 2].reshard(case, nodes.order())
+    finally:
+        nodes.close()
+    third = ARRAYS * SIZE // 3
+    own = 1 if trouble == "damaged" else 2  # the first node has rank 0's part damaged, and rank 2's intact
+    assert [share["memory"] for share in shares] == [own * third, 2 * third, 2 * third]
+    assert all(share["memory"] + share["peer"] == share["needed"] == 3 * third for share in shares)
+    assert nodes.given[HostId("node0")] == 0 if trouble == "silent" else nodes.given[HostId("node1")] >= 2 * third
 
 
 def damage(nodes: Nodes, host: str, rank: int) -> None:
