@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from raystate import fault_points
+from raystate.arena import format_bytes
 from raystate.core.errors import BarrierTimeoutError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
 from raystate.core.messages import RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
 from raystate.inspection import open_step
@@ -97,6 +98,11 @@ class Restoring:
             self._settled(reply)
         if restored is None:
             return None, reply
+        taken = {tier: format_bytes(restored.bytes_from.get(tier, 0)) for tier in ("memory", "peer", "storage")}
+        logger.info(
+            "step %d is restored: %s of its arrays from this node's memory, %s from other nodes' memory, %s from storage",
+            restored.step, taken["memory"], taken["peer"], taken["storage"],
+        )  # fmt: skip
         for bad_step, reason in set_aside:
             logger.warning("step %d was set aside: %s", bad_step, reason)
         return dataclasses.replace(restored, tier=reply.tier or restored.tier, set_aside=set_aside), reply
