@@ -118,9 +118,14 @@ class Snap:
         return self.id.step
 
     @property
+    def uniform(self) -> bool:
+        """All pieces that are there are of one world, with the same layout."""
+        return len(self._shapes) == 1
+
+    @property
     def complete(self) -> bool:
         """Every rank of one world is there, all with the same layout."""
-        return len(self._shapes) == 1 and len(self.pieces) == self.world
+        return self.uniform and len(self.pieces) == self.world
 
     @property
     def promised(self) -> bool:

@@ -48,14 +48,14 @@ class MemorySnapshot:
         self._lost: dict[int, str] = {}  # ranks of which nobody has anything, and why
         self._reader: StepReader | None = None
         self._sets: list[SlotSet] = []
-        self.world = len(choice.holders)
+        self.world = choice.world
         self.own_rank = session.rank if session.world == self.world else None
         self.tally = Tally()
         for slot_set in finished_sets(session.arena_path):
             self._sets.append(slot_set)
             for slot in slot_set.slots:
                 content = slot.read()
-                if content is not None and _id_of(content.header) == choice.base and content.header.rank not in self._here:
+                if content is not None and _id_of(content.header) == choice.in_memory and content.header.rank not in self._here:
                     self._take(content)
 
     def _take(self, content: SlotContent) -> None:

@@ -28,7 +28,9 @@ class Peers:
 
     def __init__(self, session: Session, choice: RestoreChoice):
         self._session = session
-        self._what = {"lineage": choice.lineage, "step": choice.step, "again": choice.again}
+        snapshot = choice.in_memory
+        assert snapshot is not None, "there is one to be asked for"
+        self._what = snapshot._asdict()
         # A HostActor that was killed is back soon. Where nothing else has the bytes it is worth more to wait for it.
         self._patience_s = session.config.host_timeout_s * (1 if choice.stored else 3)
         self._deadline_s: float | None = None

@@ -149,18 +149,26 @@ class Restoring:
         if choice.tier == "none":
             return None
         fault_points.reached("restoring")
-        session = self._session
         if choice.tier == "memory":
-            snapshot = MemorySnapshot(session, choice, lambda: open_step(self._storage, choice.step))
+            return self._read_memory(choice, wanted)
+        if choice.in_memory is not None:
             try:
-                content = content_from_memory(snapshot, choice)
-                return content.restore(
-                    wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank
-                )
-            finally:
-                snapshot.close()
+                return self._read_memory(choice, wanted)
+            except _PROBLEMS as error:  # whatever is wrong with what is in memory is no fault of the step in storage
+                logger.warning("step %d is read from storage alone: %s", choice.step, error)
+        session = self._session
         content = content_from_storage(open_step(self._storage, choice.step), choice.step)
         return content.restore(wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank)
+
+    def _read_memory(self, choice: RestoreChoice, wanted: Wanted) -> Restored:
+        """What is in memory from there, the rest from storage, if it is there."""
+        session = self._session
+        snapshot = MemorySnapshot(session, choice, lambda: open_step(self._storage, choice.step))
+        try:
+            content = content_from_memory(snapshot, choice)
+            return content.restore(wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank)
+        finally:
+            snapshot.close()
 
 
 def abstract_state(init_fn: Callable[[], Any], shardings: Any) -> tuple[Any, Callable[[], Any]]:

@@ -210,7 +210,13 @@ def restore(order: dict[str, Any], reference: Any, rank: int, world: int) -> Res
     session = Session(order, rank, world)
     holders = tuple((old, tuple(HostId(host) for host in hosts)) for old, hosts in order["holders"])
     choice = RestoreChoice(
-        tier="memory", step=STEP, begins="1.2.n", lineage=LINE, holders=holders, stored=order["stored"] is not None
+        tier="memory",
+        step=STEP,
+        begins="1.2.n",
+        lineage=LINE,
+        holders=holders,
+        world=len(holders),
+        stored=order["stored"] is not None,
     )
     snapshot = MemorySnapshot(session, choice, lambda: open_step(open_storage(order["stored"]), STEP))  # type: ignore[arg-type]
     try:
