@@ -54,6 +54,8 @@ class Restored:
         custom: what was saved with the step.
         tier: the slowest that any process needed: "memory", "peer", "storage", "source" or "init".
         set_aside: (step, reason) of newer steps that were found damaged.
+        bytes_from: array bytes that this process has taken, by tier: "memory" (its own node's), "peer" (other nodes' memory),
+            "storage" (whole chunks). A value that several of its devices have counts once.
     """
 
     step: int
@@ -63,6 +65,7 @@ class Restored:
     custom: Any = None
     tier: str = "init"
     set_aside: list[tuple[int, str]] = field(default_factory=list)
+    bytes_from: dict[str, int] = field(default_factory=dict)
 
     def state_dict(self) -> Any:
         """The state in the form of `flax.serialization.to_state_dict`, to be edited and given to `from_state_dict`: dicts with str as
@@ -126,6 +129,7 @@ class StepContent:
     metrics: Mapping[str, float]
     custom: Any
     used_tier: Callable[[], str]  # the slowest tier that reading has needed so far
+    bytes_from: Callable[[], dict[str, int]]  # see `Restored`: so far
     file_items: tuple[str, ...] = ()
     files: Callable[[str], dict[str, bytes]] = lambda _: {}  # of `file_items`: item -> what the user's checkpointable wrote
     no_state: ReferenceMismatchError | None = None  # why there is no "state": the step was written with other items
@@ -148,6 +152,7 @@ class StepContent:
             metrics=dict(self.metrics),
             custom=self.custom,
             tier=self.used_tier(),
+            bytes_from=self.bytes_from(),
         )
 
     def load_items(self, items: Mapping[str, object], options: ReadOptions, *, world: int, process_index: int) -> dict[str, Any]:
@@ -319,5 +324,6 @@ def content_from_storage(reader: StepReader, step: int) -> StepContent:
         metrics=reader.metrics(),
         custom=reader.custom(),
         used_tier=lambda: "storage",
+        bytes_from=lambda: {"storage": reader.bytes_read},
         no_state=no_state,
     )

@@ -104,11 +104,11 @@ class HostActor:
     def allot(self, **request: Any) -> tuple[str, int]:
         return self._loop.allot(**request)
 
-    def fetch(self, **request: Any) -> Any:
-        return self._loop.fetch(**request)
-
     def piece_head(self, **request: Any) -> Any:
         return self._loop.serving.piece_head(**request)
+
+    def piece_boxes(self, **request: Any) -> Any:
+        return self._loop.serving.piece_boxes(**request)
 
     def piece_chunk(self, **request: Any) -> Any:
         return self._loop.serving.piece_chunk(**request)

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from raystate.actors.blame import raised
+from raystate.actors.calling import call_all
 from raystate.actors.coordinator import ensure_coordinator, this_owner
 from raystate.actors.entering import enter
 from raystate.actors.naming import coordinator_name, find_actor, host_name, wait_until_gone
@@ -22,7 +23,7 @@ from raystate.config import StateConfig
 from raystate.core.errors import RaystateError
 from raystate.core.messages import HostId, Joined, Reply, TrainerExited
 from raystate.runtime.doorbell import Bell, Hello
-from raystate.runtime.link import Gone, Unreachable
+from raystate.runtime.link import Gone, HostCall, Unreachable
 
 logger = logging.getLogger("raystate")
 
@@ -84,6 +85,9 @@ class RayLink:
             raise Unreachable(type(error).__name__) from None
         except RayTaskError as error:
             raise (error.cause if isinstance(error.cause, RaystateError) else error) from None
+
+    def call_hosts(self, calls: Sequence[HostCall], timeout_s: float) -> Iterator[tuple[int, Any]]:
+        return call_all(calls, lambda host: find_actor(host_name(self._run_hash, host)), timeout_s)
 
     def left(self, rank: int, world: int) -> None:
         coordinator = find_actor(coordinator_name(self._run_hash))

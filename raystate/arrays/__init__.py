@@ -3,8 +3,9 @@
 from raystate.arrays.asked import check_asked
 from raystate.arrays.checkpointables import is_checkpointable, load_files
 from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
+from raystate.arrays.holdings import Elsewhere, FarBox, Holding, Tally
 from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iterators
-from raystate.arrays.memory import Holding, MemorySource, UncoveredError, common_values
+from raystate.arrays.memory import MemorySource, UncoveredError, common_values
 from raystate.arrays.paths import path_key
 from raystate.arrays.raw import check_asked_for, check_raw, check_spread, host_want, raw_wants
 from raystate.arrays.reference import match_reference
@@ -16,6 +17,8 @@ from raystate.arrays.tree import Described, Plan, array_leaves, describe
 
 __all__ = [
     "Described",
+    "Elsewhere",
+    "FarBox",
     "HeldState",
     "Holding",
     "HostArrays",
@@ -26,6 +29,7 @@ __all__ = [
     "ReadRequest",
     "Rules",
     "Spare",
+    "Tally",
     "Transforms",
     "UncoveredError",
     "array_leaves",

@@ -1,50 +1,36 @@
-"""Boxes of arrays out of the slots of one or more trainers, whatever their sharding was."""
+"""Boxes of arrays out of the memory of one or more nodes, whatever their sharding was."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from raystate.arrays.holdings import Elsewhere, FarBox, Holding, Tally
 from raystate.arrays.paths import shown
 from raystate.arrays.restore import ReadRequest
-from raystate.arrays.shards import Box
 from raystate.checksum import crc32c
-from raystate.core.errors import CorruptCheckpointError, ItemTopologyError
-from raystate.core.tree import ArraySpec, Layout, Piece, TreeSpec
+from raystate.core.boxes import Box, intersection, slices
+from raystate.core.errors import CorruptCheckpointError, ItemTopologyError, RaystateError, StepNotFoundError
+from raystate.core.names import HostId
+from raystate.core.sharing import HERE, Held, Missing, Take, Wanted, share_out
+from raystate.core.tree import ArraySpec, LeafSpec, Piece, TreeSpec
 
 Values = tuple[tuple[int | float | bool | str | None, ...], ...]  # SlotTable.values
+
+FETCH_BYTES = 16 << 20  # of one array in one go
 
 
 class UncoveredError(CorruptCheckpointError):
     """The holdings at hand don't have all of a box; nothing that they have is damaged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    """What one trainer's slot holds.
-
-    Attributes:
-        layout: of that trainer.
-        data: uint8, the slot's data region.
-        crc32c: per piece of the layout.
-        rank: of that trainer.
-        holder: for error messages.
-    """
-
-    layout: Layout
-    data: np.ndarray
-    crc32c: tuple[int, ...]
-    rank: int = 0
-    holder: str = ""
-
-
 class _Source:
-    """A piece of a holding; its checksum is looked at when it is first used, once."""
+    """A piece of a holding; its checksum is looked at when it is first used here, once."""
 
     def __init__(self, holding: Holding, index: int):
         self.holding = holding
+        self.index = index
         self.piece: Piece = holding.layout.pieces[index]
         self.expected = holding.crc32c[index]
         self._intact: bool | None = None
@@ -55,47 +41,90 @@ class _Source:
 
     def intact(self) -> bool:
         if self._intact is None:
-            end = self.piece.offset + self.piece.nbytes
-            self._intact = end <= self.holding.data.nbytes and crc32c(self._bytes()) == self.expected
+            data, end = self._data, self.piece.offset + self.piece.nbytes
+            self._intact = end <= data.nbytes and crc32c(self._bytes()) == self.expected
         return self._intact
 
+    @property
+    def _data(self) -> np.ndarray:
+        assert self.holding.data is not None, "it is on this node"
+        return self.holding.data
+
     def _bytes(self) -> np.ndarray:
-        return self.holding.data[self.piece.offset : self.piece.offset + self.piece.nbytes]
+        return self._data[self.piece.offset : self.piece.offset + self.piece.nbytes]
 
     def array(self, dtype: np.dtype) -> np.ndarray:
         view = self._bytes().view(dtype).reshape(self.piece.shape)
         view.flags.writeable = False
         return view
 
+    def held(self, useless: set[tuple[HostId, int, int]]) -> Held:
+        """Who may be asked for it."""
+        rank = self.holding.rank
+        hosts = (HERE, *self.holding.hosts) if self.holding.data is not None else self.holding.hosts
+        use = tuple(
+            host for host in hosts if not useless & {(host, rank, self.index), (host, rank, _ALL), (host, _ALL, _ALL)}
+        )  # fmt: skip
+        return Held(self.box, rank, self.index, use)
+
+
+_ALL = -1
+
 
 class MemorySource:
-    """A PieceSource over one item of one or more holdings of the same snapshot.
+    """A PieceSource over one item of a snapshot in memory.
 
-    A box that is exactly one piece is returned as a read-only view of the slot, without a copy. When a piece is damaged and another
-    holding has the same elements, those are used. Of an array that each rank held for itself (`ArraySpec.local`), a rank gets its own
+    A box that is exactly one piece of this node is returned as a read-only view of the slot, without a copy. What this node has not, or
+    only damaged, is taken from other nodes: each box from one that has it, and from another one if that one fails; what none of them
+    has, from storage, if the same bytes are there. Of an array that each rank held for itself (`ArraySpec.local`), a rank gets its own
     value; who has none gets any, if all are equal.
 
     Args:
-        holdings: of different ranks.
+        holdings: of different ranks, on this node.
         item: of the layouts' trees.
         rank: whose values the arrays are to have that each rank held for itself; None: of no one in particular.
         world: how many ranks the snapshot has; None: as many as there are holdings.
+        elsewhere: what else can be had; None: nothing.
+        reader: rank of this process, which says with which of several nodes it begins.
+        tally: counts what is taken.
     """
 
-    def __init__(self, holdings: Sequence[Holding], item: str, *, rank: int | None = None, world: int | None = None):
+    def __init__(
+        self,
+        holdings: Sequence[Holding],
+        item: str,
+        *,
+        rank: int | None = None,
+        world: int | None = None,
+        elsewhere: Elsewhere | None = None,
+        reader: int = 0,
+        tally: Tally | None = None,
+    ):
         self._item = item
         self._rank = rank
         self._world = len(holdings) if world is None else world
-        self._sources: dict[int, list[_Source]] = {}
+        self._elsewhere = elsewhere
+        self._has_looked = elsewhere is None
+        self._reader = reader
+        self._tally = tally or Tally()
+        self._load: dict[HostId, int] = {}
+        self._useless: set[tuple[HostId, int, int]] = set()  # (host, rank, piece) that are not asked again; `_ALL`: whatever it is
+        self._failures: dict[tuple[HostId, int, int], str] = {}
+        self._sources: dict[int, list[_Source]] = {}  # by leaf
+        self._source: dict[tuple[int, int], _Source] = {}  # by rank and piece
         self._tree: TreeSpec | None = None
+        self._add(holdings)
+
+    def _add(self, holdings: Sequence[Holding]) -> None:
         for holding in holdings:
             for number, tree in enumerate(holding.layout.trees):
-                if tree.item != item:
+                if tree.item != self._item:
                     continue
                 self._tree = self._tree or tree
                 for index, piece in enumerate(holding.layout.pieces):
                     if piece.tree == number:
-                        self._sources.setdefault(piece.leaf, []).append(_Source(holding, index))
+                        source = self._source[holding.rank, index] = _Source(holding, index)
+                        self._sources.setdefault(piece.leaf, []).append(source)
 
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
         """The boxes, in order.
@@ -104,52 +133,65 @@ class MemorySource:
             UncoveredError: a part of a box is in no holding. CorruptCheckpointError: it is only in damaged pieces.
             ItemTopologyError: ranks held different values of an array of their own, and this one held none.
         """
-        return [self._read(request) for request in requests]
+        reading = _Reading(requests)
+        rest = [Missing(number, Box(tuple(one.start), tuple(one.shape))) for number, one in enumerate(requests)]
+        while rest:
+            if self._tree is None:
+                rest = self._look_elsewhere(reading, rest)
+                continue
+            takes, missing = self._plan(reading, rest)
+            rest = self._take(reading, takes)
+            rest += self._look_elsewhere(reading, missing) if missing else []
+        return [reading.result(number, self._leaf(one.leaf)[1]) for number, one in enumerate(requests)]
 
-    def _read(self, request: ReadRequest) -> np.ndarray:
-        if self._tree is None:
-            raise UncoveredError(f"no holding has an item {self._item!r}", item=self._item)
-        leaf = self._tree.leaves[request.leaf]
-        array = leaf.array
-        assert array is not None
-        dtype = np.dtype(array.dtype)
-        wanted = Box(tuple(request.start), tuple(request.shape))
-        sources = self._sources.get(request.leaf, [])
+    def _leaf(self, leaf: int) -> tuple[LeafSpec, ArraySpec]:
+        assert self._tree is not None
+        found = self._tree.leaves[leaf]
+        assert found.array is not None
+        return found, found.array
+
+    # ------------------------------------------------------------ who has it
+
+    def _plan(self, reading: _Reading, rest: Sequence[Missing]) -> tuple[list[Take], list[Missing]]:
+        held: dict[int, list[Held] | None] = {}
+        wanted: list[Wanted] = []
+        missing: list[Missing] = []
+        for number, box in rest:
+            leaf = reading.requests[number].leaf
+            if not box.size:
+                continue  # an array without elements needs no piece
+            if leaf not in held:
+                held[leaf] = self._held(leaf, reading)
+            pieces = held[leaf]
+            if pieces is None:
+                missing.append(Missing(number, box))
+            else:
+                itemsize = np.dtype(self._leaf(leaf)[1].dtype).itemsize
+                wanted.append(Wanted(number=number, box=box, itemsize=itemsize, held=pieces))
+        takes, nowhere = share_out(wanted, rank=self._reader, most_bytes=FETCH_BYTES, load=self._load)
+        return takes, missing + nowhere
+
+    def _held(self, leaf: int, reading: _Reading) -> list[Held] | None:
+        """The pieces of an array that may be used; None: it is not known yet."""
+        spec, array = self._leaf(leaf)
+        sources = self._sources.get(leaf, [])
         if array.local:
-            sources = self._of_one_value(shown(leaf.path), sources)
-        damaged: list[_Source] = []
-        for source in sources:
-            if source.box == wanted:
-                if source.intact():
-                    return source.array(dtype)
-                damaged.append(source)
-        result = np.empty(wanted.shape, dtype)
-        missing = [wanted] if result.size else []  # an array without elements needs no piece
-        for source in sources:
-            if not missing:
-                break
-            if not any(intersection(box, source.box) for box in missing):
-                continue
-            if not source.intact():
-                if source not in damaged:
-                    damaged.append(source)
-                continue
-            missing = _take(source, dtype, wanted, missing, result)
-        if missing:
-            raise self._error(shown(leaf.path), array, wanted, missing, damaged)
-        return result
+            try:
+                sources = self._of_one_value(shown(spec.path), sources)
+            except UncoveredError as error:
+                reading.why[leaf] = error
+                return None
+        return [source.held(self._useless) for source in sources]
 
     def _of_one_value(self, path: str, sources: list[_Source]) -> list[_Source]:
-        """The pieces that may be read of an array that each rank held for itself, this rank's own first."""
+        """The pieces that may be read of an array that each rank held for itself."""
         by_rank: dict[int, list[_Source]] = {}
         for source in sources:
             by_rank.setdefault(source.holding.rank, []).append(source)
         values = {rank: sorted((source.box, source.expected) for source in held) for rank, held in by_rank.items()}
         if self._rank in by_rank:
             own = values[self._rank]
-            return sorted(
-                (s for rank in by_rank if values[rank] == own for s in by_rank[rank]), key=lambda s: s.holding.rank != self._rank
-            )
+            return [source for rank in by_rank if values[rank] == own for source in by_rank[rank]]
         if len(by_rank) < self._world:
             ranks = sorted(by_rank)
             text = f"item {self._item!r}, {path}: {self._world} ranks held values of their own, only those of {ranks} are at hand"
@@ -158,19 +200,129 @@ class MemorySource:
             raise _differing_values(self._item, path, self._world, ", or leave it out (... in the reference)")
         return sources
 
-    def _error(
-        self, path: str, array: ArraySpec, wanted: Box, missing: list[Box], damaged: list[_Source]
-    ) -> CorruptCheckpointError:
+    # ------------------------------------------------------------ taking it
+
+    def _take(self, reading: _Reading, takes: Sequence[Take]) -> list[Missing]:
+        """Take what has been dealt out. What came to nothing is to be dealt out again, without who failed."""
+        again: list[Missing] = []
+        far: list[Take] = []
+        for take in takes:
+            if take.host != HERE:
+                far.append(take)
+                continue
+            source = self._source[take.held.rank, take.held.piece]
+            if not source.intact():
+                self._fails(take, CorruptCheckpointError(""))
+                again.append(Missing(take.number, take.box))
+                continue
+            array = self._leaf(reading.requests[take.number].leaf)[1]
+            view = source.array(np.dtype(array.dtype))
+            reading.put(take.number, take.box, view[slices(take.box, source.box.start)], array)
+            self._tally.memory += take.box.size * view.itemsize
+        if far:
+            again += self._take_far(reading, far)
+        return again
+
+    def _take_far(self, reading: _Reading, takes: Sequence[Take]) -> list[Missing]:
+        assert self._elsewhere is not None
+        again: list[Missing] = []
+        boxes: list[FarBox] = []
+        for _, box, held, host in takes:
+            piece = self._source[held.rank, held.piece].piece
+            start = tuple(a - o for a, o in zip(box.start, piece.start, strict=True))
+            nbytes = piece.nbytes // held.box.size * box.size
+            boxes.append(FarBox(host, held.rank, held.piece, Box(start, box.shape), nbytes))
+        for index, got in self._elsewhere.fetch(boxes):
+            take = takes[index]
+            if isinstance(got, RaystateError):
+                self._fails(take, got)
+                again.append(Missing(take.number, take.box))
+                continue
+            array = self._leaf(reading.requests[take.number].leaf)[1]
+            reading.put(take.number, take.box, got.view(np.dtype(array.dtype)).reshape(take.box.shape), array)
+            self._tally.peer += got.nbytes
+            self._load[take.host] = self._load.get(take.host, 0) + got.nbytes
+        return again
+
+    def _fails(self, take: Take, error: RaystateError) -> None:
+        rank, piece = take.held.rank, take.held.piece
+        if isinstance(error, StepNotFoundError):
+            piece = _ALL
+        elif not isinstance(error, CorruptCheckpointError):
+            rank = piece = _ALL
+        self._useless.add((take.host, rank, piece))
+        if take.host != HERE:
+            self._failures[take.host, rank, piece] = f"node {take.host[:8]}: {error.message}"
+
+    # ------------------------------------------------------------ when it is not in this node's memory
+
+    def _look_elsewhere(self, reading: _Reading, missing: list[Missing]) -> list[Missing]:
+        """Learn of more places, or read from storage; what is still to be taken then."""
+        if not self._has_looked and self._elsewhere is not None:
+            more = self._elsewhere.holdings()
+            self._has_looked = more is None
+            self._add(more or ())
+            return missing
+        silent = {one for one in self._useless if one[1] == _ALL}
+        if silent and self._elsewhere is not None and self._elsewhere.rest():
+            self._useless -= silent
+            return missing
+        requests = [ReadRequest(reading.requests[number].leaf, *box) for number, box in missing]
+        stored = self._elsewhere.stored(requests) if self._elsewhere is not None and self._tree is not None else None
+        if stored is None:
+            raise self._error(reading, *missing[0])
+        for (number, box), got in zip(missing, stored, strict=True):
+            reading.put(number, box, got, self._leaf(reading.requests[number].leaf)[1])
+        return []
+
+    def _error(self, reading: _Reading, number: int, box: Box) -> CorruptCheckpointError:
+        if self._tree is None:
+            return UncoveredError(f"no holding has an item {self._item!r}", item=self._item)
+        leaf = reading.requests[number].leaf
+        if leaf in reading.why:
+            return reading.why[leaf]
+        spec, array = self._leaf(leaf)
+        path = shown(spec.path)
         what = f"item {self._item!r}, {path} ({array.dtype}{list(array.shape)})"
-        bad = [source for source in damaged if any(intersection(box, source.box) for box in missing)]
+        others = "".join(f"; {text}" for text in self._failures.values())
+        bad = [
+            source
+            for source in self._sources.get(leaf, [])
+            if (HERE, source.holding.rank, source.index) in self._useless and intersection(box, source.box)
+        ]
         if bad:
             pieces = "; ".join(
                 f"piece at {s.box.start} of shape {s.box.shape}, {s.holding.holder or 'unnamed holder'}" for s in bad
             )
-            text = f"{what}: the bytes held in memory don't match their crc32c ({pieces})"
+            text = f"{what}: the bytes held in memory don't match their crc32c ({pieces}){others}"
             return CorruptCheckpointError(text, item=self._item, path=path, pieces=[tuple(s.box) for s in bad])
-        text = f"{what}: nothing held in memory covers the box at {missing[0].start} of shape {missing[0].shape}"
-        return UncoveredError(text, item=self._item, path=path, wanted=tuple(wanted), missing=[tuple(box) for box in missing])
+        request = reading.requests[number]
+        text = f"{what}: nothing held in memory covers the box at {box.start} of shape {box.shape}{others}"
+        wanted = (tuple(request.start), tuple(request.shape))
+        return UncoveredError(text, item=self._item, path=path, wanted=wanted, missing=[tuple(box)])
+
+
+class _Reading:
+    """The boxes of one call of `read`, filled bit by bit."""
+
+    def __init__(self, requests: Sequence[ReadRequest]):
+        self.requests = requests
+        self.why: dict[int, UncoveredError] = {}  # leaf -> why nobody's value of it can be used yet
+        self._results: dict[int, np.ndarray] = {}
+
+    def put(self, number: int, box: Box, got: np.ndarray, array: ArraySpec) -> None:
+        """Elements of the request's box have come."""
+        request = self.requests[number]
+        if tuple(box.shape) == tuple(request.shape):
+            self._results[number] = got  # all of it: where it lies
+            return
+        self.result(number, array)[slices(box, tuple(request.start))] = got
+
+    def result(self, number: int, array: ArraySpec) -> np.ndarray:
+        """What has come so far."""
+        if number not in self._results:
+            self._results[number] = np.empty(self.requests[number].shape, array.dtype)
+        return self._results[number]
 
 
 def _differing_values(item: str, path: str, world: int, way_out: str = "") -> ItemTopologyError:
@@ -198,44 +350,3 @@ def common_values(trees: Sequence[TreeSpec], by_rank: Sequence[Values]) -> Value
             if len({repr(values[number][position]) for values in by_rank}) > 1:  # 1, 1.0 and True are equal, but not the same
                 raise _differing_values(tree.item, shown(leaf.path), len(by_rank))
     return by_rank[0]
-
-
-def _take(source: _Source, dtype: np.dtype, wanted: Box, missing: list[Box], result: np.ndarray) -> list[Box]:
-    """Copy what `source` has of the missing boxes; what is missing then."""
-    rest: list[Box] = []
-    view = source.array(dtype)
-    for box in missing:
-        common = intersection(box, source.box)
-        if common is None:
-            rest.append(box)
-            continue
-        result[_slices(common, wanted.start)] = view[_slices(common, source.box.start)]
-        rest.extend(difference(box, common))
-    return rest
-
-
-def _slices(box: Box, origin: tuple[int, ...]) -> tuple[slice, ...]:
-    return tuple(slice(a - o, a - o + n) for a, n, o in zip(box.start, box.shape, origin, strict=True))
-
-
-def intersection(a: Box, b: Box) -> Box | None:
-    """The common elements, or None. Boxes of a 0-d array are always the same."""
-    start = tuple(map(max, a.start, b.start))
-    stop = tuple(min(i + n, j + m) for i, n, j, m in zip(a.start, a.shape, b.start, b.shape, strict=True))
-    shape = tuple(high - low for low, high in zip(start, stop, strict=True))
-    return Box(start, shape) if all(n > 0 for n in shape) else None
-
-
-def difference(box: Box, hole: Box) -> list[Box]:
-    """`box` without `hole`, which lies inside it, as at most two boxes per dimension that don't overlap."""
-    rest: list[Box] = []
-    start, shape = list(box.start), list(box.shape)
-    for axis, (low, size) in enumerate(zip(hole.start, hole.shape, strict=True)):
-        before = low - start[axis]
-        after = start[axis] + shape[axis] - (low + size)
-        if before:
-            rest.append(Box(tuple(start), (*shape[:axis], before, *shape[axis + 1 :])))
-        if after:
-            rest.append(Box((*start[:axis], low + size, *start[axis + 1 :]), (*shape[:axis], after, *shape[axis + 1 :])))
-        start[axis], shape[axis] = low, size
-    return rest

@@ -31,8 +31,9 @@ from raystate.arrays.reference import (
     match_leaf,
     match_reference,
 )
-from raystate.arrays.shards import Box, box_of
+from raystate.arrays.shards import box_of
 from raystate.arrays.transforms import Rules
+from raystate.core.boxes import Box
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 

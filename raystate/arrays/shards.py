@@ -10,9 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
+from raystate.core.boxes import Box, Index
 from raystate.core.tree import CHUNK_BYTES
-
-Index = tuple[int, ...]
 
 MOST_PARTS = 64  # that an axis is cut into at once: the length of a shard may have large prime factors only
 
@@ -24,11 +23,6 @@ class Shard(NamedTuple):
     start: Index
     shape: Index
     owned: bool
-
-
-class Box(NamedTuple):
-    start: Index
-    shape: Index
 
 
 def box_of(index: tuple[slice, ...], shape: Index) -> Box:

@@ -118,9 +118,14 @@ class Snap:
         return self.id.step
 
     @property
+    def uniform(self) -> bool:
+        """All pieces that are there are of one world, with the same layout."""
+        return len(self._shapes) == 1
+
+    @property
     def complete(self) -> bool:
         """Every rank of one world is there, all with the same layout."""
-        return len(self._shapes) == 1 and len(self.pieces) == self.world
+        return self.uniform and len(self.pieces) == self.world
 
     @property
     def promised(self) -> bool:
@@ -160,6 +165,10 @@ class Snap:
             del self._shapes[shape]
         self._total += by
         self._promised += by * piece.promised
+
+    def holders(self) -> dict[int, tuple[HostId, ...]]:
+        """rank -> the hosts that hold its piece."""
+        return {rank: tuple(sorted(self.pieces[rank])) for rank in sorted(self.pieces)}
 
     def homes(self, preferred: dict[int, HostId]) -> dict[int, HostId]:
         """rank -> a host that holds its piece; the rank's own host if that has it."""

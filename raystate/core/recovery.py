@@ -249,7 +249,7 @@ class Restores:
         self._choice = choice
         what = "begins without a step" if choice.tier == "none" else f"restores step {choice.step} from {choice.tier}"
         self.desk.log("info", f"lineage {group.lineage} {what}: {choice.reason}")
-        kept = (choice.lineage, choice.step) if choice.tier == "memory" else ("", -1)
+        kept = (choice.in_memory.lineage, choice.step) if choice.in_memory is not None else ("", -1)
         self.discards.begin(group.lineage, *kept)
         self.saves.forget_unbelieved()
         self._enter("discarding")

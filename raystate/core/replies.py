@@ -33,7 +33,10 @@ class JoinReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreChoice:
-    """Every rank begins the lineage `begins`, restores exactly this, then reports with RestoreTried."""
+    """Every rank begins the lineage `begins`, restores exactly this, then reports with RestoreTried.
+
+    With another number of ranks than the snapshot has, each takes what it needs of all of them.
+    """
 
     tier: Tier
     step: int  # -1 with tier "none"
@@ -41,7 +44,10 @@ class RestoreChoice:
     save: str | None = None  # storage: the package; None for a step of stock Orbax
     lineage: str = ""  # memory: whose slots
     again: int = 0
-    hosts: tuple[tuple[int, HostId], ...] = ()  # memory: old rank -> host that holds its piece
+    holders: tuple[tuple[int, tuple[HostId, ...]], ...] = ()  # rank of the snapshot in memory -> the hosts that hold its piece
+    world: int = 0  # how many ranks that snapshot has
+    stored: bool = False  # the same snapshot is durable
+    held: SnapshotId | None = None  # storage: the same snapshot, of which some ranks' pieces are in memory
     reason: str = ""
     set_aside: tuple[tuple[int, str], ...] = ()
 
@@ -49,6 +55,11 @@ class RestoreChoice:
     def base(self) -> SnapshotId | None:
         """What the new lineage goes on from; without a lineage: a stored step."""
         return SnapshotId(self.lineage, self.step, self.again) if self.step >= 0 else None
+
+    @property
+    def in_memory(self) -> SnapshotId | None:
+        """The snapshot that is in memory, all of it or, with tier "storage", a part; None: nothing is."""
+        return self.base if self.tier == "memory" else self.held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,14 @@ class Restorable:
     def _in_memory(self) -> list[Snap]:
         return [snap for snap in self._memory.candidates() if ("memory", snap.id) not in self._excluded]
 
+    def _rest_of(self, step: int) -> Snap | None:
+        """What is left in memory of the very snapshot that is stored as this step; None: nothing that can be used."""
+        key = self._journal.snapshots.get(step)
+        snap = self._memory.snaps.get(key) if key is not None and key.lineage else None
+        if snap is None or not snap.uniform or ("memory", snap.id) in self._excluded:
+            return None
+        return snap if self._memory.believed(snap.lineage, snap.step) else None
+
     def is_behind(self, snap: Snap, stored: list[int]) -> bool:
         """Never an older memory step over a newer durable one; of equal bytes memory is faster.
 
@@ -120,7 +128,9 @@ class Restorable:
                 begins=group.lineage,
                 lineage=snap.lineage,
                 again=snap.id.again,
-                hosts=tuple(snap.homes(group.hosts).items()),
+                holders=tuple(snap.holders().items()),
+                world=snap.world,
+                stored=snap.step in self.stored() and self._is_stored(snap),
                 reason=f"step {snap.step} is complete in memory (lineage {snap.lineage}); newest durable step: "
                 f"{self._journal.durable_step}",
                 set_aside=self.damaged,
@@ -132,9 +142,14 @@ class Restorable:
         tail = self._journal.tail
         assert tail is not None
         best = self._memory.candidates()[:1]
+        rest = self._rest_of(step)
         return RestoreChoice(
             tier="storage",
             step=step,
+            holders=tuple(rest.holders().items()) if rest is not None else (),
+            world=rest.world if rest is not None else 0,
+            stored=True,
+            held=rest.id if rest is not None else None,
             begins=group.lineage,
             save=next((one.save for one in tail.live if one.step == step), None),
             reason=f"step {step} is durable; newest complete in memory: {best[0].step if best else 'none'}",

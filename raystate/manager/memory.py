@@ -1,109 +1,169 @@
-"""A snapshot that is still in host memory, as something to restore from: this node's arena first, other nodes' HostActors next."""
+"""A snapshot that is still in host memory, as something to restore from: this node's arena first, other nodes' next, storage last."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from raystate.arena import SlotContent, SlotHeader, SlotSet, finished_sets
 from raystate.arena.layouts import get_layout
-from raystate.arrays import Holding, MemorySource, PieceSource, ReadRequest, common_values
-from raystate.core.errors import CorruptCheckpointError
+from raystate.arrays import FarBox, Holding, MemorySource, PieceSource, ReadRequest, Tally, common_values
+from raystate.checksum import Bytes
+from raystate.core.errors import CorruptCheckpointError, RaystateError
 from raystate.core.messages import HostId, RestoreChoice, SnapshotId
 from raystate.core.own_files import common_files
-from raystate.core.tree import Layout, SlotTable
+from raystate.core.tree import Layout, SlotTable, TreeSpec
+from raystate.manager.peers import Peers
 from raystate.manager.session import Session
-from raystate.restored import StepContent
-from raystate.runtime.parts import RankData
+from raystate.orbax.step_reader import StepReader
+from raystate.restored import StepContent, content_from_storage
 
 
 class MemorySnapshot:
-    """The pieces of (lineage, step), fetched as far as they are needed. Not thread-safe; use within one restore."""
+    """The pieces of (lineage, step), fetched as far as they are needed. Not thread-safe; use within one restore.
 
-    def __init__(self, session: Session, choice: RestoreChoice):
+    Args:
+        session: of this process.
+        choice: what is restored.
+        open_stored: opens the step in storage, if `choice.stored`.
+
+    Attributes:
+        world: how many ranks the snapshot has.
+        own_rank: this process's rank in the snapshot; None if the snapshot is of another number of processes.
+        tally: the array bytes that were taken from memory.
+    """
+
+    def __init__(self, session: Session, choice: RestoreChoice, open_stored: Callable[[], StepReader]):
         self._session = session
         self._choice = choice
-        self._host_of = dict(choice.hosts)
-        self._holdings: dict[int, Holding] = {}
+        self._open_stored = open_stored
+        self._holders = dict(choice.holders)
+        self._peers = Peers(session, choice)
+        self._here: dict[int, Holding] = {}
+        self._far: dict[int, Holding] = {}
         self._tables: dict[int, SlotTable] = {}
+        self._lost: dict[int, str] = {}  # ranks of which nobody has anything, and why
+        self._reader: StepReader | None = None
         self._sets: list[SlotSet] = []
-        self.used_peer = False
+        self.world = choice.world
+        self.own_rank = session.rank if session.world == self.world else None
+        self.tally = Tally()
         for slot_set in finished_sets(session.arena_path):
             self._sets.append(slot_set)
             for slot in slot_set.slots:
                 content = slot.read()
-                if content is not None and _id_of(content.header) == choice.base and content.header.rank not in self._holdings:
+                if content is not None and _id_of(content.header) == choice.in_memory and content.header.rank not in self._here:
                     self._take(content)
 
     def _take(self, content: SlotContent) -> None:
         rank = content.header.rank
-        table = SlotTable.from_bytes(content.table)
-        layout = Layout.from_bytes(get_layout(self._session.arena_path, table.layout_ref))
-        self._tables[rank] = table
-        self._holdings[rank] = Holding(
-            layout=layout, data=content.data, crc32c=table.crc32c, rank=rank, holder=f"rank {rank} on this node"
+        table = self._tables[rank] = SlotTable.from_bytes(content.table)
+        self._here[rank] = Holding(
+            layout=Layout.from_bytes(get_layout(self._session.arena_path, table.layout_ref)),
+            data=content.data,
+            crc32c=table.crc32c,
+            rank=rank,
+            holder=f"rank {rank} on this node",
+            hosts=self._others(rank),
         )
 
-    def _fetch(self, rank: int, *, with_data: bool) -> None:
-        host = HostId(self._host_of[rank])
-        got: RankData = self._session.call_host(
-            "fetch",
-            timeout_s=self._session.config.restore_timeout_s,
-            host=host,
-            lineage=self._choice.lineage,
-            step=self._choice.step,
-            again=self._choice.again,
-            rank=rank,
-            with_data=with_data,
-        )
-        self.used_peer = self.used_peer or with_data
-        table = self._tables[rank] = SlotTable.from_bytes(got.table)
-        layout = Layout.from_bytes(got.layout)
-        if got.data is not None:
-            self._holdings[rank] = Holding(
-                layout=layout, data=got.data, crc32c=table.crc32c, rank=rank, holder=f"rank {rank} on node {host[:8]}"
+    def _others(self, rank: int) -> tuple[HostId, ...]:
+        """The other nodes that have a rank's piece."""
+        return tuple(host for host in self._holders.get(rank, ()) if host != self._session.host)
+
+    # ------------------------------------------------------------ the small parts
+
+    def _look_up(self, ranks: Iterable[int]) -> None:
+        """Learn what these ranks' pieces are made of, unless it is known."""
+        unknown = {rank: self._others(rank) for rank in ranks if rank not in self._tables and rank not in self._lost}
+        if not unknown:
+            return
+        heads, lost = self._peers.heads(unknown)
+        self._lost |= lost
+        for rank, head in heads.items():
+            table = self._tables[rank] = SlotTable.from_bytes(head.table)
+            self._far[rank] = Holding(
+                layout=Layout.from_bytes(head.layout), data=None, crc32c=table.crc32c, rank=rank, hosts=unknown[rank]
             )
-        self._layouts[rank] = layout
+
+    def tables(self, ranks: Iterable[int]) -> dict[int, SlotTable]:
+        """All but the arrays of these ranks' pieces.
+
+        Raises:
+            CorruptCheckpointError: nobody has one of them.
+        """
+        ranks = list(ranks)
+        self._look_up(ranks)
+        for rank in ranks:
+            if rank in self._lost:
+                step = self._choice.step
+                raise CorruptCheckpointError(
+                    f"nobody gives what rank {rank} held of step {step}: {self._lost[rank]}", step=step, rank=rank
+                )
+        return {rank: self._tables[rank] for rank in ranks}
+
+    def trees(self) -> tuple[TreeSpec, ...]:
+        """The trees of arrays, if any rank's piece is known."""
+        return next((holding.layout.trees for holding in [*self._here.values(), *self._far.values()]), ())
+
+    # ------------------------------------------------------------ the arrays
+
+    def source(self, item: str) -> PieceSource:
+        """The arrays of one tree."""
+        return MemorySource(
+            list(self._here.values()),
+            item,
+            rank=self.own_rank,
+            world=self.world,
+            elsewhere=_Elsewhere(self, item),
+            reader=self._session.rank,
+            tally=self.tally,
+        )
+
+    def farther(self) -> Iterator[Sequence[Holding]]:
+        """What other nodes hold: first of this process's own rank, then of all."""
+        given = set(self._here)
+        for ranks in ([] if self.own_rank is None else [self.own_rank], range(self.world)):
+            self._look_up(ranks)
+            more = [rank for rank in ranks if rank in self._far and rank not in given]
+            given |= set(more)
+            yield [self._far[rank] for rank in more]
+
+    def fetch(self, boxes: Sequence[FarBox]) -> Iterator[tuple[int, Bytes | RaystateError]]:
+        """See `arrays.Elsewhere`."""
+        return self._peers.fetch(boxes)
+
+    def rest(self) -> bool:
+        """See `arrays.Elsewhere`."""
+        return self._peers.rest()
+
+    # ------------------------------------------------------------ the same step in storage
+
+    @property
+    def stored(self) -> StepContent | None:
+        """The same step in storage; None: it is not there."""
+        return self._stored if self._choice.stored else None
 
     @functools.cached_property
-    def _layouts(self) -> dict[int, Layout]:
-        return {rank: holding.layout for rank, holding in self._holdings.items()}
+    def _stored(self) -> StepContent:
+        self._reader = self._open_stored()
+        return content_from_storage(self._reader, self._choice.step)
 
-    def table(self, rank: int) -> SlotTable:
-        if rank not in self._tables:
-            self._fetch(rank, with_data=False)
-        return self._tables[rank]
+    def used_tier(self) -> str:
+        """The slowest tier that reading has needed so far."""
+        return "storage" if self._reader is not None else "peer" if self.tally.peer else "memory"
 
-    def layout(self, rank: int) -> Layout:
-        if rank not in self._layouts:
-            self._fetch(rank, with_data=False)
-        return self._layouts[rank]
-
-    @property
-    def world(self) -> int:
-        """How many ranks the snapshot has."""
-        return len(self._host_of)
-
-    @property
-    def own_rank(self) -> int | None:
-        """This process's rank in the snapshot; None if the snapshot is of another number of processes."""
-        return self._session.rank if self._session.world == self.world and self._session.rank in self._host_of else None
-
-    def local(self) -> list[Holding]:
-        return list(self._holdings.values())
-
-    def everything(self) -> list[Holding]:
-        """All ranks' pieces, other nodes' too."""
-        for rank in sorted(set(self._host_of) - set(self._holdings)):
-            self._fetch(rank, with_data=True)
-        return list(self._holdings.values())
+    def bytes_from(self) -> dict[str, int]:
+        """Array bytes by tier."""
+        stored = self._reader.bytes_read if self._reader is not None else 0
+        return {"memory": self.tally.memory, "peer": self.tally.peer, "storage": stored}
 
     def close(self) -> None:
         """Unmap this node's slots. The arrays made from them are copies."""
-        self._holdings.clear()
+        self._here.clear()
         for slot_set in self._sets:
             slot_set.close()
 
@@ -112,50 +172,94 @@ def _id_of(header: SlotHeader) -> SnapshotId:
     return SnapshotId(header.lineage, header.step, header.again)
 
 
-class _LocalFirst:
-    """A PieceSource that goes to other nodes only for what this node's arena doesn't cover."""
+class _Elsewhere:
+    """See `arrays.Elsewhere`: for one item of a snapshot."""
 
     def __init__(self, snapshot: MemorySnapshot, item: str):
         self._snapshot = snapshot
         self._item = item
+        self._more = snapshot.farther()
+        self.fetch = snapshot.fetch
+        self.rest = snapshot.rest
+
+    def holdings(self) -> Sequence[Holding] | None:
+        return next(self._more, None)
+
+    def stored(self, requests: Sequence[ReadRequest]) -> list[np.ndarray] | None:
+        content = self._snapshot.stored
+        if content is None:
+            return None
+        memory = next(tree for tree in self._snapshot.trees() if tree.item == self._item)
+        return _Renumbered(content.source(self._item), memory, content.trees[self._item]).read(requests)
+
+
+class _Renumbered:
+    """A PieceSource of a tree, for requests that number its leaves as another description of the same tree does."""
+
+    def __init__(self, source: PieceSource, given: TreeSpec, own: TreeSpec):
+        numbers = {leaf.name: number for number, leaf in enumerate(own.leaves)}
+        self._source = source
+        self._number = {number: numbers.get(leaf.name, -1) for number, leaf in enumerate(given.leaves)}
 
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
-        rank, world = self._snapshot.own_rank, self._snapshot.world
-        local = self._snapshot.local()
-        if local:
-            # Not covered, or damaged here: another node may hold it, intact.
-            with contextlib.suppress(CorruptCheckpointError):
-                return MemorySource(local, self._item, rank=rank, world=world).read(requests)
-        return MemorySource(self._snapshot.everything(), self._item, rank=rank, world=world).read(requests)
+        """See `PieceSource.read`."""
+        return self._source.read([request._replace(leaf=self._number[request.leaf]) for request in requests])
+
+
+# ---------------------------------------------------------------- a step to restore from
 
 
 def content_from_memory(snapshot: MemorySnapshot, choice: RestoreChoice) -> StepContent:
-    ranks = sorted(rank for rank, _ in choice.hosts)
-    first = snapshot.table(ranks[0])
-    layout = snapshot.layout(ranks[0])
-    if snapshot.own_rank is not None:
-        values = snapshot.table(snapshot.own_rank).values
-    else:
-        values = common_values(layout.trees, [snapshot.table(rank).values for rank in ranks])
-    trees = {tree.item: tree.with_values(row) for tree, row in zip(layout.trees, values, strict=True)}
+    """The step of a snapshot. What of it nobody has in memory comes from storage, if the same bytes are there.
 
-    def source(item: str) -> PieceSource:
-        return _LocalFirst(snapshot, item)
-
-    def iterator_states(item: str) -> tuple[dict[int, bytes], int]:
-        return {rank: snapshot.table(rank).iterators[item] for rank in ranks}, len(ranks)
-
+    Raises:
+        CorruptCheckpointError: something is nowhere.
+    """
+    every, own = range(snapshot.world), snapshot.own_rank
+    try:
+        tables = snapshot.tables([0, own] if own is not None else every)
+    except CorruptCheckpointError:
+        stored = snapshot.stored
+        if stored is None:
+            raise
+        return _with_arrays_of(snapshot, stored)
+    first, trees = tables[0], snapshot.trees()
+    values = tables[own].values if own is not None else common_values(trees, [table.values for table in tables.values()])
+    iterators = {own: tables[own]} if own is not None else tables
     return StepContent(
         step=choice.step,
         tier="memory",
-        trees=trees,
-        source=source,
-        iterator_states=iterator_states,
+        trees={tree.item: tree.with_values(row) for tree, row in zip(trees, values, strict=True)},
+        source=snapshot.source,
+        iterator_states=lambda item: ({rank: table.iterators[item] for rank, table in iterators.items()}, snapshot.world),
         iterators=tuple(first.iterators),
-        files=lambda item: common_files(item, {rank: snapshot.table(rank).files[item] for rank in ranks}),
+        files=lambda item: _files(snapshot, item),
         file_items=tuple(first.files),
         json_items=first.json_items,
         metrics=first.metrics,
         custom=first.custom,
-        used_tier=lambda: "peer" if snapshot.used_peer else "memory",
+        used_tier=snapshot.used_tier,
+        bytes_from=snapshot.bytes_from,
     )
+
+
+def _files(snapshot: MemorySnapshot, item: str) -> dict[str, bytes]:
+    try:
+        tables = snapshot.tables(range(snapshot.world))
+    except CorruptCheckpointError:
+        if snapshot.stored is None:
+            raise
+        return snapshot.stored.files(item)
+    return common_files(item, {rank: table.files[item] for rank, table in tables.items()})
+
+
+def _with_arrays_of(snapshot: MemorySnapshot, stored: StepContent) -> StepContent:
+    """A step in storage, with the arrays of the same snapshot as far as these are in memory."""
+    held = {tree.item: tree for tree in snapshot.trees()}
+
+    def source(item: str) -> PieceSource:
+        if item not in held:
+            return stored.source(item)
+        return _Renumbered(snapshot.source(item), stored.trees[item], held[item])
+
+    return dataclasses.replace(stored, source=source, used_tier=snapshot.used_tier, bytes_from=snapshot.bytes_from)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from raystate import fault_points
+from raystate.arena import format_bytes
 from raystate.core.errors import BarrierTimeoutError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
 from raystate.core.messages import RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
 from raystate.inspection import open_step
@@ -97,6 +98,11 @@ class Restoring:
             self._settled(reply)
         if restored is None:
             return None, reply
+        taken = {tier: format_bytes(restored.bytes_from.get(tier, 0)) for tier in ("memory", "peer", "storage")}
+        logger.info(
+            "step %d is restored: %s of its arrays from this node's memory, %s from other nodes' memory, %s from storage",
+            restored.step, taken["memory"], taken["peer"], taken["storage"],
+        )  # fmt: skip
         for bad_step, reason in set_aside:
             logger.warning("step %d was set aside: %s", bad_step, reason)
         return dataclasses.replace(restored, tier=reply.tier or restored.tier, set_aside=set_aside), reply
@@ -143,18 +149,26 @@ class Restoring:
         if choice.tier == "none":
             return None
         fault_points.reached("restoring")
-        session = self._session
         if choice.tier == "memory":
-            snapshot = MemorySnapshot(session, choice)
+            return self._read_memory(choice, wanted)
+        if choice.in_memory is not None:
             try:
-                content = content_from_memory(snapshot, choice)
-                return content.restore(
-                    wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank
-                )
-            finally:
-                snapshot.close()
+                return self._read_memory(choice, wanted)
+            except _PROBLEMS as error:  # whatever is wrong with what is in memory is no fault of the step in storage
+                logger.warning("step %d is read from storage alone: %s", choice.step, error)
+        session = self._session
         content = content_from_storage(open_step(self._storage, choice.step), choice.step)
         return content.restore(wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank)
+
+    def _read_memory(self, choice: RestoreChoice, wanted: Wanted) -> Restored:
+        """What is in memory from there, the rest from storage, if it is there."""
+        session = self._session
+        snapshot = MemorySnapshot(session, choice, lambda: open_step(self._storage, choice.step))
+        try:
+            content = content_from_memory(snapshot, choice)
+            return content.restore(wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank)
+        finally:
+            snapshot.close()
 
 
 def abstract_state(init_fn: Callable[[], Any], shardings: Any) -> tuple[Any, Callable[[], Any]]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from raystate.core.messages import (
 from raystate.core.words import host_word_from_json, trainer_word_to_json
 from raystate.runtime import stacks
 from raystate.runtime.doorbell import Hello
-from raystate.runtime.link import Gone, Link, Unreachable
+from raystate.runtime.link import Gone, HostCall, Link, Unreachable
 from raystate.storage import run_hash
 
 RETRY_S = 0.1
@@ -159,6 +159,10 @@ class Session:
                         rank=self.rank, host=host, phase=method, waited_s=timeout_s,
                     ) from None  # fmt: skip
                 link.rest(seconds=RETRY_S)
+
+    def call_hosts(self, calls: Sequence[HostCall], *, timeout_s: float) -> Iterator[tuple[int, Any]]:
+        """See `Link.call_hosts`."""
+        return self.link.call_hosts(calls, timeout_s)
 
     def allot(self, *, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int) -> None:
         """Get slots for snapshots of `data_bytes`; those before go back once nobody needs what they hold.

@@ -50,7 +50,7 @@ from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, Inv
 from raystate.runtime import stacks
 from raystate.runtime.copying import Copier, Peers
 from raystate.runtime.doorbell import Caller, Door, Hello
-from raystate.runtime.parts import HostPart, RankData
+from raystate.runtime.parts import HostPart
 from raystate.runtime.priority import give_way
 from raystate.runtime.serving import Serving
 from raystate.runtime.slot_store import SlotStore
@@ -333,10 +333,6 @@ class HostLoop:
         """What is held here: (set path, slot index, what)."""
         with self._lock:
             return [(self._store.path(place), place.slot, content) for place, content in self._machine.contents()]
-
-    def fetch(self, **request: Any) -> RankData:
-        """One rank's piece of a snapshot for another node. StepNotFoundError if it isn't here."""
-        return self.serving.fetch(**request)
 
     # ------------------------------------------------------------ calls of the Coordinator
 

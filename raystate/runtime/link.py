@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from raystate.core.messages import HostId, Reply, TrainerExited
 from raystate.runtime.doorbell import Hello
@@ -17,6 +17,14 @@ class Unreachable(Exception):  # noqa: N818 - a state, for this package only
 
 class Gone(Exception):  # noqa: N818
     """The Coordinator has been ended on purpose: nobody will answer."""
+
+
+class HostCall(NamedTuple):
+    """One call of a HostActor."""
+
+    host: HostId
+    method: str
+    kwargs: dict[str, Any]
 
 
 class Ringer(Protocol):
@@ -54,6 +62,15 @@ class Link(Protocol):
 
     def call_host(self, host: HostId, method: str, timeout_s: float, kwargs: dict[str, Any]) -> Any:
         """Call a HostActor, once. Raises Unreachable, or the RaystateError that it raised."""
+        ...
+
+    def call_hosts(self, calls: Sequence[HostCall], timeout_s: float) -> Iterator[tuple[int, Any]]:
+        """Call HostActors, several at a time and each once; gives (index of the call, its answer) as they come. An answer may be an
+        Unreachable, or the RaystateError that the host raised.
+
+        Args:
+            timeout_s: for each call.
+        """
         ...
 
     def left(self, rank: int, world: int) -> None:

@@ -24,12 +24,16 @@ class HostPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankData:
-    """One rank's piece of a snapshot, as bytes: how another node gets it."""
+class PieceBoxes:
+    """Boxes out of one rank's piece of a snapshot, for a trainer on another node.
 
-    layout: bytes
-    table: bytes
-    data: np.ndarray | None  # uint8[data_bytes]; None when only the small part was asked for
+    Attributes:
+        data: uint8, the boxes' bytes one after the other, each in row-major order; those of damaged arrays are left out.
+        crc32c: of each box; None: the array it is of doesn't match its checksum here.
+    """
+
+    data: np.ndarray
+    crc32c: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from raystate.arena import HostArena, Slot, SlotContent, SlotSet
+from raystate.checksum import crc32c
+from raystate.core.boxes import Box, Index, slices
 from raystate.core.errors import StepNotFoundError
 from raystate.core.host_messages import HoldAsked, HoldEnded, HostEvent, Place
 from raystate.core.messages import HostId, SnapshotId
-from raystate.core.tree import SlotTable
-from raystate.runtime.parts import PieceHead, RankData
+from raystate.core.tree import Layout, SlotTable
+from raystate.runtime.parts import PieceBoxes, PieceHead
 from raystate.runtime.slot_store import SlotStore, staged_in
+
+REMEMBERED = 16  # pieces of snapshots: their layouts, and which of their arrays are intact
+
+
+class _Parts:
+    """The arrays in one rank's piece of a snapshot."""
+
+    def __init__(self, layout: Layout, checksums: tuple[int, ...]):
+        self._pieces = layout.pieces
+        self._checksums = checksums
+        self._intact: dict[int, bool] = {}
+
+    def box(self, data: np.ndarray, index: int, box: Box) -> np.ndarray | None:
+        """uint8, of one dimension; None: the array is damaged."""
+        piece = self._pieces[index]
+        whole = data[piece.offset : piece.offset + piece.nbytes]
+        if index not in self._intact:  # a reader of a part of it can't tell
+            self._intact[index] = whole.nbytes == piece.nbytes and crc32c(whole) == self._checksums[index]
+        if not self._intact[index]:
+            return None
+        itemsize = piece.nbytes // math.prod(piece.shape)
+        return whole.reshape(*piece.shape, itemsize)[slices(box, (0,) * len(box.start))].reshape(-1)
 
 
 class Serving:
@@ -39,6 +65,7 @@ class Serving:
         self._lock = lock
         self._feed = feed
         self.places: tuple[Place, ...] = ()
+        self._parts: dict[tuple[SnapshotId, int], _Parts] = {}  # of what was asked for last
 
     @contextlib.contextmanager
     def _holding(self, *, lineage: str, step: int, again: int, rank: int) -> Iterator[tuple[Slot, SlotSet, SlotContent]]:
@@ -57,12 +84,6 @@ class Serving:
         finally:
             with self._lock:
                 self._feed(HoldEnded(reader=reader))
-
-    def fetch(self, *, with_data: bool, **piece: Any) -> RankData:
-        """One rank's piece of a snapshot, for a trainer."""
-        with self._holding(**piece) as (_, _, content):
-            data = np.array(content.data) if with_data else None
-            return RankData(layout=self._layout(content), table=content.table, data=data)
 
     def piece_head(self, **piece: Any) -> PieceHead:
         """All of a piece but its array bytes, for another host that copies it."""
@@ -84,6 +105,36 @@ class Serving:
         """Some of a piece's array bytes: uint8."""
         with self._holding(**piece) as (_, _, content):
             return np.array(content.data[start : start + size])
+
+    def piece_boxes(self, *, boxes: Sequence[tuple[int, Index, Index]], **piece: Any) -> PieceBoxes:
+        """Boxes out of a piece, for a trainer. The arrays they are of are checked before the first box of them is given.
+
+        Args:
+            boxes: each (index into the layout's pieces, start, shape), in elements, relative to the piece of the layout.
+        """
+        with self._holding(**piece) as (_, _, content):
+            parts = self._parts_of(content)
+            found = [parts.box(content.data, index, Box(start, shape)) for index, start, shape in boxes]
+            there = [one for one in found if one is not None]
+            data = np.concatenate(there) if there else np.empty(0, np.uint8)
+        ends = itertools.accumulate(0 if one is None else one.size for one in found)
+        # Of the copy: on the way nothing else tells that it is the same.
+        checksums = tuple(
+            crc32c(data[end - one.size : end]) if one is not None else None for one, end in zip(found, ends, strict=True)
+        )
+        return PieceBoxes(data=data, crc32c=checksums)
+
+    def _parts_of(self, content: SlotContent) -> _Parts:
+        header = content.header
+        key = (SnapshotId(header.lineage, header.step, header.again), header.rank)
+        parts = self._parts.get(key)
+        if parts is None:
+            while len(self._parts) >= REMEMBERED:
+                self._parts.pop(next(iter(self._parts)), None)
+            table = SlotTable.from_bytes(content.table)
+            layout = Layout.from_bytes(self._arena.get_layout(table.layout_ref))
+            parts = self._parts[key] = _Parts(layout, table.crc32c)
+        return parts
 
     def _layout(self, content: SlotContent) -> bytes:
         return self._arena.get_layout(SlotTable.from_bytes(content.table).layout_ref)

@@ -128,10 +128,9 @@ def test_a_copy_has_the_same_bytes_and_outlives_its_host_actor(pair: Pair):
     pair.b.loop.close(remove_arena=False)
     pair.b = pair.new_b()
     assert pair.b.steps() == [1]
-    got = pair.b.loop.fetch(lineage=LINE, step=1, again=0, rank=0, with_data=True)
-    there = pair.a.loop.fetch(lineage=LINE, step=1, again=0, rank=0, with_data=True)
-    assert got.data is not None
-    assert np.array_equal(got.data, pair.bytes)
+    piece = {"lineage": LINE, "step": 1, "again": 0, "rank": 0}
+    got, there = pair.b.loop.serving.piece_head(**piece), pair.a.loop.serving.piece_head(**piece)
+    assert np.array_equal(pair.b.loop.serving.piece_chunk(start=0, size=SIZE, **piece), pair.bytes)
     assert (got.table, got.layout) == (there.table, there.layout)
     pair.b.order()
     wait_for(pair.b.ended, "the end of all transfers")

@@ -49,6 +49,7 @@ class Saved:
             metrics={},
             custom=None,
             used_tier=lambda: "memory",
+            bytes_from=lambda: {"memory": self.bytes_read},
         )
 
     @property

@@ -1,5 +1,7 @@
 """Boxes out of slots: any old sharding to any new one, damage, and gaps."""
 
+import dataclasses
+
 import google_crc32c
 import numpy as np
 import pytest
@@ -7,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raystate.arrays import Holding, MemorySource, ReadRequest, UncoveredError
-from raystate.arrays.memory import difference, intersection
-from raystate.arrays.shards import Box
+from raystate.core.boxes import Box, difference, intersection
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec
 
@@ -38,7 +39,8 @@ def _slices(start, shape):
 
 
 def _read(holdings, start, shape):
-    return MemorySource(holdings, "state").read([ReadRequest(1, start, shape)])[0]
+    of_ranks = [dataclasses.replace(holding, rank=rank) for rank, holding in enumerate(holdings)]
+    return MemorySource(of_ranks, "state").read([ReadRequest(1, start, shape)])[0]
 
 
 @st.composite

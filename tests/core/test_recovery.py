@@ -323,3 +323,58 @@ def test_a_rollback_that_no_rank_can_use_costs_no_step(bad: dict[str, Any]):
     assert driver.replies(Failure)
     assert [one.step for one in driver.take(Retire) if not one.aside] == []
     assert 4 in driver.core.journal.live
+
+
+# ---------------------------------------------------------------- who holds it
+
+
+def made_durable(step: int) -> Driver:
+    """Ranks 0 and 1 on hosts a and b have staged a step, which is durable."""
+    driver = running()
+    driver.stage(step, promised=True)
+    driver.flush(0, driver.key(step))
+    assert driver.core.journal.durable_step == step
+    return driver
+
+
+def test_a_choice_names_every_holder_of_each_rank_for_any_number_of_ranks():
+    driver = running()
+    driver.stage(2)
+    driver.hold(0, 2, host="b")  # a copy
+    driver.join(["a", "b", "c"], "h")
+    choice = driver.restore()
+    assert (choice.tier, choice.world, choice.stored) == ("memory", 2, False)
+    assert choice.holders == ((0, ("a", "b")), (1, ("b",)))
+
+
+def test_a_choice_says_that_the_same_snapshot_is_durable():
+    driver = made_durable(2)
+    driver.join(AB, "h")
+    assert driver.restore().stored
+    driver.stage(3)
+    driver.join(AB, "i")
+    choice = driver.restore()
+    assert (choice.tier, choice.step, choice.stored) == ("memory", 3, False)
+
+
+def test_what_is_left_in_memory_of_a_durable_step_goes_with_the_choice_and_is_kept():
+    driver = made_durable(2)
+    held = driver.key(2)
+    driver.send(HostDown(host=HostId("a"), reason="cut", gone=True))
+    driver.join(["b", "c"], "h")
+    choice = driver.restore()
+    assert (choice.tier, choice.step, choice.base) == ("storage", 2, SnapshotId("", 2))
+    assert (choice.in_memory, choice.world, choice.holders, choice.stored) == (held, 2, ((1, ("b",)),), True)
+    assert [one.step for one in driver.staged["b"]] == [2]
+
+
+def test_what_is_left_of_other_bytes_than_the_durable_ones_is_given_up():
+    driver = made_durable(2)
+    driver.stage(3)
+    driver.send(HostDown(host=HostId("a"), reason="cut", gone=True))
+    driver.staged["b"] = [one for one in driver.staged["b"] if one.step == 3]
+    driver.report("b")
+    driver.join(["b", "c"], "h")
+    choice = driver.restore()
+    assert (choice.tier, choice.step, choice.in_memory, choice.holders) == ("storage", 2, None, ())
+    assert driver.staged["b"] == []

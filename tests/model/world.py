@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from random import Random
@@ -36,7 +36,8 @@ from raystate.manager import StateManager
 from raystate.runtime.coordinator_loop import CoordinatorLoop, Workers
 from raystate.runtime.doorbell import Hello
 from raystate.runtime.host_loop import HostLoop
-from raystate.runtime.link import Gone, Unreachable
+from raystate.runtime.link import Gone, HostCall, Unreachable
+from raystate.runtime.parts import PieceBoxes
 from raystate.runtime.retention import orbax_keep
 from raystate.storage import Storage, StorageWrapper, open_storage, run_hash
 
@@ -248,6 +249,24 @@ class ModelLink:
             raise Unreachable("no HostActor")
         return getattr(loop, method)(**kwargs)
 
+    def call_hosts(self, calls: Sequence[HostCall], timeout_s: float) -> Iterator[tuple[int, Any]]:
+        del timeout_s
+        self.world.called()
+        for index in self.world.rng.sample(range(len(calls)), len(calls)):
+            self._alive()
+            self.rest()
+            loop = self.world.hosts[calls[index].host].loop
+            if loop is None:
+                yield index, Unreachable("no HostActor")
+                continue
+            try:
+                answer = getattr(loop.serving, calls[index].method)(**calls[index].kwargs)
+            except RaystateError as error:
+                answer = error
+            nbytes = answer.data.nbytes if isinstance(answer, PieceBoxes) else 0
+            self.world.served.append((calls[index].host, calls[index].kwargs["rank"], nbytes))
+            yield index, answer
+
     def bell(self, arena_path: Path, hello: Hello) -> ModelBell:
         del arena_path
         self._alive()
@@ -375,6 +394,8 @@ class World:
         self.events: list[tuple[float, Callable[[], None]]] = []  # of the world's own, such as a crash
         self.playing: list[Rank] = []
         self.found: list[str] = []  # what nobody may do
+        self.called: Callable[[], None] = lambda: None  # before a rank calls hosts for pieces of snapshots
+        self.served: list[tuple[HostId, int, int]] = []  # (host, rank, array bytes) of each call for a piece of a snapshot
         self.crashed = False  # a rank was killed: its launcher starts the group again
         self.published: Callable[[int], None] = lambda step: None
         self._number = 0

@@ -19,12 +19,13 @@ import raystate
 from raystate.arrays import copy, describe, hold, shards
 from raystate.core.local_values import local_checksums
 from raystate.core.messages import HostId
-from raystate.core.tree import CHUNK_BYTES, SlotTable, WriteOptions
+from raystate.core.tree import CHUNK_BYTES, Layout, SlotTable, WriteOptions
 from raystate.runtime.packaging import build_package
 from raystate.runtime.parts import HostPart
 from raystate.runtime.share import write_share
 from raystate.runtime.writing import as_array
 from raystate.storage import StepFolder, open_storage
+from tests.reshard.nodes import Share, restore, share_of
 
 SAVE = "a1kreshard"
 KEY = "key"  # in place of a dtype: typed PRNG keys
@@ -133,9 +134,8 @@ def nested(leaves: list[Any]) -> Any:
     }
 
 
-def save_share(case: Case, root: str) -> HostPart:
-    """This process's part of a save, as its HostActor would write it."""
-    rank = jax.process_index()
+def staged(case: Case) -> tuple[Layout, SlotTable, np.ndarray]:
+    """What this process's slot would hold."""
     described = describe({"state": case.state()}, options=WriteOptions(chunk_bytes=CHUNK_BYTES))
     layout = described.layout
     data = np.zeros(layout.data_bytes, np.uint8)
@@ -143,6 +143,18 @@ def save_share(case: Case, root: str) -> HostPart:
     table = SlotTable(
         layout_ref="", crc32c=crc32c, values=described.values, iterators={}, json_items={}, metrics={}, custom=None
     )  # fmt: skip
+    return layout, table, data
+
+
+def hold_share(case: Case) -> Share:
+    """This process's part of a snapshot in memory."""
+    return share_of(*staged(case))
+
+
+def save_share(case: Case, root: str) -> HostPart:
+    """This process's part of a save, as its HostActor would write it."""
+    rank = jax.process_index()
+    layout, table, data = staged(case)
     owned = [piece for piece in layout.pieces if piece.owned]
     arrays = [(p.leaf, p.start, as_array(data[p.offset : p.offset + p.nbytes], layout, p)) for p in owned]
     storage, writer = open_storage(root), f"{SAVE}h{rank}"
@@ -174,9 +186,25 @@ def restore_share(case: Case, root: str) -> dict[str, int]:
         "read": bytes, "needed": bytes of this process's distinct boxes, "touched": bytes of the chunks in which they lie.
     """
     reader = raystate.Reader(root)
-    reference = case.reference()
-    state = reader.restore(reference).state
-    assert jax.tree.structure(state) == jax.tree.structure(reference)
+    state = reader.restore(case.reference()).state
+    needed, touched = compared(case, state)
+    return {"read": reader.bytes_read, "needed": needed, "touched": touched}
+
+
+def reshard_share(case: Case, order: dict[str, Any]) -> dict[str, int]:
+    """Restore this process's part from memory and compare it.
+
+    Returns:
+        "memory", "peer", "storage": bytes from there; "needed": bytes of this process's distinct boxes.
+    """
+    restored = restore(order, case.reference(), jax.process_index(), jax.process_count())
+    needed, _ = compared(case, restored.state)
+    return {**restored.bytes_from, "needed": needed}
+
+
+def compared(case: Case, state: Any) -> tuple[int, int]:
+    """(bytes of this process's distinct boxes, bytes of the chunks in which they lie), of a state that is as it was saved."""
+    assert jax.tree.structure(state) == jax.tree.structure(case.reference())
     values = nested(list(range(len(case.leaves))))  # where each array is
     needed = touched = 0
     for place, got in zip(jax.tree.leaves(values), jax.tree.leaves(state), strict=True):
@@ -200,7 +228,7 @@ def restore_share(case: Case, root: str) -> dict[str, int]:
             box = [(*part.indices(length)[:2], chunk) for part, length, chunk in lengths]
             chunks[tuple(slice(low // chunk * chunk, -(-high // chunk) * chunk) for low, high, chunk in box)] = True
         touched += int(chunks.sum()) * bits.itemsize
-    return {"read": reader.bytes_read, "needed": needed, "touched": touched}
+    return needed, touched
 
 
 def _same(a: Any, b: Any) -> bool:

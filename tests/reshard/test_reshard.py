@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
-import os
 import pickle
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,91 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raystate.core.errors import ConfigError
-from tests.processes import free_port, job_environment
 from tests.reshard import cases as sizes
-from tests.reshard.cases import DTYPES, KEY, Case, Leaf, Spec, publish, restore_share, save_share
+from tests.reshard.cases import DTYPES, KEY, Case, Leaf, Spec, publish
+from tests.reshard.conftest import ALL, TOPOLOGIES
 
-ALL = bool(os.environ.get("RAYSTATE_ALL"))
 EXAMPLES = 60 if ALL else 10
-TOPOLOGIES = [(1, 8), (2, 4), (3, 2), *([(4, 2), (6, 1), (1, 1)] if ALL else [])]  # processes x devices each
 SMALL_CHUNK = 256  # bytes; beside shards of kilobytes, as 4 MiB beside those of a user
 ARRAYS = 8
 DIMENSIONS: list[int] = [0, 1, 48, 96, 192]  # divided by 2, 3, 4, 6 and 8
-
-
-class Here:
-    """This process: 8 devices."""
-
-    devices = 8
-
-    def save(self, case: Case, root: str, parts: Path) -> None:
-        (parts / "0").write_bytes(pickle.dumps(save_share(case, root)))
-
-    def restore(self, case: Case, root: str) -> list[dict[str, int]]:
-        return [restore_share(case, root)]
-
-    def close(self) -> None:
-        pass
-
-
-class Group:
-    """A JAX job of several processes, waiting for orders."""
-
-    def __init__(self, processes: int, devices: int, log: Path):
-        self.devices = processes * devices
-        port, environment = free_port(), job_environment(devices)
-        script = str(Path(__file__).with_name("worker.py"))
-        self._log = open(log, "wb")  # noqa: SIM115 - closed with the group
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, script, str(processes), str(index), str(port)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment,
-            )
-            for index in range(processes)
-        ]  # fmt: skip
-
-    def _order(self, **order: Any) -> list[dict[str, Any]]:
-        line = json.dumps({"chunk_bytes": sizes.CHUNK_BYTES, **order}).encode() + b"\n"
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(line)
-            process.stdin.flush()
-        answers: list[dict[str, Any]] = []
-        for process in self._processes:
-            assert process.stdout is not None
-            got = process.stdout.readline()
-            assert got, f"a process has ended: {Path(self._log.name).read_text()[-3000:]}"
-            answers.append(json.loads(got))
-        errors = [answer["error"] for answer in answers if "error" in answer]
-        assert not errors, errors[0]
-        return answers
-
-    def save(self, case: Case, root: str, parts: Path) -> None:
-        self._order(do="save", case=dataclasses.asdict(case), root=root, parts=str(parts))
-
-    def restore(self, case: Case, root: str) -> list[dict[str, int]]:
-        return self._order(do="restore", case=dataclasses.asdict(case), root=root)
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
-        self._log.close()
-
-
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[int, int], Any]]:
-    """(processes, devices each) -> the job."""
-    folder = tmp_path_factory.mktemp("groups")
-    made: dict[tuple[int, int], Any] = {}
-    try:
-        for topology in TOPOLOGIES:
-            made[topology] = Here() if topology == (1, 8) else Group(*topology, folder / f"{topology}.log")
-        yield made
-    finally:
-        for job in made.values():
-            job.close()
 
 
 counter = itertools.count()

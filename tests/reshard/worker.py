@@ -22,6 +22,11 @@ def main() -> None:
         case = cases.Case.from_json(order["case"])
         if order["do"] == "restore":
             return cases.restore_share(case, order["root"])
+        if order["do"] == "reshard":
+            return cases.reshard_share(case, order)
+        if order["do"] == "hold":
+            (Path(order["parts"]) / f"{index}.held").write_bytes(pickle.dumps(cases.hold_share(case)))
+            return {}
         part = cases.save_share(case, order["root"])
         (Path(order["parts"]) / str(index)).write_bytes(pickle.dumps(part))
         return {}

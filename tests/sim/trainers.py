@@ -259,15 +259,14 @@ class TrainerProc(Proc):
         ok, error, saved = True, "", BEFORE
         world = self.world
         if choice.tier == "memory":
-            # With another number of ranks each takes pieces of several old ranks; one is enough here.
-            old = sorted(choice.hosts)
-            rank, host = old[self.rank % len(old)]
-            node = world.nodes_by_id.get(host)
-            piece = None if node is None or not node.up else node.piece(rank, choice.step, choice.lineage, choice.again)
-            if piece is None:
-                ok, error = False, f"host {host} does not hold rank {rank}"
+            # With another number of ranks each takes pieces of several old ranks; one is enough here. Any host that holds it will do.
+            rank, hosts = choice.holders[self.rank % len(choice.holders)]
+            nodes = [node for host in hosts if (node := world.nodes_by_id.get(host)) is not None and node.up]
+            pieces = [piece for node in nodes if (piece := node.piece(rank, choice.step, choice.lineage, choice.again)) is not None]
+            if not pieces:
+                ok, error = False, f"hosts {list(hosts)} do not hold rank {rank}"
             else:
-                saved = piece
+                saved = pieces[0]
         elif choice.tier == "storage":
             if choice.step in world.storage.visible():
                 saved = world.storage.shown_bytes(choice.step)

@@ -1,0 +1,70 @@
+"""Many calls of actors at once, with bounds on how many are under way."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from raystate.core.errors import RaystateError
+from raystate.core.messages import HostId
+from raystate.runtime.link import HostCall, Unreachable
+
+AT_ONCE = 8  # calls under way
+OF_ONE_HOST = 2  # of these: other processes ask it, too
+
+
+def call_all(calls: Sequence[HostCall], find: Callable[[HostId], Any | None], timeout_s: float) -> Iterator[tuple[int, Any]]:
+    """Call each once; gives (index, answer) as they come.
+
+    Args:
+        find: the handle of a host's actor, or None.
+        timeout_s: for each call.
+
+    Returns:
+        Of each call its answer, the RaystateError that the actor raised, or Unreachable.
+    """
+    queues: dict[HostId, deque[int]] = {}
+    for index, call in enumerate(calls):
+        queues.setdefault(call.host, deque()).append(index)
+    actors = {host: find(host) for host in queues}
+    under_way: dict[Any, tuple[int, float]] = {}  # its answer -> (index, deadline)
+    busy = dict.fromkeys(queues, 0)
+    while queues or under_way:
+        for host, queue in list(queues.items()):
+            if actors[host] is None:
+                del queues[host]
+                for index in queue:
+                    yield index, Unreachable(f"no HostActor on node {host[:8]}")
+                continue
+            while queue and busy[host] < OF_ONE_HOST and len(under_way) < AT_ONCE:
+                index = queue.popleft()
+                answer = getattr(actors[host], calls[index].method).remote(**calls[index].kwargs)
+                under_way[answer] = (index, time.monotonic() + timeout_s)
+                busy[host] += 1
+            if not queue:
+                del queues[host]
+        if not under_way:
+            continue
+        next_s = min(deadline_s for _, deadline_s in under_way.values()) - time.monotonic()
+        ready, _ = ray.wait(list(under_way), num_returns=1, timeout=max(0.0, next_s))
+        late = [answer for answer, (_, deadline_s) in under_way.items() if answer not in ready and deadline_s <= time.monotonic()]
+        for answer in [*ready, *late]:
+            index, _ = under_way.pop(answer)
+            busy[calls[index].host] -= 1
+            yield index, _answer(answer) if answer in ready else Unreachable(f"no answer within {timeout_s:g} s")
+
+
+def _answer(answer: Any) -> Any:
+    try:
+        return ray.get(answer)
+    except RayTaskError as error:
+        if isinstance(error.cause, RaystateError):
+            return error.cause
+        raise
+    except RayError as error:  # the actor is gone, or the answer with its node
+        return Unreachable(type(error).__name__)

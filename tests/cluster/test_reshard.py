@@ -1,0 +1,160 @@
+"""A run of four ranks loses a node and goes on with two, on another mesh, from what the other nodes have in memory."""
+
+# Ray's lazily loaded submodules are unknown to type checkers.
+# pyright: reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import raystate
+from raystate.actors.naming import run_actors
+from raystate.arena import arena_path, default_root
+from raystate.storage import run_hash
+from tests.cluster.strikes import newest_in_memory
+from tests.cluster.training import NODE, NODES, kill_family, wait_for
+from tests.patience import PATIENCE_S
+from tests.processes import free_port
+
+SHAPE = (64, 48)
+ARRAYS = 3
+ARRAY_BYTES = 64 * 48 * 4
+DEVICES = 2  # of each rank
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _by_value() -> Iterator[None]:
+    from ray import cloudpickle
+
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+class Trainer:
+    """One rank of a JAX job, as a launcher would start it."""
+
+    def __init__(self, config: Any, *, rank: int, world: int, group: str, port: int):
+        import jax
+
+        from raystate.launch_context import LaunchContext, set_context
+
+        jax.distributed.initialize(f"127.0.0.1:{port}", world, rank)
+        set_context(LaunchContext(config=config, group=group, rank=rank, world=world, launch="launch"))
+        self.manager = raystate.StateManager()
+
+    def _sharding(self, mesh: tuple[int, int]) -> Any:
+        import jax
+        import numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        return NamedSharding(Mesh(np.array(jax.devices()).reshape(mesh), ("x", "y")), PartitionSpec("x", "y"))
+
+    def restore(self, mesh: tuple[int, int]) -> tuple[int, str, dict[str, int], list[list[tuple[Any, Any]]]]:
+        """(step, tier, bytes by tier, this rank's shards of each array)"""
+        import jax.numpy as jnp
+        import numpy as np
+
+        def init() -> Any:
+            return [number + jnp.arange(SHAPE[0] * SHAPE[1], dtype=jnp.float32).reshape(SHAPE) for number in range(ARRAYS)]
+
+        sharding = self._sharding(mesh)
+        restored = self.manager.restore_or_init(init, sharding)
+        self.state = restored.state
+        shards = [[(one.index, np.asarray(one.data)) for one in leaf.addressable_shards] for leaf in self.state]
+        return restored.step, restored.tier, restored.bytes_from, shards
+
+    def save(self, step: int, *, force: bool = False) -> None:
+        import jax
+
+        self.state = jax.tree.map(lambda array: array * 2, self.state)
+        assert self.manager.save(step, self.state, force=force) == force
+        if force:
+            self.manager.wait_until_finished()
+
+    def close(self) -> None:
+        self.manager.close()
+
+
+def start(config: Any, nodes: list[Any]) -> list[Any]:
+    """One rank on each node."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    group, port = secrets.token_hex(4), free_port()
+    variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
+    return [
+        ray.remote(Trainer)
+        .options(
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.node_id, soft=False),
+            runtime_env={"env_vars": variables},
+        )
+        .remote(config, rank=rank, world=len(nodes), group=group, port=port)
+        for rank, node in enumerate(nodes)
+    ]
+
+
+def all_of(answers: list[Any]) -> list[Any]:
+    import ray
+
+    return ray.get(answers, timeout=PATIENCE_S)
+
+
+def test_four_ranks_lose_a_node_and_go_on_as_two(ray_cluster: Any, tmp_path: Path) -> None:
+    """Step 2 is durable, step 4 is only in memory: with one copy of each rank's part on another node."""
+    import numpy as np
+    import ray
+
+    config = raystate.StateConfig(storage=str(tmp_path / "run"), run="reshard", save_every_steps=1000)
+    name = run_hash(config.storage, config.run)
+    fourth = ray_cluster.add_node(**NODE)
+    ray_cluster.wait_for_nodes(PATIENCE_S)
+    nodes = sorted(ray_cluster.list_all_nodes(), key=lambda node: (not node.is_head(), node is fourth))
+    trainers = start(config, nodes)
+    try:
+        all_of([one.restore.remote((2, 4)) for one in trainers])
+        all_of([one.save.remote(2, force=True) for one in trainers])
+        all_of([one.save.remote(4) for one in trainers])
+        wait_for(lambda: newest_in_memory(config, nodes=2) == 4, "copies of step 4")
+        assert raystate.Reader(config.storage).all_steps() == [2]
+
+        lost = nodes.pop()
+        kill_family(psutil.Process(lost.all_processes["raylet"][0].process.pid))
+        shutil.rmtree(arena_path(default_root(None), name, lost.node_id))
+        ray_cluster.remove_node(lost, allow_graceful=False)
+        for one in trainers:
+            ray.kill(one)
+
+        trainers = start(config, nodes[:2])
+        came = all_of([one.restore.remote((4, 1)) for one in trainers])
+        expected = 4 * np.arange(SHAPE[0] * SHAPE[1], dtype=np.float32).reshape(SHAPE)
+        for step, tier, bytes_from, shards in came:
+            assert (step, tier) == (4, "peer")
+            assert bytes_from["storage"] == 0
+            # Half of everything, and each byte once. Of the eight pieces of an array each of these nodes has two of its own, and two
+            # copies; whose these are the Coordinator has chosen.
+            assert bytes_from["memory"] + bytes_from["peer"] == ARRAYS * ARRAY_BYTES // 2
+            for number, parts in enumerate(shards):
+                for index, data in parts:
+                    assert data.tobytes() == (expected + 4 * number)[index].tobytes()
+        assert sum(one[2]["peer"] for one in came) > 0
+
+        all_of([one.save.remote(6, force=True) for one in trainers])
+        all_of([one.close.remote() for one in trainers])
+        arrays = raystate.Reader(config.storage).restore().state
+        assert all(array.tobytes() == (2 * expected + 8 * number).tobytes() for number, array in enumerate(arrays))
+    finally:
+        for one in trainers:
+            ray.kill(one)
+        while len(ray_cluster.list_all_nodes()) > NODES:
+            ray_cluster.remove_node(fourth, allow_graceful=False)
+    assert not run_actors(name)
