@@ -123,6 +123,7 @@ def test_a_damaged_piece_is_replaced_by_another_holders():
 
 def test_a_slot_that_is_too_short_is_damage():
     whole = _holding([((0, 0), (12, 10))])
+    assert whole.data is not None
     short = Holding(layout=whole.layout, data=whole.data[:100], crc32c=whole.crc32c, holder="rank 0")
     with pytest.raises(CorruptCheckpointError, match="rank 0"):
         _read([short], (0, 0), (12, 10))
