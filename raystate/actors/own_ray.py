@@ -30,9 +30,10 @@ def why_not_joined(error: Exception, without_address: str) -> str:
         error: that it raised.
         without_address: what has failed where `RAY_ADDRESS` names no cluster.
     """
-    why = " ".join(str(error).split()) or type(error).__name__
+    why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     address = os.environ.get("RAY_ADDRESS")
-    what = f"the Ray of RAY_ADDRESS={address!r} could not be joined" if address else without_address
+    joins = address and address != "local"  # which has Ray start one
+    what = f"the Ray of RAY_ADDRESS={address!r} could not be joined" if joins else without_address
     more = "`ray start --head` and `ray status` in a shell say more"
     if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
         more = "if its lines above name a token, set RAY_AUTH_MODE=token: the cluster was started on a machine that has one"

@@ -164,6 +164,7 @@ class HostLoop:
         if self._clock() >= self._prune_s:  # a state whose tree changes leaves a layout behind each time
             self._prune_s = self._clock() + PRUNE_EVERY_S
             self.arena.prune_layouts()
+            stacks.sweep(self.arena.path)
 
     def _on_ready(self, source: Any) -> None:
         if source is self._wake_r:
@@ -265,9 +266,7 @@ class HostLoop:
                 assert_never(command)
 
     def _examine(self, command: Examine) -> None:
-        stack = stacks.take(self.arena.path, command.pid)
-        stacks.forget(self.arena.path, command.pid)
-        self._order(Examined(connection=command.connection, stack=stack))
+        self._order(Examined(connection=command.connection, stack=stacks.take(self.arena.path, command.pid)))
 
     def _order(self, event: HostEvent) -> None:
         with self._lock:

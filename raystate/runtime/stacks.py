@@ -21,6 +21,7 @@ SIGNAL = signal.SIGUSR2
 TAKE_S = 2.0  # a process that is stopped, or has no Python any more, writes nothing
 _QUIET_S = 0.1  # nothing more has come for so long: that was all
 _POLL_S = 0.02
+_PREFIX = "stacks-"
 MOST_CHARS = 4000  # of a stack that is told
 _OTHERS = ("site-packages", "lib/python", "<frozen")  # in the paths of files that are not the user's
 
@@ -79,14 +80,16 @@ def kill(pid: int, rank: int) -> None:  # noqa: ARG001 - the model of the public
         os.kill(pid, signal.SIGKILL)
 
 
-def forget(folder: Path, pid: int) -> None:
-    """Remove what a process that is gone has left."""
-    with contextlib.suppress(OSError):
-        _path(folder, pid).unlink(missing_ok=True)
+def sweep(folder: Path) -> None:
+    """Remove what processes left that were killed: nobody asks for their stacks any more."""
+    for path in folder.glob(f"{_PREFIX}*"):
+        pid = path.name.removeprefix(_PREFIX)
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            path.unlink(missing_ok=True)
 
 
 def _path(folder: Path, pid: int) -> Path:
-    return folder / f"stacks-{pid}"
+    return folder / f"{_PREFIX}{pid}"
 
 
 def _own_first(text: str) -> str:

@@ -77,8 +77,10 @@ def test_a_program_that_uses_the_signal_keeps_it(tmp_path: Path):
         signal.signal(stacks.SIGNAL, mine)
 
 
-def test_what_a_dead_process_left_goes(tmp_path: Path):
-    (tmp_path / "stacks-77").write_text("")
-    stacks.forget(tmp_path, 77)
-    stacks.forget(tmp_path, 77)
-    assert list(tmp_path.iterdir()) == []
+def test_what_killed_processes_left_is_swept_and_of_living_ones_kept(hangs: subprocess.Popen[str], tmp_path: Path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    (tmp_path / f"stacks-{gone.pid}").touch()
+    (tmp_path / "stacks-of-somebody").touch()
+    stacks.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"stacks-{hangs.pid}", "stacks-of-somebody"])

@@ -84,9 +84,9 @@ def test_few_requests(ray_cluster: Any, server: GcsServer, make_run: Any, tmp_pa
     for first, last in ((12, 30), (40, 58)):  # the start's requests are not of a save
         wait_for(lambda first=first: newest(server, config) >= first, f"step {first}", failed=lambda: training.error)
         server.reset_counts()
-        began = newest(server, config)
+        before = committed(server, config)
         wait_for(lambda last=last: newest(server, config) >= last, f"step {last}", failed=lambda: training.error)
-        counts, steps = server.counts(), (newest(server, config) - began) / 2
+        counts, steps = server.counts(), len(committed(server, config) - before)  # on a busy machine due steps give way
         per_step = {"class A": counts.class_a, "class B": counts.class_b, "lists": counts.kinds.get("list", 0)}
         shares.append({name: number / steps for name, number in per_step.items()})
         shares[-1]["too soon"] = sum(counts.too_soon.values())
@@ -99,10 +99,14 @@ def test_few_requests(ray_cluster: Any, server: GcsServer, make_run: Any, tmp_pa
     assert shares[1]["class B"] <= shares[0]["class B"] + 5, "reads grow with the number of steps"
 
 
-def newest(server: GcsServer, config: raystate.StateConfig) -> int:
-    """The newest step whose marker was created, by the server's own log: asking the bucket would count."""
+def committed(server: GcsServer, config: raystate.StateConfig) -> set[int]:
+    """The steps whose markers were created, by the server's own log: asking the bucket would count."""
     found = (re.fullmatch(rf"{config.run}/(\d+)/commit_success.txt", one.name) for one in server.log() if one.kind == "upload")
-    return max((int(one[1]) for one in found if one), default=0)
+    return {int(one[1]) for one in found if one}
+
+
+def newest(server: GcsServer, config: raystate.StateConfig) -> int:
+    return max(committed(server, config), default=0)
 
 
 ANSWERS = [
