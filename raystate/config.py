@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Protocol, Self, cast, runtime_checkable
@@ -256,6 +257,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     @pydantic.field_validator("domain_labels", mode="before")
     @classmethod
     def _names_may_be_a_list(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError("must be a list of names of Ray node labels")
         return tuple(cast("list[object]", value)) if isinstance(value, list) else value  # as YAML has it
 
     @pydantic.field_validator("arena_dir", "record_dir", mode="before")
@@ -281,8 +284,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     @pydantic.field_validator("metadata_url")
     @classmethod
     def _metadata_url_is_http(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"http://[^/\s]+(/\S*)?", value):
-            raise ValueError("must be the http:// URL of a metadata server or None")
+        if value is not None and not _is_http_base(value):
+            raise ValueError("must be the http:// URL of a metadata server, as http://HOST[:PORT][/PATH], or None")
         return value
 
     @pydantic.field_validator("save_policy", mode="before")
@@ -373,3 +376,12 @@ def _read_section(path: Path) -> dict[str, Any]:
 
 def _mapping(raw: object) -> dict[str, Any] | None:
     return {str(name): value for name, value in cast("dict[object, Any]", raw).items()} if isinstance(raw, dict) else None
+
+
+def _is_http_base(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        other = parts.query or parts.fragment or parts.username is not None or parts.port == 0
+    except ValueError:  # a port or an address that is none
+        return False
+    return parts.scheme == "http" and bool(parts.hostname) and not other and url.isascii() and not re.search(r"\s", url)
