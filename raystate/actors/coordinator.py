@@ -105,7 +105,7 @@ class RayHosts:
                 self._handles.pop(host, None)
                 on_error((str(error).strip().splitlines() or [type(error).__name__])[-1])
 
-        if hasattr(handle, "show_to"):
+        if hasattr(handle, "show_to"):  # one that an older raystate has left has none
             handle.show_to.remote(self._job())
         handle.pid.remote().future().add_done_callback(check)
 

@@ -25,35 +25,47 @@ _PREFIX = "stacks-"
 MOST_CHARS = 4000  # of a stack that is told
 _OTHERS = ("site-packages", "lib/python", "<frozen")  # in the paths of files that are not the user's
 
-_offered = threading.Lock()
+_offering = threading.Lock()
+_is_offered = False  # in this process: a signal has one handler, which writes to one file
 
 
 def offer(folder: Path) -> Callable[[], None]:
-    """From now on SIGUSR2 has this process write its stacks to a file there; a program that uses the signal keeps it.
+    """From now on SIGUSR2 has this process write its stacks to a file there; a program that uses the signal keeps it, and of several
+    managers in one process only the first offers them.
 
     Returns:
         What takes it back.
     """
-    if signal.getsignal(SIGNAL) not in (signal.SIG_DFL, None):
-        logger.debug("this program uses %s itself: nobody will see its stacks", SIGNAL.name)
-        return lambda: None
+    global _is_offered
     path = _path(folder, os.getpid())
-    try:
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - the handler writes to it until it is taken back
-    except OSError as error:
-        logger.debug("stacks cannot be written to %s: %s", path, error)
-        return lambda: None
-    with _offered:
+    with _offering:
+        if _is_offered or _is_used_by_the_program():
+            logger.debug("%s is in use in this process already: nobody will see its stacks in %s", SIGNAL.name, folder)
+            return lambda: None
+        try:
+            file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - the handler writes to it until it is taken back
+        except OSError as error:
+            logger.debug("stacks cannot be written to %s: %s", path, error)
+            return lambda: None
         faulthandler.register(SIGNAL, file=file, all_threads=True)
+        _is_offered = True
 
     def take_back() -> None:
-        with _offered:
+        global _is_offered
+        with _offering:
+            if file.closed:
+                return
             path.unlink(missing_ok=True)  # first: without the file nobody sends the signal
-            if not file.closed:
+            if not _is_used_by_the_program():  # else the end of ours would be the end of its handler, too
                 faulthandler.unregister(SIGNAL)
-                file.close()
+            file.close()
+            _is_offered = False
 
     return take_back
+
+
+def _is_used_by_the_program() -> bool:
+    return signal.getsignal(SIGNAL) not in (signal.SIG_DFL, None)
 
 
 def take(folder: Path, pid: int, *, timeout_s: float = TAKE_S) -> str:

@@ -84,3 +84,31 @@ def test_what_killed_processes_left_is_swept_and_of_living_ones_kept(hangs: subp
     (tmp_path / "stacks-of-somebody").touch()
     stacks.sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"stacks-{hangs.pid}", "stacks-of-somebody"])
+
+
+TWO = """
+import os, signal, sys
+from pathlib import Path
+from raystate.runtime import stacks
+
+first, second = Path(sys.argv[1], "first"), Path(sys.argv[1], "second")
+first.mkdir(), second.mkdir()
+end_first, end_second = stacks.offer(first), stacks.offer(second)
+if sys.argv[2] == "a program's own":
+    signal.signal(stacks.SIGNAL, lambda *_: print("mine", flush=True))
+    end_first()
+    os.kill(os.getpid(), stacks.SIGNAL)
+else:
+    end_first()
+    assert stacks.take(second, os.getpid(), timeout_s=1.0) == "", "nobody offers them, so nobody sends the signal"
+    end_second()
+    stacks.offer(second)
+    assert "<module>" in stacks.take(second, os.getpid(), timeout_s=60.0)
+print("alive")
+"""
+
+
+@pytest.mark.parametrize(("case", "said"), [("two managers", "alive\n"), ("a program's own", "mine\nalive\n")])
+def test_the_signal_ends_no_process(tmp_path: Path, case: str, said: str):
+    done = subprocess.run([sys.executable, "-c", TWO, str(tmp_path), case], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
