@@ -63,6 +63,7 @@ class Nodes:
         self.world = len(shares)
         self.loops: dict[HostId, HostLoop] = {}
         self.silent: set[HostId] = set()
+        self.garbling: set[HostId] = set()  # whose answers are damaged on the way
         self.given: Counter[HostId] = Counter()  # array bytes
         self._lock = threading.Lock()
         self._listener = Listener(str(root / "nodes"), "AF_UNIX", backlog=64, authkey=KEY)
@@ -156,6 +157,8 @@ class Nodes:
             if isinstance(answer, PieceBoxes):
                 with self._lock:
                     self.given[host] += answer.data.nbytes
+                if host in self.garbling:
+                    answer.data[0] ^= 1
             connection.send(answer)
 
     def close(self) -> None:
