@@ -84,6 +84,8 @@ def chosen(args: argparse.Namespace) -> tuple[list[Kind], dict[str, str]]:
         raise UsageError(f"--faults {args.faults}: at least 1")
     if args.patience <= 0 or args.step_ms < 0:
         raise UsageError("--patience must be more than 0 and --step-ms at least 0")
+    if args.json and not Path(args.json).absolute().parent.is_dir():
+        raise UsageError(f"--json {args.json}: there is no such folder")
     names = [name.strip() for name in args.kinds.split(",")] if args.kinds else list(BY_NAME)
     unknown = [name for name in names if name not in BY_NAME]
     if unknown:
@@ -97,8 +99,6 @@ def chosen(args: argparse.Namespace) -> tuple[list[Kind], dict[str, str]]:
     kinds = [kind for kind in kinds if kind.name not in left_out]
     if not kinds:
         raise UsageError(f"--kinds: none of these can be injected on another cluster: {', '.join(left_out)}")
-    if args.json and not Path(args.json).absolute().parent.is_dir():
-        raise UsageError(f"--json {args.json}: there is no such folder")
     return kinds, left_out
 
 
@@ -158,7 +158,7 @@ def _keep_logs(folder: Path) -> None:
     import ray
 
     if ray.is_initialized():
-        node: Any = ray._private.worker._global_node  # noqa: SLF001
+        node: Any = ray._private.worker._global_node
         shutil.copytree(node.get_logs_dir_path(), folder / "logs", ignore_dangling_symlinks=True, dirs_exist_ok=True)
 
 

@@ -23,8 +23,13 @@ TRAINER = "drill-trainer"  # the Ray resource that keeps trainers off the head
 NODE = {"num_cpus": 2, "resources": {TRAINER: 1}, "object_store_memory": 100 << 20}
 HEAD = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
 # A dead node is noticed within two or three seconds, not fifteen.
-NOTICED = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
-NODE_DEAD_S = 4.0  # by which Ray has given up a node that doesn't answer
+NOTICED = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 4,
+    "health_check_timeout_ms": 2000,  # of one that is stopped; 10 s by default, four times
+}
+NODE_DEAD_S = 60.0  # by which Ray has given up a node that doesn't answer
 NOTICE_S = 60  # of a drain: so long that a run which waited for it would be late
 STARTS = 3  # tries to start Ray, which gives up after 30 s by no setting
 WAIT_S = 120.0
@@ -61,6 +66,7 @@ class Simulated:
         self._clocks = folder / "clocks"
         self._nodes: dict[str, Any] = {}  # by Ray's node id
         self._clock_of: dict[str, Path] = {}
+        self._stopped: dict[str, list[psutil.Process]] = {}  # the processes of a node, also once their raylet is gone
         self._made = 0
         for path in (Path(self.storage), self._points, self._clocks):
             path.mkdir(parents=True)
@@ -124,6 +130,12 @@ class Simulated:
         """Whether its raylet lives."""
         return bool(self.processes(node))
 
+    def given_up(self, node: str) -> bool:
+        """Whether Ray takes it for dead."""
+        import ray
+
+        return not any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())
+
     def is_alive(self, _node: str, pid: int) -> bool:
         """Whether the process is there, and not one that nobody has buried yet."""
         try:
@@ -143,7 +155,7 @@ class Simulated:
 
     def lose(self, node: str) -> None:
         """What a vanished machine takes with it: all processes, and what it had in shared memory."""
-        doomed = self.processes(node)
+        doomed = list({*self.processes(node), *self._stopped.pop(node, ())})
         for process in doomed:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -157,15 +169,20 @@ class Simulated:
 
     def stop(self, node: str) -> None:
         """SIGSTOP to all of its processes."""
-        for process in self.processes(node):
+        self._stopped[node] = self.processes(node)
+        for process in self._stopped[node]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGSTOP)
 
     def resume(self, node: str) -> None:
-        """SIGCONT to all of its processes: the raylet, if Ray has given it up, and its workers then end by themselves."""
-        for process in self.processes(node):
+        """SIGCONT to all of them: they go on where they were, until the raylet learns that Ray has given it up, and ends."""
+        for process in self._stopped.get(node, ()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
+
+    def wait_gone(self, node: str, timeout_s: float) -> None:
+        """Give those that were stopped the time to do what they would do, and to end."""
+        psutil.wait_procs(self._stopped.get(node, ()), timeout=timeout_s)
 
     def announce(self, node: str) -> None:
         """What a preempted node's cloud has Ray do."""

@@ -33,6 +33,7 @@ class Kind:
     own_machine: str = ""
 
 
+_STORAGE = "the storage is not the drill's to break"
 _NODE = "nobody would bring another node in its place"
 
 KINDS = (
@@ -52,8 +53,8 @@ KINDS = (
         restarts=True,
         own_machine="a node that drains can't be taken back, and " + _NODE,
     ),
-    Kind(name="outage", what="every access to storage fails for a while", own_machine="the storage is not the drill's to break"),
-    Kind(name="stall", what="every write to storage hangs for longer than a save may take", own_machine="the storage is not the drill's to stop"),
+    Kind(name="outage", what="every access to storage fails for a while", own_machine=_STORAGE),
+    Kind(name="stall", what="every write to storage hangs for longer than a save may take", own_machine=_STORAGE),
     Kind(name="stop-trainer", what="SIGSTOP of one rank for longer than a step may take, then SIGCONT", restarts=True),
     Kind(name="stop-host", what="SIGSTOP of a HostActor until it counts as down, then SIGCONT"),
     Kind(name="stop-coordinator", what="SIGSTOP of the Coordinator for as long, then SIGCONT"),

@@ -16,12 +16,13 @@ from jobs.drill import training
 from jobs.drill.cluster import TRAINER
 from jobs.drill.outcomes import NONE, Before, Outcome, Report, check, least_step, why_not_counted
 from jobs.drill.plan import ANY, RANKS, Fault, Kind, faults
-from jobs.drill.strikes import Armoury, Limits, Strike, limits
+from jobs.drill.strikes import Armoury, Strike, limits
 from jobs.drill.watch import RECOVERING, Run, TooLate, Watch, new_scribe, phase_of
 
 AIM_S = 3.0  # at most so long a fault waits for the Coordinator's phase that it aims at
 AIM_POLL_S = 0.005
 SAFE_POLL_S = 0.05
+HOLD_POLL_S = 0.2
 SAVE_EVERY = 20  # steps between durable saves
 SLOW_START_S = 600.0
 WARM_STEPS = 20
@@ -252,9 +253,13 @@ class Soak:
         self._say_outcome(outcome)
 
     def _hold(self, strike: Strike, ended: threading.Event) -> None:
-        time.sleep(strike.hold_s)
-        strike.end()
-        ended.set()
+        end_s = time.monotonic() + strike.hold_s
+        try:
+            while time.monotonic() < end_s and not strike.until():
+                time.sleep(min(HOLD_POLL_S, max(0.0, end_s - time.monotonic())))
+        finally:
+            strike.end()
+            ended.set()
 
     def _aim(self, fault: Fault) -> tuple[Strike | None, Before]:
         """The strike, and what is known as late as possible before it."""

@@ -12,6 +12,7 @@ from jobs.drill.plan import Fault
 from jobs.drill.watch import Run, Watch
 
 OUTAGE_S = 3.0
+ZOMBIES_S = 5.0  # that the processes of a node have which Ray has given up
 BEYOND_S = 1.5  # a stop goes on so much longer than its deadline
 
 
@@ -59,6 +60,7 @@ class Strike:
         is_alive: whether the target lives now.
         begin: does it; False: the target was gone.
         hold_s: seconds until `end`; 0: nothing has to be ended.
+        until: ends it before.
         end: stops or undoes it.
         settle: once the run is back: puts things in the place of what was lost.
         durable: what shows that the run is safe again is a new durable step, not one in memory.
@@ -69,6 +71,7 @@ class Strike:
     begin: Callable[[], bool]
     node: str = ""
     hold_s: float = 0.0
+    until: Callable[[], bool] = lambda: False
     end: Callable[[], None] = _nothing
     settle: Callable[[], None] = _nothing
     durable: bool = False
@@ -158,6 +161,7 @@ class Armoury:
         if fault.kind.name == "stop-node":
 
             def bury() -> None:
+                machines.wait_gone(node, ZOMBIES_S)
                 machines.lose(node)
                 machines.add_node()
 
@@ -166,7 +170,8 @@ class Armoury:
                 node=node,
                 is_alive=alive,
                 begin=always(machines.stop),
-                hold_s=NODE_DEAD_S + self._limits.host_s + BEYOND_S,
+                hold_s=NODE_DEAD_S,
+                until=lambda: machines.given_up(node),
                 end=lambda: machines.resume(node),
                 settle=bury,
             )

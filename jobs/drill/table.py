@@ -16,7 +16,15 @@ MOST_SHOWN = 20
 
 def table(title: str, found: list[Row]) -> Table:
     """A line for each row."""
-    made = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 1), pad_edge=False)
+    made = Table(
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 1),
+        pad_edge=False,
+        collapse_padding=True,
+    )
     made.add_column("", no_wrap=True)
     for name in (
         "\nfaults",
@@ -27,9 +35,9 @@ def table(title: str, found: list[Row]) -> Table:
     ):
         made.add_column(name, justify="right", no_wrap=True)
     for row in found:
-        lost = f"{_count(row.steps_lost.median):>6}{_count(row.steps_lost.max):>5}"
-        back = "".join(f"{_seconds(value):>7}" for value in (row.seconds.median, row.seconds.p95, row.seconds.max))
-        safe = "".join(f"{_seconds(value):>7}" for value in (row.safe_s.median, row.safe_s.max))
+        lost = f"{_count(row.steps_lost.median)} {_count(row.steps_lost.max):>5}"
+        back = " ".join(f"{_seconds(value):>6}" for value in (row.seconds.median, row.seconds.p95, row.seconds.max))
+        safe = " ".join(f"{_seconds(value):>6}" for value in (row.safe_s.median, row.safe_s.max))
         made.add_row(row.name, str(row.faults), str(row.recovered), lost, back, safe)
     return made
 
