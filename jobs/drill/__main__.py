@@ -13,7 +13,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -150,16 +149,8 @@ def run(args: argparse.Namespace, kinds: list[Kind], left_out: dict[str, str], c
             return Soak(machines, settings, folder, say).go()
         finally:
             if args.keep and args.address is None:
-                _keep_logs(folder)
+                machines.keep_logs()
             machines.close()
-
-
-def _keep_logs(folder: Path) -> None:
-    import ray
-
-    if ray.is_initialized():
-        node: Any = ray._private.worker._global_node
-        shutil.copytree(node.get_logs_dir_path(), folder / "logs", ignore_dangling_symlinks=True, dirs_exist_ok=True)
 
 
 def main(argv: list[str] | None = None) -> int:

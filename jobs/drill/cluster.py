@@ -9,8 +9,6 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -186,10 +184,16 @@ class Simulated:
 
     def announce(self, node: str) -> None:
         """What a preempted node's cloud has Ray do."""
-        ray = str(Path(sys.executable).parent / "ray")
-        given = ["--address", self.address, "--node-id", node, "--deadline-remaining-seconds", str(NOTICE_S)]
-        why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "preemption"]
-        subprocess.run([ray, "drain-node", *given, *why], check=True, capture_output=True, timeout=WAIT_S)
+        import ray._raylet as raylet  # as `ray drain-node` does, which takes seconds to start
+        from ray.core.generated import autoscaler_pb2
+
+        messages: Any = autoscaler_pb2
+        gcs: Any = raylet
+        reason = messages.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        until_ms = int((time.time() + NOTICE_S) * 1000)
+        accepted, why = gcs.GcsClient(address=self.address).drain_node(node, reason, "preemption", until_ms)
+        if not accepted:
+            raise RuntimeError(f"Ray refuses to drain node {node}: {why}")
 
     def jump(self, node: str, by_s: float) -> None:
         """The node's wall clock, for the Python programs on it."""
@@ -221,6 +225,12 @@ class Simulated:
     def left_behind(self, run_hash: str) -> list[str]:
         """What a run that has ended has left in shared memory."""
         return sorted(str(path) for path in Path("/dev/shm").glob(f"raystate-{run_hash}-*"))
+
+    def keep_logs(self) -> None:
+        """Put Ray's logs into the folder."""
+        shutil.copytree(
+            self._cluster.head_node.get_logs_dir_path(), self.folder / "logs", ignore_dangling_symlinks=True, dirs_exist_ok=True
+        )
 
     def close(self) -> None:
         """End all that was started."""

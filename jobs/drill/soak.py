@@ -264,12 +264,13 @@ class Soak:
     def _aim(self, fault: Fault) -> tuple[Strike | None, Before]:
         """The strike, and what is known as late as possible before it."""
         durable = self._durable_steps()
+        status = self._run.status()
+        stable = NONE if status is None else status.memory_step
         if fault.aim == RECOVERING:
             rank = self._watch.of_ranks()[1 - fault.rank]
             self._machines.send(rank["node"], rank["pid"], signal.SIGKILL)  # the fault meets what this one leads to
         strike = None if fault.aim == RECOVERING else self._armoury.strike(fault)
         end_s = time.monotonic() + AIM_S
-        stable = NONE
         while True:
             self._watch.look()
             status = self._run.status()
@@ -279,7 +280,7 @@ class Soak:
                 break
             time.sleep(AIM_POLL_S)
         strike = strike or self._armoury.strike(fault)
-        self._kept = max(self._kept, stable)
+        self._kept = max(self._kept if fault.kind.spares_memory else NONE, stable)
         alive = strike is not None and strike.is_alive()
         return strike, Before(
             alive=alive, trained=self._watch.newest, stable=stable, durable=max(durable, default=NONE), phase=phase
@@ -289,7 +290,7 @@ class Soak:
         self, fault: Fault, strike: Strike, outcome: Outcome, began_s: float, old: set[int], ended: threading.Event
     ) -> None:
         """Wait until it trains again, and what it trains is safe; then look at what must hold."""
-        watch = self._watch
+        watch, kept = self._watch, self._kept
         patience_s = self._limits.patience_s + strike.hold_s
         restarts = fault.kind.restarts or fault.aim == RECOVERING
 
@@ -318,7 +319,7 @@ class Soak:
         if starts:
             went_on = [event for event in starts if event["t"] <= first["t"]] or starts
             outcome.start, outcome.tier, outcome.reached = went_on[-1]["step"], went_on[-1]["tier"], reached()
-        self._check(fault, outcome)
+        self._check(fault, outcome, kept)
 
     def _is_safe(self, trained: int, strike: Strike) -> bool:
         """Whether something newer is safe now."""
@@ -336,12 +337,8 @@ class Soak:
     def _durable_steps(self) -> list[int]:
         return raystate.Reader(self._storage).all_steps()
 
-    def _check(self, fault: Fault, outcome: Outcome) -> None:
-        if not fault.kind.spares_memory:
-            self._kept = NONE
-        least = least_step(
-            outcome.before, spares_memory=fault.kind.spares_memory, kept=self._kept if outcome.start is None else NONE
-        )
+    def _check(self, fault: Fault, outcome: Outcome, kept: int) -> None:
+        least = least_step(outcome.before, spares_memory=fault.kind.spares_memory, kept=kept)
         wrong = [*self._wrong_starts(), *self._wrong_steps(), *self._watch.differing]
         self._watch.differing.clear()
         check(outcome, least=least, durable_after=max(self._durable_steps(), default=NONE), restored_wrong=wrong)

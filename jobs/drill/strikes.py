@@ -132,7 +132,7 @@ class Armoury:
             is_alive=alive,
             begin=lambda: send(signal.SIGSTOP),
             hold_s=hold_s,
-            end=lambda: send(signal.SIGCONT) and None,
+            end=lambda: None if send(signal.SIGCONT) else None,
         )
 
     def _on_node(self, fault: Fault, target: str, node: str) -> Strike:

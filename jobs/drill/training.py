@@ -154,7 +154,8 @@ def train(config: dict[str, Any]) -> None:
         scribe.note.remote({**who, "event": "start", "step": step, "tier": restored.tier, "at": batches.position, "exact": seen})
         while goal is None or step < goal:
             if goal is None and step % ASK_EVERY == 0:
-                goal = ray.get(scribe.goal.remote(), timeout=ANSWER_S)
+                answer: Any = ray.get(scribe.goal.remote(), timeout=ANSWER_S)
+                goal = answer
             begin_s = time.perf_counter()
             rows, marks = (jax.device_put(one, everywhere) for one in next(batches))
             state, loss = step_fn(state, rows, marks)

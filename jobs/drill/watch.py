@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -118,7 +118,7 @@ class Run:
 
 
 def _names() -> list[str]:
-    actors: Sequence[Any] = list_named_actors(all_namespaces=True)  # dicts then, although Ray's type says str
+    actors: Any = list_named_actors(all_namespaces=True)  # dicts then, although Ray's type says str
     return sorted(actor["name"] for actor in actors if actor["namespace"] == NAMESPACE)
 
 
