@@ -72,7 +72,7 @@ class Strike:
     node: str = ""
     hold_s: float = 0.0
     until: Callable[[], bool] = lambda: False
-    end: Callable[[], None] = _nothing
+    end: Callable[[], object] = _nothing
     settle: Callable[[], None] = _nothing
     durable: bool = False
 
@@ -132,7 +132,7 @@ class Armoury:
             is_alive=alive,
             begin=lambda: send(signal.SIGSTOP),
             hold_s=hold_s,
-            end=lambda: None if send(signal.SIGCONT) else None,
+            end=lambda: send(signal.SIGCONT),
         )
 
     def _on_node(self, fault: Fault, target: str, node: str) -> Strike:
