@@ -111,7 +111,6 @@ def plan_lines(seed: int, kinds: list[Kind], number: int) -> list[str]:
 
 def run(args: argparse.Namespace, kinds: list[Kind], left_out: dict[str, str], console: Console) -> Report:
     """Start what is to be broken, and break it."""
-    import ray
     from ray import cloudpickle
 
     from jobs.drill import given, training
@@ -141,7 +140,7 @@ def run(args: argparse.Namespace, kinds: list[Kind], left_out: dict[str, str], c
         try:
             machines.start()
             address = machines.address
-            ray.init(address=address, namespace="drill", log_to_driver=False, logging_level=logging.ERROR)
+            _join(address)
             for module in (training, given):
                 cloudpickle.register_pickle_by_value(module)
             where = f"a head and {NODES} nodes on this machine" if args.address is None else f"the cluster at {address}"
@@ -151,6 +150,31 @@ def run(args: argparse.Namespace, kinds: list[Kind], left_out: dict[str, str], c
             if args.keep and args.address is None:
                 machines.keep_logs()
             machines.close()
+
+
+def _join(address: str) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, namespace="drill", log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray has no class for it
+        raise UsageError(f"--address {address}: no Ray cluster can be joined there: {' '.join(str(error).split())}") from None
+
+
+def check_fresh(storage: str) -> None:
+    """Whether a run can begin there.
+
+    Raises:
+        UsageError: not there, or there are steps already.
+    """
+    import raystate
+
+    try:
+        steps = raystate.Reader(raystate.StateConfig(storage=storage, run="drill").storage).all_steps()
+    except raystate.RaystateError as error:
+        raise UsageError(f"--storage {storage}: {error}") from None
+    if steps:
+        raise UsageError(f"--storage {storage}: there are steps in it; a drill begins its own run in a fresh folder")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -173,7 +197,13 @@ def main(argv: list[str] | None = None) -> int:
         return HELD
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    report = run(args, kinds, left_out, console)
+    try:
+        if args.storage is not None:
+            check_fresh(args.storage)
+        report = run(args, kinds, left_out, console)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return BAD_USAGE
     if args.json:
         Path(args.json).write_text(json.dumps(report.facts(KIND_NAMES, PHASES), indent=1) + "\n")
     show(console, report)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import raystate
 from jobs.drill import __main__ as command
 from jobs.drill import training
 from jobs.drill.outcomes import NONE, Before, Outcome, Report, check, least_step, rows, spread, why_not_counted
@@ -218,6 +219,13 @@ def test_bad_usage_is_a_sentence(
     captured = capsys.readouterr()
     assert said in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def test_storage_that_is_no_place_for_a_drill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raystate.save(tmp_path / "old" / "3", {"w": np.ones(2)})
+    for storage, said in ((f"{tmp_path}/old", "steps in it"), ("ftp://x/y", "unsupported scheme")):
+        assert command.main(["--faults", "1", "--address", "127.0.0.1:1", "--storage", storage]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_what_another_cluster_leaves_out() -> None:
