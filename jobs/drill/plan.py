@@ -106,7 +106,9 @@ def faults(seed: int, kinds: Sequence[Kind] = KINDS) -> Iterator[Fault]:
     while True:
         for kind in drawn.sample(kinds, len(kinds)):
             number += 1
-            aim = drawn.choice(PHASES[1:]) if drawn.random() < _AIMED else ANY
+            # While the ranks start nobody knows their processes.
+            phases = PHASES[1:-1] if kind.name.endswith("trainer") else PHASES[1:]
+            aim = drawn.choice(phases) if drawn.random() < _AIMED else ANY
             yield Fault(
                 number=number,
                 kind=kind,

@@ -235,6 +235,7 @@ class Soak:
         if strike is None or why or not strike.begin():
             self._not_counted.append(f"fault {fault.number} ({fault.kind.name}): {why or 'its target was not alive'}")
             self._struck_at = before.trained
+            self._wait(lambda: self._watch.newest > before.trained, "new step")
             return
         self._struck_at = before.trained
         outcome = Outcome(number=fault.number, kind=fault.kind.name, aim=fault.aim, target=strike.target, before=before)
@@ -298,7 +299,7 @@ class Soak:
             return max((event["step"] for event in watch.events if event["event"] == "step" and event["pid"] in old), default=NONE)
 
         def new() -> dict[str, Any] | None:
-            """The first new step after it."""
+            """The first new step after it: of new workers, where they have to be new."""
             beyond = reached() if restarts else outcome.before.trained
             for event in watch.events:
                 if event["event"] == "step" and event["step"] > beyond and (event["pid"] not in old or not restarts):

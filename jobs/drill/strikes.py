@@ -12,6 +12,7 @@ from jobs.drill.plan import Fault
 from jobs.drill.watch import Run, Watch
 
 OUTAGE_S = 3.0
+ENDED_TIMES = 5.0  # times hang_timeout_s: by then a stopped rank has been ended
 ZOMBIES_S = 5.0  # that the processes of a node have which Ray has given up
 BEYOND_S = 1.5  # a stop goes on so much longer than its deadline
 
@@ -100,7 +101,10 @@ class Armoury:
         node = rank["node"]
         name = fault.kind.name.removeprefix("stop-")
         if name == "trainer":
-            return self._on_process(fault, f"rank {rank['rank']}", node, rank["pid"], self._limits.hang_s + BEYOND_S)
+            # Until it is ended: its time does not run while the others' save is on its way to storage.
+            return self._on_process(
+                fault, f"rank {rank['rank']}", node, rank["pid"], ENDED_TIMES * self._limits.hang_s, until_dead=True
+            )
         if name == "host":
             found = self._run.host(node)
             return found and self._on_process(fault, f"HostActor of rank {rank['rank']}", *found, self._limits.host_s + BEYOND_S)
@@ -116,7 +120,7 @@ class Armoury:
             return self._stall()
         return self._on_node(fault, f"node of rank {rank['rank']}", node)
 
-    def _on_process(self, fault: Fault, target: str, node: str, pid: int, hold_s: float) -> Strike:
+    def _on_process(self, fault: Fault, target: str, node: str, pid: int, hold_s: float, *, until_dead: bool = False) -> Strike:
         def alive() -> bool:
             return self._machines.is_alive(node, pid)
 
@@ -132,6 +136,7 @@ class Armoury:
             is_alive=alive,
             begin=lambda: send(signal.SIGSTOP),
             hold_s=hold_s,
+            until=lambda: until_dead and not alive(),
             end=lambda: send(signal.SIGCONT),
         )
 
