@@ -120,6 +120,7 @@ _LONGEST = (
     "jobs/test_lm_train.py",
     "storage/test_crash_points.py",
     "cluster/test_matrix.py",
+    "cluster/test_drill.py",
     "cluster/test_misuse.py",
     "cluster/test_seen.py",
     "cluster/test_train_fit.py",

@@ -43,13 +43,18 @@ def release(config: StateConfig, reason: str, deadline_s: float, *, launch: str 
         The durable last step if the Coordinator said it, else None.
 
     Raises:
-        RaystateError: the newest snapshot could not be made durable (everything is ended nevertheless).
+        RaystateError: the newest snapshot could not be made durable (everything is ended nevertheless), or this process has left Ray.
     """
     return release_by_hash(run_hash(config.storage, config.run), reason, deadline_s, launch=launch)
 
 
 def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | None = None) -> int | None:
     """`release`, for a run that is known by the hash in its actors' names only."""
+    if not ray.is_initialized():  # Ray's calls would join whatever cluster there is, or start one
+        text = (
+            "this process has left Ray (ray.shutdown()): the run's actors end by themselves after idle_timeout_s without a trainer"
+        )
+        raise RaystateError(text, phase="end")
     end_s = time.monotonic() + deadline_s
     step: int | None = None
     failure: RaystateError | None = None

@@ -241,9 +241,14 @@ class StateManager:
         return decision.promised
 
     def _stop(self, decision: SaveDecision) -> None:
-        """The attempt ends here, with this step durable."""
-        self._interrupted = Interrupted(decision.reason, step=self._last.step, rank=self._rank)
-        self.wait_until_finished()
+        """The attempt ends here, with this step durable; what storage has lost does not make a failure of it, and is named."""
+        step = self._last.step
+        self._interrupted = Interrupted(decision.reason, step=step, rank=self._rank)
+        try:
+            self.wait_until_finished()
+        except StorageError as error:
+            self._interrupted = Interrupted(f"{decision.reason}; {error.message}", step=step, rank=self._rank, errors=error.errors)
+            raise self._interrupted from error
         raise self._interrupted
 
     def should_save(self, step: int) -> bool:

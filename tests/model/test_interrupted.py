@@ -1,0 +1,54 @@
+"""An announced end stays one, although storage has failed before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raystate
+from raystate.core.messages import HostLeaving
+from tests.model.world import Rank, World
+
+MOST_STEPS = 2000
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"w": np.full(8, step, np.float32)}
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_notice_after_a_step_that_was_lost(comes_back: bool) -> None:
+    """`save` raises Interrupted, and it names what is not durable: steps that gave way to newer ones while storage was out."""
+    world = World(1, ranks=2, nodes=1, save_every_steps=5, save_timeout_s=5.0)
+    stopped: dict[int, tuple[int, raystate.Interrupted]] = {}
+
+    def trains(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore(state(0))
+        try:
+            for step in range(1, MOST_STEPS):
+                if rank.number == 0 and step == 8:
+                    world.storage.out = True
+                if rank.number == 0 and step == 60:
+                    world.storage.out = not comes_back
+                    (host,) = world.hosts
+                    world.tell(HostLeaving(host=host, within_s=60.0, reason="preempted"))
+                rank.rest(0.5)
+                manager.save(step, state(step))
+        except raystate.Interrupted as error:
+            stopped[rank.number] = (error.step, error)
+
+    try:
+        world.run([Rank(world, number, trains) for number in range(2)])
+        assert sorted(stopped) == [0, 1]
+        (step, error), (other, _) = stopped[0], stopped[1]
+        assert step == other, "both at the same step"
+        assert "preempted" in str(error)
+        assert "not durable" in str(error) and "step 10" in str(error)
+        durable = raystate.Reader(world.config.storage).latest_step()
+        assert (durable == step) is comes_back
+    finally:
+        world.storage.out = False
+        world.close()
