@@ -38,7 +38,7 @@ class Holding:
 
 
 @dataclass(slots=True, kw_only=True)
-class BytesTaken:
+class Tally:
     """Array bytes that one process has taken.
 
     Attributes:

@@ -16,7 +16,7 @@ from raystate.core.names import HostId
 HERE = HostId("")  # this process's own node: its memory is read without asking anybody
 
 
-class HeldBox(NamedTuple):
+class Held(NamedTuple):
     """A piece of an array in memory.
 
     Attributes:
@@ -46,7 +46,7 @@ class Wanted:
     number: int
     box: Box
     itemsize: int
-    held: Sequence[HeldBox]
+    held: Sequence[Held]
 
 
 class Take(NamedTuple):
@@ -54,7 +54,7 @@ class Take(NamedTuple):
 
     number: int
     box: Box
-    held: HeldBox
+    held: Held
     host: HostId
 
 
@@ -111,15 +111,15 @@ def share_out(
     return takes, missing
 
 
-def _by_box(want: Wanted) -> list[tuple[Box, list[HeldBox]]]:
+def _by_box(want: Wanted) -> list[tuple[Box, list[Held]]]:
     """The pieces that somebody has, those of the same elements together, in the order in which they are used: this node's first, and of
     these one that is exactly what is wanted, which can be used where it lies; then those that have the most of it."""
-    same: dict[Box, list[HeldBox]] = {}
+    same: dict[Box, list[Held]] = {}
     for held in want.held:
         if held.hosts and intersection(want.box, held.box) is not None:
             same.setdefault(held.box, []).append(held)
 
-    def order(one: tuple[Box, list[HeldBox]]) -> tuple[bool, bool, int]:
+    def order(one: tuple[Box, list[Held]]) -> tuple[bool, bool, int]:
         common = intersection(want.box, one[0])
         assert common is not None
         return all(HERE not in held.hosts for held in one[1]), one[0] != want.box, -common.size
