@@ -3,7 +3,7 @@
 from raystate.arrays.asked import check_asked
 from raystate.arrays.checkpointables import is_checkpointable, load_files
 from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
-from raystate.arrays.holdings import Elsewhere, FarBox, Holding, Tally
+from raystate.arrays.holdings import BytesTaken, Elsewhere, FarBox, Holding
 from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iterators
 from raystate.arrays.memory import MemorySource, UncoveredError, common_values
 from raystate.arrays.paths import path_key
@@ -16,6 +16,7 @@ from raystate.arrays.transforms import Rules, Transforms
 from raystate.arrays.tree import Described, Plan, array_leaves, describe
 
 __all__ = [
+    "BytesTaken",
     "Described",
     "Elsewhere",
     "FarBox",
@@ -29,7 +30,6 @@ __all__ = [
     "ReadRequest",
     "Rules",
     "Spare",
-    "Tally",
     "Transforms",
     "UncoveredError",
     "array_leaves",

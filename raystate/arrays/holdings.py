@@ -38,7 +38,7 @@ class Holding:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class BytesTaken:
     """Array bytes that one process has taken.
 
     Attributes:

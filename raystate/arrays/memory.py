@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from raystate.arrays.holdings import Elsewhere, FarBox, Holding, Tally
+from raystate.arrays.holdings import BytesTaken, Elsewhere, FarBox, Holding
 from raystate.arrays.paths import shown
 from raystate.arrays.restore import ReadRequest
 from raystate.checksum import crc32c
 from raystate.core.boxes import Box, intersection, slices
 from raystate.core.errors import CorruptCheckpointError, ItemTopologyError, RaystateError, StepNotFoundError
 from raystate.core.names import HostId
-from raystate.core.sharing import HERE, Held, Missing, Take, Wanted, share_out
+from raystate.core.sharing import HERE, HeldPiece, Missing, Take, WantedBox, share_out
 from raystate.core.tree import ArraySpec, LeafSpec, Piece, TreeSpec
 
 Values = tuple[tuple[int | float | bool | str | None, ...], ...]  # SlotTable.values
@@ -58,14 +58,14 @@ class _Source:
         view.flags.writeable = False
         return view
 
-    def held(self, useless: set[tuple[HostId, int, int]]) -> Held:
+    def held(self, useless: set[tuple[HostId, int, int]]) -> HeldPiece:
         """Who may be asked for it."""
         rank = self.holding.rank
         hosts = (HERE, *self.holding.hosts) if self.holding.data is not None else self.holding.hosts
         use = tuple(
             host for host in hosts if not useless & {(host, rank, self.index), (host, rank, _ALL), (host, _ALL, _ALL)}
         )  # fmt: skip
-        return Held(self.box, rank, self.index, use)
+        return HeldPiece(self.box, rank, self.index, use)
 
 
 _ALL = -1
@@ -98,7 +98,7 @@ class MemorySource:
         world: int | None = None,
         elsewhere: Elsewhere | None = None,
         reader: int = 0,
-        tally: Tally | None = None,
+        tally: BytesTaken | None = None,
     ):
         self._item = item
         self._rank = rank
@@ -106,7 +106,7 @@ class MemorySource:
         self._elsewhere = elsewhere
         self._has_looked = elsewhere is None
         self._reader = reader
-        self._tally = tally or Tally()
+        self._tally = tally or BytesTaken()
         self._load: dict[HostId, int] = {}
         self._useless: set[tuple[HostId, int, int]] = set()  # (host, rank, piece) that are not asked again; `_ALL`: whatever it is
         self._failures: dict[tuple[HostId, int, int], str] = {}
@@ -153,8 +153,8 @@ class MemorySource:
     # ------------------------------------------------------------ who has it
 
     def _plan(self, reading: _Reading, rest: Sequence[Missing]) -> tuple[list[Take], list[Missing]]:
-        held: dict[int, list[Held] | None] = {}
-        wanted: list[Wanted] = []
+        held: dict[int, list[HeldPiece] | None] = {}
+        wanted: list[WantedBox] = []
         missing: list[Missing] = []
         for number, box in rest:
             leaf = reading.requests[number].leaf
@@ -167,11 +167,11 @@ class MemorySource:
                 missing.append(Missing(number, box))
             else:
                 itemsize = np.dtype(self._leaf(leaf)[1].dtype).itemsize
-                wanted.append(Wanted(number=number, box=box, itemsize=itemsize, held=pieces))
+                wanted.append(WantedBox(number=number, box=box, itemsize=itemsize, held=pieces))
         takes, nowhere = share_out(wanted, rank=self._reader, most_bytes=FETCH_BYTES, load=self._load)
         return takes, missing + nowhere
 
-    def _held(self, leaf: int, reading: _Reading) -> list[Held] | None:
+    def _held(self, leaf: int, reading: _Reading) -> list[HeldPiece] | None:
         """The pieces of an array that may be used; None: it is not known yet."""
         spec, array = self._leaf(leaf)
         sources = self._sources.get(leaf, [])

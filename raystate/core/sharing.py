@@ -16,7 +16,7 @@ from raystate.core.names import HostId
 HERE = HostId("")  # this process's own node: its memory is read without asking anybody
 
 
-class Held(NamedTuple):
+class HeldPiece(NamedTuple):
     """A piece of an array in memory.
 
     Attributes:
@@ -33,7 +33,7 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedBox:
     """A box that a process needs.
 
     Attributes:
@@ -46,7 +46,7 @@ class Wanted:
     number: int
     box: Box
     itemsize: int
-    held: Sequence[Held]
+    held: Sequence[HeldPiece]
 
 
 class Take(NamedTuple):
@@ -54,7 +54,7 @@ class Take(NamedTuple):
 
     number: int
     box: Box
-    held: Held
+    held: HeldPiece
     host: HostId
 
 
@@ -66,7 +66,7 @@ class Missing(NamedTuple):
 
 
 def share_out(
-    wanted: Sequence[Wanted], *, rank: int, most_bytes: int, load: Mapping[HostId, int] | None = None
+    wanted: Sequence[WantedBox], *, rank: int, most_bytes: int, load: Mapping[HostId, int] | None = None
 ) -> tuple[list[Take], list[Missing]]:
     """Who gives what.
 
@@ -111,15 +111,15 @@ def share_out(
     return takes, missing
 
 
-def _by_box(want: Wanted) -> list[tuple[Box, list[Held]]]:
+def _by_box(want: WantedBox) -> list[tuple[Box, list[HeldPiece]]]:
     """The pieces that somebody has, those of the same elements together, in the order in which they are used: this node's first, and of
     these one that is exactly what is wanted, which can be used where it lies; then those that have the most of it."""
-    same: dict[Box, list[Held]] = {}
+    same: dict[Box, list[HeldPiece]] = {}
     for held in want.held:
         if held.hosts and intersection(want.box, held.box) is not None:
             same.setdefault(held.box, []).append(held)
 
-    def order(one: tuple[Box, list[Held]]) -> tuple[bool, bool, int]:
+    def order(one: tuple[Box, list[HeldPiece]]) -> tuple[bool, bool, int]:
         common = intersection(want.box, one[0])
         assert common is not None
         return all(HERE not in held.hosts for held in one[1]), one[0] != want.box, -common.size

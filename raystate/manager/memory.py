@@ -10,13 +10,13 @@ import numpy as np
 
 from raystate.arena import SlotContent, SlotHeader, SlotSet, finished_sets
 from raystate.arena.layouts import get_layout
-from raystate.arrays import FarBox, Holding, MemorySource, PieceSource, ReadRequest, Tally, common_values
+from raystate.arrays import BytesTaken, FarBox, Holding, MemorySource, PieceSource, ReadRequest, common_values
 from raystate.checksum import Bytes
 from raystate.core.errors import CorruptCheckpointError, RaystateError
 from raystate.core.messages import HostId, RestoreChoice, SnapshotId
 from raystate.core.own_files import common_files
 from raystate.core.tree import Layout, SlotTable, TreeSpec
-from raystate.manager.peers import Peers
+from raystate.manager.peers import FarPieces
 from raystate.manager.session import Session
 from raystate.orbax.step_reader import StepReader
 from raystate.restored import StepContent, content_from_storage
@@ -41,7 +41,7 @@ class MemorySnapshot:
         self._choice = choice
         self._open_stored = open_stored
         self._holders = dict(choice.holders)
-        self._peers = Peers(session, choice)
+        self._peers = FarPieces(session, choice)
         self._here: dict[int, Holding] = {}
         self._far: dict[int, Holding] = {}
         self._tables: dict[int, SlotTable] = {}
@@ -50,7 +50,7 @@ class MemorySnapshot:
         self._sets: list[SlotSet] = []
         self.world = choice.world
         self.own_rank = session.rank if session.world == self.world else None
-        self.tally = Tally()
+        self.tally = BytesTaken()
         for slot_set in finished_sets(session.arena_path):
             self._sets.append(slot_set)
             for slot in slot_set.slots:

@@ -18,7 +18,7 @@ CALL_TIMEOUT_S = 20.0
 REST_S = 0.1
 
 
-class Peers:
+class FarPieces:
     """Calls of the HostActors that hold the snapshot of a choice.
 
     Args:

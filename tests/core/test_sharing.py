@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raystate.core.boxes import Box, cut, difference, intersection
 from raystate.core.names import HostId
-from raystate.core.sharing import HERE, Held, Wanted, share_out
+from raystate.core.sharing import HERE, HeldPiece, WantedBox, share_out
 
 SHAPE = (6, 5)
 WHOLE = Box((0, 0), SHAPE)
@@ -32,15 +32,17 @@ def boxes(draw: st.DrawFn) -> Box:
 held = st.lists(
     st.tuples(boxes(), st.integers(0, 3), st.integers(0, 5), st.lists(st.sampled_from([HERE, *HOSTS]), unique=True).map(tuple)),
     max_size=8,
-).map(lambda pieces: [Held(*piece) for piece in pieces])
+).map(lambda pieces: [HeldPiece(*piece) for piece in pieces])
 
 
-def wants(box: Box, pieces: list[Held]) -> Wanted:
-    return Wanted(number=7, box=box, itemsize=ITEMSIZE, held=pieces)
+def wants(box: Box, pieces: list[HeldPiece]) -> WantedBox:
+    return WantedBox(number=7, box=box, itemsize=ITEMSIZE, held=pieces)
 
 
 @given(pieces=held, wanted=boxes(), rank=st.integers(0, 9), most=st.integers(1, 60))
-def test_every_element_is_taken_once_from_a_piece_that_has_it_or_is_missing(pieces: list[Held], wanted: Box, rank: int, most: int):
+def test_every_element_is_taken_once_from_a_piece_that_has_it_or_is_missing(
+    pieces: list[HeldPiece], wanted: Box, rank: int, most: int
+):
     takes, missing = share_out([wants(wanted, pieces)], rank=rank, most_bytes=most)
     seen: list[tuple[int, ...]] = []
     for take in takes:
@@ -55,7 +57,7 @@ def test_every_element_is_taken_once_from_a_piece_that_has_it_or_is_missing(piec
 
 
 @given(pieces=held, wanted=boxes())
-def test_own_memory_comes_first(pieces: list[Held], wanted: Box):
+def test_own_memory_comes_first(pieces: list[HeldPiece], wanted: Box):
     takes, _ = share_out([wants(wanted, pieces)], rank=0, most_bytes=1 << 20)
     here = set().union(*(elements(one.box) for one in pieces if HERE in one.hosts))
     for take in takes:
@@ -64,7 +66,7 @@ def test_own_memory_comes_first(pieces: list[Held], wanted: Box):
 
 
 def test_what_can_be_used_where_it_lies_comes_before_a_part_of_more():
-    whole, exact = Held(WHOLE, 0, 0, (HERE,)), Held(Box((3, 0), (3, 5)), 1, 0, (HERE,))
+    whole, exact = HeldPiece(WHOLE, 0, 0, (HERE,)), HeldPiece(Box((3, 0), (3, 5)), 1, 0, (HERE,))
     takes, _ = share_out([wants(exact.box, [whole, exact])], rank=0, most_bytes=1)
     assert [take.held for take in takes] == [exact]
 
@@ -76,7 +78,7 @@ def test_what_can_be_used_where_it_lies_comes_before_a_part_of_more():
     most_rows=st.integers(1, 6),
 )
 def test_what_several_have_is_asked_of_all_alike(hosts: list[HostId], count: int, rank: int, most_rows: int):
-    pieces = [Held(WHOLE, number, 0, (host,)) for number, host in enumerate(hosts)]
+    pieces = [HeldPiece(WHOLE, number, 0, (host,)) for number, host in enumerate(hosts)]
     row_bytes = SHAPE[1] * ITEMSIZE
     takes, _ = share_out([wants(WHOLE, pieces)] * count, rank=rank, most_bytes=most_rows * row_bytes)
     loads = [sum(take.box.size for take in takes if take.host == host) * ITEMSIZE for host in hosts]
@@ -86,14 +88,14 @@ def test_what_several_have_is_asked_of_all_alike(hosts: list[HostId], count: int
 @given(hosts=st.integers(1, 4), processes=st.integers(1, 40))
 def test_processes_begin_with_different_nodes(hosts: int, processes: int):
     """Each wants the same small array, which all nodes have."""
-    pieces = [Held(WHOLE, 0, 0, tuple(HOSTS[:hosts]))]
+    pieces = [HeldPiece(WHOLE, 0, 0, tuple(HOSTS[:hosts]))]
     asked = [share_out([wants(WHOLE, pieces)], rank=rank, most_bytes=1 << 20)[0][0].host for rank in range(processes)]
     counts = [asked.count(host) for host in HOSTS[:hosts]]
     assert max(counts) - min(counts) <= 1
 
 
 def test_what_was_asked_for_before_counts():
-    pieces = [Held(WHOLE, 0, 0, (HOSTS[0], HOSTS[1]))]
+    pieces = [HeldPiece(WHOLE, 0, 0, (HOSTS[0], HOSTS[1]))]
     for rank in range(2):
         takes, _ = share_out([wants(WHOLE, pieces)], rank=rank, most_bytes=1 << 20, load={HOSTS[0]: 1})
         assert [take.host for take in takes] == [HOSTS[1]]
@@ -114,5 +116,5 @@ def test_boxes_of_one_element_or_none(box: Box):
     if box.size:
         assert intersection(box, box) == box
         assert difference(box, box) == []
-        takes, missing = share_out([wants(box, [Held(box, 0, 0, (HOSTS[0],))])], rank=0, most_bytes=1)
+        takes, missing = share_out([wants(box, [HeldPiece(box, 0, 0, (HOSTS[0],))])], rank=0, most_bytes=1)
         assert [take.box for take in takes] == [box] and not missing
