@@ -282,8 +282,8 @@ def test_row6_anything_comes_back_bit_for_bit_from_storage_and_memory(
         for mine, saved in zip(raw, jax.tree.leaves(serialization.to_state_dict(tree)), strict=True):
             if isinstance(saved, jax.Array) and not jnp.issubdtype(saved.dtype, jax.dtypes.prng_key):
                 assert isinstance(mine, jax.Array) and mine.sharding == saved.sharding
-            one, other = (jax.random.key_data(x) if _is_key(x) else np.asarray(x) for x in (mine, saved))
-            assert np.array_equal(one, other)
+            one, other = (np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in (mine, saved))
+            assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
 def _is_key(value: Any) -> bool:
