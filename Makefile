@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 # Named by what was installed: a change of either file sets up again, anything else does not.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # What shows most mistakes in the first minute: no cluster, no program that trains, no server.
-FIRST := $(addprefix tests/,house config arena arrays orbax testing cli compat package actors record)
+FIRST := $(addprefix tests/,config arena arrays orbax testing cli compat package actors record)
 TIMED := tests/timed
+ELSEWHERE := $(addprefix --ignore=,tests/house tests/core tests/model tests/cluster $(TIMED))  # have a target or a line of their own
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 # Whole files, in the order of tests/conftest.py: the longest first. By itself xdist begins with those that have the most tests, and
 # one of a single test that takes minutes comes last, beside an idle core.
@@ -38,11 +39,13 @@ demo: $(STAMP)
 # Fast layers first: what core decides is wrong long before a cluster shows it. At most twelve minutes on two cores that do nothing else.
 test: test-first
 	$(PYTEST) -n 2 tests/model $(ARGS)
-	$(PYTEST) $(BY_FILE) -rP tests $(addprefix --ignore=,tests/core tests/model $(FIRST) $(TIMED)) $(ARGS)
+	$(PYTEST) $(BY_FILE) tests $(ELSEWHERE) $(addprefix --ignore=,$(FIRST)) $(ARGS)
+	$(PYTEST) $(BY_FILE) -rP tests/cluster $(ARGS)
 
 # What `make test` leaves out: more deaths of real processes, more programs, more examples on Ray.
 test-long: $(STAMP)
-	$(PYTEST) $(BY_FILE) -rP -m long tests $(ARGS)
+	$(PYTEST) $(BY_FILE) -m long tests --ignore=tests/cluster $(ARGS)
+	$(PYTEST) $(BY_FILE) -rP -m long tests/cluster $(ARGS)
 
 # What saving and recovery cost, beside Orbax and plain Ray Train: for a machine that does nothing else.
 test-timed: $(STAMP)
@@ -52,8 +55,7 @@ test-timed: $(STAMP)
 # buckets and disks, every crash point, 30,000 sequences of calls, arrays under meshes that are set: hours.
 test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster $(ARGS)
-	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests \
-	  $(addprefix --ignore=,tests/core tests/model $(filter-out tests/compat,$(FIRST)) tests/cluster $(TIMED)) $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests $(ELSEWHERE) $(addprefix --ignore=,$(filter-out tests/compat,$(FIRST))) $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh auto $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh auto $(ARGS)

@@ -18,6 +18,7 @@ def _long_step(x: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, 400, lambda _, y: jnp.sin(y) * 1.0001 + 1e-3, x)
 
 
+@pytest.mark.long
 def test_save_returns_while_the_step_is_still_computing(ray_cluster: Any, make_run: Any) -> None:
     run = make_run()
     config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1, keep_last=10)

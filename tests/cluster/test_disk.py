@@ -70,6 +70,7 @@ def test_stock_orbax_reads_every_step(saved: tuple[Path, Path]) -> None:
     assert all("loss" in metrics for metrics in found["metrics"].values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("processes", "devices"), [(1, 4), (4, 1), (1, 1)])
 def test_restored_on_another_topology(saved: tuple[Path, Path], processes: int, devices: int) -> None:
     storage, out = saved

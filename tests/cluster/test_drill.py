@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.cluster.training import REPO, kill_family
 from tests.patience import PATIENCE_S
@@ -17,6 +18,7 @@ SEED = os.environ["RAYSTATE_SEED"]  # drawn by tests/conftest.py, which prints i
 KINDS = "trainer,host,coordinator,node,drain,outage"
 
 
+@pytest.mark.long
 def test_a_short_drill(tmp_path: Path) -> None:
     facts = tmp_path / "drill.json"
     given = ["--faults", str(len(KINDS.split(","))), "--seed", SEED, "--kinds", KINDS, "--json", str(facts)]

@@ -12,6 +12,7 @@ import raystate
 from tests.cluster.training import STEPS, Training
 
 
+@pytest.mark.long
 def test_a_hanging_rank_is_ended_and_named(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     run = make_run()
     # Longer than compiling takes on a busy machine; what is shown is that the run ends at all.

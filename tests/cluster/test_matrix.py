@@ -21,6 +21,7 @@ from tests.cluster.training import NODE, NODES, SAVES_EVERY, STEPS, Driver, wait
 from tests.patience import PATIENCE_S
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turn", ROUNDS)
 def test_one_death_of_each_kind(turn: int, ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     run = make_run()

@@ -61,6 +61,7 @@ def test_older_equal_and_missing_steps(config: raystate.StateConfig) -> None:
         raystate.Reader(config.storage).restore(step=7)
 
 
+@pytest.mark.long
 def test_reference_that_differs_in_everything(config: raystate.StateConfig) -> None:
     with raystate.StateManager(config) as manager:
         manager.restore(_state())
@@ -148,6 +149,7 @@ def train_where_only_rank_0_saves(config: dict[str, Any]) -> None:
                 manager.save(step + 1, {"w": jnp.zeros(8)})
 
 
+@pytest.mark.long
 def test_row19_one_rank_saves_and_the_other_does_not(config: raystate.StateConfig, tmp_path: Path) -> None:
     training = Training(
         config.replace(barrier_timeout_s=10.0, save_every_steps=1000),

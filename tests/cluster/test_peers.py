@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import raystate
 from raystate.actors.naming import run_actors
 from raystate.storage import run_hash
@@ -13,6 +15,7 @@ from tests.cluster.training import NODE, NODES, STEPS, Training, wait_for
 from tests.patience import PATIENCE_S
 
 
+@pytest.mark.long
 def test_a_lost_node_costs_no_step_that_had_copies(ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     """Twice: after the first loss copies are made anew. Storage has no step to read any array from."""
     fresh = make_run()

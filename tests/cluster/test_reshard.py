@@ -109,6 +109,7 @@ def all_of(answers: list[Any]) -> list[Any]:
     return ray.get(answers, timeout=PATIENCE_S)
 
 
+@pytest.mark.long
 def test_four_ranks_lose_a_node_and_go_on_as_two(ray_cluster: Any, tmp_path: Path) -> None:
     """Step 2 is durable, step 4 is only in memory: with one copy of each rank's part on another node."""
     import numpy as np

@@ -106,6 +106,7 @@ def test_an_interrupted_script_frees_its_run(ray_cluster: Any, make_run: Any) ->
         assert manager.restore_or_init(init).step <= 1
 
 
+@pytest.mark.long
 def test_a_live_script_is_named(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     run = make_run()
     first = Script(ray_cluster.address, "", run, tmp_path / "1.log")

@@ -107,6 +107,7 @@ def restores_something_else(config: dict[str, Any]) -> None:
         manager.restore({"y": jax.ShapeDtypeStruct((7,), jnp.float32)})
 
 
+@pytest.mark.long
 def test_another_reference_is_final_at_once(config: raystate.StateConfig, tmp_path: Path) -> None:
     with raystate.StateManager(config) as manager:
         manager.restore()

@@ -228,6 +228,7 @@ class _Looks(RayTrainCallback):
         Path(self._config.out).write_text(repr(facts))
 
 
+@pytest.mark.long
 def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The poll interval is read after the callbacks are unpickled; the ScalingConfig we change is the one that places workers."""
     import sys

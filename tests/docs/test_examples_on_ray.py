@@ -22,12 +22,20 @@ CHECKS: dict[str, tuple[str, str]] = {  # page -> (its name in the test's id, it
     "docs/howto/ray-tune.md": ("row25-tune", "sweep"),
 }
 FOUND = pages(on_ray=True)
+LONG = {
+    "docs/howto/launch.md",
+    "docs/howto/which-processes-save.md",
+    "docs/howto/ray-tune.md",
+    "docs/howto/keras.md",
+    "docs/howto/equinox.md",
+}
+PAGES = [pytest.param(page, id=CHECKS.get(page, (page,))[0], marks=[pytest.mark.long] if page in LONG else []) for page in FOUND]
 
 
 def test_every_checked_page_is_there():
     assert set(CHECKS) <= set(FOUND)
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=CHECKS.get(page, (page,))[0]) for page in FOUND])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_run(page: str, python_on_ray: Interpreter, tmp_path: Path):
     python_on_ray.run(page, tmp_path, CHECKS[page][1] if page in CHECKS else None)

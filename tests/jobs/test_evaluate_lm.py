@@ -39,6 +39,7 @@ def _main(storage: Path, *more: str) -> int:
     return evaluate_lm.main(["--config", str(CONFIG), "--storage", str(storage), *sets, *more])
 
 
+@pytest.mark.long
 def test_each_step_until_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write(tmp_path / "run", [1])
     writer = threading.Thread(target=_write, args=(tmp_path / "run", [2, 3]))

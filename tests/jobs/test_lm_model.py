@@ -76,6 +76,7 @@ def test_abstract_state_is_what_init_gives(computation: lm_step.Computation, ini
         assert (real.shape, real.dtype, real.sharding) == (abstract.shape, abstract.dtype, abstract.sharding)
 
 
+@pytest.mark.long
 def test_a_byte_depends_on_no_later_byte() -> None:
     graph, _, _ = lm.abstract_model(CONFIG.model)
     params = lm.init_params(CONFIG.model, 0)

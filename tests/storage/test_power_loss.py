@@ -113,6 +113,7 @@ def test_the_model_sees_a_missing_fsync(recording: Recording, examiner: Examiner
     assert problem
 
 
+@pytest.mark.long
 def test_what_writers_do_not_sync_is_no_loss(recording: Recording, examiner: Examiner):
     """assemble makes durable whatever lies in the work folder: a TensorStore that syncs nothing would do."""
     omission = Omission(lambda operation, *_: operation not in ("create", "rename_tree", "fsync_tree", "delete", "delete_tree"))
@@ -124,6 +125,7 @@ def test_what_writers_do_not_sync_is_no_loss(recording: Recording, examiner: Exa
 # ---------------------------------------------------------------- a process dies first, the power fails later
 
 
+@pytest.mark.long
 def test_a_successor_is_as_safe_as_the_first(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ):
