@@ -36,7 +36,7 @@ $(STAMP): | pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python -m jobs.demo $(if $(GCS),--gcs) $(ARGS)
 
-# Fast layers first: what core decides is wrong long before a cluster shows it. At most twelve minutes on two cores that do nothing else.
+# Fast layers first: what core decides is wrong long before a cluster shows it.
 test: test-first
 	$(PYTEST) -n 2 tests/model $(ARGS)
 	$(PYTEST) $(BY_FILE) tests $(ELSEWHERE) $(addprefix --ignore=,$(FIRST)) $(ARGS)
