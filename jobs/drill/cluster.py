@@ -154,10 +154,7 @@ class Simulated:
     def lose(self, node: str) -> None:
         """What a vanished machine takes with it: all processes, and what it had in shared memory."""
         doomed = list({*self.processes(node), *self._stopped.pop(node, ())})
-        for process in doomed:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(doomed, timeout=WAIT_S)
+        _kill_all(doomed)
         self._remove_arenas(node)
         self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
 
@@ -240,12 +237,16 @@ class Simulated:
         with contextlib.suppress(Exception):  # what is left is ended below
             self._cluster.shutdown()
         left = [process for process in psutil.Process().children(recursive=True) if process not in self._before]
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=WAIT_S)
+        _kill_all(left)
         for node in self._clock_of:
             self._remove_arenas(node)
+
+
+def _kill_all(doomed: list[psutil.Process]) -> None:
+    for process in doomed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(doomed, timeout=WAIT_S)
 
 
 @contextlib.contextmanager
