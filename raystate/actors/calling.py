@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from raystate.core.errors import RaystateError
 from raystate.core.messages import HostId
@@ -59,12 +59,22 @@ def call_all(calls: Sequence[HostCall], find: Callable[[HostId], Any | None], ti
             yield index, _answer(answer) if answer in ready else Unreachable(f"no answer within {timeout_s:g} s")
 
 
+def answer_of(answer: Any, timeout_s: float | None = None) -> Any:
+    """What an actor has answered. Raises Unreachable if it is gone or late, or the RaystateError that it raised."""
+    try:
+        return ray.get(answer, timeout=timeout_s)
+    except (RayActorError, GetTimeoutError) as error:
+        raise Unreachable(type(error).__name__) from None
+    except RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, RaystateError) else error) from None
+
+
 def _answer(answer: Any) -> Any:
     try:
-        return ray.get(answer)
-    except RayTaskError as error:
-        if isinstance(error.cause, RaystateError):
-            return error.cause
+        return answer_of(answer)
+    except (RaystateError, Unreachable) as error:
+        return error
+    except RayTaskError:
         raise
-    except RayError as error:  # the actor is gone, or the answer with its node
+    except RayError as error:  # the answer is gone with its node
         return Unreachable(type(error).__name__)

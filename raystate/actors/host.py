@@ -9,13 +9,15 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raystate.actors.calling import answer_of
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
 from raystate.actors.shown import show_to
 from raystate.core.errors import RaystateError
 from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, HostLeaving, Invalidate, Write
+from raystate.runtime.link import Unreachable
 
 HOST_THREADS = 16  # calls served at once: writes and fetches take long, advice must not wait behind them
 
@@ -149,11 +151,9 @@ class RayPeers:
         if actor is None:
             raise RaystateError(f"no HostActor on node {host[:8]}")
         try:
-            return ray.get(getattr(actor, method).remote(**request), timeout=timeout_s)
-        except (RayActorError, GetTimeoutError) as error:
-            raise RaystateError(f"the HostActor of node {host[:8]} does not answer ({type(error).__name__})") from None
-        except RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, RaystateError) else error) from None
+            return answer_of(getattr(actor, method).remote(**request), timeout_s)
+        except Unreachable as error:
+            raise RaystateError(f"the HostActor of node {host[:8]} does not answer ({error})") from None
 
 
 def create_host(*, run_hash: str, host: HostId, **given: Any) -> Any:

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from raystate.actors.blame import raised
-from raystate.actors.calling import call_all
+from raystate.actors.calling import answer_of, call_all
 from raystate.actors.coordinator import ensure_coordinator, this_owner
 from raystate.actors.entering import enter
 from raystate.actors.naming import coordinator_name, find_actor, host_name, wait_until_gone
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError
 from raystate.core.messages import HostId, Joined, Reply, TrainerExited
 from raystate.runtime.doorbell import Bell, Hello
 from raystate.runtime.link import Gone, HostCall, Unreachable
@@ -79,12 +78,7 @@ class RayLink:
         actor = find_actor(host_name(self._run_hash, host))
         if actor is None:
             raise Unreachable(f"no HostActor on node {host[:8]}")
-        try:
-            return ray.get(getattr(actor, method).remote(**kwargs), timeout=timeout_s)
-        except (RayActorError, GetTimeoutError) as error:
-            raise Unreachable(type(error).__name__) from None
-        except RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, RaystateError) else error) from None
+        return answer_of(getattr(actor, method).remote(**kwargs), timeout_s)
 
     def call_hosts(self, calls: Sequence[HostCall], timeout_s: float) -> Iterator[tuple[int, Any]]:
         return call_all(calls, lambda host: find_actor(host_name(self._run_hash, host)), timeout_s)

@@ -23,6 +23,7 @@ import numpy as np
 from raystate.arena.files import FORMAT, PAGE_BYTES, create_file, open_regular, page_ceil
 from raystate.checksum import Bytes, crc32c
 from raystate.core.errors import CapacityError, RaystateError
+from raystate.core.names import SnapshotId
 
 Role = Literal["host", "trainer", "reader"]
 
@@ -45,6 +46,11 @@ class SlotHeader:
     again: int = 0
     data_bytes: int
     local: int = 0  # see core.reports.Staged
+
+    @property
+    def id(self) -> SnapshotId:
+        """The snapshot that it is a piece of."""
+        return SnapshotId(self.lineage, self.step, self.again)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

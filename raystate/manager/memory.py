@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from raystate.arena import SlotContent, SlotHeader, SlotSet, finished_sets
+from raystate.arena import SlotContent, SlotSet, finished_sets
 from raystate.arena.layouts import get_layout
 from raystate.arrays import BytesTaken, FarBox, Holding, MemorySource, PieceSource, ReadRequest, common_values
 from raystate.checksum import Bytes
 from raystate.core.errors import CorruptCheckpointError, RaystateError
-from raystate.core.messages import HostId, RestoreChoice, SnapshotId
+from raystate.core.messages import HostId, RestoreChoice
 from raystate.core.own_files import common_files
 from raystate.core.tree import Layout, SlotTable, TreeSpec
 from raystate.manager.peers import FarPieces
@@ -55,7 +55,7 @@ class MemorySnapshot:
             self._sets.append(slot_set)
             for slot in slot_set.slots:
                 content = slot.read()
-                if content is not None and _id_of(content.header) == choice.in_memory and content.header.rank not in self._here:
+                if content is not None and content.header.id == choice.in_memory and content.header.rank not in self._here:
                     self._take(content)
 
     def _take(self, content: SlotContent) -> None:
@@ -166,10 +166,6 @@ class MemorySnapshot:
         self._here.clear()
         for slot_set in self._sets:
             slot_set.close()
-
-
-def _id_of(header: SlotHeader) -> SnapshotId:
-    return SnapshotId(header.lineage, header.step, header.again)
 
 
 class _Elsewhere:

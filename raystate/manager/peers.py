@@ -71,7 +71,7 @@ class FarPieces:
                 if isinstance(got, PieceHead):
                     found[rank] = got
                     continue
-                why[rank] = _said(got, host)
+                why[rank] = f"node {host[:8]}: {_error_of(got).message}"
                 if not isinstance(got, StepNotFoundError):
                     silent[rank].append(host)
         return found, {rank: why.get(rank, "no node holds it") for rank in holders if rank not in found}
@@ -87,7 +87,7 @@ class FarPieces:
         calls = [self._boxes_call(boxes, part) for part in parts]
         for index, got in self._call(calls):
             if not isinstance(got, PieceBoxes):
-                error = got if isinstance(got, RaystateError) else RaystateError(f"it can't be reached ({got})")
+                error = _error_of(got)
                 yield from ((one, error) for one in parts[index])
                 continue
             start = 0
@@ -124,5 +124,6 @@ def _parts(boxes: Sequence[FarBox]) -> list[list[int]]:
     return parts
 
 
-def _said(got: Any, host: HostId) -> str:
-    return f"node {host[:8]}: {got.message if isinstance(got, RaystateError) else f'it can not be reached ({got})'}"
+def _error_of(got: Any) -> RaystateError:
+    """Of a call without an answer."""
+    return got if isinstance(got, RaystateError) else RaystateError(f"it can't be reached ({got})")

@@ -125,8 +125,7 @@ class Serving:
         return PieceBoxes(data=data, crc32c=checksums)
 
     def _parts_of(self, content: SlotContent) -> _Parts:
-        header = content.header
-        key = (SnapshotId(header.lineage, header.step, header.again), header.rank)
+        key = (content.header.id, content.header.rank)
         parts = self._parts.get(key)
         if parts is None:
             while len(self._parts) >= REMEMBERED:
