@@ -109,20 +109,23 @@ _LAYERS = (
     "cluster",
     "timed",
 )
-# Files that take half a minute or more, the longest first. The processes of pytest-xdist begin them before all others: one that comes last
-# leaves the other core with nothing to do.
+# Files that take half a minute or more, here or in `make test-long`, the longest first. The processes of pytest-xdist begin them before all
+# others: one that comes last leaves the other core with nothing to do.
 _LONGEST = (
     "docs/test_examples_on_ray.py",
     "programs/test_groups.py",
+    "programs/test_adopted.py",
     "programs/test_scripts.py",
-    "storage/test_log_bases.py",
-    "damage/test_damage.py",
-    "jobs/test_lm_train.py",
     "storage/test_crash_points.py",
-    "cluster/test_matrix.py",
+    "storage/test_log_bases.py",
+    "reshard/test_reshard.py",
+    "jobs/test_lm_model.py",
     "cluster/test_drill.py",
+    "cluster/test_matrix.py",
     "cluster/test_misuse.py",
     "cluster/test_seen.py",
+    "cluster/test_peers.py",
+    "cluster/test_hangs.py",
     "cluster/test_train_fit.py",
     "cluster/test_train_blame.py",
     "cluster/test_sharing.py",
@@ -131,6 +134,8 @@ _LONGEST = (
     "cluster/test_gcs.py",
     "cluster/test_cost.py",
     "cluster/test_isolation.py",
+    "cluster/test_preemption.py",
+    "cluster/test_reshard.py",
     "cluster/test_disk.py",
     "cluster/test_damage.py",
 )

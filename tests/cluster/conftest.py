@@ -33,6 +33,16 @@ def gcs_server() -> Iterator[GcsServer | None]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Ray's processes get this test module's classes and functions themselves: they can't import it."""
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
+
+
 def _start_cluster() -> Any:
     """A cluster of NODES nodes; None if one took longer to start than Ray waits (30 s, by no setting more)."""
     from ray.cluster_utils import Cluster

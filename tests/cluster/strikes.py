@@ -143,10 +143,14 @@ def raylet_of_a_trainer(training: Training, cluster: Any) -> tuple[int, Any]:
 
 def kill_node(training: Training, cluster: Any) -> None:
     """The raylet, all that it has started, and the node's arena: what a vanished machine takes with it."""
-    raylet, node = raylet_of_a_trainer(training, cluster)
-    kill_family(psutil.Process(raylet))
-    run = run_hash(training.config.storage, training.config.run)
-    shutil.rmtree(arena_path(default_root(None), run, node.node_id), ignore_errors=True)
+    _, node = raylet_of_a_trainer(training, cluster)
+    lose_node(cluster, node, run_hash(training.config.storage, training.config.run))
+
+
+def lose_node(cluster: Any, node: Any, run: str) -> None:
+    """The same, of this node and the run of this hash."""
+    kill_family(psutil.Process(node.all_processes["raylet"][0].process.pid))
+    shutil.rmtree(arena_path(default_root(None), run, node.node_id), ignore_errors=True)  # another HostActor may have swept it
     cluster.remove_node(node, allow_graceful=False)
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +26,7 @@ from tests.cluster.strikes import newest_in_memory, pid_of
 from tests.cluster.training import STEPS, Training, wait_for
 from tests.patience import PATIENCE_S
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _by_value() -> Iterator[None]:
-    from ray import cloudpickle
-
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+pytestmark = pytest.mark.usefixtures("by_value")
 
 
 @pytest.mark.long

@@ -5,21 +5,16 @@
 from __future__ import annotations
 
 import secrets
-import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import raystate
 from raystate.actors.naming import run_actors
-from raystate.arena import arena_path, default_root
 from raystate.storage import run_hash
-from tests.cluster.strikes import newest_in_memory
-from tests.cluster.training import NODE, NODES, kill_family, wait_for
+from tests.cluster.strikes import lose_node, newest_in_memory
+from tests.cluster.training import NODE, NODES, wait_for
 from tests.patience import PATIENCE_S
 from tests.processes import free_port
 
@@ -29,14 +24,7 @@ ARRAY_BYTES = 64 * 48 * 4
 DEVICES = 2  # of each rank
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _by_value() -> Iterator[None]:
-    from ray import cloudpickle
-
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+pytestmark = pytest.mark.usefixtures("by_value")
 
 
 class Trainer:
@@ -128,10 +116,7 @@ def test_four_ranks_lose_a_node_and_go_on_as_two(ray_cluster: Any, tmp_path: Pat
         wait_for(lambda: newest_in_memory(config, nodes=2) == 4, "copies of step 4")
         assert raystate.Reader(config.storage).all_steps() == [2]
 
-        lost = nodes.pop()
-        kill_family(psutil.Process(lost.all_processes["raylet"][0].process.pid))
-        shutil.rmtree(arena_path(default_root(None), name, lost.node_id), ignore_errors=True)  # another HostActor may have swept it
-        ray_cluster.remove_node(lost, allow_graceful=False)
+        lose_node(ray_cluster, nodes.pop(), name)
         for one in trainers:
             ray.kill(one)
 

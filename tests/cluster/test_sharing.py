@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,7 @@ from tests.cluster.strikes import newest_in_memory
 from tests.cluster.training import Training, wait_for
 from tests.patience import PATIENCE_S
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _by_value() -> Iterator[None]:
-    from ray import cloudpickle
-
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+pytestmark = pytest.mark.usefixtures("by_value")
 
 
 def opened(config: raystate.StateConfig, **more: Any) -> raystate.StateManager:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,7 @@ from raystate.storage import open_storage, run_hash
 from tests.cluster.training import Training, quiet_run_config, scaling, wait_for
 from tests.patience import PATIENCE_S
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _by_value() -> Iterator[None]:
-    from ray import cloudpickle
-
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+pytestmark = pytest.mark.usefixtures("by_value")
 
 
 @pytest.fixture

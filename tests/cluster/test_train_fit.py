@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,15 +20,7 @@ import raystate
 from raystate import launch_context
 from tests.patience import PATIENCE_S
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _by_value() -> Iterator[None]:
-    from ray import cloudpickle
-
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+pytestmark = pytest.mark.usefixtures("by_value")
 
 
 @pytest.fixture(scope="module", autouse=True)
