@@ -14,6 +14,7 @@ import time
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 logger = logging.getLogger("raystate.host")
 
@@ -30,6 +31,13 @@ Tell = Callable[[float, str], None]
 """Takes (seconds until the end, who says so)."""
 
 
+class Clock(Protocol):
+    """The part of the module `time` that is needed here."""
+
+    def monotonic(self) -> float: ...
+    def sleep(self, seconds: float, /) -> None: ...
+
+
 def on_gce() -> bool:
     """Whether this machine is one of Google's, without asking the network."""
     with contextlib.suppress(OSError):
@@ -43,10 +51,12 @@ class Notice:
     Args:
         tell: called from a thread, again and again: what it sends may get lost.
         metadata_url: of the metadata server; None: Google's if this is one of its machines, else none is asked.
+        clock: what has `monotonic` and `sleep`.
     """
 
-    def __init__(self, tell: Tell, *, metadata_url: str | None = None):
+    def __init__(self, tell: Tell, *, metadata_url: str | None = None, clock: Clock = time):
         self._tell = tell
+        self._clock = clock
         self._url = metadata_url or (GCE_METADATA_URL if on_gce() else None)
         self._until_s: float | None = None
         self._why = ""
@@ -65,28 +75,31 @@ class Notice:
         self._noticed.set()
 
     def notice(self, within_s: float, why: str) -> None:
-        """The node goes away. A signal handler may call it."""
-        if self._until_s is None:
-            self._until_s, self._why = time.monotonic() + within_s, why
+        """The node goes away. What was said before stands until its end is over. A signal handler may call it."""
+        now_s, until_s = self._clock.monotonic(), self._until_s
+        if until_s is None or until_s < now_s:
+            self._until_s, self._why = now_s + within_s, why
             self._noticed.set()
 
     def _repeat(self) -> None:
         while self._noticed.wait() and not self._closed:
-            left_s = (self._until_s or 0.0) - time.monotonic()
+            left_s = (self._until_s or 0.0) - self._clock.monotonic()
             if left_s < -OVERDUE_S:
-                self._noticed.clear()
                 self._until_s = None
+                self._noticed.clear()
+                if self._until_s is not None:  # there was news in between
+                    self._noticed.set()
                 logger.warning("this node was to go away %.0f s ago, and is still there: %s", -left_s, self._why)
                 continue
             try:
                 self._tell(max(0.0, left_s), self._why)
             except Exception as error:  # Ray's head is out of reach, say
                 logger.warning("that this node goes away could not be told: %s: %s", type(error).__name__, error)
-            time.sleep(AGAIN_S)
+            self._clock.sleep(AGAIN_S)
 
     def _watch(self, url: str) -> None:
-        tag, is_quiet = "0", True
-        while not self._closed and not self._noticed.is_set():
+        tag, was, is_quiet = "0", "FALSE", True
+        while not self._closed:
             try:
                 tag, value = ask(url, PREEMPTED, tag)
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -95,10 +108,10 @@ class Notice:
                 is_quiet = False
             else:
                 is_quiet = True
-                if value == "TRUE":
+                if value == "TRUE" and was != "TRUE":
                     self.notice(PREEMPTION_S, "its cloud preempts it")
-                    return
-            time.sleep(AGAIN_S)
+                was = value
+            self._clock.sleep(AGAIN_S)
 
 
 def ask(url: str, path: str, tag: str) -> tuple[str, str]:

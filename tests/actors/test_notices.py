@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
 import queue
 import signal
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -138,7 +141,7 @@ def test_the_first_notice_counts(told: queue.SimpleQueue[tuple[float, str]], mon
 
 
 class Sleeps:
-    """The module's clock: who sleeps is seen, and waits for the test."""
+    """A clock: who sleeps is seen, and waits for the test."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -154,12 +157,11 @@ class Sleeps:
 
 
 @pytest.mark.parametrize("value", ["FALSE", "<html>a portal</html>"])
-def test_a_server_that_answers_at_once_is_not_asked_without_end(metadata: Metadata, monkeypatch: pytest.MonkeyPatch, value: str):
+def test_a_server_that_answers_at_once_is_not_asked_without_end(metadata: Metadata, value: str):
     sleeps = Sleeps()
-    monkeypatch.setattr(notices, "time", sleeps)
     metadata.holds = False
     metadata.value = value
-    notice = Notice(lambda *_: None, metadata_url=metadata.url)
+    notice = Notice(lambda *_: None, metadata_url=metadata.url, clock=sleeps)
     notice.start()
     try:
         for _ in range(3):
@@ -209,11 +211,10 @@ def test_news_that_cannot_be_told_are_told_again(monkeypatch: pytest.MonkeyPatch
 def test_a_node_that_outlives_its_end_is_not_told_of_any_more(monkeypatch: pytest.MonkeyPatch):
     sleeps = Sleeps()
     monkeypatch.setattr(notices, "on_gce", lambda: False)
-    monkeypatch.setattr(notices, "time", sleeps)
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     monkeypatch.setattr(notices.logger, "warning", lambda text, *_: said.put(text))
     told: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
-    notice = Notice(lambda within_s, why: told.put((within_s, why)))
+    notice = Notice(lambda within_s, why: told.put((within_s, why)), clock=sleeps)
     notice.start()
     try:
         notice.notice(20.0, "a signal by mistake")
@@ -227,3 +228,35 @@ def test_a_node_that_outlives_its_end_is_not_told_of_any_more(monkeypatch: pytes
     finally:
         notice.close()
         sleeps.on.release()
+
+
+def test_a_signal_by_mistake_does_not_hide_a_preemption(metadata: Metadata):
+    sleeps = Sleeps()
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    notice = Notice(lambda _, why: told.put(why), metadata_url=metadata.url, clock=sleeps)
+    notice.start()
+    try:
+        metadata.asked.get(timeout=PATIENCE_S)
+        notice.notice(20.0, "a signal by mistake")
+        assert told.get(timeout=PATIENCE_S) == "a signal by mistake"
+        metadata.set("FALSE")  # the server answers, and is to be asked again
+        assert _released(sleeps, metadata.asked)
+        sleeps.now_s += 20.0 + notices.OVERDUE_S + 1.0
+        metadata.set("TRUE")
+        while (why := _released(sleeps, told)) == "a signal by mistake":
+            pass
+        assert why == "its cloud preempts it"
+    finally:
+        notice.close()
+        for _ in range(8):
+            sleeps.on.release()
+
+
+def _released(sleeps: Sleeps, awaited: queue.SimpleQueue[Any]) -> Any:
+    """What comes while both threads of a notice may sleep as they like."""
+    until_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until_s:
+        sleeps.on.release()
+        with contextlib.suppress(queue.Empty):
+            return awaited.get(timeout=0.05)
+    raise TimeoutError
