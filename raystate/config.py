@@ -80,8 +80,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             durable.
         snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (one is being filled, one is kept).
         replicas: copies of each host's snapshots in the memory of other hosts, in other failure domains where there are any; 0: none.
-            With 1 the loss of a node costs at most the snapshot in flight; it takes as much host memory again. On one host it does
-            nothing. More than 1 is refused.
+            With 1 the loss of a node costs at most the snapshot in flight, with 2 the loss of two nodes at once, and so on. Each takes
+            as much host memory again. Where there are fewer other hosts, there are as many copies as these; on one host there is none.
         domain_labels: names of Ray node labels that say which nodes are lost together: a node's failure domain is the first of them
             that it has. A node with none is a domain of its own.
         host_memory: cap per node over all runs: percent of the node's memory (`"40%"`), bytes (an int) or a size (`"8GiB"`).
@@ -301,9 +301,6 @@ class StateConfig(pydantic.BaseModel, frozen=True):
 
     @pydantic.model_validator(mode="after")
     def _no_contradiction(self) -> Self:
-        for field, (accepted, instead) in _NOT_YET.items():
-            if (value := getattr(self, field)) not in accepted:
-                raise contradiction(field, value, f"this version does not implement it yet; {instead}")
         for policy, fields in (("keep_policy", _KEEP_FIELDS), ("save_policy", _SAVE_FIELDS)):
             both = [name for name in fields if name in self.model_fields_set and getattr(self, name) is not None]
             if both and getattr(self, policy) is not None:
@@ -337,15 +334,6 @@ def check_config(given: Any, call: str) -> StateConfig:
 
 _SAVE_FIELDS = ("save_every_steps", "save_every_s")
 _KEEP_FIELDS = ("keep_last", "keep_every_steps", "keep_every_s", "keep_best")
-
-# Part of the contract, but no code honours other values yet, and taking them in silence would be a lie: field -> (what is taken,
-# what to do instead).
-_NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "replicas": (
-        (0, 1),
-        "one copy is made, which is lost with its own node and its peer's: leave it at 1, and let save_every_s bound what that costs",
-    ),
-}
 
 
 def _check_policy(value: Any, method: str, protocol: str) -> Any:

@@ -83,7 +83,7 @@ class Copying:
         return tuple(missing[: max(0, too_few)])
 
     def kept_beside(self, base: Invalidate, keys: Collection[SnapshotId]) -> list[SnapshotId]:
-        """The newest snapshot that has its copies, until the one that was restored, which is newer, has them too.
+        """The snapshot with the most copies, the newest of such, until the one that was restored, which is newer, has as many.
 
         Args:
             base: what was restored.
@@ -95,10 +95,13 @@ class Copying:
             snap for snap in self.memory.snaps.values() if snap.lineage == base.lineage and snap.step <= base.step and snap.complete
         ]
         waits = any(snap.step == base.step and not self.is_safe(snap) for snap in held)
-        copied = [snap for snap in held if not any(self._lacking(snap, rank) for rank in snap.pieces)]
-        newest = max(copied, key=lambda snap: snap.order, default=None)
+        safest = max(held, key=lambda snap: (*self._spread(snap), snap.order), default=None)
         room = self.desk.settings.snapshot_slots - (not waits)
-        return [newest.id] if newest is not None and len({*keys, newest.id}) <= room else []
+        return [safest.id] if safest is not None and len({*keys, safest.id}) <= room else []
+
+    def _spread(self, snap: Snap) -> tuple[bool, int]:
+        """Whether it has all its copies, and how many hosts have its rarest piece."""
+        return not any(self._lacking(snap, rank) for rank in snap.pieces), min(map(len, snap.pieces.values()))
 
     # ---------------------------------------------------------------- who is there
 

@@ -272,6 +272,8 @@ class Joins:
             old = group.seen.get(one.rank)
             if old is not None and (old is one or old == one) and group.hosts.get(one.rank) == view.host:
                 continue
+            if old is not None and one.number < old.number:
+                continue  # its word is gone with its slots, and its host goes by what it said at the door
             changed = True
             if group.world is None:
                 group.world = one.world

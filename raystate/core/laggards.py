@@ -29,15 +29,14 @@ class Laggards:
         newest = group.newest
         behind = [rank for rank, seen in group.seen.items() if seen.newest_step < newest]
         limit_s = self._desk.settings.barrier_timeout_s
-        lagging = [rank for rank in behind if self._desk.now_s - group.moved_s.get(rank, group.first_s) >= limit_s]
+        lagging = [rank for rank in behind if self._desk.now_s - group.moved_s[rank] >= limit_s]
         if not lagging:
             self._since_s = None
             return None
         if self._since_s is None:
             # Until now everybody was level, or the others had stopped too.
-            self._since_s = min(
-                group.moved_s[rank] for rank in group.seen if group.seen[rank].newest_step == newest and rank in group.moved_s
-            )
+            ahead = [rank for rank, seen in group.seen.items() if seen.newest_step == newest]
+            self._since_s = min(group.moved_s[rank] for rank in ahead)
         waited_s = self._desk.now_s - self._since_s
         if waited_s < limit_s:
             return None

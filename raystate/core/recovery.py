@@ -88,6 +88,10 @@ class Restores:
             self._begin(group)
         elif self.phase == "asking" and self._wishes.is_older(event.lineage):
             self._begin(group)  # what a late message said was tried belongs to the restore before this one
+        elif self.phase != "asking" and self._wishes.differs(event):
+            self.desk.fail([event.ask], *self._has_gone_on([event.rank]))
+            self._fail(*self._has_gone_on([event.rank]))
+            return
         elif self.phase == "trying" and event.ask not in self._wishes.everybody():
             # The rank never got the choice, or has begun anew: it gets the same one.
             assert self._choice is not None
@@ -211,7 +215,7 @@ class Restores:
     def _choose(self, group: Group) -> None:
         gone_on = self._wishes.gone_on(group)
         if gone_on:
-            self._fail("StaleAttemptError", f"{self.joins.where(gone_on)} had its outcome from an earlier attempt and has gone on")
+            self._fail(*self._has_gone_on(gone_on))
             return
         want = self._want
         snap, stored, damaged = self._restorable.in_memory(want), self._restorable.stored(), self._restorable.damaged
@@ -237,6 +241,9 @@ class Restores:
         if choice.tier == "storage":
             self.saves.protect(choice.step)
         self._discard(group, choice)
+
+    def _has_gone_on(self, ranks: list[int]) -> tuple[str, str]:
+        return "StaleAttemptError", f"{self.joins.where(ranks)} had its outcome from an earlier attempt and has gone on"
 
     def _renew(self, group: Group) -> Group:
         """What the group stages from now on is of a lineage of its own: nothing of before can be taken for it."""

@@ -128,13 +128,13 @@ class Saves:
             return False, self.failed[key]
         if key in self.jobs:
             return None, f"step {key.step} is not committed: {self.joins.missing_text(key)}"
-        if key.step in self.journal.live:
-            if not self._is_same(key):
-                return False, self._other_bytes(key)
+        if key.step in self.journal.live and self._is_same(key):
             published = key.step not in self.journal.publishing
             return (True, "") if published else (None, f"step {key.step} is committed but not published")
         if self._is_saved(key):
-            return True, ""  # committed, and retired by now
+            return True, ""  # committed, and retired by now; its number may have been taken again
+        if key.step in self.journal.live:
+            return False, self._other_bytes(key)
         if not self.memory.believed(key.lineage, key.step):
             return False, f"step {key.step} was given up by a restore"
         return None, f"step {key.step} is not committed: {self.joins.missing_text(key)}"

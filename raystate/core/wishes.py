@@ -75,6 +75,15 @@ class Wishes:
             return ""
         return ", ".join(f"rank {rank}: step={step}, rollback={back}" for rank, (step, back) in sorted(self._wishes.items()))
 
+    def differs(self, event: RestoreAsked) -> bool:
+        """Whether the rank wants something else than it did, or than the others do: it asks for a restore after this one."""
+        if event.word < self.word(event.rank):
+            return False  # it is older than what is known
+        asked = (event.step, event.rollback)
+        if self._wishes:
+            return asked != next(iter(self._wishes.values()))
+        return event.step is not None and asked != (self._resumed, self._resumed_rollback)
+
     def wanted(self) -> tuple[int | None, bool]:
         """(step, rollback) that all want. Without a wish it is the step that an earlier attempt had chosen; None: the newest."""
         step, rollback = next(iter(self._wishes.values()), (None, self._resumed_rollback))

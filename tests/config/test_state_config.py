@@ -48,10 +48,8 @@ BAD: list[tuple[Mapping[str, Any], str, str]] = [
     ({"save_every_s": float("inf")}, "save_every_s", "finite"),
     ({"save_policy": "often"}, "save_policy", "should_save"),
     ({"save_policy": Policy}, "save_policy", "object"),
-    # contract, but not implemented: refused, with what to use instead
     ({"save_policy": Policy()}, "save_policy", "Policy is not one of Orbax's own policies"),
     ({"keep_policy": Policy(), "keep_last": 2}, "keep_last", "keep_policy decides alone"),
-    ({"replicas": 2}, "replicas", "does not implement it yet; one copy is made"),
     ({"snapshot_every_steps": -1}, "snapshot_every_steps", "greater than or equal to 0"),
     ({"snapshot_slots": 1}, "snapshot_slots", "greater than or equal to 2"),
     ({"replicas": -1}, "replicas", "greater than or equal to 0"),
@@ -142,8 +140,8 @@ def test_replace_checks_the_whole_again():
         base.replace(replica=2)
 
 
-def test_what_a_field_that_is_not_implemented_may_be():
-    assert [config(replicas=count).replicas for count in (0, 1)] == [0, 1]
+def test_defaults_of_fields_that_switch_something():
+    assert [config(replicas=count).replicas for count in (0, 1, 2)] == [0, 1, 2]
     unset: dict[str, Any] = dict.fromkeys(("save_policy", "hang_timeout_s"))
     assert config(**unset) == config()
     assert config().replicas == 1

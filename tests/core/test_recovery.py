@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from raystate.core.messages import (
+    Answer,
     Ask,
     Failure,
     FlushReply,
@@ -22,6 +23,7 @@ from raystate.core.messages import (
     Retire,
     SnapshotId,
     TrainerExited,
+    TrainerSeen,
     Write,
     Written,
 )
@@ -378,3 +380,49 @@ def test_what_is_left_of_other_bytes_than_the_durable_ones_is_given_up():
     choice = driver.restore()
     assert (choice.tier, choice.step, choice.in_memory, choice.holders) == ("storage", 2, None, ())
     assert driver.staged["b"] == []
+
+
+def test_a_step_that_was_durable_and_rolled_back_is_no_broken_promise_although_its_number_is_taken_again():
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.stage(4, promised=True)
+    first = driver.key(4)
+    driver.restore(step=2, rollback=True)
+    driver.stage(4, promised=True)
+    assert driver.core.journal.published == (2, 4)
+    driver.flush(0, first, driver.key(4))
+    assert driver.replies(FlushReply)[-1].errors == ()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_rank_that_asks_for_another_restore_does_not_get_the_answer_of_this_one(resumed: bool):
+    """It had its outcome from an earlier attempt, and has gone on."""
+    driver = Driver(tail=history(3, 5), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    for rank in range(2):
+        driver.word(rank, 5)
+    for rank in range(2):
+        if resumed:
+            number = driver.numbers[rank]
+            driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=rank, step=5, ok=True, word=number))
+        else:
+            driver.ask_restore(rank)
+    assert driver.replies(RestoreChoice)[-1].step == 5
+    driver.out.clear()
+    driver.numbers[1] += 1
+    ask = driver.ask_restore(1, step=3)
+    assert [one.ask for one in driver.out if isinstance(one, Answer)] == [ask]
+    assert "rank 1" in driver.replies(Failure)[-1].message
+    assert driver.replies(Failure)[-1].error == "StaleAttemptError"
+
+
+def test_a_word_that_is_gone_with_its_slots_does_not_take_back_what_was_said():
+    driver = running(barrier_timeout_s=20.0)
+    driver.word(0, 7)
+    driver.word(1, 6)
+    driver.seen["a"] = [TrainerSeen(rank=0, world=2, lineage=driver.lineage, newest_step=-1)]  # as said at the door
+    driver.report("a")
+    driver.tick(21.0)
+    failure = driver.advice().failure
+    assert failure is not None
+    assert (failure.details["missing_ranks"], failure.details["step"]) == ([1], 7)

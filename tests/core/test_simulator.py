@@ -10,7 +10,7 @@ import pytest
 
 from tests.core import test_host, test_saves
 from tests.sim import simulate
-from tests.sim.mutations import MUTATIONS, WITH_COPIES
+from tests.sim.mutations import MUTATIONS, WITH_COPIES, WITH_TWO_COPIES
 
 SEEDS = int(os.environ.get("RAYSTATE_SIM_SEEDS", "10000"))
 CHUNK = 250
@@ -193,6 +193,53 @@ def test_planted_bug_of_peer_copies_is_found(name: str):
     with WITH_COPIES[name]() as flags:
         for seed in range(COPY_SEEDS):
             result = simulate(seed, events=COPY_EVENTS, mutations=flags, replicas=1)
+            if not result.ok:
+                assert f"seed {seed}" in result.violation
+                return
+    pytest.fail(f"{name}: not found in {COPY_SEEDS} schedules")
+
+
+# ---------------------------------------------------------------- with two peer copies
+
+TWO_KEPT = (
+    (1776, True),  # a node was lost between two restores: what had most copies was let go, for it had not all any more
+    (3014, False),  # a host had lost a rank's word, and the Coordinator fell over a group whose newest step nobody had
+    (9220, True),  # a rank had its outcome from an earlier attempt, and got its answer to another question
+    (10519, False),  # a durable step was rolled back, its number taken again, and its promise called broken
+)
+
+
+KNOWN_TWO = {"let go while its heir has fewer copies": 1779}
+
+
+def play_with_two_copies(first: int) -> list[str]:
+    """One chunk of seeds: violations with their event logs."""
+    for seed in range(first, min(first + CHUNK // 5, COPY_SEEDS // 2)):
+        result = simulate(seed, events=COPY_EVENTS, replicas=2, rivals=seed % 4 == 0)
+        if not result.ok:
+            return ["\n".join((*result.trace[-60:], result.violation))]
+    return []
+
+
+def test_invariants_hold_with_two_peer_copies():
+    """Loss of two hosts, at once or one after the other, costs nothing that was stable."""
+    context = multiprocessing.get_context("forkserver")
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+        for bad in pool.map(play_with_two_copies, range(0, COPY_SEEDS // 2, CHUNK // 5)):
+            assert not bad, bad[0]
+
+
+@pytest.mark.parametrize(("seed", "rivals"), TWO_KEPT)
+def test_what_failed_once_with_two_peer_copies(seed: int, rivals: bool):
+    result = simulate(seed, events=COPY_EVENTS, replicas=2, rivals=rivals)
+    assert result.ok, result.violation
+
+
+@pytest.mark.parametrize("name", WITH_TWO_COPIES)
+def test_planted_bug_of_two_peer_copies_is_found(name: str):
+    with WITH_TWO_COPIES[name]() as flags:
+        for seed in (KNOWN_TWO.get(name, 0), *range(COPY_SEEDS)):
+            result = simulate(seed, events=COPY_EVENTS, mutations=flags, replicas=2, rivals=seed % 4 == 0)
             if not result.ok:
                 assert f"seed {seed}" in result.violation
                 return

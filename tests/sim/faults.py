@@ -107,6 +107,12 @@ def _lose(world: World, node: Node) -> None:
     world.at(1.0 + 8.0 * world.random(), _replace, world, node)
 
 
+def lose_two_nodes(world: World) -> None:
+    """At once, or one while what it took with it is made good."""
+    lose_node(world)
+    world.at(2.0 * max(0.0, world.random() - 0.5), lose_node, world)
+
+
 def _replace(world: World, node: Node) -> None:
     if world.nodes[node.index] is node:
         world.add_node(node.index, int(node.id.split("g")[1]) + 1)
@@ -283,6 +289,9 @@ COPY_FAULTS: dict[str, Callable[[World], None]] = {
     "no_room_for_copies": no_room_for_copies,
     "stall_copies": stall_copies,
 }
+
+# With several copies of each snapshot.
+PAIRS: dict[str, Callable[[World], None]] = {"lose_two_nodes": lose_two_nodes, "lose_two_nodes_2": lose_two_nodes}
 
 RIVALS: dict[str, Callable[[World], None]] = {
     name: FAULTS[name]

@@ -167,5 +167,7 @@ class Launcher(Network):
         kept = self.held_without(node)
         if self.safe_step > max(kept, self.storage.durable()):
             raise Violation(f"copies: node {node.id} is lost, step {self.safe_step} had copies, and the others hold step {kept}")
-        self.safe_step = -1
+        self.safe_losses -= 1
+        if not self.safe_losses:
+            self.safe_step = -1
         self.floor = min(self.floor, kept)

@@ -379,6 +379,12 @@ def _copies_in_one_domain() -> Any:
     return _patched(copying, "assign_peers", assign)
 
 
+def _one_copy() -> Any:
+    """However many are asked for."""
+    real = copying.assign_peers
+    return _patched(copying, "assign_peers", lambda domains, _, before: real(domains, 1, before))
+
+
 WITH_COPIES: dict[str, Callable[[], Any]] = {
     "stable without copies": lambda: _patched(copying.Copying, "is_safe", _always),
     "copy reused before stable": _copy_reused_early,
@@ -387,3 +393,10 @@ WITH_COPIES: dict[str, Callable[[], Any]] = {
     "copied from a slot that has changed": lambda: _shell("copy_anything"),
 }
 """Bugs in what peer copies need; to be found with `replicas=1`."""
+
+WITH_TWO_COPIES: dict[str, Callable[[], Any]] = {
+    "one copy where two are wanted": _one_copy,
+    "stable without copies": lambda: _patched(copying.Copying, "is_safe", _always),
+    "let go while its heir has fewer copies": lambda: _patched(copying.Copying, "kept_beside", lambda *_: []),
+}
+"""Bugs to be found with `replicas=2`."""

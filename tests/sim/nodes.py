@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 SLOTS = 3
 MAX_SETS = 5  # of a node
-MAX_COPY_SETS = 5  # of a node: of the present ranks, and of those before that a recovery may need
+MAX_COPY_SETS = 5  # of a node, for one copy: of the present ranks, and of those before that a recovery may need
 REPORT_INTERVAL_S = 0.4
 HEARTBEAT_S = 3.5
 LOOK_S = 1.0  # it reads all words so often, although nobody rings
@@ -116,7 +116,7 @@ class Node:
         one = self.sets[self.made] = SlotSet(self.made, large, copies_of)
         self.made += 1
         copies = len(self.sets) - len(self.own_sets)
-        if len(self.own_sets) > MAX_SETS or copies > MAX_COPY_SETS:
+        if len(self.own_sets) > MAX_SETS or copies > MAX_COPY_SETS * max(1, self.world.replicas):
             raise Violation(f"bounded memory: node {self.id} has {len(self.own_sets)} slot sets, and {copies} for copies")
         return one
 

@@ -53,7 +53,7 @@ def simulate(
         faults: at least so many.
         mutations: bugs planted into the simulated shells, by name (see `tests.sim.mutations`).
         trace: keep the event log even if nothing is wrong.
-        replicas: peer copies; with them there are up to four hosts, and more of them are lost.
+        replicas: peer copies; with them there are up to four hosts (five with two copies), and more of them are lost.
         rivals: with peer copies, Coordinators are replaced while they live, too.
 
     Returns:

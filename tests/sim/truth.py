@@ -54,7 +54,8 @@ class Truth:
         self.floor = -1  # what a recovery may not fall below
         self.agreed: dict[tuple[SnapshotId, int, Any], bool] = {}  # whether a promised step was due again, by who has said so
         self.judges: dict[tuple[Any, bool], CoordinatorProc] = {}  # (ask, answer): who has given it first
-        self.safe_step = -1  # the newest that was called stable with all its copies: no single loss of a node may take it
+        self.safe_step = -1  # the newest that was called stable with all its copies: no loss of `safe_losses` nodes may take it
+        self.safe_losses = 0
         self.safe_lineage = ""
         self.keepers: dict[tuple[SnapshotId, int], set[str]] = {}  # a snapshot's piece of a rank -> nodes that have ever held it
         self.judged: set[SnapshotId] = set()  # called stable
@@ -96,13 +97,14 @@ class Truth:
         there = True
         for rank in range(self.world_of(key.lineage)):
             nodes = [self.nodes_by_id[host] for host in self.keepers.get((key, rank), set())]
-            if len(nodes) < 2 or (
+            if len(nodes) < 1 + min(copying.desk.settings.replicas, len(copying.domains) - 1) or (
                 len({node.domain for node in nodes}) < 2 <= len({one for one in copying.domains.values() if one in DOMAINS})
             ):
                 names = [f"{node.id} ({node.domain})" for node in nodes]
                 raise Violation(f"copies: step {key.step} of {key.lineage} is called stable, and rank {rank} is only on {names}")
             there &= all(self._may_be_relied_on(node) and node.has(rank, key) for node in nodes)
         self.safe_lineage = key.lineage
+        self.safe_losses = min(copying.desk.settings.replicas, len(copying.domains) - 1)
         self.safe_step = key.step if there else -1  # a node may have gone while the Coordinator was told that it had its copies
 
     def check_emptied(self, node: Node, one: SlotSet, slot: int, why: str) -> None:
@@ -165,6 +167,8 @@ class Truth:
                 return
             if trainer.stage == "restore" and trainer.want is not None and trainer.want < content.step:
                 return  # all ranks have asked to go back behind it
+            if trainer.stage == "restore" and trainer.want is None and self.storage.durable() > content.step:
+                return  # another past has left a newer step, which they all go on from
             raise Violation(f"{what}: nothing newer is complete on all hosts")
         choice = self.choices.get(mine)
         if self.true_stable.get(mine, -1) >= 0:
@@ -181,6 +185,9 @@ class Truth:
                 raise Violation(f"durable means visible: step {advice.durable_step} is called durable and was never visible")
             stable = advice.stable[0]
             self.check_stable(proc, SnapshotId(advice.lineage, *advice.stable))
+            kept = {(one.lineage, one.step) for one in advice.keep} | {(advice.lineage, self.safe_step)}
+            if proc.core.snapshots.copying.is_bare and (self.safe_lineage, self.safe_step) not in kept:
+                self.safe_step = -1  # what was restored since then will not get copies, as has been said, and needs the room
             if proc is self.current and stable > self.floor and self._all_there(proc, SnapshotId(advice.lineage, *advice.stable)):
                 self.floor = stable
         elif kind is Invalidate and command.lineage != self.safe_lineage:

@@ -19,7 +19,7 @@ from raystate.core.messages import (
     StopAsked,
 )
 from tests.sim.coordinators import CoordinatorProc
-from tests.sim.faults import COPY_FAULTS, FAULTS, RIVALS, announce, spring_copy_trap, stand_still
+from tests.sim.faults import COPY_FAULTS, FAULTS, PAIRS, RIVALS, announce, spring_copy_trap, stand_still
 from tests.sim.launcher import Launcher
 from tests.sim.nodes import HostProc, Node, Proc
 from tests.sim.storage import BEFORE, Storage, Violation
@@ -41,6 +41,10 @@ _RUN = Settings(
 )
 
 
+# replicas -> how many hosts there may be; 2: or more
+HOSTS = {0: (1, 2, 2, 3, 3, 3), 1: (1, 2, 2, 3, 3, 4, 4), 2: (2, 3, 3, 4, 4, 5)}
+
+
 class World(Launcher):
     """Everything of one schedule."""
 
@@ -56,10 +60,12 @@ class World(Launcher):
         rivals: bool,
     ):
         self.seed = seed
-        self.faults = FAULTS if not replicas else COPY_FAULTS | RIVALS if rivals else COPY_FAULTS
+        self.faults = FAULTS
+        if replicas:
+            self.faults = COPY_FAULTS | (PAIRS if replicas > 1 else {}) | (RIVALS if rivals else {})
         rng = Random(seed)
         self.rng = rng
-        hosts = hosts or rng.choice((1, 2, 2, 3, 3, 3) if not replicas else (1, 2, 2, 3, 3, 4, 4))
+        hosts = hosts or rng.choice(HOSTS[min(replicas, 2)])
         self.replicas = replicas
         self.random = rng.random
         self.mutations = frozenset(mutations)
