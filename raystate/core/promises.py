@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raystate.core.desk import Desk
-from raystate.core.group import Joins
+from raystate.core.group import Group, Joins
 from raystate.core.journal import Journal
 from raystate.core.memory import Memory
 from raystate.core.messages import FlushAsked, FlushReply, LeaveAsked, SnapshotId
@@ -115,7 +115,10 @@ class Promises:
         return not self._snapshots.gathering and all(view.up and view.reported_s is not None for view in self._memory.views)
 
     def _skipped(self, key: SnapshotId) -> list[int]:
-        """Ranks that are past the snapshot and neither hold nor stage it: it can't become complete any more."""
+        """Ranks that are past the snapshot and neither hold nor stage it: it can't become complete any more.
+
+        What a host that is down holds isn't known: it may be back with it.
+        """
         group = self._joins.group
         snap = self._memory.snaps.get(key)
         pieces = {} if snap is None else snap.pieces
@@ -123,5 +126,8 @@ class Promises:
         return [
             rank
             for rank, one in sorted(seen.items())
-            if one.place > key.place and key.step not in one.pending and rank not in pieces
+            if one.place > key.place and key.step not in one.pending and rank not in pieces and self._is_up(group, rank)
         ]
+
+    def _is_up(self, group: Group | None, rank: int) -> bool:
+        return group is not None and self._memory.hosts[group.hosts[rank]].up

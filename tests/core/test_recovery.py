@@ -416,6 +416,20 @@ def test_a_rank_that_asks_for_another_restore_does_not_get_the_answer_of_this_on
     assert driver.replies(Failure)[-1].error == "StaleAttemptError"
 
 
+def test_what_a_host_that_is_down_holds_is_not_lost():
+    """Schedule 13481: a late word of a HostActor's death, which had been back, made rank 1 hear that its promise was broken."""
+    driver = running()
+    driver.hold(0, 7, promised=True)
+    driver.word(1, 7, pending=(7,))
+    driver.word(0, 8)
+    driver.send(HostDown(host=HostId("a"), reason="its HostActor was killed", gone=False))
+    driver.flush(1, driver.key(7))
+    assert not driver.replies(FlushReply)
+    driver.report("a")
+    driver.hold(1, 7, promised=True)
+    assert driver.replies(FlushReply)[-1].errors == ()
+
+
 def test_a_word_that_is_gone_with_its_slots_does_not_take_back_what_was_said():
     driver = running(barrier_timeout_s=20.0)
     driver.word(0, 7)

@@ -18,12 +18,14 @@ from raystate.core.messages import (
     group_of,
     lineage_order,
 )
+from raystate.core.settings import Settings
 from tests.sim.coordinators import CoordinatorProc
 from tests.sim.nodes import Node, SlotSet
 from tests.sim.storage import Saved, Storage, Violation
 from tests.sim.trainers import Group, TrainerProc
 
 DOMAINS = ("d0", "d1")  # of several nodes
+SLOW_S = 1.5  # a message takes no longer
 NOT_STAGED = ("no host holds", "was not staged", "had no free slot")
 
 
@@ -34,6 +36,8 @@ class Truth:
     nodes_by_id: dict[str, Node]
     callers: dict[Any, TrainerProc]
     group: Group | None
+    settings: Settings
+    now_s: float
 
     def __init__(self, storage: Storage):
         self.storage = storage
@@ -220,7 +224,9 @@ class Truth:
         )
 
     def _may_be_relied_on(self, node: Node) -> bool:
-        return not self.cut(node) and (node.actor is None or not node.actor.alive or node.actor.awake)
+        """It is there, and has not been silent for so long that it is about to be held for dead."""
+        silent = self.now_s - node.heard_s >= self.settings.host_timeout_s - SLOW_S
+        return not self.cut(node) and not silent and (node.actor is None or not node.actor.alive or node.actor.awake)
 
     def check_choice(self, caller: TrainerProc, choice: RestoreChoice) -> None:
         """Bounded loss: never behind storage, nor behind memory that one death can't have taken."""
