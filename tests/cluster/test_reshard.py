@@ -14,7 +14,7 @@ import raystate
 from raystate.actors.naming import run_actors
 from raystate.storage import run_hash
 from tests.cluster.strikes import lose_node, newest_in_memory
-from tests.cluster.training import NODE, NODES, wait_for
+from tests.cluster.training import NODE, wait_for
 from tests.patience import PATIENCE_S
 from tests.processes import free_port
 
@@ -98,27 +98,31 @@ def all_of(answers: list[Any]) -> list[Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lost", [1, 2])
-def test_four_ranks_lose_nodes_and_go_on_as_two(ray_cluster: Any, tmp_path: Path, lost: int) -> None:
-    """Step 2 is durable, step 4 is only in memory: with as many copies of each rank's part as nodes are lost at once."""
+@pytest.mark.parametrize(("lost", "replicas"), [(1, 1), (2, 2), (2, 1)], ids=["a node", "two nodes", "a failure domain"])
+def test_four_ranks_lose_nodes_and_go_on_as_two(ray_cluster: Any, tmp_path: Path, lost: int, replicas: int) -> None:
+    """Step 2 is durable, step 4 is only in memory: with as many copies of each rank's part as nodes are lost at once; or with one, when
+    these nodes have a Ray label that says that they are lost together."""
     import numpy as np
     import ray
 
-    config = raystate.StateConfig(storage=str(tmp_path / "run"), run="reshard", save_every_steps=1000, replicas=lost)
+    config = raystate.StateConfig(
+        storage=str(tmp_path / "run"), run="reshard", save_every_steps=1000, replicas=replicas, domain_labels=("rack",)
+    )
     name = run_hash(config.storage, config.run)
-    fourth = ray_cluster.add_node(**NODE)
+    labels = {"rack": "r1"} if replicas < lost else {}
+    added = [ray_cluster.add_node(**NODE, labels=labels) for _ in range(lost)]
     ray_cluster.wait_for_nodes(PATIENCE_S)
-    nodes = sorted(ray_cluster.list_all_nodes(), key=lambda node: (not node.is_head(), node is fourth))
+    nodes = [*[node for node in ray_cluster.list_all_nodes() if node not in added][: 4 - lost], *added]
     trainers = start(config, nodes)
     try:
         all_of([one.restore.remote((2, 4)) for one in trainers])
         all_of([one.save.remote(2, force=True) for one in trainers])
         all_of([one.save.remote(4) for one in trainers])
-        wait_for(lambda: newest_in_memory(config, nodes=1 + lost) == 4, "copies of step 4")
+        wait_for(lambda: newest_in_memory(config, nodes=1 + replicas) == 4, "copies of step 4")
         assert raystate.Reader(config.storage).all_steps() == [2]
 
-        for _ in range(lost):
-            lose_node(ray_cluster, nodes.pop(), name)
+        for node in added:
+            lose_node(ray_cluster, node, name)
         for one in trainers:
             ray.kill(one)
 
@@ -132,7 +136,7 @@ def test_four_ranks_lose_nodes_and_go_on_as_two(ray_cluster: Any, tmp_path: Path
             assert bytes_from["memory"] + bytes_from["peer"] == ARRAY_BYTES + (ARRAYS - 1) * ARRAY_BYTES // 2
             if lost == 1:
                 # Of the first array, whose four parts have two copies each on three nodes, a node has at least its own part and not all,
-                # however the Coordinator has placed and renewed the copies. With three copies each, two nodes may have all.
+                # however the Coordinator has placed and renewed the copies. Of two nodes that are left, each may have all.
                 assert tier == "peer"
                 assert min(bytes_from["memory"], bytes_from["peer"]) >= ARRAY_BYTES // 4
             for number, parts in enumerate(shards):
@@ -146,8 +150,7 @@ def test_four_ranks_lose_nodes_and_go_on_as_two(ray_cluster: Any, tmp_path: Path
     finally:
         for one in trainers:
             ray.kill(one)
-        if fourth in ray_cluster.list_all_nodes():
-            ray_cluster.remove_node(fourth, allow_graceful=False)
-        while len(ray_cluster.list_all_nodes()) < NODES:
-            ray_cluster.add_node(**NODE)
+        for node in ray_cluster.list_all_nodes():
+            if node in added:
+                ray_cluster.remove_node(node, allow_graceful=False)
     assert not run_actors(name)

@@ -26,7 +26,7 @@ from tests.storage.crash_sweep import HISTORIES, faults, record, representatives
 from tests.storage.mortal import Fault
 from tests.storage.stages import ALL, BACKENDS, SEED, Fresh, stage
 
-SAMPLE = {"directory": 16, "memory": 16, "gcs": 2}  # points of a history that are played by default
+SAMPLE = {"directory": 10, "memory": 10, "gcs": 2}  # points of a history that are played by default
 ORDER = SEED + 1  # 0 is first come, first served, which the planted mistakes are played with
 
 

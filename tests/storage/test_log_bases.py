@@ -88,6 +88,7 @@ def test_commits_are_read_back(storage: Storage, small_entries: None):
 # ---------------------------------------------------------------- sizes and requests
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_ten_thousand_kept_steps(tmp_path):
     """The last of ten thousand; all of them with RAYSTATE_ALL."""
