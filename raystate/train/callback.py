@@ -154,7 +154,7 @@ class RayTrainCallback(_Callback):
         endings.quiet_ray_train()
         on_cpu = not self._scaling.use_tpu and not self._scaling.use_gpu and isinstance(self._scaling.num_workers, int)
         if on_cpu and self._wants_standby:
-            self._standby = Standby()
+            self._standby = Standby(self._config.storage)
             self._standby.install()
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
