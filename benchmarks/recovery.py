@@ -29,7 +29,7 @@ from typing import Any
 POLL_S = 0.02
 DEADLINE_S = 240.0
 SETTLE_S = 12.0  # of training before a kill: failures come in mid-training, seldom in the first seconds
-NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}  # room for one trainer
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}  # room for one trainer
 PHASES = ("function", "manager", "restored", "step")
 
 
@@ -51,10 +51,10 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS if args.only in (None, name)}
     load = os.getloadavg()[0]
-    with started_ray(nodes=bool(args.drain)) as address:
+    with started_ray(nodes=bool(args.drain)) as add_node:
         for _ in range(args.rounds):
             for name in found:
-                rows = measure(name, args, address)
+                rows = measure(name, args, add_node)
                 found[name] += rows
                 if not args.json:
                     told(name, rows)
@@ -66,8 +66,8 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def started_ray(*, nodes: bool) -> Iterator[str]:
-    """A Ray of this benchmark's own: one node, or a head and three nodes with room for one trainer each."""
+def started_ray(*, nodes: bool) -> Iterator[Callable[[], Any]]:
+    """A Ray of this benchmark's own: one node, or a head and two nodes with room for one trainer each. Gives what adds one more."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before the import
     import ray
     from ray.cluster_utils import Cluster
@@ -79,12 +79,12 @@ def started_ray(*, nodes: bool) -> Iterator[str]:
     try:
         if nodes:
             cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
-            for _ in range(3):
+            for _ in range(2):
                 cluster.add_node(**NODE)
             ray.init(cluster.address, log_to_driver=False)
         else:
             ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
-        yield ray.get_runtime_context().gcs_address
+        yield lambda: cluster.add_node(**NODE) if cluster is not None else None
     finally:
         ray.shutdown()
         if cluster is not None:
@@ -96,14 +96,18 @@ def told(name: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         parts = ", ".join(f"{phase} {row['phases'][phase]:.2f}" for phase in PHASES if phase in row.get("phases", {}))
         if "steps_per_minute" in row:
-            print(f"{name:9} {row['what']}: {row['steps_per_minute']:.0f} useful steps per minute, {row['kills']} kills", flush=True)
+            print(
+                f"{name:9} {row['what']}: {row['steps_per_minute']:.0f} useful steps per minute, {row['kills']} kills", flush=True
+            )
         else:
             print(f"{name:9} {row['what']}: new step after {row['to_new_step_s']:5.2f} s ({parts}), ", end="")
             print(f"no steps for {row['gap_s']:.2f} s, {row['repeated_steps']} repeated", flush=True)
 
 
 def summary(found: dict[str, list[dict[str, Any]]]) -> None:
-    key, unit = ("steps_per_minute", "steps per minute") if "steps_per_minute" in next(iter(found.values()))[0] else ("to_new_step_s", "s")
+    key, unit = (
+        ("steps_per_minute", "steps per minute") if "steps_per_minute" in next(iter(found.values()))[0] else ("to_new_step_s", "s")
+    )
     for what in dict.fromkeys(row["what"] for rows in found.values() for row in rows):
         every = {name: [row[key] for row in rows if row["what"] == what] for name, rows in found.items()}
         spread = ", ".join(f"{name} {statistics.median(v):.2f} {unit} ({min(v):.2f} to {max(v):.2f})" for name, v in every.items())
@@ -244,7 +248,7 @@ def run_raystate(config: dict[str, Any], folder: Path) -> None:
 WAYS: dict[str, Callable[[dict[str, Any], Path], None]] = {"plain": run_plain, "raystate": run_raystate}
 
 
-def measure(name: str, args: argparse.Namespace, address: str) -> list[dict[str, Any]]:
+def measure(name: str, args: argparse.Namespace, add_node: Callable[[], Any]) -> list[dict[str, Any]]:
     """One start: what became of each kill or notice."""
     folder = Path(tempfile.mkdtemp(prefix="recovery-"))
     (folder / "events").mkdir()
@@ -271,7 +275,7 @@ def measure(name: str, args: argparse.Namespace, address: str) -> list[dict[str,
         thread.start()
         watch = Watch(folder / "events", errors, args.save_every, args.settle_s)
         if args.drain:
-            rows = [watch.drain(notice_s, address) for notice_s in args.drain]
+            rows = [watch.drain(notice_s, add_node) for notice_s in args.drain]
         elif args.goodput:
             rows = [watch.goodput(args.goodput, args.every_s, args.ranks)]
         else:
@@ -332,17 +336,20 @@ class Watch:
         os.kill(pids[rank], signal.SIGKILL)
         return {"what": f"kill of rank {rank}", "rank": rank, **self._recovered(time.time())}
 
-    def drain(self, notice_s: int, address: str) -> dict[str, Any]:
-        """Tell Ray that rank 1's node goes away."""
+    def drain(self, notice_s: int, add_node: Callable[[], Any]) -> dict[str, Any]:
+        """Tell Ray that rank 1's node goes away; there is another one."""
+        import ray
         import ray._raylet as raylet  # as `ray drain-node` does, which takes seconds to start
         from ray.core.generated import autoscaler_pb2
 
+        add_node()
         self._steady()
         node = [event for event in self._events() if event["event"] == "function" and event["rank"] == 1][-1]["node"]
         messages: Any = autoscaler_pb2
         gcs: Any = raylet
         reason = messages.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
         told_s = time.time()
+        address = ray.get_runtime_context().gcs_address
         accepted, why = gcs.GcsClient(address=address).drain_node(node, reason, "benchmark", int((told_s + notice_s) * 1000))
         if not accepted:
             raise RuntimeError(f"Ray refuses to drain the node: {why}")
