@@ -394,7 +394,7 @@ class Watch:
             "to_function_s": fresh[0]["t"] - told_s,
             "to_new_step_s": new["t"] - told_s,
             "gap_s": new["t"] - before[-1]["t"],
-            "repeated_steps": self._newest(before) + 1 - first,
+            "repeated_steps": max(0, self._newest(before) + 1 - first),  # an interrupted loop doesn't tell of its last step
             "phases": phases,
         }
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -53,10 +53,12 @@ class Standby:
 
     Args:
         storage: the run's; its client library is loaded, too.
+        placed: is told the nodes of the next group's ranks, before its processes start.
     """
 
-    def __init__(self, storage: str) -> None:
+    def __init__(self, storage: str, placed: Callable[[Sequence[str]], None]) -> None:
         self._storage = storage
+        self._placed = placed
         self._waiting: list[_Waiting] = []
         self._due_s: float | None = None
         self._group: Any = None
@@ -108,11 +110,11 @@ class Standby:
         """(actor, metadata) for each bundle, if a ready process waits on every bundle's node; else none is kept."""
         waiting, self._waiting = self._waiting, []
         self._group = self._due_s = None
-        if not waiting:
-            return None
         try:
             where = placement_group_table(placement_group)["bundles_to_node_id"]
-            chosen = _match(waiting, [where[index] for index in range(num_workers)])
+            places: list[str] = [where[index] for index in range(num_workers)]
+            self._placed(places)
+            chosen = _match(waiting, places) if waiting else None
             if chosen is not None:
                 metadata = ray.get([each.metadata for each in chosen], timeout=_READY_S)
                 return [(each.actor, found) for each, found in zip(chosen, metadata, strict=True)]
