@@ -41,6 +41,7 @@ class ProgramStore:
         self.folder = folder
         self._cap_bytes = cap_bytes
         self._files_left = self._bytes_left = 0  # until the next look
+        self._given: set[str] = set()  # keys of programs that this process was given
         self._told = False
 
     def get(self, key: str) -> bytes | None:
@@ -59,13 +60,15 @@ class ProgramStore:
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # the order in which programs go
+        self._given.add(key)
         return value
 
     def put(self, key: str, value: bytes) -> bool:
-        """Keep it; whether it is there now."""
+        """Keep it; whether it is there now. One that this process was given before can't have been of use: it is replaced."""
         path = self._path(key)
-        if path.exists():
+        if path.exists() and key not in self._given:
             return True
+        self._given.discard(key)
         temporary = self.folder / f".{secrets.token_hex(8)}"
         try:
             disk = shutil.disk_usage(self.folder)

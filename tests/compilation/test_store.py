@@ -69,6 +69,15 @@ def test_the_program_of_another_key_is_not_taken(tmp_path: Path):
     assert store.get(KEY) is None
 
 
+def test_a_program_that_was_of_no_use_is_replaced(tmp_path: Path):
+    store = _store(tmp_path)
+    store.put(KEY, b"of another time")
+    store.put(KEY, b"compiled at the same time as the first")
+    assert store.get(KEY) == b"of another time"
+    store.put(KEY, b"compiled because JAX could not load that one")
+    assert _store(tmp_path).get(KEY) == b"compiled because JAX could not load that one"
+
+
 def test_many_writers_of_one_key_leave_one_whole_file(tmp_path: Path):
     value = os.urandom(1 << 18)
     with ThreadPoolExecutor(8) as threads:
