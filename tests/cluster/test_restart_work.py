@@ -36,7 +36,7 @@ def _train(config: dict[str, Any]) -> None:
     split = NamedSharding(mesh, PartitionSpec("x"))
     folder = Path(config["folder"])
     with raystate.StateManager() as manager:
-        restored = manager.restore_or_init(lambda: {"w": jnp.ones((8, 8)) / 8}, {"w": split})
+        restored = manager.restore_or_init(lambda: {"w": jnp.ones((64, 64)) / 64}, {"w": split})
         state = restored.state
         step = jax.jit(lambda state: {"w": jnp.tanh(state["w"] @ state["w"].T) @ state["w"]}, donate_argnums=0)
         for number in range(restored.step, 10_000):
