@@ -1,68 +1,119 @@
-"""kill -9 of one trainer: seconds until the first step that had not been done before.
+"""kill -9 of one trainer, or a notice that its node goes away: seconds until the first step that had not been done before.
 
-    python benchmarks/recovery.py --ranks 1 0 1 0 --save-every 20
+    python benchmarks/recovery.py                             # kills: of rank 1, then of rank 0, in three starts of each
+    python benchmarks/recovery.py --drain 15 30               # notices of so many seconds, on three simulated nodes
+    python benchmarks/recovery.py --goodput 120 --every-s 30  # useful steps per minute with a kill every so many seconds
 
-The same training under plain JaxTrainer with Orbax's CheckpointManager, restored from its newest checkpoint, and under `raystate.fit`.
-The kill comes half-way between two durable saves. Both run on one Ray, in turn; read the ratio.
+The same training under plain JaxTrainer with Orbax's CheckpointManager, restored from its newest checkpoint, and under `raystate.fit`,
+in turn on one Ray; read the ratio. `--plain-cache` gives the plain one JAX's compilation cache in a local folder, which it has not by
+default. The kill comes half-way between two durable saves.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import signal
 import statistics
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 POLL_S = 0.02
-DEADLINE_S = 180.0
+DEADLINE_S = 240.0
 SETTLE_S = 12.0  # of training before a kill: failures come in mid-training, seldom in the first seconds
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}  # room for one trainer
+PHASES = ("function", "manager", "restored", "step")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 0, 1, 0], help="whom to kill, in turn")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 0], help="whom to kill in each start, in turn")
+    parser.add_argument("--rounds", type=int, default=1, help="starts of each")
+    parser.add_argument("--drain", type=int, nargs="+", metavar="S", help="instead of kills: notices of so many seconds to a node")
+    parser.add_argument("--goodput", type=float, metavar="S", help="instead: kills for so long, and the steps that come of it")
+    parser.add_argument("--every-s", type=float, default=30.0, help="seconds between two kills, with --goodput")
     parser.add_argument("--save-every", type=int, default=20, help="steps between durable saves, of both")
     parser.add_argument("--step-s", type=float, default=0.1, help="shortest step")
     parser.add_argument("--width", type=int, default=512, help="of the 8 weight matrices")
     parser.add_argument("--settle-s", type=float, default=SETTLE_S, help="of training before a kill")
-    parser.add_argument("--only", choices=("plain", "raystate"))
+    parser.add_argument("--plain-cache", action="store_true", help="the plain one with JAX_COMPILATION_CACHE_DIR")
+    parser.add_argument("--no-cache", action="store_true", help="raystate with compilation_cache_bytes=0")
+    parser.add_argument("--only", choices=sorted(WAYS))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before the import
-    import ray
-
-    repository = str(Path(__file__).resolve().parent.parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [repository, os.environ.get("PYTHONPATH")]))
-    ray_folder = tempfile.mkdtemp(prefix="recovery-ray-")
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=ray_folder)
-    try:
-        found = {name: measure(way, args) for name, way in WAYS.items() if args.only in (None, name)}
-    finally:
-        ray.shutdown()
-        shutil.rmtree(ray_folder, ignore_errors=True)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS if args.only in (None, name)}
+    load = os.getloadavg()[0]
+    with started_ray(nodes=bool(args.drain)) as add_node:
+        for _ in range(args.rounds):
+            for name in found:
+                rows = measure(name, args, add_node)
+                found[name] += rows
+                if not args.json:
+                    told(name, rows)
     if args.json:
         print(json.dumps(found))
         return
-    for name, rows in found.items():
-        for row in rows:
-            print(f"{name:9} kill of rank {row['rank']}: train function after {row['to_function_s']:5.2f} s, ", end="")
-            print(f"new step after {row['to_new_step_s']:5.2f} s, {row['repeated_steps']} steps repeated")
-    for rank in sorted(set(args.ranks)):
-        middle = {name: _median(rows, rank) for name, rows in found.items()}
-        ratio = f", ratio {middle['raystate'] / middle['plain']:.2f}" if len(middle) == 2 else ""
-        print(f"rank {rank}, median: " + ", ".join(f"{name} {value:.2f} s" for name, value in middle.items()) + ratio)
+    print(f"{os.cpu_count()} cores, load {load:.1f} at the start")
+    summary(found)
 
 
-def _median(rows: list[dict[str, Any]], rank: int) -> float:
-    return statistics.median(row["to_new_step_s"] for row in rows if row["rank"] == rank)
+@contextlib.contextmanager
+def started_ray(*, nodes: bool) -> Iterator[Callable[[], Any]]:
+    """A Ray of this benchmark's own: one node, or a head and two nodes with room for one trainer each. Gives what adds one more."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before the import
+    import ray
+    from ray.cluster_utils import Cluster
+
+    repository = str(Path(__file__).resolve().parent.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [repository, os.environ.get("PYTHONPATH")]))
+    folder = tempfile.mkdtemp(prefix="recovery-ray-")
+    cluster = None
+    try:
+        if nodes:
+            cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
+            for _ in range(2):
+                cluster.add_node(**NODE)
+            ray.init(cluster.address, log_to_driver=False)
+        else:
+            ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+        yield lambda: cluster.add_node(**NODE) if cluster is not None else None
+    finally:
+        ray.shutdown()
+        if cluster is not None:
+            cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def told(name: str, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        parts = ", ".join(f"{phase} {row['phases'][phase]:.2f}" for phase in PHASES if phase in row.get("phases", {}))
+        if "steps_per_minute" in row:
+            print(
+                f"{name:9} {row['what']}: {row['steps_per_minute']:.0f} useful steps per minute, {row['kills']} kills", flush=True
+            )
+        else:
+            print(f"{name:9} {row['what']}: new step after {row['to_new_step_s']:5.2f} s ({parts}), ", end="")
+            print(f"no steps for {row['gap_s']:.2f} s, {row['repeated_steps']} repeated", flush=True)
+
+
+def summary(found: dict[str, list[dict[str, Any]]]) -> None:
+    key, unit = (
+        ("steps_per_minute", "steps per minute") if "steps_per_minute" in next(iter(found.values()))[0] else ("to_new_step_s", "s")
+    )
+    for what in dict.fromkeys(row["what"] for rows in found.values() for row in rows):
+        every = {name: [row[key] for row in rows if row["what"] == what] for name, rows in found.items()}
+        spread = ", ".join(f"{name} {statistics.median(v):.2f} {unit} ({min(v):.2f} to {max(v):.2f})" for name, v in every.items())
+        both = len(every) == 2
+        ratio = f", ratio {statistics.median(every['raystate']) / statistics.median(every['plain']):.2f}" if both else ""
+        print(f"{what}, median of {len(next(iter(every.values())))}: {spread}{ratio}")
 
 
 # ---------------------------------------------------------------- the training
@@ -118,7 +169,9 @@ def teller(config: dict[str, Any], rank: int) -> Callable[..., None]:
     def say(**facts: Any) -> None:
         stream.write(json.dumps({"t": time.time(), "pid": os.getpid(), "rank": rank, **facts}) + "\n")
 
-    say(event="function")
+    import ray
+
+    say(event="function", node=ray.get_runtime_context().get_node_id())
     return say
 
 
@@ -133,6 +186,7 @@ def train_plain(config: dict[str, Any]) -> None:
     init, sharding, step = build(config["width"])
     options = ocp.CheckpointManagerOptions(save_interval_steps=config["save_every"], max_to_keep=3)
     with ocp.CheckpointManager(config["storage"], options=options) as manager:
+        say(event="manager")
         newest = manager.latest_step()
         if newest is None:
             first, state = 0, jax.jit(init, out_shardings=sharding)()
@@ -140,6 +194,7 @@ def train_plain(config: dict[str, Any]) -> None:
             shapes = jax.eval_shape(init)
             abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
             first, state = newest, manager.restore(newest, args=ocp.args.StandardRestore(abstract))
+        say(event="restored")
         loop(config, first, state, step, lambda i, tree: manager.save(i, args=ocp.args.StandardSave(tree)), say)
 
 
@@ -151,7 +206,9 @@ def train_raystate(config: dict[str, Any]) -> None:
 
     init, sharding, step = build(config["width"])
     with raystate.StateManager() as manager:
+        say(event="manager")
         restored = manager.restore_or_init(init, sharding)
+        say(event="restored")
         loop(config, restored.step, restored.state, step, manager.save, say)
 
 
@@ -171,7 +228,7 @@ def run_plain(config: dict[str, Any], folder: Path) -> None:
             name="plain",
             storage_path=str(folder / "results"),
             failure_config=FailureConfig(max_failures=-1),
-            worker_runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}},
+            worker_runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu", **config["environment"]}},
         ),
     ).fit()
 
@@ -182,16 +239,17 @@ def run_raystate(config: dict[str, Any], folder: Path) -> None:
     import raystate
 
     state = raystate.StateConfig(storage=config["storage"], run="recovery", save_every_steps=config["save_every"])
+    if config["no_cache"]:
+        state = state.replace(compilation_cache_bytes=0)
     run_config = RunConfig(name="raystate", storage_path=str(folder / "results"))
-    result = raystate.fit(train_raystate, state, num_workers=2, train_loop_config=config, run_config=run_config)
-    for recovery in result.recoveries:
-        print(recovery)
+    raystate.fit(train_raystate, state, num_workers=2, train_loop_config=config, run_config=run_config)
 
 
 WAYS: dict[str, Callable[[dict[str, Any], Path], None]] = {"plain": run_plain, "raystate": run_raystate}
 
 
-def measure(way: Callable[[dict[str, Any], Path], None], args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(name: str, args: argparse.Namespace, add_node: Callable[[], Any]) -> list[dict[str, Any]]:
+    """One start: what became of each kill or notice."""
     folder = Path(tempfile.mkdtemp(prefix="recovery-"))
     (folder / "events").mkdir()
     config = {
@@ -201,20 +259,27 @@ def measure(way: Callable[[dict[str, Any], Path], None], args: argparse.Namespac
         "save_every": args.save_every,
         "step_s": args.step_s,
         "width": args.width,
+        "no_cache": args.no_cache,
+        "environment": {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")} if args.plain_cache else {},
     }
     errors: list[BaseException] = []
 
     def go() -> None:
         try:
-            way(dict(config), folder)
+            WAYS[name](dict(config), folder)
         except BaseException as error:
             errors.append(error)
 
     thread = threading.Thread(target=go, daemon=True)
     try:
         thread.start()
-        watch = Watch(folder / "events", errors)
-        rows = [watch.kill(rank, args.save_every, args.settle_s) for rank in args.ranks]
+        watch = Watch(folder / "events", errors, args.save_every, args.settle_s)
+        if args.drain:
+            rows = [watch.drain(notice_s, add_node) for notice_s in args.drain]
+        elif args.goodput:
+            rows = [watch.goodput(args.goodput, args.every_s, args.ranks)]
+        else:
+            rows = [watch.kill(rank) for rank in args.ranks]
         Path(config["stop"]).touch()
         thread.join(DEADLINE_S)
         if errors:
@@ -224,20 +289,24 @@ def measure(way: Callable[[dict[str, Any], Path], None], args: argparse.Namespac
         shutil.rmtree(folder, ignore_errors=True)
 
 
+Event = dict[str, Any]
+
+
 class Watch:
     """What the trainers have written."""
 
-    def __init__(self, folder: Path, errors: list[BaseException]):
+    def __init__(self, folder: Path, errors: list[BaseException], save_every: int, settle_s: float):
         self._folder, self._errors = folder, errors
+        self._save_every, self._settle_s = save_every, settle_s
 
-    def _events(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+    def _events(self) -> list[Event]:
+        found: list[Event] = []
         for path in self._folder.iterdir():
             lines = path.read_text().split("\n")[:-1]  # the last one may be half written
             found += [json.loads(line) for line in lines]
         return sorted(found, key=lambda event: event["t"])
 
-    def _wait(self, condition: Callable[[list[dict[str, Any]]], Any], what: str) -> Any:
+    def _wait(self, condition: Callable[[list[Event]], Any], what: str) -> Any:
         end_s = time.monotonic() + DEADLINE_S
         while time.monotonic() < end_s:
             if self._errors:
@@ -247,34 +316,96 @@ class Watch:
             time.sleep(POLL_S)
         raise TimeoutError(f"no {what} within {DEADLINE_S:.0f} s")
 
-    def kill(self, rank: int, save_every: int, settle_s: float) -> dict[str, Any]:
-        """Kill that rank half-way between two saves, once the newest start has trained for `settle_s`."""
+    def _steady(self, *, settle_s: float | None = None) -> dict[int, int]:
+        """The pids by rank, half-way between two saves, once the newest start has trained for a while."""
+        settle_s = self._settle_s if settle_s is None else settle_s
 
-        def ready(events: list[dict[str, Any]]) -> dict[int, int] | None:
+        def ready(events: list[Event]) -> dict[int, int] | None:
             pids = {event["rank"]: event["pid"] for event in events if event["event"] == "function"}
             steps = {r: [e["step"] for e in events if e["pid"] == pid and e["event"] == "step"] for r, pid in pids.items()}
-            if len(pids) < 2 or any(len(done) < 1.5 * save_every for done in steps.values()):
+            if len(pids) < 2 or any(len(done) < 1.5 * self._save_every for done in steps.values()):
                 return None
             if time.time() - min(e["t"] for e in events if e["event"] == "step" and e["pid"] == pids[0]) < settle_s:
                 return None
-            return pids if steps[0][-1] % save_every == save_every // 2 else None
+            return pids if steps[0][-1] % self._save_every == self._save_every // 2 else None
 
-        pids = self._wait(ready, "steady training")
+        return self._wait(ready, "steady training")
+
+    def kill(self, rank: int) -> dict[str, Any]:
+        pids = self._steady()
         os.kill(pids[rank], signal.SIGKILL)
-        killed_s = time.time()
-        before = self._events()
-        newest = max(event["step"] for event in before if event["event"] == "step")
-        old = {event["pid"] for event in before}
-        new = self._wait(lambda events: [e for e in events if e["event"] == "step" and e["step"] > newest], "new step")
-        fresh = [event for event in self._events() if event["pid"] not in old]
+        return {"what": f"kill of rank {rank}", "rank": rank, **self._recovered(time.time())}
+
+    def drain(self, notice_s: int, add_node: Callable[[], Any]) -> dict[str, Any]:
+        """Tell Ray that rank 1's node goes away; there is another one."""
+        import ray
+        import ray._raylet as raylet  # as `ray drain-node` does, which takes seconds to start
+        from ray.core.generated import autoscaler_pb2
+
+        add_node()
+        self._steady()
+        node = [event for event in self._events() if event["event"] == "function" and event["rank"] == 1][-1]["node"]
+        messages: Any = autoscaler_pb2
+        gcs: Any = raylet
+        reason = messages.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        told_s = time.time()
+        address = ray.get_runtime_context().gcs_address
+        accepted, why = gcs.GcsClient(address=address).drain_node(node, reason, "benchmark", int((told_s + notice_s) * 1000))
+        if not accepted:
+            raise RuntimeError(f"Ray refuses to drain the node: {why}")
+        return {"what": f"notice of {notice_s} s", **self._recovered(told_s)}
+
+    def goodput(self, for_s: float, every_s: float, ranks: list[int]) -> dict[str, Any]:
+        """Steps that were new, while every so often a rank dies, in turn. The first kill is at once."""
+        self._steady()
+        begin_s, first = time.time(), self._newest(self._events())
+        kills = 0
+        while (now_s := time.time()) < begin_s + for_s:
+            if now_s >= begin_s + kills * every_s:
+                pids = {event["rank"]: event["pid"] for event in self._events() if event["event"] == "function"}
+                with contextlib.suppress(ProcessLookupError):  # it is just being started again
+                    os.kill(pids[ranks[kills % len(ranks)]], signal.SIGKILL)
+                kills += 1
+            if self._errors:
+                raise self._errors[0]
+            time.sleep(POLL_S)
+        done = self._newest(self._events()) - first
+        self._steady(settle_s=0.0)
+        return {"what": f"a kill every {every_s:.0f} s", "kills": kills, "steps_per_minute": 60 * done / for_s}
+
+    def _newest(self, events: list[Event]) -> int:
+        return max(event["step"] for event in events if event["event"] == "step")
+
+    def _recovered(self, told_s: float) -> dict[str, Any]:
+        """Wait for the first new step of a start after this one."""
+        old = {event["pid"] for event in self._events()}
+
+        def come(events: list[Event]) -> list[Event]:
+            newest = self._newest([event for event in events if event["pid"] in old])
+            return [e for e in events if e["pid"] not in old and e["event"] == "step" and e["step"] > newest]
+
+        new = self._wait(come, "new step")[0]
+        events = self._events()
+        before = [event for event in events if event["pid"] in old and event["event"] == "step"]
+        fresh = [event for event in events if event["pid"] not in old]
         first = next(event["step"] for event in fresh if event["event"] == "step")
+        phases = {name: max(self._firsts(fresh, name)) - told_s for name in PHASES}
         return {
-            "rank": rank,
-            "to_function_s": fresh[0]["t"] - killed_s,
-            "to_new_step_s": new[0]["t"] - killed_s,
-            "repeated_steps": newest + 1 - first,
+            "to_function_s": fresh[0]["t"] - told_s,
+            "to_new_step_s": new["t"] - told_s,
+            "gap_s": new["t"] - before[-1]["t"],
+            "repeated_steps": max(0, self._newest(before) + 1 - first),  # an interrupted loop doesn't tell of its last step
+            "phases": phases,
         }
+
+    def _firsts(self, events: list[Event], name: str) -> list[float]:
+        """When each rank reached it."""
+        found: dict[int, float] = {}
+        for event in events:
+            if event["event"] == name:
+                found.setdefault(event["rank"], event["t"])
+        return list(found.values())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -117,6 +117,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         host_timeout_s: seconds of silence after which a host counts as down.
         metadata_url: base URL of the server that each node asks whether it is preempted, in the protocol of Google Compute Engine's
             metadata server; None: Google's on its machines, none elsewhere. What Ray drains is noticed without it.
+        compilation_cache_bytes: bytes on each node for the programs that JAX compiles, which a restart then loads; 0: none are kept. In
+            a folder of Ray's session; a folder of your own (`JAX_COMPILATION_CACHE_DIR`) is used as JAX uses it, instead.
     """
 
     model_config: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
@@ -157,6 +159,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     assume_dead_after_s: Seconds = 24 * 3600.0
     host_timeout_s: Seconds = 10.0
     metadata_url: str | None = None
+    compilation_cache_bytes: NaturalInt = 4 << 30
 
     if not TYPE_CHECKING:  # type checkers keep the signature that pydantic derives from the fields
 

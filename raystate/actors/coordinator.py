@@ -296,6 +296,12 @@ class CoordinatorActor:
     async def ask(self, event: Any) -> Reply:
         return await asyncio.wrap_future(self._started.ask(event))
 
+    async def expect(self, hosts: tuple[HostId, ...]) -> None:
+        """The launcher's word on where trainers of the next group start, if it is somewhere else than before."""
+        if self._service is not None:
+            for host in hosts:
+                self._service.expect(host)
+
     async def tell(self, event: Event) -> None:
         if self._service is not None:
             self._service.post(event)

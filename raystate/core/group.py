@@ -181,7 +181,7 @@ class Joins:
         for host in hosts.values():
             self.memory.view(host, desk.now_s)
         self._reply = JoinReply(
-            lineage=lineage, attempt=desk.attempt, hosts=tuple(hosts.items()), newest_step=self._newest_committed
+            lineage=lineage, attempt=desk.attempt, host_count=len(set(hosts.values())), newest_step=self._newest_committed
         )
         self._barrier = None
         desk.log("info", f"all {self._world} ranks have joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")

@@ -27,7 +27,7 @@ class JoinReply:
 
     lineage: str
     attempt: int
-    hosts: tuple[tuple[int, HostId], ...]  # rank -> host
+    host_count: int  # that its ranks are on
     newest_step: int  # newest committed step, -1: none
 
 

@@ -82,6 +82,9 @@ def membership(context: Any) -> tuple[int, int, str]:
     """(rank, world, group token) of this process."""
     rank, world = jax.process_index(), jax.process_count()
     if context is not None:
+        from raystate.actors.compiled import keep_compiled  # a launched process has Ray
+
+        keep_compiled(context.config)
         check_world(context.world)
         return rank, world, context.group
     if world == 1:

@@ -181,7 +181,7 @@ class Session:
                 table_bytes=table_bytes,
                 buffer_bytes=buffer_bytes,
                 slots=slots,
-                copies=min(self.config.replicas, len({host for _, host in self.joined.hosts}) - 1),
+                copies=min(self.config.replicas, self.joined.host_count - 1),
             )
         except CapacityError as error:
             error.details.setdefault("rank", self.rank)

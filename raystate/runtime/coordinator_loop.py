@@ -181,6 +181,10 @@ class CoordinatorLoop:
         self.post(event)
         return future
 
+    def expect(self, host: HostId) -> None:
+        """A trainer is about to start there: its HostActor starts meanwhile. Should that fail, the trainer's own start says why."""
+        self._hosts.ensure(host, lambda reason: logger.debug("no HostActor yet on host %s: %s", host[:8], reason))
+
     def look(self, view: Callable[[Coordinator, float], Look]) -> Future[Look]:
         """What `view(machine, now_s)` finds, between two events. It must change nothing. Before the claim, too."""
         found: Future[Look] = Future()

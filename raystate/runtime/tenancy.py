@@ -62,7 +62,8 @@ class Presence:
 
     def __init__(self) -> None:
         self._listed: dict[HostId, tuple[float, frozenset[tuple[str, int]]]] = {}  # host -> when, (group, rank) it is connected to
-        self._asked: dict[str, tuple[HostId, float]] = {}  # ask of a trainer that is joining
+        self._asked: dict[str, tuple[int, HostId, float]] = {}  # ask of a trainer that is joining -> its rank, host, since when
+        self._group = ""  # that joined last
         self._joined: dict[tuple[str, int], tuple[HostId, float]] = {}  # (group, rank) that no host has listed yet
         self._held: dict[HostId, int] = {}  # newest step in memory
         self._durable_step = -1
@@ -72,22 +73,24 @@ class Presence:
 
     def observe(self, message: Any, now_s: float) -> None:
         match message:
-            case Joined(ask=ask, host=host):
-                self._asked[ask] = (host, now_s)
+            case Joined(ask=ask, rank=rank, host=host):
+                self._asked[ask] = (rank, host, now_s)
                 self.heard_s = self.joined_s = now_s
-            case Answer(ask=ask, reply=JoinReply(lineage=lineage, hosts=hosts)) if ask in self._asked:
+            case Answer(ask=ask, reply=JoinReply(lineage=lineage)) if ask in self._asked:
                 # The ranks of older lineages are alive as long as a host lists them.
                 group = group_of(lineage)
-                self._joined = {key: value for key, value in self._joined.items() if key[0] == group}
-                self._joined |= {(group, rank): (host, now_s) for rank, host in hosts if (group, rank) not in self._joined}
-                del self._asked[ask]
+                if group != self._group:
+                    self._group, self._joined = group, {}
+                rank, host, _ = self._asked.pop(ask)
+                self._joined.setdefault((group, rank), (host, now_s))
                 self._leaving_s = float("-inf")
             case Answer(ask=ask) if ask in self._asked:
                 del self._asked[ask]  # refused
             case HostReported(summary=summary):
                 listed = frozenset((group_of(one.lineage), one.rank) for one in summary.trainers)
                 self._listed[summary.host] = (now_s, listed)
-                self._joined = {key: value for key, value in self._joined.items() if key not in listed}
+                for key in listed:
+                    self._joined.pop(key, None)
                 self._held[summary.host] = max((one.step for one in summary.staged), default=-1)
                 if listed:
                     self.heard_s = now_s
@@ -99,7 +102,7 @@ class Presence:
             case HostDown(host=host):
                 self._listed.pop(host, None)
                 self._joined = {key: value for key, value in self._joined.items() if value[0] != host}
-                self._asked = {ask: value for ask, value in self._asked.items() if value[0] != host}
+                self._asked = {ask: value for ask, value in self._asked.items() if value[1] != host}
             case Advise(advice=advice):
                 self._durable_step = max(self._durable_step, advice.durable_step)
             case LeaveAsked():
@@ -115,7 +118,7 @@ class Presence:
         """Whether a trainer is there, as far as this is known."""
         if any(listed and now_s - when_s < SILENT_S for when_s, listed in self._listed.values()):
             return True
-        if any(now_s - since_s < JOIN_GRACE_S for _, since_s in self._asked.values()):
+        if any(now_s - since_s < JOIN_GRACE_S for _, _, since_s in self._asked.values()):
             return True  # it waits for the other ranks; only afterwards it connects to its HostActor
         return any(self._may_connect(host, since_s, now_s) for host, since_s in self._joined.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Callable
 from typing import cast
 
 from raystate.core.errors import ConfigError
@@ -82,21 +83,26 @@ def open_storage(url: StorageUrl, *, timeout_s: float = 60.0) -> Storage:
         ConfigError: see `canonical_url`.
     """
     canonical = canonical_url(url)
+    return storage_kind(canonical)(canonical, timeout_s=timeout_s)
+
+
+def storage_kind(canonical: str) -> Callable[..., Storage]:
+    """What opens storages with such URLs. Its module is loaded here, with the client library that it needs."""
     if canonical.startswith("file://"):
         from raystate.storage.directory import DirectoryStorage
 
-        return DirectoryStorage(canonical, timeout_s=timeout_s)
+        return DirectoryStorage
     if canonical.startswith("gs://"):
         from raystate.storage.gcs import GcsStorage
 
-        return GcsStorage(canonical, timeout_s=timeout_s)
+        return GcsStorage
     if canonical.startswith("s3://"):
         from raystate.storage.s3 import S3Storage
 
-        return S3Storage(canonical, timeout_s=timeout_s)
+        return S3Storage
     from raystate.storage.objects import ObjectStorage
 
-    return ObjectStorage(canonical, timeout_s=timeout_s)
+    return ObjectStorage
 
 
 def _directory(url: object, text: str) -> str:

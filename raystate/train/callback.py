@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,7 @@ class RayTrainCallback(_Callback):
         self._scaling: Any = None  # the controller's ScalingConfig
         self._own_selector: Any = None  # the user's label selector in it
         self._rank_nodes: list[str] = []  # node id by rank, of the newest group
+        self._expected: frozenset[str] = frozenset()  # nodes that the Coordinator was told of before
         self._leaving: frozenset[str] = frozenset()  # nodes that Ray Train was told would go away
         self._usable: frozenset[str] = frozenset()  # of those of the group before
         self._pinned = self._pins_failed = False
@@ -154,7 +156,7 @@ class RayTrainCallback(_Callback):
         endings.quiet_ray_train()
         on_cpu = not self._scaling.use_tpu and not self._scaling.use_gpu and isinstance(self._scaling.num_workers, int)
         if on_cpu and self._wants_standby:
-            self._standby = Standby()
+            self._standby = Standby(self._config.storage, self._expect)
             self._standby.install()
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
@@ -170,7 +172,9 @@ class RayTrainCallback(_Callback):
         self._groups += 1
         self._workers = list(workers)
         self._failures, self._told = {}, ()
-        self._rank_nodes = [worker.metadata.node_id for worker in workers]
+        rank_nodes = [worker.metadata.node_id for worker in workers]
+        self._expect(rank_nodes)
+        self._rank_nodes = rank_nodes
         self._placement = workers[0].execute_async(get_current_placement_group)
         if self._pending is not None:
             ending, _ = self._pending
@@ -297,6 +301,14 @@ class RayTrainCallback(_Callback):
             os.environ.pop(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR, None)
         else:
             os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = self._start_timeout
+
+    def _expect(self, places: Sequence[str]) -> None:
+        """Let the HostActors of nodes that are new to the run start while its trainers start there."""
+        new = frozenset(places) - frozenset(self._rank_nodes) - self._expected if self._rank_nodes else frozenset[str]()
+        coordinator = find_actor(coordinator_name(self._run_hash)) if new else None
+        if coordinator is not None:
+            self._expected |= new
+            coordinator.expect.remote(tuple(sorted(new)))
 
     @property
     def _run_hash(self) -> str:

@@ -19,6 +19,7 @@ from ray.train.v2.api.exceptions import TrainingFailedError
 from ray.train.v2.jax import JaxConfig, JaxTrainer
 
 from raystate import launch_context
+from raystate.actors.compiled import keep_compiled
 from raystate.actors.own_ray import has_dashboard, start_ray
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
@@ -299,13 +300,15 @@ def _entry(train_fn: Callable[..., Any]) -> Callable[..., Any]:
     # wraps: Ray looks at the signature, and shows the name.
     @functools.wraps(train_fn)
     def run(*args: Any) -> Outcome:
+        context = launch_context.current()
+        if context is not None:
+            keep_compiled(context.config)  # before anything is compiled, and after jax.distributed has begun
         try:
             value = train_fn(*args)
         except SystemExit as exit_:
             if not is_clean_exit(exit_):
                 raise
             value = None
-        context = launch_context.current()
         if context is not None and "jax" in sys.modules:
             launch_context.check_world(context.world)
         return Outcome(value, launch_context.summary())

@@ -14,8 +14,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -28,13 +27,18 @@ from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystate.runtime.priority import give_way
+from raystate.storage.url import storage_kind
 
 logger = logging.getLogger(__name__)
 
 SWITCH = "RAYSTATE_STANDBY"  # "0" in the driver's environment, or in the workers' runtime_env: no standby processes
 SETTLE_S = 3.0  # of training before they start: they cost their own start, and the group's first seconds are busy
-_READY_S = 0.2  # a process that is not ready by now would take longer than a new one
-_MODULES = ("jax", "jax.numpy", "raystate.manager")  # none of them initialises JAX's backends
+_READY_S = 4.0  # one that is still importing is ahead of a new process, which would have to import the same
+# What a trainer imports until its first step. None of them initialises JAX's backends, which has to wait for jax.distributed.
+_MODULES = (
+    "jax", "jax.numpy", "jax.experimental.multihost_utils",
+    "raystate.manager", "raystate.actors.link", "raystate.train.callback", "raystate.train.launch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +49,16 @@ class _Waiting:
 
 
 class Standby:
-    """The waiting processes of one controller."""
+    """The waiting processes of one controller.
 
-    def __init__(self) -> None:
+    Args:
+        storage: the run's; its client library is loaded, too.
+        placed: is told the nodes of the next group's ranks, before its processes start.
+    """
+
+    def __init__(self, storage: str, placed: Callable[[Sequence[str]], None]) -> None:
+        self._storage = storage
+        self._placed = placed
         self._waiting: list[_Waiting] = []
         self._due_s: float | None = None
         self._group: Any = None
@@ -91,7 +102,7 @@ class Standby:
         for worker in group.get_workers():
             node = worker.metadata.node_id
             actor: Any = kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
-            actor.execute.remote(_preload)
+            actor.execute.remote(_preload, self._storage)
             # In order after the import: what answers this is ready.
             self._waiting.append(_Waiting(actor=actor, metadata=actor.get_metadata.remote(), node=node))
 
@@ -99,11 +110,11 @@ class Standby:
         """(actor, metadata) for each bundle, if a ready process waits on every bundle's node; else none is kept."""
         waiting, self._waiting = self._waiting, []
         self._group = self._due_s = None
-        if not waiting:
-            return None
         try:
             where = placement_group_table(placement_group)["bundles_to_node_id"]
-            chosen = _match(waiting, [where[index] for index in range(num_workers)])
+            places: list[str] = [where[index] for index in range(num_workers)]
+            self._placed(places)
+            chosen = _match(waiting, places) if waiting else None
             if chosen is not None:
                 metadata = ray.get([each.metadata for each in chosen], timeout=_READY_S)
                 return [(each.actor, found) for each, found in zip(chosen, metadata, strict=True)]
@@ -138,11 +149,16 @@ def _kill(waiting: Sequence[_Waiting]) -> None:
         ray.kill(each.actor)
 
 
-def _preload() -> float:
+def _preload(storage: str) -> None:
     """In the waiting process. User code is not imported: it may use JAX, which has to wait for jax.distributed."""
-    begin_s = time.monotonic()
     if os.environ.get("JAX_PLATFORMS"):
         # On a thread of its own that gives way: on few cores these imports would make the running training skip snapshots.
         with ThreadPoolExecutor(1, initializer=give_way) as pool:
-            list(pool.map(importlib.import_module, _MODULES))
-    return time.monotonic() - begin_s
+            pool.submit(preload, storage).result()
+
+
+def preload(storage: str) -> None:
+    """Import all that a trainer of a run with this storage needs, whatever it computes."""
+    for module in _MODULES:
+        importlib.import_module(module)
+    storage_kind(storage)

@@ -112,7 +112,7 @@ def recovered(ledger: Ledger, *between: Any) -> str:
         lineage = f"1.{2 * number - 1}.x{number}"
         for rank, host in HOSTS.items():
             ledger.observe(Joined(ask=Ask(f"{number}{rank}"), group=f"g{number}", rank=rank, world=2, host=host, nonce="x"), 0.0)
-        reply = JoinReply(lineage=lineage, attempt=1, hosts=tuple(HOSTS.items()), newest_step=-1)
+        reply = JoinReply(lineage=lineage, attempt=1, host_count=len(HOSTS), newest_step=-1)
         for rank in HOSTS:
             ledger.observe(Answer(ask=Ask(f"{number}{rank}"), reply=reply), 0.0)
         if number == 2:

@@ -37,9 +37,8 @@ def joins(presence: Presence, now_s: float, lineage: str = "1.1.x", world: int =
     for rank in range(world):
         ask = Ask(f"{lineage}-{rank}")
         presence.observe(Joined(ask=ask, group="g", rank=rank, world=world, host=HOST, nonce="x"), now_s)
-    hosts = tuple((rank, HOST) for rank in range(world))
     for rank in range(world):
-        reply = JoinReply(lineage=lineage, attempt=1, hosts=hosts, newest_step=-1)
+        reply = JoinReply(lineage=lineage, attempt=1, host_count=1, newest_step=-1)
         presence.observe(Answer(ask=Ask(f"{lineage}-{rank}"), reply=reply), now_s)
 
 

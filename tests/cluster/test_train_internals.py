@@ -11,6 +11,7 @@ import inspect
 import os
 import pickle
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -35,6 +36,7 @@ from raystate.runtime.ends import End
 from raystate.train import callback as callback_module
 from raystate.train import endings, jax_backend, launch, nodes
 from raystate.train.callback import RayTrainCallback
+from tests.patience import PATIENCE_S
 
 CONFIG = raystate.StateConfig(storage="/nonexistent/lm", run="lm")
 
@@ -313,3 +315,28 @@ def test_outcome_is_a_value() -> None:
 def test_ray_says_which_nodes_it_drains(ray_cluster: Any) -> None:
     """What is drained, and until when, is tests/cluster/test_preemption.py's."""
     assert draining_nodes() == {}
+
+
+def test_the_coordinator_hears_once_of_nodes_that_are_new_to_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, ...]] = []
+    coordinator = SimpleNamespace(expect=SimpleNamespace(remote=told.append))
+    monkeypatch.setattr(callback_module, "find_actor", lambda _: coordinator)
+    callback = RayTrainCallback(CONFIG)
+    callback._expect(["a", "b"])  # the first group: nobody has been let into the run yet
+    assert told == []
+    callback._rank_nodes = ["a", "b"]
+    for _ in range(2):  # when they are placed, and when their processes are there
+        callback._expect(["a", "c"])
+    assert told == [("c",)]
+
+
+def test_a_process_that_waits_has_all_that_a_trainer_imports_and_no_devices() -> None:
+    program = (
+        "import sys; from raystate.train.standby import preload; preload('file:///runs/a'); have = set(sys.modules);"
+        "import raystate.train.callback, raystate.train.launch, raystate.actors.link, raystate.actors.compiled, raystate.compilation;"
+        "from raystate.storage import open_storage; open_storage('file:///runs/a');"
+        "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized();"
+        "new = [name for name in set(sys.modules) - have if name.startswith('raystate')]; assert not new, new"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=PATIENCE_S)

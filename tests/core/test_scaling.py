@@ -5,6 +5,7 @@ Work is counted as lines of Python that run in raystate.core: that doesn't depen
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -246,6 +247,13 @@ def works() -> dict[tuple[str, int], Work]:
             with work.counted():
                 phase(fleet)
     return found
+
+
+def test_what_each_rank_is_told_of_a_group_does_not_grow():
+    told = {count: [one for one in _ready(count).said if isinstance(one, JoinReply)] for count in (FEW, 16 * FEW)}
+    sizes = {count: max(len(pickle.dumps(one)) for one in replies) for count, replies in told.items()}
+    assert [len(replies) for replies in told.values()] == list(told)
+    assert max(sizes.values()) <= min(sizes.values()) + 8, sizes
 
 
 @pytest.mark.parametrize("name", PHASES)

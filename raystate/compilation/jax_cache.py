@@ -1,0 +1,128 @@
+"""JAX's persistent compilation cache, on every rank.
+
+JAX lets only process 0 write, and writes in place. That is meant for one shared bucket. It doesn't help other ranks where their keys
+differ: on CPU the key covers the process's place in the topology (`_hash_accelerator_config`), so rank 1 never finds rank 0's program.
+On GPUs the keys agree, but process 0's file lies on another node. So here each process writes what it compiled, into its node's store.
+
+No public setting does that. Two private functions of JAX are replaced, here and nowhere else, and act as before for any other folder;
+tests/compilation/test_jax_internals.py notices when they change. With a JAX whose functions look otherwise, nothing is replaced: then
+rank 0 alone keeps its programs, in JAX's own way.
+"""
+
+# JAX's private modules are not typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from typing import Any
+
+from raystate.compilation.store import ProgramStore
+
+logger = logging.getLogger("raystate")
+
+WRITE_ARGUMENTS = ["cache_key", "compile_time_secs", "module_name", "backend", "executable", "host_callbacks"]
+PUT_ARGUMENTS = ["cache_key", "module_name", "executable", "backend", "compile_time"]
+OPEN_ARGUMENTS = ["path"]
+
+_MIN_SECONDS = "jax_persistent_cache_min_compile_time_secs"
+_MIN_SECONDS_BY_DEFAULT = 1.0
+
+_kept: ProgramStore | None = None
+
+
+class _StoreCache:
+    """A store as JAX's `CacheInterface`."""
+
+    def __init__(self, store: ProgramStore):
+        self._store = store
+        self._path = store.folder
+
+    def get(self, key: str) -> bytes | None:
+        return self._store.get(key)
+
+    def put(self, key: str, value: bytes) -> None:
+        self._store.put(key, value)
+
+
+def keep_programs(store: ProgramStore) -> str:
+    """Let this process load the programs that it finds in the store, and keep there what it compiles.
+
+    Call it before the first computation. Settings of the user's own are left alone: a folder (`JAX_COMPILATION_CACHE_DIR` or
+    `jax_compilation_cache_dir`), the shortest compilation that is worth keeping, and `jax_enable_compilation_cache`.
+
+    Returns:
+        "" if it does so from now on, else why not.
+    """
+    global _kept
+    import jax
+
+    if _kept is not None:  # JAX opens one folder in a process's life
+        return ""
+    if not jax.config.jax_enable_compilation_cache:
+        return "jax_enable_compilation_cache is off"
+    if jax.config.jax_compilation_cache_dir:
+        return f"JAX keeps them in {jax.config.jax_compilation_cache_dir}, as it was told"
+    if not _replace():
+        logger.info("JAX %s is not known well enough: only rank 0 keeps its compiled programs", jax.__version__)
+    _kept = store
+    jax.config.update("jax_compilation_cache_dir", str(store.folder))
+    untouched = getattr(jax.config, _MIN_SECONDS) == _MIN_SECONDS_BY_DEFAULT and _MIN_SECONDS.upper() not in os.environ
+    if untouched:
+        jax.config.update(_MIN_SECONDS, 0.0)  # loading one is cheaper than compiling it, however small
+    return ""
+
+
+def known_internals() -> bool:
+    """Whether the installed JAX has what is replaced here, with the arguments that are expected."""
+    try:
+        from jax._src import compilation_cache, compiler, distributed
+
+        return (
+            _arguments(compiler._cache_write) == WRITE_ARGUMENTS
+            and _arguments(compilation_cache.put_executable_and_time) == PUT_ARGUMENTS
+            and _arguments(compilation_cache.get_file_cache) == OPEN_ARGUMENTS
+            and hasattr(distributed.global_state, "process_id")
+        )
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return False
+
+
+def _arguments(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def _replace() -> bool:
+    if not known_internals():
+        return False
+    import jax
+    from jax._src import compilation_cache, compiler, distributed
+
+    their_write, their_open = compiler._cache_write, compilation_cache.get_file_cache
+
+    def cache_write(
+        cache_key: str, compile_time_secs: float, module_name: str, backend: Any, executable: Any, host_callbacks: Any
+    ) -> None:
+        ours = _kept is not None and jax.config.jax_compilation_cache_dir == str(_kept.folder)
+        if not ours or distributed.global_state.process_id == 0:
+            their_write(cache_key, compile_time_secs, module_name, backend, executable, host_callbacks)
+            return
+        # As JAX does in process 0: a program with callbacks has addresses of this process in it.
+        if host_callbacks or compile_time_secs < getattr(jax.config, _MIN_SECONDS):
+            return
+        try:
+            compilation_cache.put_executable_and_time(cache_key, module_name, executable, backend, int(compile_time_secs))
+        except Exception as error:  # not every backend can serialize every program
+            logger.debug("%s is not kept: %s: %s", module_name, type(error).__name__, error)
+
+    def get_file_cache(path: str) -> Any:
+        if _kept is not None and path == str(_kept.folder):
+            return _StoreCache(_kept), path
+        return their_open(path)
+
+    compiler._cache_write = cache_write
+    compilation_cache.get_file_cache = get_file_cache
+    return True

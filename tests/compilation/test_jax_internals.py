@@ -1,0 +1,38 @@
+"""What raystate.compilation.jax_cache replaces in JAX. If this fails after an upgrade of JAX, read that module first."""
+
+# JAX's private modules are not typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false
+from __future__ import annotations
+
+import inspect
+
+from jax._src import compilation_cache, compiler
+from jax._src.compilation_cache_interface import CacheInterface
+
+from raystate.compilation import jax_cache
+
+
+def test_they_are_there_with_these_arguments():
+    assert jax_cache.known_internals()
+
+
+def test_process_0_alone_writes_and_calls_what_we_call():
+    source = inspect.getsource(compiler._cache_write)
+    assert "process_id != 0" in source, "JAX writes on every process now: is our own writing still needed?"
+    assert "put_executable_and_time(" in source and "if host_callbacks:" in source
+    assert "_cache_write(" in inspect.getsource(compiler._compile_and_write_cache)
+
+
+def test_the_cache_is_opened_and_used_as_we_think():
+    assert "get_file_cache(path)" in inspect.getsource(compilation_cache._initialize_cache)
+    assert CacheInterface.__abstractmethods__ == {"get", "put"}
+    for name in ("get", "put"):
+        theirs, ours = getattr(CacheInterface, name), getattr(jax_cache._StoreCache, name)
+        assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
+
+
+def test_the_shortest_compilation_worth_keeping_is_still_a_second_by_default():
+    import jax
+
+    assert hasattr(jax.config, jax_cache._MIN_SECONDS)
