@@ -33,7 +33,7 @@ class Bench:
         self._folder = folder
         self._step = 0
         self._state = build(case)
-        self._train = step_function()
+        self._train = step_function(case)
         self._limits = Limits(folder, case.nbytes)
         self._savers: dict[str, Saver] = {}
         for name in names:

@@ -58,7 +58,7 @@ def peak_mib(case: Case, name: str, folder: Path, saves: int = 4) -> float:
     """The most that a loop takes with a durable save of every step, beyond the same loop without."""
     import jax
 
-    state, train = build(case), step_function(0.2)
+    state, train = build(case), step_function(case, 1)
     for _ in range(2):
         state = jax.block_until_ready(train(state))
     arena = Path(tempfile.mkdtemp(prefix="raystate-bench-", dir="/dev/shm"))

@@ -102,7 +102,7 @@ class OrbaxV1:
     def __init__(self, folder: Path):
         from orbax.checkpoint import v1
 
-        policy = v1.training.preservation_policies.LatestN(2)
+        policy: Any = v1.training.preservation_policies.LatestN(2)
         self._checkpointer = v1.training.Checkpointer(folder, preservation_policy=policy)
         self._response: Any = None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 1 << 20
+MOST_IN_ONE_PROGRAM = 512
 ROWS = 64  # every array can be cut over so many devices
 
 
@@ -84,15 +85,19 @@ def on_axis(case: Case, axis: int | None) -> Any:
     return NamedSharding(mesh, PartitionSpec(*() if axis is None else [None] * axis + ["x"]))
 
 
-def step_function(seconds_per_gib: float = 1.0) -> Callable[[Any], Any]:
-    """A jitted step that donates the state, changes all of it a little, and takes a while."""
+def step_function(case: Case, sweeps: int = 4) -> Callable[[Any], Any]:
+    """A jitted step that donates the state, changes all of it a little, and takes a while.
+
+    Of thousands of arrays each is changed by a program for one: XLA needs minutes to compile one program for all of them.
+    """
     import jax
     import jax.numpy as jnp
-
-    sweeps = max(1, int(4 * seconds_per_gib))
 
     def one(x: Any) -> Any:
         # The work is thrown at a copy: iterated itself, x would soon be a constant.
         return x + (1e-3 * jax.lax.fori_loop(0, sweeps, lambda _, y: jnp.sin(y) * 1.0001 + 1e-3, x)).astype(x.dtype)
 
+    if case.arrays > MOST_IN_ONE_PROGRAM:
+        each = jax.jit(one, donate_argnums=0)
+        return lambda tree: jax.tree.map(each, tree)
     return jax.jit(lambda tree: jax.tree.map(one, tree), donate_argnums=0)
