@@ -5,6 +5,7 @@ A state keeps its structure for a whole training, so nearly every call takes the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
@@ -198,6 +199,17 @@ def _plan(trees: Mapping[str, Any], leaves: Sequence[Any], structure: Any, proce
     )
 
 
+class _Placed(NamedTuple):
+    """How arrays of one sharding, shape and dtype lie: see ArrayLeaf and ArraySpec."""
+
+    dtype: str
+    shards: tuple[Shard, ...]
+    whole: bool
+    chunk: tuple[int, ...]
+    sharding: str | None
+    local: bool
+
+
 class _Builder:
     def __init__(self, process: Process, options: WriteOptions):
         self.process = process
@@ -209,6 +221,7 @@ class _Builder:
         self._position = 0
         self._offset = 0
         self._shardings: dict[Any, str | None] = {}
+        self._placed: dict[Any, _Placed] = {}
 
     def add_tree(self, item: str, tree: Any) -> TreeSpec:
         nodes = flatten(tree)
@@ -273,19 +286,34 @@ class _Builder:
             value = jax.random.key_data(value)
         elif jax.numpy.issubdtype(value.dtype, jax.dtypes.extended):
             raise _UnsupportedError(f"dtype {value.dtype} has no form in a checkpoint")
-        _check_dtype(value.dtype)
-        self._check_seen(value.sharding)
-        shards = local_shards(value, process_index=self.process.index, process_count=self.process.count)
+        placed = self._place(value)
         spec = ArraySpec(
             shape=value.shape,
-            dtype=value.dtype.name,
-            chunk=self._chunk(value.sharding.shard_shape(value.shape), value),
-            sharding=self._sharding_json(value.sharding),
+            dtype=placed.dtype,
+            chunk=placed.chunk,
+            sharding=placed.sharding,
             key_impl=key_impl,
-            local=is_process_local(value.sharding, self.process.count),
+            local=placed.local,
         )
-        whole = len(shards) == len(value.addressable_shards)
-        return spec, make(shards=tuple(shards), whole=whole, numpy=False, key=key_impl is not None)
+        return spec, make(shards=placed.shards, whole=placed.whole, numpy=False, key=key_impl is not None)
+
+    def _place(self, value: jax.Array) -> _Placed:
+        """What depends on sharding, shape and dtype alone: asking each of ten thousand arrays takes half a second."""
+        key = value.sharding, value.shape, value.dtype
+        found = self._placed.get(key)
+        if found is None:
+            _check_dtype(value.dtype)
+            self._check_seen(value.sharding)
+            shards = local_shards(value, process_index=self.process.index, process_count=self.process.count)
+            found = self._placed[key] = _Placed(
+                dtype=value.dtype.name,
+                shards=tuple(shards),
+                whole=len(shards) == len(value.addressable_shards),
+                chunk=self._chunk(value.sharding.shard_shape(value.shape), value),
+                sharding=self._sharding_json(value.sharding),
+                local=is_process_local(value.sharding, self.process.count),
+            )
+        return found
 
     def _chunk(self, shard: tuple[int, ...], value: Any) -> tuple[int, ...]:
         return chunk_shape(shard, value.shape, value.dtype.itemsize, self.options.chunk_bytes)
@@ -306,7 +334,7 @@ class _Builder:
         self.arrays.append(array)
         itemsize = np.dtype(spec.dtype).itemsize
         for shard in array.shards:
-            nbytes = int(np.prod(shard.shape, dtype=np.int64)) * itemsize
+            nbytes = math.prod(shard.shape) * itemsize
             self.pieces.append(
                 Piece(
                     tree=array.tree,
