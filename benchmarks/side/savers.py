@@ -103,7 +103,7 @@ class OrbaxV1:
         from orbax.checkpoint import v1
 
         policy: Any = v1.training.preservation_policies.LatestN(2)
-        self._checkpointer = v1.training.Checkpointer(folder, preservation_policy=policy)
+        self._checkpointer = v1.training.Checkpointer(str(folder), preservation_policy=policy)
         self._response: Any = None
 
     def save(self, step: int, state: Any) -> None:

@@ -91,6 +91,8 @@ class MemorySource:
         tally: counts what is taken.
     """
 
+    lends = True
+
     def __init__(
         self,
         holdings: Sequence[Holding],

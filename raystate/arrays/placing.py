@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from raystate.aligned import ALIGNMENT_BYTES, aligned, is_aligned
 from raystate.arrays.reference import Device
 from raystate.arrays.shards import box_of
 from raystate.core.boxes import Box
 from raystate.core.errors import CorruptCheckpointError
 
-_ALIGNMENT_BYTES = 64  # below it XLA's CPU client copies once more
 _SMALL_BYTES = 64 << 10
 _BLOCK_BYTES = 1 << 20  # of which small arrays get their memory; it is kept as long as one of them is
 _MAX_THREADS = 8
@@ -41,9 +41,15 @@ def in_threads(function: Callable[[Any], Any], work: Sequence[Any], nbytes: int)
 
 
 class Placing:
-    """Collects what is to be placed, and places it."""
+    """Collects what is to be placed, and places it.
 
-    def __init__(self) -> None:
+    Args:
+        lent: the boxes may be views of memory that is used again once the arrays are ready. Otherwise they are nobody else's, and
+            become the arrays themselves where the devices are CPUs and the boxes lie as these want it.
+    """
+
+    def __init__(self, *, lent: bool = True) -> None:
+        self._lent = lent
         self._wants: list[tuple[int, Device, list[int] | None]] = []  # (position, what, which sources; None: it has no sharding)
         self._sources: list[_Source] = []
         self._targets: list[Sharding] = []
@@ -54,13 +60,12 @@ class Placing:
 
         Args:
             position: its name in `arrays`.
-            boxes: at least those that this process's devices need. They may be views of memory that is reused once `arrays`' are
-                ready.
+            boxes: at least those that this process's devices need.
         """
         if want.sharding is None:
             (box,) = boxes.values()
             self._wants.append((position, want, None))
-            self._sources.append(_Source(box, want.dtype, private=True))
+            self._sources.append(_Source(box, want.dtype, self._must_copy(box, want.dtype)))
             self._targets.append(_ANYWHERE)
             return
         memory = want.sharding.memory_kind
@@ -71,12 +76,16 @@ class Placing:
             self._places[key] = places_of(*key)
         for device, box in self._places[key]:
             if box not in sources:
-                sources[box] = _Source(boxes[box], want.dtype, private=device.platform == "cpu")
+                must = device.platform == "cpu" and self._must_copy(boxes[box], want.dtype)
+                sources[box] = _Source(boxes[box], want.dtype, must)
             numbers.append(len(self._sources))
             self._sources.append(sources[box])
             alone = isinstance(want.sharding, SingleDeviceSharding)
             self._targets.append(want.sharding if alone else SingleDeviceSharding(device, memory_kind=memory))
         self._wants.append((position, want, numbers))
+
+    def _must_copy(self, box: np.ndarray, dtype: np.dtype) -> bool:
+        return self._lent or box.dtype != dtype or box.nbytes <= _SMALL_BYTES or not is_aligned(box)
 
     def arrays(self) -> dict[int, jax.Array]:
         """Position -> array; transfers to devices may still run."""
@@ -107,11 +116,11 @@ _ANYWHERE: Any = None  # on the default device, and free to move
 
 
 class _Source(NamedTuple):
-    """One box. `private`: the array must be made of a copy."""
+    """One box."""
 
     box: np.ndarray
     dtype: np.dtype
-    private: bool
+    must_copy: bool  # the array must not be made of this memory
 
 
 def _own_all(sources: Sequence[_Source]) -> list[np.ndarray]:
@@ -127,7 +136,7 @@ def _own_all(sources: Sequence[_Source]) -> list[np.ndarray]:
     for source in sources:
         host = found.get(id(source))
         if host is None:
-            if source.private:
+            if source.must_copy:
                 host = rooms.take(source.box.shape, source.dtype)
                 copies.append((host, source.box))
             else:
@@ -157,18 +166,12 @@ class _Rooms:
         """Memory for one, uninitialized."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if nbytes > _SMALL_BYTES:
-            return _aligned(nbytes).view(dtype).reshape(shape)
+            return aligned(shape, dtype)
         if self._used + nbytes > self._block.size:
-            self._block, self._used = _aligned(_BLOCK_BYTES), 0
+            self._block, self._used = aligned((_BLOCK_BYTES,), np.dtype(np.uint8)), 0
         room = self._block[self._used : self._used + nbytes]
-        self._used += -(-max(1, nbytes) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        self._used += -(-max(1, nbytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         return room.view(dtype).reshape(shape)
-
-
-def _aligned(nbytes: int) -> np.ndarray:
-    raw = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
-    offset = -raw.ctypes.data % _ALIGNMENT_BYTES
-    return raw[offset : offset + nbytes]
 
 
 def _as_keys(data: jax.Array, impl: str) -> jax.Array:

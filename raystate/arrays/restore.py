@@ -47,10 +47,16 @@ class ReadRequest(NamedTuple):
 
 
 class PieceSource(Protocol):
-    """The arrays of one tree, in any tier."""
+    """The arrays of one tree, in any tier.
+
+    Attributes:
+        lends: what `read` gives may be views of memory that is reused later, or that others may write to.
+    """
+
+    lends: bool
 
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
-        """The boxes, in order, with the dtype of the TreeSpec. They may be views of memory that is reused later."""
+        """The boxes, in order, with the dtype of the TreeSpec. Equal requests may be given one array."""
         ...
 
 
@@ -202,7 +208,7 @@ def _fill(results: list[Any], batch: list[_Part], source: PieceSource) -> None:
     # Two leaves of a reference may ask for the same box only if they have the same path, which a pytree can't: no need to merge.
     requests = [ReadRequest(part.want.leaf, box.start, box.shape) for part in batch for box in part.boxes]
     arrays = iter(source.read(requests))
-    placing = Placing()
+    placing = Placing(lent=source.lends)
     for part in batch:
         boxes = {box: next(arrays) for box in part.boxes}
         if isinstance(part.want, Numpy):
@@ -233,6 +239,7 @@ class HostArrays:
     """A PieceSource over numpy arrays, by leaf. It gives views."""
 
     arrays: Mapping[int, np.ndarray]
+    lends = True
 
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
         """See `PieceSource.read`."""

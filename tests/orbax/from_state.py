@@ -23,6 +23,8 @@ class Source:
     def __init__(self, reader: StepReader, item: str):
         self._reader, self._item = reader, item
 
+    lends = False
+
     def read(self, requests: Any) -> list[np.ndarray]:
         assert all(isinstance(request, ReadRequest) for request in requests)
         return self._reader.read(self._item, [(r.leaf, r.start, r.shape) for r in requests])
