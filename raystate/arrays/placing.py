@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ _BYTES_PER_THREAD = 16 << 20  # less isn't worth a thread
 Places = tuple[tuple[Any, Box], ...]  # (device of this process, the box that it has)
 
 
+@functools.lru_cache(maxsize=1024)
 def places_of(sharding: Sharding, shape: tuple[int, ...]) -> Places:
     """Which box each device of this process has, in the order of jax."""
     indices = sharding.addressable_devices_indices_map(shape)
@@ -53,7 +56,6 @@ class Placing:
         self._wants: list[tuple[int, Device, list[int] | None]] = []  # (position, what, which sources; None: it has no sharding)
         self._sources: list[_Source] = []
         self._targets: list[Sharding] = []
-        self._places: dict[Any, Places] = {}
 
     def add(self, position: int, want: Device, boxes: Mapping[Box, np.ndarray]) -> None:
         """An array.
@@ -71,10 +73,7 @@ class Placing:
         memory = want.sharding.memory_kind
         numbers: list[int] = []
         sources: dict[Box, _Source] = {}
-        key = want.sharding, want.shape
-        if key not in self._places:
-            self._places[key] = places_of(*key)
-        for device, box in self._places[key]:
+        for device, box in places_of(want.sharding, want.shape):
             if box not in sources:
                 must = device.platform == "cpu" and self._must_copy(boxes[box], want.dtype)
                 sources[box] = _Source(boxes[box], want.dtype, must)
@@ -164,7 +163,7 @@ class _Rooms:
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Memory for one, uninitialized."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > _SMALL_BYTES:
             return aligned(shape, dtype)
         if self._used + nbytes > self._block.size:

@@ -32,6 +32,7 @@ from raystate.arrays.reference import (
     match_reference,
 )
 from raystate.arrays.transforms import Rules
+from raystate.arrays.uncollected import uncollected
 from raystate.core.boxes import Box
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
@@ -89,8 +90,9 @@ def restore_tree(
     """
     if reference is None:
         return read_raw(raw_wants(spec), spec, source)
-    wants, structure = match_reference(reference, spec, partial=partial, cast=cast, shapes=shapes, rules=rules)
-    results = _gather(wants, spec, source)
+    with uncollected():
+        wants, structure = match_reference(reference, spec, partial=partial, cast=cast, shapes=shapes, rules=rules)
+        results = _gather(wants, spec, source)
     made = [(position, want) for position, want in enumerate(wants) if isinstance(want, Make)]
     _fill_made(results, made, spec, source, cast=cast, shapes=shapes)
     return jax.tree_util.tree_unflatten(structure, results)
@@ -98,7 +100,8 @@ def restore_tree(
 
 def read_raw(wants: Sequence[Want], spec: TreeSpec, source: PieceSource) -> Any:
     """All of a checkpoint, in nested dicts and lists; `wants` has one entry per leaf."""
-    return nest(spec.leaves, _gather(wants, spec, source))
+    with uncollected():
+        return nest(spec.leaves, _gather(wants, spec, source))
 
 
 def _gather(wants: Sequence[Want], spec: TreeSpec, source: PieceSource) -> list[Any]:

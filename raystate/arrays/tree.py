@@ -18,6 +18,7 @@ from raystate.arrays.checks import check_text, kind, plain_scalar, shown
 from raystate.arrays.names import argument_of, check_names, mistake
 from raystate.arrays.paths import TreeNode, cannot_flatten, empty_kind, flatten
 from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json
+from raystate.arrays.uncollected import uncollected
 from raystate.core.errors import ConfigError
 from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec, WriteOptions
 
@@ -123,7 +124,8 @@ def describe(
     if previous is not None and _fits(previous, leaves, structure, process):
         plan = previous
     else:
-        plan = _plan(trees, leaves, structure, process, options)
+        with uncollected():
+            plan = _plan(trees, leaves, structure, process, options)
     _check_alive(plan, leaves)
     values = tuple(tuple(cast(Scalar, plain_scalar(leaves[position])) for position in positions) for positions in plan.scalars)
     for tree, row in zip(plan.layout.trees, values, strict=True):

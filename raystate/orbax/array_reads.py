@@ -81,13 +81,15 @@ def read_boxes(
         for leaf, chunks, indices in plan:
             spec, store = arrays[leaf][0].array, arrays[leaf][1]
             assert spec is not None
-            nbytes = _volume(chunks) * np.dtype(spec.dtype).itemsize
+            dtype = np.dtype(spec.dtype)
+            nbytes = _volume(chunks) * dtype.itemsize
             while waiting and flying + nbytes > bytes_in_flight:
                 land()
             only = {requests[index] for index in indices}
             box = chunks if len(only) > 1 else _box(only.pop())
             view = store[tuple(slice(s, e) for s, e in zip(*box, strict=True))]
-            waiting.append((leaf, box, indices, nbytes, _read(view)))
+            shape = tuple(end - start for start, end in zip(*box, strict=True))
+            waiting.append((leaf, box, indices, nbytes, _read(view, shape, dtype)))
             flying, fetched = flying + nbytes, fetched + nbytes
         while waiting:
             land()
@@ -98,13 +100,12 @@ def read_boxes(
     return [part for part in parts if part is not None], fetched
 
 
-def _read(view: ts.TensorStore) -> Callable[[float], np.ndarray]:
+def _read(view: ts.TensorStore, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[float], np.ndarray]:
     """Begin to read; a function that waits for it. Large ones are read to where jax, on CPUs, can leave them."""
-    dtype = view.dtype.numpy_dtype
-    if math.prod(view.shape) * dtype.itemsize <= _SMALL_BYTES:
+    if math.prod(shape) * dtype.itemsize <= _SMALL_BYTES:
         reading = view.read(order="C")
         return lambda timeout_s: reading.result(timeout=timeout_s)
-    target = aligned(tuple(view.shape), dtype)
+    target = aligned(shape, dtype)
     writing = ts.array(target, copy=False, write=True).write(view)
 
     def wait(timeout_s: float) -> np.ndarray:
