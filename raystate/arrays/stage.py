@@ -110,6 +110,13 @@ def views(described: Described) -> HeldState:
     return HeldState(described.plan, parts)
 
 
+def array_leaves(described: Described, tree: int) -> list[Any]:
+    """The array leaves of one tree in the TreeSpec's order, as they were given; typed PRNG keys as their key data."""
+    picked = [array for array in described.plan.arrays if array.tree == tree]
+    values = [described.leaves[array.position] for array in picked]
+    return [jax.random.key_data(value) if array.key else value for array, value in zip(picked, values, strict=True)]
+
+
 def host_arrays(held: HeldState) -> list[np.ndarray]:
     """The bytes of each piece of the layout as a numpy array of native byte order; `held` is empty afterwards.
 

@@ -394,10 +394,3 @@ def _check_values(tree: TreeSpec, values: Sequence[Any]) -> None:
                 )
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise mistake(tree.item, leaf.path, f"the integer {shown(value)} doesn't fit into 64 bits: save a string or an array")
-
-
-def array_leaves(described: Described, tree: int) -> list[Any]:
-    """The array leaves of one tree in the TreeSpec's order, as they were given; typed PRNG keys as their key data."""
-    picked = [array for array in described.plan.arrays if array.tree == tree]
-    values = [described.leaves[array.position] for array in picked]
-    return [jax.random.key_data(value) if array.key else value for array, value in zip(picked, values, strict=True)]
