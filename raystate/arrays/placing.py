@@ -54,7 +54,7 @@ class Placing:
     def __init__(self, *, lent: bool = True) -> None:
         self._lent = lent
         self._wants: list[tuple[int, Device, list[int] | None]] = []  # (position, what, which sources; None: it has no sharding)
-        self._sources: list[_Source] = []
+        self._sources: list[_PlacedBox] = []
         self._targets: list[Sharding] = []
 
     def add(self, position: int, want: Device, boxes: Mapping[Box, np.ndarray]) -> None:
@@ -67,16 +67,16 @@ class Placing:
         if want.sharding is None:
             (box,) = boxes.values()
             self._wants.append((position, want, None))
-            self._sources.append(_Source(box, want.dtype, self._must_copy(box, want.dtype)))
+            self._sources.append(_PlacedBox(box, want.dtype, self._must_copy(box, want.dtype)))
             self._targets.append(_ANYWHERE)
             return
         memory = want.sharding.memory_kind
         numbers: list[int] = []
-        sources: dict[Box, _Source] = {}
+        sources: dict[Box, _PlacedBox] = {}
         for device, box in places_of(want.sharding, want.shape):
             if box not in sources:
                 must = device.platform == "cpu" and self._must_copy(boxes[box], want.dtype)
-                sources[box] = _Source(boxes[box], want.dtype, must)
+                sources[box] = _PlacedBox(boxes[box], want.dtype, must)
             numbers.append(len(self._sources))
             self._sources.append(sources[box])
             alone = isinstance(want.sharding, SingleDeviceSharding)
@@ -114,7 +114,7 @@ class Placing:
 _ANYWHERE: Any = None  # on the default device, and free to move
 
 
-class _Source(NamedTuple):
+class _PlacedBox(NamedTuple):
     """One box."""
 
     box: np.ndarray
@@ -122,7 +122,7 @@ class _Source(NamedTuple):
     must_copy: bool  # the array must not be made of this memory
 
 
-def _own_all(sources: Sequence[_Source]) -> list[np.ndarray]:
+def _own_all(sources: Sequence[_PlacedBox]) -> list[np.ndarray]:
     """Each as what may be given to jax. Replicas share theirs.
 
     XLA's CPU client makes an array of host memory without copying it, even when asked not to (may_alias=False), so it must never see a
