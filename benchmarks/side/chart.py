@@ -41,6 +41,7 @@ def draw(rows: list[Row], machine: dict[str, Any], folder: Path) -> list[Path]:
                 axes.plot([goal.times * reached / base] * 2, [number - 0.42, number + 0.42], color="black", lw=1, ls=":")
     axes.set_yticks(range(len(shown)), [f"{row.figure}\n{row.case}" for row in shown], fontsize=7)
     axes.set_xscale("log")
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set_xlabel("multiples of the fastest peer's median (smaller is better); bars: lowest to highest; dotted: goal", fontsize=8)
     axes.set_title(said(machine), fontsize=7, loc="left")

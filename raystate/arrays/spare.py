@@ -47,7 +47,7 @@ class Arrangement:
     alone: tuple[int, ...]  # whose elements are smaller than a byte: XLA has two layouts for them
     groups: tuple[tuple[int, ...], ...]  # of the others, on one device each
     kinds: tuple[Hashable, ...]  # per group: groups of one kind share a program
-    common: frozenset[Hashable]  # what more than ALIKE small arrays are like
+    common: frozenset[Hashable]  # what at least ALIKE arrays are like
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +221,14 @@ def _arrange(plan: object, arrays: Sequence[jax.Array]) -> Arrangement:
     end = 0
     large: dict[Any, list[int]] = {}
     alone: list[int] = []
+    number = Counter(kinds)
     for index, array in enumerate(arrays):
         nbytes = array.nbytes
-        if nbytes > SMALL_BYTES and _below_a_byte(array.dtype):
+        # A small one that numpy knows no buffer of is copied like a large one, unless there are many alike.
+        is_small = nbytes <= SMALL_BYTES and (array.dtype.isbuiltin == 1 or number[kinds[index]] >= ALIKE)
+        if not is_small and _below_a_byte(array.dtype):
             alone.append(index)
-        elif nbytes > SMALL_BYTES:
+        elif not is_small:
             large.setdefault(kinds[index][2], []).append(index)
         else:
             small.append(index)
@@ -235,7 +238,6 @@ def _arrange(plan: object, arrays: Sequence[jax.Array]) -> Arrangement:
     for indices in large.values():
         indices.sort(key=lambda index: (kinds[index][0], str(kinds[index][1])))  # arrays alike beside each other: groups alike
         groups += [tuple(indices[start : start + GROUP]) for start in range(0, len(indices), GROUP)]
-    common = Counter(kinds[index] for index in small)
     return Arrangement(
         plan=plan,
         small=tuple(small),
@@ -244,7 +246,7 @@ def _arrange(plan: object, arrays: Sequence[jax.Array]) -> Arrangement:
         alone=tuple(alone),
         groups=tuple(groups),
         kinds=tuple(tuple(kinds[index] for index in group) for group in groups),
-        common=frozenset(kind for kind, number in common.items() if number >= ALIKE),
+        common=frozenset(kind for kind, alike in number.items() if alike >= ALIKE),
     )
 
 

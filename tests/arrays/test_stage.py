@@ -128,6 +128,8 @@ def test_memory_is_used_again_but_never_under_a_held_step(mesh):
                 tree[f"{size}-{dtype}-cut"] = jax.device_put(jnp.asarray(values, dtype), sharded)
                 tree[f"{size}-{dtype}-whole"] = jax.device_put(jnp.asarray(values, dtype), replicated)
         tree["empty"] = jax.device_put(jnp.zeros((0, 3)), replicated)
+        tree["empty-bfloat16"] = jax.device_put(jnp.zeros((0, 3), jnp.bfloat16), replicated)
+        tree["number-bfloat16"] = jax.device_put(jnp.bfloat16(seed), replicated)
         return {"state": tree | {"key": jax.random.key(seed)}}
 
     def pointers(held):
