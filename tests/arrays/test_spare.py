@@ -52,6 +52,7 @@ def kept(state, spare: Spare, plan=None):
     described = describe({"state": state}, previous=plan)
     data = np.zeros(described.layout.data_bytes, np.uint8)
     copy(hold(described, spare), data)
+    spare.prepare()
     return described.plan, data.tobytes()
 
 
@@ -77,6 +78,7 @@ def test_small_arrays_without_buffers_take_one_program_for_each_shape_of_many():
     assert len(by_hold) == 2, "of the third shape there are too few to be worth it on the training thread"
     with compiled() as behind:
         copy(held, data)
+        spare.prepare()
     assert len(behind) == 2, "they are groups, of 64 and of one"
     assert data.tobytes() == bytes_of(state)
     with compiled() as later:
@@ -96,6 +98,7 @@ def test_programs_for_large_arrays_are_few_and_not_compiled_by_hold():
         assert by_hold == []
         with compiled() as behind:
             copy(held, data)
+            spare.prepare()
         assert len(behind) == (2 if number == 0 else 0), "one for 64 arrays, one for the four that are left"
         assert data.tobytes() == bytes_of(state)
     assert spare.programs == 2
@@ -137,4 +140,5 @@ def test_small_arrays_that_are_donated_right_after_are_kept_as_they_were():
         assert all(leaf.is_deleted() for leaf in described.leaves)
         data = np.zeros(described.layout.data_bytes, np.uint8)
         copy(held, data)
+        spare.prepare()
         assert data.tobytes() == expected

@@ -38,6 +38,7 @@ def _used(trees):
     spare = Spare()
     described = describe(trees)
     copy(hold(described, spare), _slot(described))
+    spare.prepare()
     return described.plan, spare
 
 
@@ -77,7 +78,7 @@ def test_hold_returns_while_the_step_still_computes(mesh, spec, again):
     step(start(), passes).block_until_ready()
     plan, spare = _used({"state": {"x": start()}}) if again else (None, None)
     if again:
-        copy(hold(describe({"state": {"x": start()}}, previous=plan), spare), np.zeros(1 << 20, np.uint8))  # compiles
+        copy(hold(describe({"state": {"x": start()}}, previous=plan), spare), np.zeros(1 << 20, np.uint8))
     ahead = False
     while not ahead:  # however fast the machine: a step long enough to be still running when hold is back
         x = step(start(), passes)

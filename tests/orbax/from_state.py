@@ -42,6 +42,7 @@ def staged(trees: dict[str, Any], *, times: int = 1) -> tuple[Layout, SlotTable,
         plan = described.plan
         slot = np.full(described.layout.data_bytes, 0xAB, np.uint8)
         crc32c = copy(hold(described, spare), slot)
+        spare.prepare()
         times -= 1
         if times <= 0:
             break
