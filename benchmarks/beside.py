@@ -5,7 +5,7 @@
 For each state a process of its own in which raystate and its peers take turns: blocked in save, until durable, restored from storage
 and from memory. Then the memory that saving takes, what starting costs, and the figures of save_cost.py and recovery.py. The first
 round warms up; medians of the others, with the lowest and the highest. Caches are warm for all, and nobody's files are dropped from
-them. --quick: small states, in four minutes, to see that all of it runs.
+them. --quick: small states, in about five minutes, to see that all of it runs.
 """
 
 from __future__ import annotations
@@ -70,12 +70,10 @@ def main() -> int:
             rows += work()
         except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
             failed.append(f"{name}: {error}")
+        write(asked, machine, rows, failed)  # what was measured is kept if the rest is not waited for
     machine["load_after"] = round(others_share(), 3)
     show(rows, machine)
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        report = {"machine": machine, "busy": is_busy(machine), "rows": [row.as_json() for row in rows], "failed": failed}
-        asked.json.write_text(json.dumps(report, indent=1) + "\n")
+    write(asked, machine, rows, failed)
     if asked.chart:
         asked.chart.mkdir(parents=True, exist_ok=True)
         try:
@@ -85,6 +83,14 @@ def main() -> int:
     for text in failed:
         print(f"failed: {text}", file=sys.stderr)
     return int(bool(failed))
+
+
+def write(asked: argparse.Namespace, machine: dict[str, Any], rows: list[table.Row], failed: list[str]) -> None:
+    """The JSON, if it is asked for."""
+    if asked.json:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        report = {"machine": machine, "busy": is_busy(machine), "rows": [row.as_json() for row in rows], "failed": failed}
+        asked.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def arguments() -> argparse.Namespace:
