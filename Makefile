@@ -30,7 +30,7 @@ $(STAMP): | pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV) >/dev/null 2>&1; } || { \
 	  : "a Python without ensurepip: pip itself can fill the environment"; \
 	  rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[jobs,dev,gcs-server]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[jobs,dev,gcs-server,bench]'
 	@rm -f $(VENV)/.installed-* && touch $@
 
 demo: $(STAMP)

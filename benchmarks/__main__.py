@@ -1,6 +1,6 @@
 """The benchmarks, each in a process of its own: all of them, or one with its own options.
 
-    python -m benchmarks [--quick]             all, one after the other
+    python -m benchmarks [--quick]             all; one table, build/bench/bench.json and a chart beside it
     python -m benchmarks --list
     python -m benchmarks recovery --help
     python -m benchmarks save_cost --state-mib 128
@@ -21,10 +21,15 @@ HERE = Path(__file__).resolve().parent
 
 # Options of a run in seconds: it shows that the benchmark works; its numbers say nothing.
 QUICK = {
+    "beside": ["--quick"],
     "hold": ["--mib", "8", "--arrays", "4", "--steps", "2", "--rounds", "1"],
     "recovery": ["--ranks", "1", "--width", "64", "--save-every", "6", "--settle-s", "1"],
     "save_cost": ["--state-mib", "8", "--step-s", "0.05", "--steps", "4", "--every", "4", "--rounds", "1"],
 }
+
+
+IN_THE_TABLE = ("recovery", "save_cost")  # beside runs them, and has their figures in its table
+REPORT = HERE.parent / "build" / "bench"
 
 
 def title(name: str) -> str:
@@ -53,10 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(f"{name:12}{title(name)}" for name in sorted(QUICK)))
         return 0
     failed: list[str] = []
-    for name in [asked.name] if asked.name else sorted(QUICK):
+    for name in [asked.name] if asked.name else sorted(set(QUICK) - set(IN_THE_TABLE), reverse=True):  # the table comes last
+        options = [*(QUICK[name] if asked.quick else []), *asked.options]
         if asked.name is None:
             print(f"\n== {name}: {title(name)}", flush=True)
-        if run(name, [*(QUICK[name] if asked.quick else []), *asked.options]):
+            if name == "beside":
+                options += ["--json", str(REPORT / "bench.json"), "--chart", str(REPORT)]
+        if run(name, options):
             failed.append(name)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

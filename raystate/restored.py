@@ -289,6 +289,7 @@ def in_memory(item: str, tree: Any) -> tuple[TreeSpec, PieceSource]:
 class _StorageSource:
     reader: StepReader
     item: str
+    lends = False
 
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
         return self.reader.read(self.item, [(r.leaf, r.start, r.shape) for r in requests])

@@ -10,10 +10,11 @@ from raystate.arrays.paths import path_key
 from raystate.arrays.raw import check_asked_for, check_raw, check_spread, host_want, raw_wants
 from raystate.arrays.reference import match_reference
 from raystate.arrays.restore import HostArrays, PieceSource, ReadRequest, read_raw, restore_tree
-from raystate.arrays.stage import HeldState, Spare, copy, hold, host_arrays, views
+from raystate.arrays.spare import Spare
+from raystate.arrays.stage import HeldState, array_leaves, copy, hold, host_arrays, views
 from raystate.arrays.stored import state_dict
 from raystate.arrays.transforms import Rules, Transforms
-from raystate.arrays.tree import Described, Plan, array_leaves, describe
+from raystate.arrays.tree import Described, Plan, describe
 
 __all__ = [
     "BytesTaken",

@@ -8,6 +8,7 @@ import numpy as np
 
 from raystate.arrays.holdings import BytesTaken, Elsewhere, FarBox, Holding
 from raystate.arrays.paths import shown
+from raystate.arrays.placing import in_threads
 from raystate.arrays.restore import ReadRequest
 from raystate.checksum import crc32c
 from raystate.core.boxes import Box, intersection, slices
@@ -69,6 +70,7 @@ class _Source:
 
 
 _ALL = -1
+_LARGE_BYTES = 1 << 20  # the checksum of so much lets other threads run
 
 
 class MemorySource:
@@ -88,6 +90,8 @@ class MemorySource:
         reader: rank of this process, which says with which of several nodes it begins.
         tally: counts what is taken.
     """
+
+    lends = True
 
     def __init__(
         self,
@@ -206,6 +210,7 @@ class MemorySource:
         """Take what has been dealt out. What came to nothing is to be dealt out again, without who failed."""
         again: list[Missing] = []
         far: list[Take] = []
+        self._check(takes)
         for take in takes:
             if take.host != HERE:
                 far.append(take)
@@ -222,6 +227,15 @@ class MemorySource:
         if far:
             again += self._take_far(reading, far)
         return again
+
+    def _check(self, takes: Sequence[Take]) -> None:
+        """Look at the checksums of large pieces of this node, on several threads."""
+        large = {
+            (take.held.rank, take.held.piece): source
+            for take in takes
+            if take.host == HERE and (source := self._source[take.held.rank, take.held.piece]).piece.nbytes > _LARGE_BYTES
+        }
+        in_threads(_Source.intact, list(large.values()), sum(source.piece.nbytes for source in large.values()))
 
     def _take_far(self, reading: _Reading, takes: Sequence[Take]) -> list[Missing]:
         assert self._elsewhere is not None

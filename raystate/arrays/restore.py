@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from raystate.arrays.checks import plain_scalar
 from raystate.arrays.mismatch import DifferenceError, Differences
 from raystate.arrays.paths import Path, shown
+from raystate.arrays.placing import Placing, places_of
 from raystate.arrays.raw import array_bytes, host_want, raw_wants
 from raystate.arrays.reference import (
     Device,
@@ -31,14 +31,12 @@ from raystate.arrays.reference import (
     match_leaf,
     match_reference,
 )
-from raystate.arrays.shards import box_of
 from raystate.arrays.transforms import Rules
+from raystate.arrays.uncollected import uncollected
 from raystate.core.boxes import Box
-from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
 BATCH_BYTES = 1 << 30  # read so much, place it on the devices, go on: host memory stays bounded
-_ALIGNMENT_BYTES = 64  # below it XLA's CPU client copies once more
 
 
 class ReadRequest(NamedTuple):
@@ -50,10 +48,16 @@ class ReadRequest(NamedTuple):
 
 
 class PieceSource(Protocol):
-    """The arrays of one tree, in any tier."""
+    """The arrays of one tree, in any tier.
+
+    Attributes:
+        lends: what `read` gives may be views of memory that is reused later, or that others may write to.
+    """
+
+    lends: bool
 
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
-        """The boxes, in order, with the dtype of the TreeSpec. They may be views of memory that is reused later."""
+        """The boxes, in order, with the dtype of the TreeSpec. Equal requests may be given one array."""
         ...
 
 
@@ -86,8 +90,9 @@ def restore_tree(
     """
     if reference is None:
         return read_raw(raw_wants(spec), spec, source)
-    wants, structure = match_reference(reference, spec, partial=partial, cast=cast, shapes=shapes, rules=rules)
-    results = _gather(wants, spec, source)
+    with uncollected():
+        wants, structure = match_reference(reference, spec, partial=partial, cast=cast, shapes=shapes, rules=rules)
+        results = _gather(wants, spec, source)
     made = [(position, want) for position, want in enumerate(wants) if isinstance(want, Make)]
     _fill_made(results, made, spec, source, cast=cast, shapes=shapes)
     return jax.tree_util.tree_unflatten(structure, results)
@@ -95,7 +100,8 @@ def restore_tree(
 
 def read_raw(wants: Sequence[Want], spec: TreeSpec, source: PieceSource) -> Any:
     """All of a checkpoint, in nested dicts and lists; `wants` has one entry per leaf."""
-    return nest(spec.leaves, _gather(wants, spec, source))
+    with uncollected():
+        return nest(spec.leaves, _gather(wants, spec, source))
 
 
 def _gather(wants: Sequence[Want], spec: TreeSpec, source: PieceSource) -> list[Any]:
@@ -103,7 +109,9 @@ def _gather(wants: Sequence[Want], spec: TreeSpec, source: PieceSource) -> list[
     for position, want in enumerate(wants):
         if isinstance(want, Given):
             device = Device(leaf=-1, shape=(), dtype=want.value.dtype, sharding=want.sharding)
-            results[position] = _as_device(device, {Box((), ()): want.value})
+            placing = Placing()
+            placing.add(position, device, {Box((), ()): want.value})
+            results[position] = placing.arrays()[position]
     for batch in _batches([(i, w) for i, w in enumerate(wants) if isinstance(w, Numpy | Device)], spec):
         _fill(results, batch, source)
     return results
@@ -196,24 +204,25 @@ def _boxes(want: Numpy | Device, shape: tuple[int, ...]) -> list[Box]:
     """The distinct boxes that this process needs."""
     if isinstance(want, Numpy) or want.sharding is None:
         return [Box((0,) * len(shape), shape)]
-    indices = want.sharding.addressable_devices_indices_map(shape).values()
-    return list(dict.fromkeys(box_of(index or (), shape) for index in indices))
+    return list(dict.fromkeys(box for _, box in places_of(want.sharding, shape)))
 
 
 def _fill(results: list[Any], batch: list[_Part], source: PieceSource) -> None:
     # Two leaves of a reference may ask for the same box only if they have the same path, which a pytree can't: no need to merge.
     requests = [ReadRequest(part.want.leaf, box.start, box.shape) for part in batch for box in part.boxes]
     arrays = iter(source.read(requests))
-    placed: list[jax.Array] = []
+    placing = Placing(lent=source.lends)
     for part in batch:
         boxes = {box: next(arrays) for box in part.boxes}
         if isinstance(part.want, Numpy):
             results[part.position] = _as_numpy(part.want, next(iter(boxes.values())))
         else:
-            results[part.position] = _as_device(part.want, boxes)
-            placed.append(results[part.position])
+            placing.add(part.position, part.want, boxes)
+    placed = placing.arrays()
+    for position, array in placed.items():
+        results[position] = array
     # The source's memory may be reused as soon as this returns, and transfers to devices run behind.
-    jax.block_until_ready(placed)
+    jax.block_until_ready(list(placed.values()))
 
 
 def _as_numpy(want: Numpy, box: np.ndarray) -> Any:
@@ -225,46 +234,6 @@ def _as_numpy(want: Numpy, box: np.ndarray) -> Any:
     return want.scalar(array.item())
 
 
-def _as_device(want: Device, boxes: dict[Box, np.ndarray]) -> jax.Array:
-    if want.sharding is None:
-        (box,) = boxes.values()
-        array = jax.device_put(_private(box, want.dtype))
-    else:
-        memory = want.sharding.memory_kind
-        hosts: dict[Box, np.ndarray] = {}
-        sources: list[np.ndarray] = []
-        targets: list[SingleDeviceSharding] = []
-        for device, index in want.sharding.addressable_devices_indices_map(want.shape).items():
-            box = box_of(index or (), want.shape)
-            if box not in hosts:
-                on_cpu = device.platform == "cpu"
-                hosts[box] = _private(boxes[box], want.dtype) if on_cpu else boxes[box].astype(want.dtype, copy=False)
-            sources.append(hosts[box])
-            targets.append(SingleDeviceSharding(device, memory_kind=memory))
-        parts = jax.device_put(sources, targets)
-        array = jax.make_array_from_single_device_arrays(want.shape, want.sharding, parts, dtype=want.dtype)
-    return array if want.key_impl is None else _as_keys(array, want.key_impl)
-
-
-def _as_keys(data: jax.Array, impl: str) -> jax.Array:
-    try:
-        return jax.random.wrap_key_data(data, impl=impl)
-    except (ValueError, TypeError) as error:
-        text = f"an array of {data.dtype.name}{list(data.shape)} can't be the PRNG keys ({impl}) that the checkpoint says it is: {error}"
-        raise CorruptCheckpointError(text, got=impl) from error
-
-
-def _private(box: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """An aligned copy. XLA's CPU client makes an array of host memory without copying it, even when asked not to (may_alias=False),
-    so it must never see a slot's memory. It never writes to such memory either, so that replicas can share the copy."""
-    nbytes = box.size * dtype.itemsize
-    raw = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
-    offset = -raw.ctypes.data % _ALIGNMENT_BYTES
-    copy = raw[offset : offset + nbytes].view(dtype).reshape(box.shape)
-    np.copyto(copy, box, casting="unsafe")
-    return copy
-
-
 # ---------------------------------------------------------------- a value in host memory as something to restore from
 
 
@@ -273,6 +242,7 @@ class HostArrays:
     """A PieceSource over numpy arrays, by leaf. It gives views."""
 
     arrays: Mapping[int, np.ndarray]
+    lends = True
 
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
         """See `PieceSource.read`."""

@@ -9,7 +9,6 @@ benchmarks/hold.py measures what the alternatives cost the training.
 
 from __future__ import annotations
 
-import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +17,7 @@ import jax
 import numpy as np
 
 from raystate import checksum
+from raystate.arrays.spare import Buffers, Spare, enqueue
 from raystate.arrays.tree import Described, Plan
 from raystate.core.errors import CapacityError
 from raystate.core.tree import Piece
@@ -26,40 +26,13 @@ _MAX_COPY_THREADS = 8
 _BYTES_PER_COPY_THREAD = 16 << 20
 
 
-class Spare:
-    """Memory of earlier holds on the CPU backend, to be written again: touching fresh pages costs several times the copy.
-
-    On accelerators the runtime keeps pinned host memory itself, and this stays empty. For use from several threads.
-    """
-
-    def __init__(self, keep: int = 2):
-        self._keep = keep  # sets of the state's size: one being copied to a slot while the next is held
-        self._plan: Plan | None = None
-        self._free: list[Buffers] = []
-
-    def take(self, plan: Plan) -> Buffers | None:
-        """A set that fits the plan, or None."""
-        if self._plan is not plan:
-            self._plan, self._free = plan, []
-        try:
-            return self._free.pop()
-        except IndexError:
-            return None
-
-    def give(self, plan: Plan, buffers: Buffers) -> None:
-        if plan is self._plan and len(self._free) < self._keep:
-            self._free.append(buffers)
-
-
-Buffers = list[list[jax.Array]]  # per device: arrays on it
-
-
 class HeldState:
     """One step's bytes, safe from donation. Give it to `copy`, or `release` it."""
 
     def __init__(self, plan: Plan, parts: list[Any], *, spare: Spare | None = None, buffers: Buffers | None = None):
         self.plan = plan
-        self._parts = parts  # per piece: a single-device jax.Array, (array, position) in one that was held whole, or numpy
+        # Per piece: a single-device jax.Array, (array, position) in one that was held whole, or numpy: the array, or its bytes.
+        self._parts = parts
         self._spare = spare
         self._buffers = buffers
 
@@ -78,7 +51,7 @@ class HeldState:
         self._parts = [None] * len(self._parts)
         buffers, self._buffers = self._buffers, None
         if reuse and buffers is not None and self._spare is not None:
-            self._spare.give(self.plan, buffers)
+            self._spare.give(buffers)
 
 
 def hold(described: Described, spare: Spare | None = None) -> HeldState:
@@ -90,9 +63,10 @@ def hold(described: Described, spare: Spare | None = None) -> HeldState:
         described: the state.
         spare: memory to use again (CPU backend).
     """
-    arrays: list[jax.Array] = []
-    places: list[list[tuple[int, int]]] = []  # per array to copy: (piece, addressable position in it)
     parts: list[Any] = []
+    near: list[tuple[int, jax.Array]] = []  # (piece, array on one CPU device)
+    arrays: list[jax.Array] = []
+    places: list[list[tuple[int, int]]] = []  # per array to copy otherwise: (piece, addressable position in it)
     for leaf in described.plan.arrays:
         value = described.leaves[leaf.position]
         if leaf.numpy:
@@ -100,18 +74,26 @@ def hold(described: Described, spare: Spare | None = None) -> HeldState:
             continue
         if leaf.key:
             value = jax.random.key_data(value)
-        if leaf.whole and not (spare is not None and _on_cpu(value)):
+        if spare is not None and _on_cpu(value):  # spare memory is kept by device
+            near += [(len(parts) + i, value.addressable_data(shard.position)) for i, shard in enumerate(leaf.shards)]
+        elif leaf.whole:
             arrays.append(value)
             places.append([(len(parts) + i, shard.position) for i, shard in enumerate(leaf.shards)])
-        else:  # replicas: copy each box once; spare memory is kept by device
+        else:  # replicas: copy each box once
             for i, shard in enumerate(leaf.shards):
                 arrays.append(value.addressable_data(shard.position))
                 places.append([(len(parts) + i, 0)])
         parts.extend([None] * len(leaf.shards))
-    copies, buffers = _copies(described.plan, arrays, spare)
-    for copied, where in zip(copies, places, strict=True):
-        for piece, position in where:
-            parts[piece] = (copied, position)
+    buffers: Buffers | None = None
+    if near and spare is not None:
+        copies, buffers = enqueue(described.plan, [array for _, array in near], spare)
+        for (piece, _), copied in zip(near, copies, strict=True):
+            parts[piece] = copied
+    if arrays:
+        copies = jax.device_put(arrays, [_copy_target(array) for array in arrays], may_alias=False)
+        for copied, where in zip(copies, places, strict=True):
+            for piece, position in where:
+                parts[piece] = (copied, position)
     return HeldState(described.plan, parts, spare=spare, buffers=buffers)
 
 
@@ -128,6 +110,13 @@ def views(described: Described) -> HeldState:
     return HeldState(described.plan, parts)
 
 
+def array_leaves(described: Described, tree: int) -> list[Any]:
+    """The array leaves of one tree in the TreeSpec's order, as they were given; typed PRNG keys as their key data."""
+    picked = [array for array in described.plan.arrays if array.tree == tree]
+    values = [described.leaves[array.position] for array in picked]
+    return [jax.random.key_data(value) if array.key else value for array, value in zip(picked, values, strict=True)]
+
+
 def host_arrays(held: HeldState) -> list[np.ndarray]:
     """The bytes of each piece of the layout as a numpy array of native byte order; `held` is empty afterwards.
 
@@ -136,37 +125,6 @@ def host_arrays(held: HeldState) -> list[np.ndarray]:
     held.separate()
     arrays = (np.asarray(held.take(index)) for index in range(len(held.plan.layout.pieces)))
     return [array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")) for array in arrays]
-
-
-def _copies(plan: Plan, arrays: list[jax.Array], spare: Spare | None) -> tuple[list[jax.Array], Buffers | None]:
-    """Copies of the arrays, enqueued, and the buffers that can be used again when they are done with."""
-    if not arrays:
-        return [], None
-    if spare is None or not all(map(_on_cpu, arrays)):
-        return jax.device_put(arrays, [_copy_target(array) for array in arrays], may_alias=False), None
-    by_device: dict[Any, list[int]] = {}
-    for index, array in enumerate(arrays):
-        by_device.setdefault(next(iter(array.sharding.device_set)), []).append(index)
-    old = spare.take(plan)
-    buffers: Buffers = []
-    copies: list[Any] = [None] * len(arrays)
-    for number, indices in enumerate(by_device.values()):
-        sources = [arrays[index] for index in indices]
-        if old is None:
-            buffers.append(jax.device_put(sources, [source.sharding for source in sources], may_alias=False))
-        else:
-            with jax.set_mesh(None):  # the caller's mesh, if one is set, has other devices than these arrays, which lie on one each
-                buffers.append(_copy_into(old[number], sources))
-        for index, copied in zip(indices, buffers[-1], strict=True):
-            copies[index] = copied
-    return copies, buffers
-
-
-@functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
-def _copy_into(old: list[jax.Array], new: list[jax.Array]) -> list[jax.Array]:
-    """Copies of `new` in the memory of `old`, which is donated for that."""
-    del old
-    return [jax.numpy.copy(array) for array in new]
 
 
 def _on_cpu(array: jax.Array) -> bool:

@@ -5,6 +5,7 @@ A state keeps its structure for a whole training, so nearly every call takes the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
@@ -17,6 +18,7 @@ from raystate.arrays.checks import check_text, kind, plain_scalar, shown
 from raystate.arrays.names import argument_of, check_names, mistake
 from raystate.arrays.paths import TreeNode, cannot_flatten, empty_kind, flatten
 from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json
+from raystate.arrays.uncollected import uncollected
 from raystate.core.errors import ConfigError
 from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec, WriteOptions
 
@@ -122,7 +124,8 @@ def describe(
     if previous is not None and _fits(previous, leaves, structure, process):
         plan = previous
     else:
-        plan = _plan(trees, leaves, structure, process, options)
+        with uncollected():
+            plan = _plan(trees, leaves, structure, process, options)
     _check_alive(plan, leaves)
     values = tuple(tuple(cast(Scalar, plain_scalar(leaves[position])) for position in positions) for positions in plan.scalars)
     for tree, row in zip(plan.layout.trees, values, strict=True):
@@ -198,6 +201,17 @@ def _plan(trees: Mapping[str, Any], leaves: Sequence[Any], structure: Any, proce
     )
 
 
+class _Placed(NamedTuple):
+    """How arrays of one sharding, shape and dtype lie: see ArrayLeaf and ArraySpec."""
+
+    dtype: str
+    shards: tuple[Shard, ...]
+    whole: bool
+    chunk: tuple[int, ...]
+    sharding: str | None
+    local: bool
+
+
 class _Builder:
     def __init__(self, process: Process, options: WriteOptions):
         self.process = process
@@ -209,6 +223,7 @@ class _Builder:
         self._position = 0
         self._offset = 0
         self._shardings: dict[Any, str | None] = {}
+        self._placed: dict[Any, _Placed] = {}
 
     def add_tree(self, item: str, tree: Any) -> TreeSpec:
         nodes = flatten(tree)
@@ -273,19 +288,34 @@ class _Builder:
             value = jax.random.key_data(value)
         elif jax.numpy.issubdtype(value.dtype, jax.dtypes.extended):
             raise _UnsupportedError(f"dtype {value.dtype} has no form in a checkpoint")
-        _check_dtype(value.dtype)
-        self._check_seen(value.sharding)
-        shards = local_shards(value, process_index=self.process.index, process_count=self.process.count)
+        placed = self._place(value)
         spec = ArraySpec(
             shape=value.shape,
-            dtype=value.dtype.name,
-            chunk=self._chunk(value.sharding.shard_shape(value.shape), value),
-            sharding=self._sharding_json(value.sharding),
+            dtype=placed.dtype,
+            chunk=placed.chunk,
+            sharding=placed.sharding,
             key_impl=key_impl,
-            local=is_process_local(value.sharding, self.process.count),
+            local=placed.local,
         )
-        whole = len(shards) == len(value.addressable_shards)
-        return spec, make(shards=tuple(shards), whole=whole, numpy=False, key=key_impl is not None)
+        return spec, make(shards=placed.shards, whole=placed.whole, numpy=False, key=key_impl is not None)
+
+    def _place(self, value: jax.Array) -> _Placed:
+        """What depends on sharding, shape and dtype alone: asking each of ten thousand arrays takes half a second."""
+        key = value.sharding, value.shape, value.dtype
+        found = self._placed.get(key)
+        if found is None:
+            _check_dtype(value.dtype)
+            self._check_seen(value.sharding)
+            shards = local_shards(value, process_index=self.process.index, process_count=self.process.count)
+            found = self._placed[key] = _Placed(
+                dtype=value.dtype.name,
+                shards=tuple(shards),
+                whole=len(shards) == len(value.addressable_shards),
+                chunk=self._chunk(value.sharding.shard_shape(value.shape), value),
+                sharding=self._sharding_json(value.sharding),
+                local=is_process_local(value.sharding, self.process.count),
+            )
+        return found
 
     def _chunk(self, shard: tuple[int, ...], value: Any) -> tuple[int, ...]:
         return chunk_shape(shard, value.shape, value.dtype.itemsize, self.options.chunk_bytes)
@@ -306,7 +336,7 @@ class _Builder:
         self.arrays.append(array)
         itemsize = np.dtype(spec.dtype).itemsize
         for shard in array.shards:
-            nbytes = int(np.prod(shard.shape, dtype=np.int64)) * itemsize
+            nbytes = math.prod(shard.shape) * itemsize
             self.pieces.append(
                 Piece(
                     tree=array.tree,
@@ -364,10 +394,3 @@ def _check_values(tree: TreeSpec, values: Sequence[Any]) -> None:
                 )
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise mistake(tree.item, leaf.path, f"the integer {shown(value)} doesn't fit into 64 bits: save a string or an array")
-
-
-def array_leaves(described: Described, tree: int) -> list[Any]:
-    """The array leaves of one tree in the TreeSpec's order, as they were given; typed PRNG keys as their key data."""
-    picked = [array for array in described.plan.arrays if array.tree == tree]
-    values = [described.leaves[array.position] for array in picked]
-    return [jax.random.key_data(value) if array.key else value for array, value in zip(picked, values, strict=True)]

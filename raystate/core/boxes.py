@@ -22,6 +22,8 @@ class Box(NamedTuple):
 
 def intersection(a: Box, b: Box) -> Box | None:
     """The common elements; None: there are none."""
+    if a == b:
+        return a if a.size else None
     start = tuple(map(max, a.start, b.start))
     stop = tuple(min(i + n, j + m) for i, n, j, m in zip(a.start, a.shape, b.start, b.shape, strict=True))
     shape = tuple(high - low for low, high in zip(start, stop, strict=True))

@@ -118,6 +118,8 @@ def _by_box(want: WantedBox) -> list[tuple[Box, list[HeldPiece]]]:
     for held in want.held:
         if held.hosts and intersection(want.box, held.box) is not None:
             same.setdefault(held.box, []).append(held)
+    if len(same) < 2:
+        return list(same.items())
 
     def order(one: tuple[Box, list[HeldPiece]]) -> tuple[bool, bool, int]:
         common = intersection(want.box, one[0])

@@ -195,6 +195,7 @@ class _Renumbered:
     def __init__(self, source: PieceSource, given: TreeSpec, own: TreeSpec):
         numbers = {leaf.name: number for number, leaf in enumerate(own.leaves)}
         self._source = source
+        self.lends = source.lends
         self._number = {number: numbers.get(leaf.name, -1) for number, leaf in enumerate(given.leaves)}
 
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:

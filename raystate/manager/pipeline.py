@@ -256,8 +256,7 @@ class Pipeline:
             self._running = job
         error: Exception | None = None
         try:
-            # Values that this rank holds for itself are compared at the first snapshot of a line, and before every commit (by
-            # whoever builds the package).
+            # What this rank holds for itself is compared at the first snapshot of a line; before a commit the package's builder does it.
             first = self._session.world > 1 and job.snapshot.lineage != self._compared
             stage(job, self._session, compared=first)
             self._compared = job.snapshot.lineage
@@ -276,6 +275,7 @@ class Pipeline:
             self._running = None
             self._session.write_word(self.machine.word())
             self._changed.notify_all()
+        self._spare.prepare()  # last: nobody waits for it
         return True
 
     def _find_slot(self, job: StepCopy) -> bool:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
+from raystate.aligned import aligned
 from raystate.core.errors import CapacityError, ConfigError
 from raystate.core.tree import ArraySpec, LeafSpec
 from raystate.machine_memory import node_memory
 from raystate.orbax import kv
 
 Request = tuple[int, tuple[int, ...], tuple[int, ...]]  # leaf index, start, shape, in elements of the global array
+_SMALL_BYTES = 64 << 10
 _UNASKED_BYTES = 256 << 20  # so much is read without a look at what is free
 
 _Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, end
@@ -67,7 +69,7 @@ def read_boxes(
         nonlocal flying
         leaf, begun, indices, nbytes, future = waiting.popleft()
         with kv.named_errors(what(leaf), damage=True, **facts(leaf)):
-            data = future.result(timeout=timeout_s)
+            data = future(timeout_s)
         flying -= nbytes
         for index in indices:
             parts[index] = _cut(data, begun[0], requests[index])
@@ -79,13 +81,15 @@ def read_boxes(
         for leaf, chunks, indices in plan:
             spec, store = arrays[leaf][0].array, arrays[leaf][1]
             assert spec is not None
-            nbytes = _volume(chunks) * np.dtype(spec.dtype).itemsize
+            dtype = np.dtype(spec.dtype)
+            nbytes = _volume(chunks) * dtype.itemsize
             while waiting and flying + nbytes > bytes_in_flight:
                 land()
             only = {requests[index] for index in indices}
             box = chunks if len(only) > 1 else _box(only.pop())
             view = store[tuple(slice(s, e) for s, e in zip(*box, strict=True))]
-            waiting.append((leaf, box, indices, nbytes, view.read(order="C")))
+            shape = tuple(end - start for start, end in zip(*box, strict=True))
+            waiting.append((leaf, box, indices, nbytes, _read(view, shape, dtype)))
             flying, fetched = flying + nbytes, fetched + nbytes
         while waiting:
             land()
@@ -94,6 +98,21 @@ def read_boxes(
         # waits for a read that is just ending in another thread, and that waits for the lock; nothing in the process runs any more.
         waiting.clear()
     return [part for part in parts if part is not None], fetched
+
+
+def _read(view: ts.TensorStore, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[float], np.ndarray]:
+    """Begin to read; a function that waits for it. Large ones are read to where jax, on CPUs, can leave them."""
+    if math.prod(shape) * dtype.itemsize <= _SMALL_BYTES:
+        reading = view.read(order="C")
+        return lambda timeout_s: reading.result(timeout=timeout_s)
+    target = aligned(shape, dtype)
+    writing = ts.array(target, copy=False, write=True).write(view)
+
+    def wait(timeout_s: float) -> np.ndarray:
+        writing.result(timeout=timeout_s)
+        return target
+
+    return wait
 
 
 def _check_memory(

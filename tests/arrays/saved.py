@@ -17,6 +17,8 @@ class Recorder:
         self.requests = []
         self._source = source
 
+    lends = True
+
     def read(self, requests):
         self.requests.extend(requests)
         return self._source.read(requests)

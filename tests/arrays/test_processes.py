@@ -44,6 +44,7 @@ for _ in range(3):  # the second time and later into the same memory
     plan = described.plan
     data = np.zeros(described.layout.data_bytes, np.uint8)
     crc32c = copy(hold(described, spare), data)
+    spare.prepare()
 mine = Holding(layout=described.layout, data=data, crc32c=crc32c, rank=rank, holder=f"rank {rank}")
 table = SlotTable(layout_ref="", crc32c=crc32c, values=described.values)
 with open(f"{folder}/{rank}", "wb") as file:

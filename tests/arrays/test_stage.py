@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from raystate import checksum
 from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, restore_tree
+from raystate.arrays.spare import SMALL_BYTES
 from raystate.core.errors import CapacityError, CorruptCheckpointError
 
 
@@ -37,6 +38,7 @@ def _used(trees):
     spare = Spare()
     described = describe(trees)
     copy(hold(described, spare), _slot(described))
+    spare.prepare()
     return described.plan, spare
 
 
@@ -76,7 +78,7 @@ def test_hold_returns_while_the_step_still_computes(mesh, spec, again):
     step(start(), passes).block_until_ready()
     plan, spare = _used({"state": {"x": start()}}) if again else (None, None)
     if again:
-        copy(hold(describe({"state": {"x": start()}}, previous=plan), spare), np.zeros(1 << 20, np.uint8))  # compiles
+        copy(hold(describe({"state": {"x": start()}}, previous=plan), spare), np.zeros(1 << 20, np.uint8))
     ahead = False
     while not ahead:  # however fast the machine: a step long enough to be still running when hold is back
         x = step(start(), passes)
@@ -115,17 +117,25 @@ def test_a_state_is_kept_under_whatever_mesh_is_set(kind):
 
 
 def test_memory_is_used_again_but_never_under_a_held_step(mesh):
-    """Every dtype, sharded and replicated; two steps held at once, and one whose copy failed."""
+    """Every dtype, sharded and replicated, small and large; two steps held at once, and one whose copy failed."""
     sharded, replicated = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
 
     def state(seed):
-        values = np.random.default_rng(seed).integers(0, 2, (8, 16))
+        random = np.random.default_rng(seed)
         dtypes = ("float32", "bfloat16", "int8", "int4", "bool", "float8_e4m3fn", "complex64")
-        tree = {f"{d}-{i}": jax.device_put(jnp.asarray(values, d), s) for d in dtypes for i, s in enumerate((sharded, replicated))}
+        tree = {}
+        for size, values in (("small", random.integers(0, 2, (8, 16))), ("large", random.integers(0, 2, (8, SMALL_BYTES + 1)))):
+            for dtype in dtypes:
+                tree[f"{size}-{dtype}-cut"] = jax.device_put(jnp.asarray(values, dtype), sharded)
+                tree[f"{size}-{dtype}-whole"] = jax.device_put(jnp.asarray(values, dtype), replicated)
+        tree["empty"] = jax.device_put(jnp.zeros((0, 3)), replicated)
+        tree["empty-bfloat16"] = jax.device_put(jnp.zeros((0, 3), jnp.bfloat16), replicated)
+        tree["number-bfloat16"] = jax.device_put(jnp.bfloat16(seed), replicated)
         return {"state": tree | {"key": jax.random.key(seed)}}
 
     def pointers(held):
-        return [array.unsafe_buffer_pointer() for arrays in held._buffers for array in arrays]
+        packed = np.frombuffer(held._buffers.packed, np.uint8).ctypes.data
+        return [packed, *(array.unsafe_buffer_pointer() for arrays in held._buffers.groups for array in arrays)]
 
     expected = []
     for seed in range(4):

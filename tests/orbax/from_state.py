@@ -23,6 +23,8 @@ class Source:
     def __init__(self, reader: StepReader, item: str):
         self._reader, self._item = reader, item
 
+    lends = False
+
     def read(self, requests: Any) -> list[np.ndarray]:
         assert all(isinstance(request, ReadRequest) for request in requests)
         return self._reader.read(self._item, [(r.leaf, r.start, r.shape) for r in requests])
@@ -40,6 +42,7 @@ def staged(trees: dict[str, Any], *, times: int = 1) -> tuple[Layout, SlotTable,
         plan = described.plan
         slot = np.full(described.layout.data_bytes, 0xAB, np.uint8)
         crc32c = copy(hold(described, spare), slot)
+        spare.prepare()
         times -= 1
         if times <= 0:
             break

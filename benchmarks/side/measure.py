@@ -1,0 +1,179 @@
+"""One state, every contestant in turn, in one process: what saving and restoring it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.side.limits import Limits
+from benchmarks.side.savers import OURS, SAVERS, Saver
+from benchmarks.side.states import Case, build, on_axis, step_function
+
+Seconds = dict[str, dict[str, list[float]]]  # figure -> contestant or limit -> one value per round
+
+
+class Bench:
+    """Measures one case.
+
+    Args:
+        folder: where all of it goes; on the disk that is meant.
+        names: the contestants.
+    """
+
+    def __init__(self, case: Case, folder: Path, names: list[str]):
+        self.case = case
+        self.seconds: Seconds = {}
+        self.facts: dict[str, Any] = {}
+        self._folder = folder
+        self._step = 0
+        self._state = build(case)
+        self._train = step_function(case)
+        self._limits = Limits(folder, case.nbytes)
+        self._savers: dict[str, Saver] = {}
+        for name in names:
+            begin = time.perf_counter()
+            self._savers[name] = SAVERS[name](folder / name.replace(" ", "-").replace(",", ""))
+            self._note("start", name, time.perf_counter() - begin)
+
+    def run(self) -> None:
+        """All rounds. The first warms up, and says what the first saves cost."""
+        began = time.perf_counter()
+        for number in range(self.case.rounds + 1):
+            names = list(self._savers)
+            names = names[number % len(names) :] + names[: number % len(names)]
+            for name in names:
+                self._round(name, first=number == 0)
+            if number:
+                for name, seconds in self._limits.measure().items():
+                    self._note("limits", name, seconds)
+            if number >= 2 and time.perf_counter() - began > self.case.budget_s:
+                break
+
+    def close(self) -> None:
+        for saver in self._savers.values():
+            saver.close()
+
+    def _note(self, figure: str, who: str, seconds: float) -> None:
+        self.seconds.setdefault(figure, {}).setdefault(who, []).append(seconds)
+
+    def _round(self, name: str, *, first: bool) -> None:
+        saver = self._savers[name]
+        ready = self._save(saver)
+        self._note("blocked, first save" if first else "blocked, ready", name, ready[0])
+        if not first:
+            self._note("durable", name, ready[1])
+            self._note("bytes on disk", name, size_of(self._folder_of(name) / str(self._step)))
+        self._restores(name, first=first)
+        # A loop that runs ahead of its devices: the state is still being computed. It was donated to that, and it will be again.
+        import jax
+
+        jax.block_until_ready(self._state)
+        begin = time.perf_counter()
+        self._state = self._train(self._state)
+        began_save = time.perf_counter()
+        blocked = self._save_only(saver)
+        self._state = self._train(self._state)
+        jax.block_until_ready(self._state)
+        self._note("blocked, second save" if first else "blocked, computing", name, blocked)
+        if not first:
+            self._note("two steps and a save", name, time.perf_counter() - begin)
+            self._note("dispatch of a step", name, began_save - begin)
+        saver.wait()
+
+    def _save(self, saver: Saver) -> tuple[float, float]:
+        """(seconds blocked, seconds until it is durable) of a state that is ready."""
+        import jax
+
+        jax.block_until_ready(self._state)
+        begin = time.perf_counter()
+        blocked = self._save_only(saver)
+        saver.wait()
+        return blocked, time.perf_counter() - begin
+
+    def _save_only(self, saver: Saver) -> float:
+        self._step += 1
+        begin = time.perf_counter()
+        saver.save(self._step, self._state)
+        return time.perf_counter() - begin
+
+    def _restores(self, name: str, *, first: bool) -> None:
+        saver = self._savers[name]
+        ways: dict[str, Callable[[], Any]] = {"restore from storage": lambda: saver.restore(self._step, self._reference(0))}
+        if self.case.devices > 1:
+            ways["restore from storage, other sharding"] = lambda: saver.restore(self._step, self._reference(1))
+        for figure, way in ways.items():
+            self._restore(figure, name, way, first=first)
+            if name == OURS:
+                self.facts[f"{figure}: bytes read / bytes needed"] = self._savers[OURS].bytes_read / self._bytes()  # type: ignore[attr-defined]
+        from_memory = getattr(saver, "restore_from_memory", None)
+        if from_memory is not None:
+            self._restore("restore from memory", name, lambda: from_memory(self._reference(0)), first=first)
+
+    def _restore(self, figure: str, name: str, way: Callable[[], Any], *, first: bool) -> None:
+        import jax
+        import numpy as np
+
+        begin = time.perf_counter()
+        restored = jax.block_until_ready(way())
+        if not first:
+            self._note(figure, name, time.perf_counter() - begin)
+            return
+        for key, value in self._state.items():
+            if not np.array_equal(np.asarray(value).view(np.uint8), np.asarray(restored[key]).view(np.uint8)):
+                raise RuntimeError(f"{figure}: {name} gave other values of {key} than were saved")
+
+    def _reference(self, axis: int) -> Any:
+        import jax
+
+        def leaf(value: Any) -> Any:
+            sharding = value.sharding if axis == 0 or value.ndim < 2 else on_axis(self.case, axis)
+            return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+
+        return jax.tree.map(leaf, self._state)
+
+    def _bytes(self) -> int:
+        return sum(value.nbytes for value in self._state.values())
+
+    def _folder_of(self, name: str) -> Path:
+        return self._folder / name.replace(" ", "-").replace(",", "")
+
+
+def size_of(folder: Path) -> float:
+    """Bytes of the files in a folder."""
+    return float(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
+
+
+@contextlib.contextmanager
+def own_cluster(parent: str | None) -> Iterator[Path]:
+    """A Ray cluster and a folder that end with the block."""
+    import logging
+
+    import ray
+
+    folder = Path(tempfile.mkdtemp(prefix="raystate-bench-", dir=parent))
+    ray.init("local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        yield folder
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(case: Case, names: list[str], parent: str | None) -> dict[str, Any]:
+    """Everything about one case, as JSON. Starts a Ray cluster of its own."""
+    with own_cluster(parent) as folder:
+        bench = Bench(case, folder, names)
+        with contextlib.closing(bench):
+            bench.run()
+        return {"case": case.name, "seconds": bench.seconds, "facts": bench.facts}
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """What a table says of some measurements."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values), "n": len(values)}

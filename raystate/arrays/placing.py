@@ -1,0 +1,181 @@
+"""Boxes in host memory as jax.Arrays: many at once, since asking the runtime costs 0.1 ms each time and a few µs for each array."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from raystate.aligned import ALIGNMENT_BYTES, aligned, is_aligned
+from raystate.arrays.reference import Device
+from raystate.arrays.shards import box_of
+from raystate.core.boxes import Box
+from raystate.core.errors import CorruptCheckpointError
+
+_SMALL_BYTES = 64 << 10
+_BLOCK_BYTES = 1 << 20  # of which small arrays get their memory; it is kept as long as one of them is
+_MAX_THREADS = 8
+_BYTES_PER_THREAD = 16 << 20  # less isn't worth a thread
+
+Places = tuple[tuple[Any, Box], ...]  # (device of this process, the box that it has)
+
+
+@functools.lru_cache(maxsize=1024)
+def places_of(sharding: Sharding, shape: tuple[int, ...]) -> Places:
+    """Which box each device of this process has, in the order of jax."""
+    indices = sharding.addressable_devices_indices_map(shape)
+    return tuple((device, box_of(index or (), shape)) for device, index in indices.items())
+
+
+def in_threads(function: Callable[[Any], Any], work: Sequence[Any], nbytes: int) -> list[Any]:
+    """`function` of each, in order; on several threads if `nbytes` in all are worth it. It lets go of Python's lock."""
+    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(work), nbytes // _BYTES_PER_THREAD)
+    if threads <= 1:
+        return list(map(function, work))
+    with ThreadPoolExecutor(threads, thread_name_prefix="raystate-copy") as pool:
+        return list(pool.map(function, work))
+
+
+class Placing:
+    """Collects what is to be placed, and places it.
+
+    Args:
+        lent: the boxes may be views of memory that is used again once the arrays are ready. Otherwise they are nobody else's, and
+            become the arrays themselves where the devices are CPUs and the boxes lie as these want it.
+    """
+
+    def __init__(self, *, lent: bool = True) -> None:
+        self._lent = lent
+        self._wants: list[tuple[int, Device, list[int] | None]] = []  # (position, what, which sources; None: it has no sharding)
+        self._sources: list[_PlacedBox] = []
+        self._targets: list[Sharding] = []
+
+    def add(self, position: int, want: Device, boxes: Mapping[Box, np.ndarray]) -> None:
+        """An array.
+
+        Args:
+            position: its name in `arrays`.
+            boxes: at least those that this process's devices need.
+        """
+        if want.sharding is None:
+            (box,) = boxes.values()
+            self._wants.append((position, want, None))
+            self._sources.append(_PlacedBox(box, want.dtype, self._must_copy(box, want.dtype)))
+            self._targets.append(_ANYWHERE)
+            return
+        memory = want.sharding.memory_kind
+        numbers: list[int] = []
+        sources: dict[Box, _PlacedBox] = {}
+        for device, box in places_of(want.sharding, want.shape):
+            if box not in sources:
+                must = device.platform == "cpu" and self._must_copy(boxes[box], want.dtype)
+                sources[box] = _PlacedBox(boxes[box], want.dtype, must)
+            numbers.append(len(self._sources))
+            self._sources.append(sources[box])
+            alone = isinstance(want.sharding, SingleDeviceSharding)
+            self._targets.append(want.sharding if alone else SingleDeviceSharding(device, memory_kind=memory))
+        self._wants.append((position, want, numbers))
+
+    def _must_copy(self, box: np.ndarray, dtype: np.dtype) -> bool:
+        return self._lent or box.dtype != dtype or box.nbytes <= _SMALL_BYTES or not is_aligned(box)
+
+    def arrays(self) -> dict[int, jax.Array]:
+        """Position -> array; transfers to devices may still run."""
+        hosts = _own_all(self._sources)
+        placed: list[Any] = [None] * len(hosts)
+        free = [number for number, target in enumerate(self._targets) if target is _ANYWHERE]
+        bound = [number for number, target in enumerate(self._targets) if target is not _ANYWHERE]
+        for numbers, where in ((free, None), (bound, [self._targets[number] for number in bound])):
+            if numbers:
+                got = jax.device_put([hosts[number] for number in numbers], where)
+                for number, array in zip(numbers, got, strict=True):
+                    placed[number] = array
+        rest = iter(free)
+        results: dict[int, jax.Array] = {}
+        for position, want, numbers in self._wants:
+            if numbers is None or want.sharding is None:
+                array = placed[next(rest)]
+            elif isinstance(want.sharding, SingleDeviceSharding):
+                array = placed[numbers[0]]
+            else:
+                parts = [placed[number] for number in numbers]
+                array = jax.make_array_from_single_device_arrays(want.shape, want.sharding, parts, dtype=want.dtype)
+            results[position] = array if want.key_impl is None else _as_keys(array, want.key_impl)
+        return results
+
+
+_ANYWHERE: Any = None  # on the default device, and free to move
+
+
+class _PlacedBox(NamedTuple):
+    """One box."""
+
+    box: np.ndarray
+    dtype: np.dtype
+    must_copy: bool  # the array must not be made of this memory
+
+
+def _own_all(sources: Sequence[_PlacedBox]) -> list[np.ndarray]:
+    """Each as what may be given to jax. Replicas share theirs.
+
+    XLA's CPU client makes an array of host memory without copying it, even when asked not to (may_alias=False), so it must never see a
+    slot's memory. It never writes to such memory either, so that replicas can share the copy.
+    """
+    rooms = _Rooms()
+    found: dict[int, np.ndarray] = {}
+    copies: list[tuple[np.ndarray, np.ndarray]] = []
+    hosts: list[np.ndarray] = []
+    for source in sources:
+        host = found.get(id(source))
+        if host is None:
+            if source.must_copy:
+                host = rooms.take(source.box.shape, source.dtype)
+                copies.append((host, source.box))
+            else:
+                host = source.box.astype(source.dtype, copy=False)
+            found[id(source)] = host
+        hosts.append(host)
+    large = [copy for copy in copies if copy[0].nbytes > _SMALL_BYTES]
+    in_threads(_copy, large, sum(host.nbytes for host, _ in large))
+    for host, box in copies:
+        if host.nbytes <= _SMALL_BYTES:
+            np.copyto(host, box, casting="unsafe")
+    return hosts
+
+
+def _copy(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    np.copyto(*pair, casting="unsafe")
+
+
+class _Rooms:
+    """Aligned memory for arrays; small ones share a block."""
+
+    def __init__(self) -> None:
+        self._block = np.empty(0, np.uint8)
+        self._used = 0
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Memory for one, uninitialized."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes > _SMALL_BYTES:
+            return aligned(shape, dtype)
+        if self._used + nbytes > self._block.size:
+            self._block, self._used = aligned((_BLOCK_BYTES,), np.dtype(np.uint8)), 0
+        room = self._block[self._used : self._used + nbytes]
+        self._used += -(-max(1, nbytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return room.view(dtype).reshape(shape)
+
+
+def _as_keys(data: jax.Array, impl: str) -> jax.Array:
+    try:
+        return jax.random.wrap_key_data(data, impl=impl)
+    except (ValueError, TypeError) as error:
+        text = f"an array of {data.dtype.name}{list(data.shape)} can't be the PRNG keys ({impl}) that the checkpoint says it is: {error}"
+        raise CorruptCheckpointError(text, got=impl) from error

@@ -1,0 +1,125 @@
+"""What a restore asks of the runtime and of memory: counted, not timed."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from raystate.aligned import aligned
+from raystate.arrays import describe, placing, restore_tree, tree
+from raystate.core.tree import Layout
+
+LARGE = (512, 256)
+
+
+@pytest.fixture(scope="module")
+def mesh(own_mesh):
+    with own_mesh((8,), ("x",)) as mesh:
+        yield mesh
+
+
+@dataclasses.dataclass
+class Given:
+    """A source of one tree's arrays, whole, as a reader of storage or a slot gives them."""
+
+    arrays: list[np.ndarray]
+    lends: bool
+
+    def read(self, requests: Sequence[Any]) -> list[np.ndarray]:
+        return [self.arrays[r.leaf][tuple(slice(a, a + n) for a, n in zip(r.start, r.shape, strict=True))] for r in requests]
+
+
+class Calls:
+    """Counts the calls of a function, and makes them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: Any, name: str):
+        self._function = getattr(owner, name)
+        self.number = 0
+        patch.setattr(owner, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.number += 1
+        return self._function(*args, **kwargs)
+
+
+def of_source(arrays: list[np.ndarray], *, lends: bool, sharding: Any = None) -> tuple[Any, Any, Given]:
+    """(reference, spec, source)"""
+    made: list[Any] = []
+    for array in arrays:
+        array_aligned = aligned(array.shape, array.dtype)
+        array_aligned[...] = array
+        made.append(array_aligned)
+    spec = describe({"state": made}).layout.trees[0]
+    reference = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding) for one in made]
+    return reference, spec, Given(made, lends)
+
+
+@pytest.mark.parametrize("spec", [None, P("x"), P()], ids=str)
+def test_many_arrays_are_placed_by_one_call(mesh, spec, monkeypatch):
+    sharding = None if spec is None else NamedSharding(mesh, spec)
+    reference, tree_spec, source = of_source([np.full((8, 4), i, np.float32) for i in range(300)], lends=True, sharding=sharding)
+    puts = Calls(monkeypatch, jax, "device_put")
+    restored = restore_tree(reference, tree_spec, source)
+    assert puts.number == 1
+    assert all(np.array_equal(got, wanted) for got, wanted in zip(restored, source.arrays, strict=True))
+    if sharding is not None:
+        assert all(array.sharding == sharding for array in restored)
+
+
+def test_what_is_nobody_elses_becomes_the_array_and_what_is_lent_never_does(monkeypatch):
+    """On the CPU an array may be made of the very memory that was read: a third of a restore's time. A slot's memory is used again."""
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    for lends in (False, True):
+        reference, spec, source = of_source([np.ones(LARGE, np.float32), np.ones(LARGE, jnp.bfloat16)], lends=lends, sharding=one)
+        copies = Calls(monkeypatch, placing, "_copy")
+        restored = restore_tree(reference, spec, source)
+        assert copies.number == (2 if lends else 0)
+        for array, given in zip(restored, source.arrays, strict=True):
+            assert (array.unsafe_buffer_pointer() == given.ctypes.data) is not lends
+            given[...] = 7
+            assert not lends or np.array_equal(array, np.ones(LARGE, array.dtype))
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("change", ["dtype", "order", "alignment", "replicas"])
+def test_what_cannot_be_adopted_is_copied(mesh, change):
+    wanted = (np.arange(np.prod(LARGE), dtype=np.float32) % 1000).reshape(LARGE)
+    sharding = NamedSharding(mesh, P()) if change == "replicas" else jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    reference, spec, source = of_source([wanted], lends=False, sharding=sharding)
+    if change == "dtype":
+        reference = [jax.ShapeDtypeStruct(LARGE, jnp.float16, sharding=sharding)]
+    elif change == "order":
+        source.arrays = [np.asfortranarray(wanted)]
+    elif change == "alignment":
+        raw = aligned((wanted.nbytes + 8,), np.dtype(np.uint8))
+        source.arrays = [raw[8:].view(np.float32).reshape(LARGE)]
+        source.arrays[0][...] = wanted
+    (restored,) = restore_tree(reference, spec, source, cast=True)
+    assert np.array_equal(restored, wanted.astype(restored.dtype))
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    after = step(restored)  # XLA writes to no memory that is not its own: replicas share it
+    assert np.array_equal(after, wanted.astype(after.dtype) + 1)
+    if change == "replicas":
+        assert np.array_equal(source.arrays[0], wanted)
+
+
+def test_what_arrays_have_in_common_is_asked_once(mesh, monkeypatch):
+    sharding = NamedSharding(mesh, P("x"))
+    state = [jax.device_put(np.full((8, 4), i, np.float32), sharding) for i in range(200)]
+    asked = Calls(monkeypatch, tree, "local_shards")
+    first = describe({"state": state})
+    assert asked.number == 1
+    again = describe({"state": state}, previous=first.plan)
+    assert asked.number == 1 and again.plan is first.plan
+
+
+def test_a_layout_is_parsed_once():
+    data = describe({"state": [np.zeros(3), 1.0]}).layout_bytes
+    assert Layout.from_bytes(data) is Layout.from_bytes(bytes(bytearray(data)))
+    assert Layout.from_bytes(data).to_bytes() == data
