@@ -19,7 +19,8 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
-STEPS = 60
+STEPS = 90
+PACE_S = 0.4
 EXAMPLES = 1000
 GLOBAL_BATCH = 8
 WIDTH = 16
@@ -56,7 +57,9 @@ def computation() -> tuple[Any, Any, Any, Any]:
     def step(state: Any, rows: Any) -> Any:
         loss, slope = jax.value_and_grad(loss_of)(state["w"], rows)
         places = jnp.arange(1, GLOBAL_BATCH + 1, dtype=jnp.uint32)
-        trail = state["trail"] * jnp.uint32(31) + jnp.sum(rows.astype(jnp.uint32) * places)  # exact, and another one in another order
+        trail = state["trail"] * jnp.uint32(31) + jnp.sum(
+            rows.astype(jnp.uint32) * places
+        )  # exact, and another one in another order
         return {"w": state["w"] - 0.05 * slope, "trail": trail}, loss
 
     def place(rows: Any) -> Any:
@@ -113,6 +116,20 @@ def starts(training: Training) -> list[dict[str, Any]]:
     return [event for event in training.events.read() if event["event"] == "start" and event["rank"] == 0]
 
 
+def wait_for_start(training: Training, number: int) -> None:
+    """Until so many groups have restored. The training makes a step now and then meanwhile, and doesn't come to its end."""
+    next_s = time.monotonic()
+
+    def started() -> bool:
+        nonlocal next_s
+        if time.monotonic() >= next_s and training.events.newest_step() < STEPS - 10:
+            training.go_on(1)
+            next_s = time.monotonic() + PACE_S
+        return len(starts(training)) >= number
+
+    wait_for(started, f"start {number}", failed=lambda: training.error or (training.has_ended and "the training has ended") or None)
+
+
 def undisturbed() -> tuple[list[tuple[list[int], float]], list[Any]]:
     """What one process computes: (rows and loss by step, the final arrays)."""
     import jax
@@ -154,7 +171,7 @@ def test_two_workers_become_one_and_two_again(ray_cluster: Any, make_run: Any, t
         lose_node(ray_cluster, node, run_hash(config.storage, config.run))
         lost = time.monotonic()
         training.go_on(5)
-        wait_for(lambda: len(starts(training)) == 2, "a start with one worker", failed=lambda: training.error)
+        wait_for_start(training, 2)
         print("with one worker after", time.monotonic() - lost)
         alone = starts(training)[-1]
         assert alone["world"] == 1
@@ -164,7 +181,7 @@ def test_two_workers_become_one_and_two_again(ray_cluster: Any, make_run: Any, t
 
         ray_cluster.add_node(**NODE)
         added = time.monotonic()
-        wait_for(lambda: training.go_on(2) or len(starts(training)) == 3, "a start with two again", failed=lambda: training.error)
+        wait_for_start(training, 3)
         print("two again after", time.monotonic() - added)
         result = training.finish()
     finally:

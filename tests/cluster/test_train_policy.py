@@ -161,7 +161,14 @@ def test_ranks_stay_where_they_were() -> None:
     assert pinned_nodes([], everywhere, 2) == [None, None]
     assert pinned_nodes(["a", "b"], everywhere, 2) == ["a", "b"]
     assert pinned_nodes(["a", "b"], frozenset("b"), 2) == [None, "b"]
-    assert pinned_nodes(["a", "b"], everywhere, 3) == [None, None, None]
+
+
+def test_a_group_of_another_size_begins_on_the_nodes_that_stay() -> None:
+    """What is restored lies there."""
+    assert pinned_nodes(["a", "b"], frozenset("b"), 1) == ["b"]
+    assert pinned_nodes(["a", "b"], frozenset("ab"), 1) == ["a"]
+    assert pinned_nodes(["b"], frozenset("b"), 3) == ["b", None, None]
+    assert pinned_nodes(["a", "b", "c"], frozenset("c"), 2) == ["c", None]
 
 
 def test_recoveries_are_joined_by_group() -> None:

@@ -25,7 +25,7 @@ def test_what_is_no_number_of_workers(bad: Any):
 
 @pytest.mark.parametrize("bad", [0, -8, 2.0, True, "8"])
 def test_what_is_no_batch(bad: Any):
-    with pytest.raises(ConfigError, match="global_batch = .*: must be an int of at least 1"):
+    with pytest.raises(ConfigError, match=r"global_batch = .*: must be an int of at least 1"):
         Sizes.of(2, bad)
 
 
@@ -33,7 +33,9 @@ def test_what_is_no_batch(bad: Any):
     ("given", "batch", "named"), [(3, 8, "3 workers"), ((1, 3), 8, "3 workers"), ((3, 4), 8, "3 workers"), ((5, 5), 8, "5 workers")]
 )
 def test_workers_that_cannot_share_the_batch_are_refused(given: Any, batch: int, named: str):
-    with pytest.raises(ConfigError, match=rf"{named} can't share a global batch of 8 examples evenly; of up to \d these can: 1, 2") as told:
+    with pytest.raises(
+        ConfigError, match=rf"{named} can't share a global batch of 8 examples evenly; of up to \d these can: 1, 2"
+    ) as told:
         Sizes.of(given, batch)
     assert told.value.field == "num_workers"
 
@@ -251,7 +253,7 @@ def test_nobody_goes_away_so_nobody_is_ended_and_nothing_is_saved_in_a_hurry():
     agree(driver, asked, at=5)
     driver.out.clear()
     driver.tick(500.0)
-    confirmed = driver.advice().proposal
+    confirmed = driver.core.snapshots.proposal
     assert confirmed is not None
     assert confirmed.state == "confirmed", "the step takes long: they stop when they get there"
     assert not [one for one in driver.out if isinstance(one, EndTrainers)]
