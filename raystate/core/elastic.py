@@ -59,11 +59,6 @@ class Sizes:
                 raise ConfigError(text, field="num_workers", expected=fitting, got=workers)
         return sizes
 
-    @property
-    def is_elastic(self) -> bool:
-        """Whether there is more than one."""
-        return self.fewest < self.most
-
     def _divides(self, workers: int) -> bool:
         return self.global_batch is None or self.global_batch % workers == 0
 
@@ -117,7 +112,6 @@ class Elastic:
         self._settle_s = min(SETTLE_S, every_s)
         self._limit: int | None = None  # more were not placed although there seemed to be room
         self._tried = 0  # the size of the group that was started last
-        self._had_room = False
         self._workers = 0  # of the group that runs
         self._started_s = -math.inf
         self._patience = 1  # times `every_s` until the next growth
@@ -134,14 +128,12 @@ class Elastic:
         if self._limit is not None and self._limit < self.sizes.fewest:
             self._limit = None  # no size was placed: from the beginning
         size = self.sizes.fitting(room if self._limit is None else min(room, self._limit))
-        self._had_room = size is not None
         self._tried = self.sizes.fewest if size is None else size
         return self._tried
 
     def not_placed(self) -> None:
-        """The group found no place: if there seemed to be room for it, the next one is smaller."""
-        if self._had_room:
-            self._limit = self._tried - 1
+        """The group found no place: the next one is smaller, if it may be."""
+        self._limit = self._tried - 1
 
     def outcome(self, workers: int) -> str:
         """What becomes of the run's size in a group of so many, in words for "the run …"; "" if there is nothing to say."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import raystate
 from raystate.storage import run_hash
 from tests.cluster import toy
-from tests.cluster.strikes import lose_node, newest_in_memory, raylet_of_a_trainer
+from tests.cluster.strikes import drain, lose_node, newest_in_memory, raylet_of_a_trainer
 from tests.cluster.training import NODE, NODES, Training, wait_for
 from tests.patience import PATIENCE_S
 
@@ -96,7 +97,11 @@ def train(config: dict[str, Any]) -> None:
             toy.dump(state, os.path.join(out, f"step-{step + 1}-{rank}.pickle"))
             say(event="step", step=step + 1, rows=[int(row) for row in rows], loss=done)
             time.sleep(config["step_s"])
-            manager.save(step + 1, state, items={"data": batches}, metrics={"loss": loss})
+            try:
+                manager.save(step + 1, state, items={"data": batches}, metrics={"loss": loss})
+            except raystate.Interrupted:
+                say(event="stopped", step=step + 1)
+                raise
 
 
 def by_step(training: Training) -> dict[int, tuple[list[int], float]]:
@@ -108,7 +113,9 @@ def by_step(training: Training) -> dict[int, tuple[list[int], float]]:
             if ranks and next(iter(ranks.values()))["world"] != event["world"]:
                 ranks.clear()  # computed again by another group
             ranks[event["rank"]] = event
-    return {step: (sum((ranks[rank]["rows"] for rank in sorted(ranks)), []), ranks[0]["loss"]) for step, ranks in found.items()}
+    return {
+        step: ([row for rank in sorted(ranks) for row in ranks[rank]["rows"]], ranks[0]["loss"]) for step, ranks in found.items()
+    }
 
 
 def starts(training: Training) -> list[dict[str, Any]]:
@@ -116,86 +123,159 @@ def starts(training: Training) -> list[dict[str, Any]]:
     return [event for event in training.events.read() if event["event"] == "start" and event["rank"] == 0]
 
 
-def wait_for_start(training: Training, number: int) -> None:
-    """Until so many groups have restored. The training makes a step now and then meanwhile, and doesn't come to its end."""
+def pace(training: Training, condition: Callable[[], bool]) -> None:
+    """Wait. The training makes a step now and then meanwhile, and doesn't come to its end."""
     next_s = time.monotonic()
 
-    def started() -> bool:
+    def looks() -> bool:
         nonlocal next_s
         if time.monotonic() >= next_s and training.events.newest_step() < STEPS - 10:
             training.go_on(1)
             next_s = time.monotonic() + PACE_S
-        return len(starts(training)) >= number
+        return condition()
 
-    wait_for(started, f"start {number}", failed=lambda: training.error or (training.has_ended and "the training has ended") or None)
+    wait_for(looks, "its turn", failed=lambda: training.error or (training.has_ended and "the training has ended") or None)
 
 
-def undisturbed() -> tuple[list[tuple[list[int], float]], list[Any]]:
-    """What one process computes: (rows and loss by step, the final arrays)."""
+def wait_for_start(training: Training, number: int) -> None:
+    """Until so many groups have restored."""
+    pace(training, lambda: len(starts(training)) >= number)
+
+
+def wait_for_stop(training: Training, groups: int) -> None:
+    """Until so many groups have been interrupted."""
+    pace(training, lambda: sum(event["event"] == "stopped" and event["rank"] == 0 for event in training.events.read()) >= groups)
+
+
+def undisturbed() -> list[tuple[list[int], float]]:
+    """What one process computes: the rows and the loss of each step."""
     import jax
-    import numpy as np
 
     init, shardings, step_fn, place = computation()
     state, told = jax.jit(init, out_shardings=shardings)(), []
     for rows in (order()[step] for step in range(STEPS)):
         state, loss = step_fn(state, place(rows))
         told.append(([int(row) for row in rows], float(loss)))
-    return told, [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+    return told
 
 
-def elastic(fewest: int, most: int) -> Any:
+def with_callback(train_fn: Any, config: Any, *, run_config: Any, global_batch: int, **given: Any) -> Any:
+    """As `raystate.fit`, with a JaxTrainer of one's own."""
+    from ray.train import FailureConfig
+    from ray.train.v2.jax import JaxConfig, JaxTrainer
+
+    run_config.callbacks = [raystate.RayTrainCallback(config, global_batch=global_batch)]
+    run_config.failure_config = FailureConfig(max_failures=-1)
+    return JaxTrainer(train_fn, jax_config=JaxConfig(use_gpu=True), run_config=run_config, **given).fit()
+
+
+def elastic() -> Any:
     from ray.train import ScalingConfig
 
     each = {"CPU": 1, "trainer": 1}
-    return ScalingConfig(num_workers=(fewest, most), resources_per_worker=each, elastic_resize_monitor_interval_s=EVERY_S)
+    return ScalingConfig(num_workers=(1, 2), resources_per_worker=each, elastic_resize_monitor_interval_s=EVERY_S)
+
+
+@pytest.fixture
+def two_nodes(ray_cluster: Any) -> Iterator[Any]:
+    """The cluster with room for two workers: only a node that is added brings more."""
+    while len(ray_cluster.list_all_nodes()) > 2:
+        ray_cluster.remove_node(ray_cluster.list_all_nodes()[-1], allow_graceful=False)
+    yield ray_cluster
+    while len(ray_cluster.list_all_nodes()) < NODES:
+        ray_cluster.add_node(**NODE)
+    ray_cluster.wait_for_nodes(PATIENCE_S)
+
+
+def begin(run: Any, out: Path, **more: Any) -> Training:
+    """An elastic run whose first steps lie in the memory of two nodes."""
+    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1000)
+    training = Training(
+        config,
+        out,
+        steps=STEPS,
+        step_s=0.02,
+        pause_at=8,
+        train_fn=train,
+        scaling_config=elastic(),
+        global_batch=GLOBAL_BATCH,
+        **more,
+    )
+    training.wait_step(6)
+    pace(training, lambda: newest_in_memory(config, nodes=2) >= 5)  # a busy machine skips some
+    return training
+
+
+def check(training: Training) -> None:
+    """The examples of an undisturbed run in its order, its losses, and no bit lost or read from storage on the way."""
+    import numpy as np
+
+    expected, told = undisturbed(), by_step(training)
+    assert [told[step + 1][0] for step in range(STEPS)] == [rows for rows, _ in expected]
+    np.testing.assert_allclose([told[step + 1][1] for step in range(STEPS)], [loss for _, loss in expected], rtol=TOLERANCE)
+    for event in starts(training)[1:]:
+        assert event["bytes_from"]["storage"] == 0
+        whole, before = (
+            toy.assemble([str(path) for path in training.events.folder.glob(f"{when}-{event['step']}-*.pickle")])
+            for when in ("restored", "step")
+        )
+        assert [one.tobytes() for one in whole] == [one.tobytes() for one in before]
 
 
 @pytest.mark.long
-def test_two_workers_become_one_and_two_again(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
-    import numpy as np
+def test_two_workers_become_one_and_two_again(two_nodes: Any, make_run: Any, tmp_path: Path) -> None:
+    training = begin(make_run(), tmp_path / "out")
+    _, node = raylet_of_a_trainer(training, two_nodes)
+    lose_node(two_nodes, node, run_hash(training.config.storage, training.config.run))
+    wait_for_start(training, 2)
+    training.wait_step(starts(training)[1]["step"] + 3)
+    two_nodes.add_node(**NODE)
+    wait_for_start(training, 3)
+    result = training.finish()
+    assert [event["world"] for event in starts(training)] == [2, 1, 2]
+    lost, grown = result.recoveries
+    assert (lost.workers, lost.interrupted) == (1, False)
+    assert lost.cause.endswith("; the run goes on with 1 worker instead of 2")
+    assert (grown.workers, grown.interrupted, grown.steps_repeated, grown.step) == (2, True, 0, starts(training)[2]["step"])
+    assert "there has been room for 2 workers for 2 s: the run grows from 1" in grown.cause
+    assert grown.cause.endswith("; the run goes on with 2 workers instead of 1")
+    check(training)
 
+
+@pytest.mark.long
+def test_a_drained_node_and_one_that_dies_while_the_run_grows(two_nodes: Any, make_run: Any, tmp_path: Path) -> None:
+    """Neither is a failure, and no step is computed twice."""
+    training = begin(make_run(), tmp_path / "out")
+    run = run_hash(training.config.storage, training.config.run)
+    _, node = raylet_of_a_trainer(training, two_nodes)
+    drain(two_nodes.address, node.node_id)
+    wait_for_start(training, 2)
+    training.wait_step(starts(training)[1]["step"] + 3)
+    added = two_nodes.add_node(**NODE)
+    wait_for_stop(training, 2)
+    lose_node(two_nodes, added, run)
+    wait_for_start(training, 3)
+    result = training.finish()
+    lose_node(two_nodes, node, run)  # it was to go away
+    assert [event["world"] for event in starts(training)][:2] == [2, 1]
+    assert starts(training)[-1]["world"] == 1
+    drained, grown, *_ = result.recoveries
+    assert (drained.workers, drained.interrupted, drained.steps_repeated) == (1, True, 0)
+    assert drained.cause.endswith("Ray drains it; the run goes on with 1 worker instead of 2")
+    assert (grown.interrupted, grown.steps_repeated) == (True, 0)
+    check(training)
+
+
+@pytest.mark.long
+def test_a_trainer_of_ones_own_is_elastic_too(two_nodes: Any, make_run: Any, tmp_path: Path) -> None:
+    """`RayTrainCallback` answers for Ray Train's policy. The run comes to its end while it is asked to grow, or after."""
     run = make_run()
-    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1000)
-    while len(ray_cluster.list_all_nodes()) > 2:  # so that only a new node brings room
-        ray_cluster.remove_node(ray_cluster.list_all_nodes()[-1], allow_graceful=False)
     out = tmp_path / "out"
-    began = time.monotonic()
-    training = Training(
-        config, out, steps=STEPS, step_s=0.02, pause_at=20, train_fn=train, scaling_config=elastic(1, 2), global_batch=GLOBAL_BATCH
-    )
-    try:
-        training.wait_step(6)
-        print("first steps", time.monotonic() - began)
-        _, node = raylet_of_a_trainer(training, ray_cluster)
-        wait_for(lambda: newest_in_memory(config, nodes=2) >= 5, "copies")
-        lose_node(ray_cluster, node, run_hash(config.storage, config.run))
-        lost = time.monotonic()
-        training.go_on(5)
-        wait_for_start(training, 2)
-        print("with one worker after", time.monotonic() - lost)
-        alone = starts(training)[-1]
-        assert alone["world"] == 1
-        assert alone["bytes_from"]["storage"] == 0
-        training.wait_step(alone["step"] + 3)
-        print("first new step after", time.monotonic() - lost)
-
-        ray_cluster.add_node(**NODE)
-        added = time.monotonic()
-        wait_for_start(training, 3)
-        print("two again after", time.monotonic() - added)
-        result = training.finish()
-    finally:
-        while len(ray_cluster.list_all_nodes()) < NODES:
-            ray_cluster.add_node(**NODE)
-        ray_cluster.wait_for_nodes(PATIENCE_S)
-
-    print(result.recoveries, [(one["world"], one["step"], one["tier"], one["bytes_from"]) for one in starts(training)])
-    expected, arrays = undisturbed()
-    told = by_step(training)
-    assert [told[step + 1][0] for step in range(STEPS)] == [rows for rows, _ in expected], "the same examples in the same order"
-    np.testing.assert_allclose([told[step + 1][1] for step in range(STEPS)], [loss for _, loss in expected], rtol=TOLERANCE)
-    for event in starts(training)[1:]:
-        step = event["step"]
-        whole = toy.assemble([str(path) for path in out.glob(f"restored-{step}-*.pickle")])
-        before = toy.assemble([str(path) for path in out.glob(f"step-{step}-*.pickle")])
-        assert [one.tobytes() for one in whole] == [one.tobytes() for one in before]
+    training = begin(run, out, launch=with_callback)
+    _, node = raylet_of_a_trainer(training, two_nodes)
+    lose_node(two_nodes, node, run_hash(run.storage, run.run))
+    wait_for_start(training, 2)
+    two_nodes.add_node(**NODE)
+    training.finish()
+    assert [event["world"] for event in starts(training)][:2] == [2, 1]
+    check(training)

@@ -249,6 +249,7 @@ def test_fit_and_the_callback_refuse_workers_that_cannot_share_the_batch():
     from ray.train import ScalingConfig
 
     config = raystate.StateConfig(storage="/nonexistent/run", run="r")
+    given: Any
     for given in ({"num_workers": (2, 3)}, {"scaling_config": ScalingConfig(num_workers=3)}):
         with pytest.raises(
             ConfigError, match="3 workers can't share a global batch of 8 examples evenly; of up to 3 these can: 1, 2"
