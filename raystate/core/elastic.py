@@ -13,6 +13,7 @@ from typing import Any, TypeGuard, cast
 
 from raystate.core.errors import ConfigError
 
+LEAST_EVERY_S = 1.0
 SETTLE_S = 10.0  # room that has been there for so long counts as room that stays
 GROWN_FOR = 10  # times `every_s`: a larger group that loses its size sooner was not worth its restarts
 MOST_PATIENCE = 32  # times `every_s`: the longest that growths which bring nothing are put off
@@ -103,13 +104,13 @@ class Elastic:
 
     Args:
         sizes: that the run may have.
-        every_s: seconds, at least, from the start of a worker group to a growth.
+        every_s: seconds, at least, from the start of a worker group to a growth; never less than one.
     """
 
     def __init__(self, sizes: Sizes, every_s: float):
         self.sizes = sizes
-        self._every_s = every_s
-        self._settle_s = min(SETTLE_S, every_s)
+        self._every_s = max(every_s, LEAST_EVERY_S)
+        self._settle_s = min(SETTLE_S, self._every_s)
         self._limit: int | None = None  # more were not placed although there seemed to be room
         self._tried = 0  # the size of the group that was started last
         self._workers = 0  # of the group that runs

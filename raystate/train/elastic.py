@@ -34,9 +34,19 @@ class ElasticGroups:
         sizes: that the run may have.
         leaving: gives the nodes that are to go away.
         grow: asks the ranks to stop, for this reason.
+        clock: monotonic, seconds.
     """
 
-    def __init__(self, scaling: Any, sizes: Sizes, *, leaving: Callable[[], frozenset[str]], grow: Callable[[str], None]):
+    def __init__(
+        self,
+        scaling: Any,
+        sizes: Sizes,
+        *,
+        leaving: Callable[[], frozenset[str]],
+        grow: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._clock = clock
         self._scaling = scaling
         self._selector = scaling.label_selector  # the user's own: later it also says where the ranks were
         self._leaving = leaving
@@ -56,7 +66,7 @@ class ElasticGroups:
 
         def running(self: ElasticScalingPolicy, worker_group_state: Any, worker_group_status: Any) -> NoopDecision:  # noqa: ARG001
             self._maybe_send_resource_request()
-            groups._look(self, time.monotonic())
+            groups._look(self, groups._clock())
             return NoopDecision()
 
         ElasticScalingPolicy.make_decision_for_non_running_worker_group = not_running
@@ -78,7 +88,7 @@ class ElasticGroups:
 
     def started(self) -> None:
         """The group trains."""
-        self._decides.started(time.monotonic())
+        self._decides.started(self._clock())
 
     # ------------------------------------------------------------ room
 

@@ -13,6 +13,7 @@ import pytest
 
 import raystate
 from raystate.storage import run_hash
+from raystate.train.standby import SWITCH
 from tests.cluster import toy
 from tests.cluster.strikes import drain, lose_node, newest_in_memory, raylet_of_a_trainer
 from tests.cluster.training import NODE, NODES, Training, wait_for
@@ -223,7 +224,11 @@ def check(training: Training) -> None:
 
 
 @pytest.mark.long
-def test_two_workers_become_one_and_two_again(two_nodes: Any, make_run: Any, tmp_path: Path) -> None:
+def test_two_workers_become_one_and_two_again(
+    two_nodes: Any, make_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With processes that wait, as users have them: the smaller group takes its own of those of the larger one."""
+    monkeypatch.setenv(SWITCH, "1")
     training = begin(make_run(), tmp_path / "out")
     _, node = raylet_of_a_trainer(training, two_nodes)
     lose_node(two_nodes, node, run_hash(training.config.storage, training.config.run))
