@@ -191,19 +191,24 @@ class RayTrainCallback(_Callback):
         self._failures, self._told = {}, ()
         self._rank_nodes = [worker.metadata.node_id for worker in workers]
         self._placement = workers[0].execute_async(get_current_placement_group)
+        if self._pending is not None:
+            self._restarts = (*self._restarts, self._restart(self._pending[0]))
         if self._elastic is not None:
             self._elastic.holds(self._rank_nodes)
-        if self._pending is not None:
-            self._restarts = (*self._restarts, self._restart(self._pending[0], len(workers)))
         return {}
 
-    def _restart(self, ending: Ending, workers: int) -> Restart:
-        resized = "" if self._elastic is None else self._elastic.outcome(workers)
-        if resized:
-            logger.info("raystate: the run %s", resized)
-        cause = f"{ending.cause}; the run {resized}" if resized else ending.cause
+    def _restart(self, ending: Ending) -> Restart:
+        resized = "" if self._elastic is None else self._elastic.outcome(self._rank_nodes)
         interrupted = ending.kind == "interrupted"
-        return Restart(attempt=self._groups, group=self._group, cause=cause, interrupted=interrupted, workers=workers)
+        if resized:
+            logger.log(logging.INFO if interrupted else logging.WARNING, "raystate: the run %s", resized)
+        return Restart(
+            attempt=self._groups,
+            group=self._group,
+            cause=f"{ending.cause}; the run {resized}" if resized else ending.cause,
+            interrupted=interrupted,
+            workers=len(self._rank_nodes),
+        )
 
     def after_worker_group_training_start(self, worker_group: Any) -> None:
         now_s = time.monotonic()

@@ -18,6 +18,7 @@ from typing import Any
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision, ResizeDecision
 
 from raystate.actors.draining import draining_nodes
+from raystate.core.desk import ranks_text
 from raystate.core.elastic import Elastic, Sizes, Wish, room_of
 from raystate.train import nodes
 
@@ -82,9 +83,13 @@ class ElasticGroups:
         """The group found no place."""
         self._decides.not_placed()
 
-    def outcome(self, workers: int) -> str:
-        """What becomes of the run's size in a group of so many, in words for "the run …"."""
-        return self._decides.outcome(workers)
+    def outcome(self, rank_nodes: Sequence[str]) -> str:
+        """What becomes of the run's size in a group on these nodes, which doesn't hold them yet; in words for "the run …"."""
+        told = self._decides.outcome(len(rank_nodes))
+        without = {rank: node[:8] for rank, node in enumerate(self._held) if node not in rank_nodes}
+        if told and without and len(rank_nodes) < len(self._held):
+            return f"{told}, without the node of {ranks_text(without, without)}"
+        return told
 
     def started(self) -> None:
         """The group trains."""
