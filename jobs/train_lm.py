@@ -131,7 +131,7 @@ def _run(config: Config, state: raystate.StateConfig, launch: dict[str, Any]) ->
         from jobs.lm.train import train_fn  # imports jax; no device is touched in this process
 
         loop_config = {"config": config.model_dump(mode="json"), "corpus": fingerprint}
-        result = raystate.fit(train_fn, state, train_loop_config=loop_config, **launch)
+        result = raystate.fit(train_fn, state, train_loop_config=loop_config, global_batch=config.train.batch_size, **launch)
     except raystate.Interrupted as error:
         return _say(f"interrupted: {_first_line(error)}; {hint}", RESUMABLE)
     except (KeyboardInterrupt, _Terminated) as error:

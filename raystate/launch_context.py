@@ -22,6 +22,7 @@ class Restart:
         cause: one line for a person.
         interrupted: the group before ended on purpose (`Interrupted`, a preempted node), not by a failure.
         seconds: from noticing the end of the group before to the training function running again; None while that is not known.
+        workers: of the group that it led to; None if it isn't known.
     """
 
     attempt: int
@@ -29,6 +30,7 @@ class Restart:
     cause: str
     interrupted: bool = False
     seconds: float | None = None
+    workers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,8 +132,10 @@ class Config(Section):
             raise ValueError(f"train.mesh.model={mesh} should divide model.n_heads={heads} and model.d_ff={self.model.d_ff}")
         if self.ray.platform == "cpu":  # elsewhere only the workers know their devices
             workers = self.ray.num_workers
-            for count in range(workers, workers + 1) if isinstance(workers, int) else range(workers[0], workers[1] + 1):
-                self._check_devices(count, count * (self.ray.devices_per_worker or 1))
+            fewest, most = (workers, workers) if isinstance(workers, int) else workers
+            for count in range(fewest, most + 1):
+                if count in (fewest, most) or self.train.batch_size % count == 0:  # fit leaves the others out
+                    self._check_devices(count, count * (self.ray.devices_per_worker or 1))
         return self
 
     def _check_devices(self, workers: int, devices: int) -> None:

@@ -6,6 +6,7 @@ it, refuses; then a later step is proposed under a new id.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from raystate.core.desk import Desk
@@ -26,7 +27,7 @@ class _Stop:
 
     Attributes:
         agree_until_s: a common step must be agreed on by then.
-        gone_s: then some trainers may be gone.
+        gone_s: then some trainers may be gone; inf: nobody goes away.
         is_late: `agree_until_s` has passed, after an agreement.
     """
 
@@ -64,13 +65,16 @@ class Agreement:
     def stop_asked(self, event: StopAsked) -> None:
         """Somebody wants the attempt to end: all ranks are to stop at one step. The earliest deadline counts."""
         self._forget_stop_of_others(self.joins.group)
-        now_s, gone_s = self.desk.now_s, self.desk.now_s + event.within_s
-        if self._stop is None or gone_s < self._stop.gone_s:
-            agree_until_s = now_s + event.within_s * TO_AGREE
+        now_s = self.desk.now_s
+        within_s = math.inf if event.within_s is None else event.within_s
+        if self._stop is None or now_s + within_s < self._stop.gone_s:
+            to_agree_s = self.desk.settings.barrier_timeout_s if event.within_s is None else event.within_s * TO_AGREE
+            agree_until_s = now_s + to_agree_s
             if self._stop is not None:
                 agree_until_s = min(agree_until_s, self._stop.agree_until_s)
-            self._stop = _Stop(event, agree_until_s, gone_s)
-            self.desk.log("info", f"stop asked, within {event.within_s:.1f} s: {event.reason}")
+            self._stop = _Stop(event, agree_until_s, now_s + within_s)
+            when = "" if event.within_s is None else f", within {within_s:.1f} s"
+            self.desk.log("info", f"stop asked{when}: {event.reason}")
             self.desk.stir = True
 
     def _forget_stop_of_others(self, group: Group | None) -> None:
@@ -221,17 +225,21 @@ class Agreement:
 
     def _stop_is_late(self, stop: _Stop, proposal: Proposal | None) -> None:
         """Half of the time has passed: what is newest in memory becomes durable, unless the common step is there. At its end, who has
-        agreed to stop and still runs is ended: the others wait for it."""
+        agreed to stop and still runs is ended: the others wait for it. Where nobody goes away, training just goes on until that step, or
+        without one."""
         group = self.joins.group
         agreed = proposal is not None and proposal.kind == "stop" and proposal.state == "confirmed"
         if not agreed or group is None:
             if proposal is not None and proposal.state == "proposed":
                 self._end(proposal, f"{self._unanswered(proposal)} in time: {stop.asked.reason}")
-            self._last_stable_wanted = True
+            self._last_stable_wanted = self._last_stable_wanted or stop.gone_s < math.inf
             self._stop = None
             self.desk.stir = True
             return
         assert proposal is not None
+        if stop.gone_s == math.inf:
+            stop.agree_until_s = math.inf  # they stop when they get there
+            return
         if not stop.is_late and any(seen.newest_step < proposal.step for seen in group.seen.values()):
             self._last_stable_wanted = True
             self.desk.stir = True

@@ -48,6 +48,7 @@ from raystate.core.messages import (
     Packaged,
     PublishDone,
     ReleaseAsked,
+    ResizeAsked,
     RestoreAsked,
     RestoreTried,
     RetireDone,
@@ -123,6 +124,7 @@ class Coordinator:
             ReleaseAsked: self.leaving.release_asked,
             DeleteAsked: self.deletes.asked,
             StopAsked: self.agreement.stop_asked,
+            ResizeAsked: self._resize_asked,
             Invalidated: self.discards.invalidated,
             Written: self.saves.written,
             Packaged: self._packaged,
@@ -312,6 +314,14 @@ class Coordinator:
             return
         self.snapshots.trainer_heard()
         self.joins.joined(event)
+
+    def _resize_asked(self, event: ResizeAsked) -> None:
+        group = self.joins.group
+        # One that an earlier attempt has started is not known by its launcher's name.
+        if group is None or not group.alive or self.joins.name not in ("", event.group) or self.leaving.phase != "open":
+            self._desk.log("debug", f"nobody is asked to stop, the group has ended or is ending: {event.reason}")
+            return
+        self.agreement.stop_asked(StopAsked(reason=event.reason, within_s=None, group=group.nonce))
 
     def _packaged(self, event: Packaged) -> None:
         self.saves.packaged(event)

@@ -206,14 +206,23 @@ class DeleteAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked:
-    """End the attempt at a common step. After `within_s` from now some of its trainers may be gone.
+    """End the attempt at a common step. After `within_s` from now some of its trainers may be gone; None: nobody goes away, and a
+    stop that the ranks don't agree on in time is given up.
 
     `group`: only this worker group is meant (see `group_of`); "": whoever trains.
     """
 
     reason: str
-    within_s: float
+    within_s: float | None
     group: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeAsked:
+    """The launcher wants to start this worker group again with another size, at a common step. `group`: as in Joined."""
+
+    group: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +303,6 @@ class Tick:
 
 Event = (
     Claimed | HostUp | HostDown | HostLeaving | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
-    | AgainAsked | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | Invalidated | Written | Packaged | Appended | PublishDone
-    | RetireDone | AttemptDead | Tick
+    | AgainAsked | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | ResizeAsked | Invalidated | Written | Packaged | Appended
+    | PublishDone | RetireDone | AttemptDead | Tick
 )  # fmt: skip

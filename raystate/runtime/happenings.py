@@ -24,6 +24,7 @@ from raystate.core.messages import (
     Packaged,
     PublishDone,
     ReleaseAsked,
+    ResizeAsked,
     RestoreAsked,
     RestoreTried,
     RetireDone,
@@ -102,7 +103,9 @@ def what_happened(event: Event) -> str:
         case DeleteAsked(step=step):
             return f"somebody asks to delete step {step}"
         case StopAsked(reason=reason, within_s=within_s):
-            return f"a stop within {within_s:.0f} s is asked: {reason}"
+            return f"a stop{'' if within_s is None else f' within {within_s:.0f} s'} is asked: {reason}"
+        case ResizeAsked(reason=reason):
+            return f"another size of the worker group is asked: {reason}"
         case Invalidated(host=host, step=step):
             return f"host {short(host)} has discarded {'its snapshots' if step < 0 else f'all but what leads to step {step}'}"
         case Written(host=host, save=save, error=error):

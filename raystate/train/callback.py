@@ -22,7 +22,6 @@ from ray.train.v2._internal.execution.callback import ControllerCallback, Worker
 from ray.train.v2._internal.execution.controller.state import (
     ErroredState,
     ReschedulingState,
-    ResizingState,
     RestartingState,
     ShuttingDownState,
 )
@@ -32,13 +31,16 @@ from raystate import launch_context
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
+from raystate.core.elastic import Sizes
 from raystate.core.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
+from raystate.core.messages import ResizeAsked
 from raystate.launch_context import LaunchContext, Restart
 from raystate.ray_version import is_tested, warn_if_untested
 from raystate.runtime.ends import End
 from raystate.storage import run_hash
 from raystate.train import endings, nodes
-from raystate.train.policy import Ending, Probe, RetryPolicy
+from raystate.train.elastic import ElasticGroups
+from raystate.train.policy import Ending, Probe, RetryPolicy, pinned_nodes
 from raystate.train.standby import SWITCH, Standby
 
 logger = logging.getLogger(__name__)
@@ -81,17 +83,20 @@ class RayTrainCallback(_Callback):
             step; 0: at the first failure; -1: never. Interruptions don't count, and a mistake of the caller (a bad config, reference or
             item) is final at once. Ray's own `FailureConfig` counts every failure, even one after a week of progress: set its
             `max_failures=-1`.
+        global_batch: as in `fit`: with `ScalingConfig(num_workers=(fewest, most))` the run has only sizes that divide it.
 
     Raises:
         ConfigError: `max_failures` is below -1 or no int, or `config` is no StateConfig.
     """
 
-    def __init__(self, config: StateConfig, *, max_failures: int = MAX_FAILURES):
+    def __init__(self, config: StateConfig, *, max_failures: int = MAX_FAILURES, global_batch: int | None = None):
         if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < -1:
             allowed = "-1 (never give up), 0 or more"
             raise ConfigError(f"max_failures = {max_failures!r}: must be {allowed}", field="max_failures", expected=allowed)
         self._config = check_config(config, "RayTrainCallback()")
         self._max_failures = max_failures
+        Sizes.of(1, global_batch)
+        self._global_batch = global_batch
         self._returns_outcome = False  # set by fit: its training function returns an Outcome
         warn_if_untested()
         # Standby processes reach deepest into Ray, and are only a matter of speed.
@@ -113,16 +118,26 @@ class RayTrainCallback(_Callback):
         self._placement: Any = None  # ObjectRef of the group's placement group
         self._scaling: Any = None  # the controller's ScalingConfig
         self._own_selector: Any = None  # the user's label selector in it
+        self._elastic: ElasticGroups | None = None
         self._rank_nodes: list[str] = []  # node id by rank, of the newest group
         self._expected: frozenset[str] = frozenset()  # nodes that the Coordinator was told of before
         self._leaving: frozenset[str] = frozenset()  # nodes that Ray Train was told would go away
-        self._usable: frozenset[str] = frozenset()  # of those of the group before
-        self._pinned = self._pins_failed = False
+        self._pins: list[str | None] = []  # node by rank for the next group; empty: nothing is said
+        self._pins_failed = False
         self._start_timeout: str | None = None  # the user's setting
         self._standby: Standby | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("_config", "_max_failures", "_returns_outcome", "_wants_standby", "_launch", "_group", "_restarts")
+        names = (
+            "_config",
+            "_max_failures",
+            "_global_batch",
+            "_returns_outcome",
+            "_wants_standby",
+            "_launch",
+            "_group",
+            "_restarts",
+        )
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -154,7 +169,11 @@ class RayTrainCallback(_Callback):
         self._own_selector = self._scaling.label_selector
         self._start_timeout = os.environ.get(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR)
         endings.quiet_ray_train()
-        on_cpu = not self._scaling.use_tpu and not self._scaling.use_gpu and isinstance(self._scaling.num_workers, int)
+        sizes = Sizes.of(self._scaling.num_workers, self._global_batch)
+        if isinstance(self._scaling.num_workers, tuple):
+            self._elastic = ElasticGroups(self._scaling, sizes, leaving=self._all_leaving, grow=self._ask_to_grow)
+            self._elastic.install()
+        on_cpu = not self._scaling.use_tpu and not self._scaling.use_gpu
         if on_cpu and self._wants_standby:
             self._standby = Standby(self._config.storage, self._expect)
             self._standby.install()
@@ -163,8 +182,8 @@ class RayTrainCallback(_Callback):
         self._place(resize_decision.num_workers)
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
-        if self._pinned:
-            pinned_to = [node for node in self._rank_nodes if node in self._usable]
+        pinned_to = [node for node in self._pins if node is not None]
+        if pinned_to:
             nodes.wait_for_room(pinned_to, worker_group_context.resources_per_worker, deadline_s=ROOM_S)
 
     def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
@@ -177,15 +196,30 @@ class RayTrainCallback(_Callback):
         self._rank_nodes = rank_nodes
         self._placement = workers[0].execute_async(get_current_placement_group)
         if self._pending is not None:
-            ending, _ = self._pending
-            restart = Restart(attempt=self._groups, group=self._group, cause=ending.cause, interrupted=ending.kind == "interrupted")
-            self._restarts = (*self._restarts, restart)
+            self._restarts = (*self._restarts, self._restart(self._pending[0]))
+        if self._elastic is not None:
+            self._elastic.holds(self._rank_nodes)
         return {}
+
+    def _restart(self, ending: Ending) -> Restart:
+        resized = "" if self._elastic is None else self._elastic.outcome(self._rank_nodes)
+        interrupted = ending.kind == "interrupted"
+        if resized:
+            logger.log(logging.INFO if interrupted else logging.WARNING, "raystate: the run %s", resized)
+        return Restart(
+            attempt=self._groups,
+            group=self._group,
+            cause=f"{ending.cause}; the run {resized}" if resized else ending.cause,
+            interrupted=interrupted,
+            workers=len(self._rank_nodes),
+        )
 
     def after_worker_group_training_start(self, worker_group: Any) -> None:
         now_s = time.monotonic()
         if self._standby is not None:
             self._standby.group_started(worker_group, now_s)
+        if self._elastic is not None:
+            self._elastic.started()
         if self._pending is not None:
             _, noticed_s = self._pending
             self._restarts = (*self._restarts[:-1], dataclasses.replace(self._restarts[-1], seconds=now_s - noticed_s))
@@ -213,10 +247,7 @@ class RayTrainCallback(_Callback):
             statuses[0].return_value = dataclasses.replace(outcome, restarts=self._restarts)
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:  # noqa: ARG002
-        if isinstance(current_state, ResizingState):
-            self._end_workers()
-            self._again(Ending(kind="interrupted", cause="the worker group changes its size"))
-        elif isinstance(current_state, (RestartingState, ReschedulingState)):
+        if isinstance(current_state, (RestartingState, ReschedulingState)):
             if isinstance(current_state, ReschedulingState):
                 self._release_half_started()
             error = current_state.training_failed_error
@@ -231,7 +262,9 @@ class RayTrainCallback(_Callback):
                 self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _decide(self, ending: Ending) -> None:
-        if ending.kind == "waiting" and self._pinned:
+        if ending.kind == "waiting" and self._elastic is not None:
+            self._elastic.not_placed()
+        if ending.kind == "waiting" and self._pins:
             self._pins_failed = True  # not the cluster's fault yet: next time without pins
             return
         reason = self._policy.ended(ending, self._probe(), time.monotonic())
@@ -277,6 +310,8 @@ class RayTrainCallback(_Callback):
     def _release_half_started(self) -> None:
         """A group that failed between its workers' creation and their start: Ray drops it and keeps its resources reserved."""
         self._end_workers()
+        if self._elastic is not None:
+            self._elastic.holds([])
         placement, self._placement = self._placement, None
         if placement is not None:
             try:
@@ -287,14 +322,15 @@ class RayTrainCallback(_Callback):
     # ------------------------------------------------------------ where the workers go, and how far the run is
 
     def _place(self, num_workers: int) -> None:
-        selectors = None
-        if not self._scaling.use_tpu and not self._pins_failed and isinstance(self._scaling.num_workers, int):
-            leaving = self._leaving | nodes.leaving(self._run_hash)
-            self._usable = nodes.reachable(frozenset(self._rank_nodes)) - leaving
-            selectors = nodes.selectors(self._rank_nodes, num_workers, own=self._own_selector, usable=self._usable)
-        self._pinned = selectors is not None
-        self._scaling.label_selector = self._own_selector if selectors is None else selectors
-        if self._pinned:
+        self._pins = []
+        self._scaling.label_selector = self._own_selector
+        if self._rank_nodes and not self._scaling.use_tpu and not self._pins_failed:
+            leaving = self._all_leaving()
+            usable = nodes.reachable(frozenset(self._rank_nodes)) - leaving
+            self._pins = pinned_nodes(self._rank_nodes, usable, num_workers)
+            avoid = (frozenset(self._rank_nodes) - usable) | leaving
+            self._scaling.label_selector = nodes.selectors(self._pins, own=self._own_selector, avoid=avoid)
+        if self._pins:
             allowed_s = float(self._start_timeout or PINNED_START_S)
             os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = str(min(allowed_s, PINNED_START_S))
         elif self._start_timeout is None:
@@ -309,6 +345,14 @@ class RayTrainCallback(_Callback):
         if coordinator is not None:
             self._expected |= new
             coordinator.expect.remote(tuple(sorted(new)))
+
+    def _all_leaving(self) -> frozenset[str]:
+        return self._leaving | nodes.leaving(self._run_hash)
+
+    def _ask_to_grow(self, reason: str) -> None:
+        coordinator = find_actor(coordinator_name(self._run_hash))
+        if coordinator is not None:  # else it is asked again later
+            coordinator.tell.remote(ResizeAsked(group=self._group, reason=reason))
 
     @property
     def _run_hash(self) -> str:

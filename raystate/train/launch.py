@@ -23,6 +23,7 @@ from raystate.actors.compiled import keep_compiled
 from raystate.actors.own_ray import has_dashboard, start_ray
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
+from raystate.core.elastic import Sizes
 from raystate.core.errors import ConfigError, RaystateError, RunFailedError, StepNotFoundError
 from raystate.launch_context import Restart
 from raystate.manager.ending import is_clean_exit
@@ -37,6 +38,7 @@ with ray_internals():
 
 logger = logging.getLogger(__name__)
 
+RESIZE_EVERY_S = 30.0  # a restart costs seconds here; Ray Train's own default is a minute
 _RELEASE_S = 600.0
 
 
@@ -51,7 +53,8 @@ class Recovery:
         tier: where that step came from: "memory", "peer", "storage", "source", "init"; "" if it isn't known.
         seconds: from noticing the end of the group before to the first new step, or, if that isn't known, to the training function.
         steps_repeated: completed steps that had to be computed again; None if it isn't known.
-        interrupted: announced or asked for (a preemption, a resize), not a failure.
+        interrupted: announced or asked for (a preemption, a growth), not a failure.
+        workers: of the worker group that it led to; None if it isn't known.
     """
 
     attempt: int
@@ -61,6 +64,7 @@ class Recovery:
     seconds: float | None = None
     steps_repeated: int | None = None
     interrupted: bool = False
+    workers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,7 @@ def fit(
     datasets: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     max_failures: int = MAX_FAILURES,
+    global_batch: int | None = None,
 ) -> RunResult:
     """Train until `train_fn` has returned on every worker, starting again after every failure and interruption.
 
@@ -107,7 +112,9 @@ def fit(
     Args:
         train_fn: runs in every worker; takes `train_loop_config` or nothing, as in JaxTrainer. Makes a `StateManager()`.
         config: the run's `StateConfig`.
-        num_workers: workers, or (fewest, most) for an elastic run; 2 if neither this nor `scaling_config` is given.
+        num_workers: workers, or (fewest, most) for an elastic run, which goes on with what it has when it loses a node, and with more
+            when there is room again: at the earliest `elastic_resize_monitor_interval_s` of `scaling_config` after a start, 30 s if
+            none is given. 2 if neither this nor `scaling_config` is given.
         train_loop_config: passed to `train_fn`.
         scaling_config, run_config, jax_config: passed on to JaxTrainer. `run_config`'s callbacks are kept. Its failure limits are
             replaced: `max_failures` decides.
@@ -116,7 +123,9 @@ def fit(
         env: environment variables of the workers, such as `{"PYTHONPATH": "/shared/code"}`: in `run_config.worker_runtime_env`, beside
             what is there.
         max_failures: give up after so many failed attempts in a row without a new step, or with the same exception at nearly the same
-            step; 0: at the first failure; -1: never. Interruptions don't count.
+            step; 0: at the first failure; -1: never. Interruptions don't count, nor does a growth.
+        global_batch: examples of one step over all processes. An elastic run then has only sizes that divide it, and `fewest` and
+            `most` have to. None: `train_fn` sees to it that a step is the same for every size.
 
     Returns:
         The result, once the last step is durable and no actor of the run is left.
@@ -131,8 +140,8 @@ def fit(
         text = f"fit() needs the training function first, not a {type(train_fn).__name__}: fit(train_fn, config)"
         raise ConfigError(text, field="train_fn")
     check_config(config, "fit()")
-    scaling = _scaling(scaling_config, num_workers)
-    callback = RayTrainCallback(config, max_failures=max_failures)
+    scaling = _scaling(scaling_config, num_workers, global_batch)
+    callback = RayTrainCallback(config, max_failures=max_failures, global_batch=global_batch)
     callback._returns_outcome = True
     on_cpu = not scaling.use_tpu and not scaling.use_gpu
     arguments: dict[str, Any] = {
@@ -208,27 +217,22 @@ def _release(config: Any, launch: str, reason: str, *, after: BaseException | No
 # ---------------------------------------------------------------- what JaxTrainer is given
 
 
-def _scaling(scaling_config: ScalingConfig | None, num_workers: int | tuple[int, int] | None) -> ScalingConfig:
-    if num_workers is not None and not _are_workers(num_workers):
-        allowed = "an int of at least 1, or (fewest, most)"
-        raise ConfigError(
-            f"num_workers = {num_workers!r}: must be {allowed}", field="num_workers", expected=allowed, got=num_workers
-        )
+def _scaling(
+    scaling_config: ScalingConfig | None, num_workers: int | tuple[int, int] | None, global_batch: int | None
+) -> ScalingConfig:
+    asked = 2 if num_workers is None else num_workers
+    if scaling_config is None or num_workers is not None:
+        Sizes.of(asked, global_batch)
     if scaling_config is None:
-        return ScalingConfig(num_workers=2 if num_workers is None else num_workers)
+        return ScalingConfig(num_workers=asked, elastic_resize_monitor_interval_s=RESIZE_EVERY_S)
     if num_workers is not None and num_workers != scaling_config.num_workers:
         raise ConfigError(
             f"num_workers={num_workers} but scaling_config has num_workers={scaling_config.num_workers}; give it once",
             field="num_workers",
         )
+    if isinstance(scaling_config.num_workers, tuple) or global_batch is not None:
+        Sizes.of(scaling_config.num_workers, global_batch)
     return scaling_config
-
-
-def _are_workers(given: Any) -> bool:
-    if isinstance(given, tuple):
-        bounds = cast("tuple[Any, ...]", given)
-        return len(bounds) == 2 and all(map(_are_workers, bounds)) and bounds[0] <= bounds[1]
-    return isinstance(given, int) and not isinstance(given, bool) and given >= 1
 
 
 def _jax_config(jax_config: JaxConfig | None, scaling: ScalingConfig) -> JaxConfig:
@@ -367,6 +371,7 @@ def recoveries(restarts: tuple[Restart, ...], known: list[dict[str, Any]]) -> tu
                 seconds=facts.get("seconds", restart.seconds),
                 steps_repeated=facts.get("steps_repeated"),
                 interrupted=restart.interrupted,
+                workers=restart.workers,
             )
         )
     return tuple(result)

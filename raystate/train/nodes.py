@@ -15,7 +15,6 @@ from ray._private.state import available_resources_per_node
 
 from raystate.actors.draining import draining_nodes
 from raystate.actors.naming import coordinator_name, find_actor
-from raystate.train.policy import pinned_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -24,25 +23,61 @@ _REACH_S = 0.5
 _ROOM_POLL_S = 0.01
 
 
-def selectors(previous: Sequence[str], workers: int, *, own: Any, usable: frozenset[str]) -> list[dict[str, str]] | None:
-    """A label selector for each worker, so that rank r lands where it was; None if there is nothing to say.
+def selectors(pinned: Sequence[str | None], *, own: Any, avoid: frozenset[str]) -> list[dict[str, str]]:
+    """A label selector for each worker.
 
     Args:
-        previous: node id by rank of the group before, empty for the first.
-        workers: size of the next group.
+        pinned: node id by rank; None: any but those to avoid.
         own: the user's label selector: a dict for all workers, a list of dicts, or None. Kept, and stronger than ours.
-        usable: of these nodes those that are there, and stay.
+        avoid: nodes that are gone, or go away.
     """
-    if len(previous) != workers:
-        return None
-    avoid = sorted(frozenset(previous) - usable)
     result: list[dict[str, str]] = []
-    for rank, node in enumerate(pinned_nodes(previous, usable, workers)):
+    for rank, node in enumerate(pinned):
         # Ray may take seconds to notice that a node is gone, and until then would still place workers there.
-        ours = {NODE_LABEL: node} if node is not None else {NODE_LABEL: f"!in({','.join(avoid)})"}
+        elsewhere = {NODE_LABEL: f"!in({','.join(sorted(avoid))})"} if avoid else {}
+        ours = {NODE_LABEL: node} if node is not None else elsewhere
         theirs = own[rank] if isinstance(own, list) else own
         result.append({**ours, **(theirs or {})})
     return result
+
+
+def places(per_worker: Mapping[str, float], *, held: Sequence[str], own: Any, most: int) -> dict[str, int]:
+    """For how many workers there is room on each node that Ray calls alive.
+
+    Args:
+        per_worker: amounts by resource name.
+        held: node id of each worker that runs: what it has is room, too.
+        own: the user's label selector, as for `selectors`: a node has to match it, or one of them.
+        most: no more than so many on a node.
+    """
+    free, holding = available_resources_per_node(), Counter(held)
+    wanted = {name: amount for name, amount in per_worker.items() if amount > 0}
+    found: dict[str, int] = {}
+    for info in ray.nodes():
+        node = info["NodeID"]
+        if not info["Alive"] or not _matches(info["Labels"], own):
+            continue
+        has = {
+            name: min(info["Resources"].get(name, 0.0), free.get(node, {}).get(name, 0.0) + holding[node] * amount)
+            for name, amount in wanted.items()
+        }
+        found[node] = min([most, *(int(has[name] / amount + 1e-6) for name, amount in wanted.items())])
+    return found
+
+
+def _matches(labels: Mapping[str, str], own: Any) -> bool:
+    """Ray's own matching of label selectors has no Python call."""
+    if not own:
+        return True
+    if isinstance(own, list):
+        return any(_matches(labels, one) for one in own)
+    return all(_has(labels.get(name), wanted) for name, wanted in own.items())
+
+
+def _has(value: str | None, wanted: str) -> bool:
+    negated, wanted = wanted.startswith("!"), wanted.removeprefix("!")
+    inside = wanted[3:-1].split(",") if wanted.startswith("in(") and wanted.endswith(")") else [wanted]
+    return (value in [one.strip() for one in inside]) != negated
 
 
 def leaving(run_hash: str) -> frozenset[str]:

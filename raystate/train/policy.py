@@ -178,8 +178,9 @@ def pinned_nodes(previous: Sequence[str], usable: frozenset[str], workers: int) 
     Args:
         previous: node id by rank, of the group before; empty for the first group.
         usable: nodes that are alive and not draining.
-        workers: size of the next group. Of another size, nothing is pinned: its shards are cut differently anyway.
+        workers: size of the next group. Of another size, its first ranks are on the nodes that stay: what is restored lies there.
     """
-    if len(previous) != workers:
-        return [None] * workers
-    return [node if node in usable else None for node in previous]
+    if len(previous) == workers:
+        return [node if node in usable else None for node in previous]
+    staying = [node for node in previous if node in usable][:workers]
+    return [*staying, *[None] * (workers - len(staying))]

@@ -117,6 +117,7 @@ class Standby:
             chosen = _match(waiting, places) if waiting else None
             if chosen is not None:
                 metadata = ray.get([each.metadata for each in chosen], timeout=_READY_S)
+                _kill([each for each in waiting if each not in chosen])  # of a larger group
                 return [(each.actor, found) for each, found in zip(chosen, metadata, strict=True)]
         except Exception as error:  # not ready, dead, or Ray's table looks otherwise: start new ones
             logger.debug("standby processes are not used: %s: %s", type(error).__name__, error)
@@ -131,8 +132,6 @@ class Standby:
 
 
 def _match(waiting: Sequence[_Waiting], nodes: Sequence[str]) -> list[_Waiting] | None:
-    if len(waiting) != len(nodes):
-        return None
     left = list(waiting)
     chosen: list[_Waiting] = []
     for node in nodes:

@@ -141,3 +141,56 @@ def test_other_states_cannot_be_dealt_out_and_nothing_is_set(states):
 def test_with_the_same_count_a_missing_state_is_an_error():
     with pytest.raises(ItemTopologyError, match="process 1 of 2"):
         set_iterators({"data": Counter()}, {"data": {0: b"{}"}}, old_world=2, world=2, process_index=1)
+
+
+# ---------------------------------------------------------------- grain, with another number of processes
+
+
+BATCH = 8
+
+
+def _rows_of(process, processes):
+    share = BATCH // processes
+    order = grain.MapDataset.range(40).seed(1).shuffle().repeat().batch(BATCH)
+    return iter(order.map(lambda rows: rows[process * share : (process + 1) * share]).to_iter_dataset())
+
+
+def _every_nth(process, processes):
+    order = grain.MapDataset.range(40).seed(1).shuffle().repeat()
+    return iter(order[process::processes].batch(BATCH // processes).to_iter_dataset())
+
+
+def _sharded_loader(process, processes):
+    shards = grain.sharding.ShardOptions(shard_index=process, shard_count=processes)
+    sampler = grain.samplers.IndexSampler(num_records=40, shuffle=True, seed=1, num_epochs=None, shard_options=shards)
+    return iter(grain.DataLoader(data_source=range(40), sampler=sampler, worker_count=0))  # type: ignore[arg-type]
+
+
+def _train(make, sizes, steps):
+    """The global batch of each step, when the number of processes changes and each group goes on from what the one before saved."""
+    seen, states, before = [], {}, 0
+    for processes in sizes:
+        iterators = [make(process, processes) for process in range(processes)]
+        if before:
+            for process, iterator in enumerate(iterators):
+                set_iterators({"data": iterator}, {"data": states}, old_world=before, world=processes, process_index=process)
+        seen += [np.concatenate([np.atleast_1d(next(iterator)) for iterator in iterators]) for _ in range(steps)]
+        packed = [pack_items({"data": iterator}, process_index=process) for process, iterator in enumerate(iterators)]
+        states, before = {process: one.iterators["data"] for process, one in enumerate(packed)}, processes
+    return seen
+
+
+def test_rows_of_global_batches_keep_their_order():
+    """Beyond the end of an epoch, too."""
+    np.testing.assert_array_equal(_train(_rows_of, (2, 1, 4, 2), 3), _train(_rows_of, (2,), 12))
+
+
+def test_every_nth_example_keeps_the_examples_of_each_step():
+    other, same = _train(_every_nth, (2, 1, 4, 2), 3), _train(_every_nth, (2,), 12)
+    assert [sorted(batch) for batch in other] == [sorted(batch) for batch in same]
+
+
+def test_a_sharded_loader_is_refused_with_both_counts():
+    assert len(_train(_sharded_loader, (2, 2), 3)) == 6
+    with pytest.raises(ItemTopologyError, match=r"'data': the states of 2 processes can't be dealt out to 1: they differ"):
+        _train(_sharded_loader, (2, 1), 3)

@@ -6,6 +6,8 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ from raystate.core.errors import RaystateError
 from raystate.fault_points import FOLDER
 from raystate.storage import run_hash
 from tests.cluster.training import SAVES_EVERY, Training, kill_family, wait_for
+from tests.patience import PATIENCE_S
 
 PHASES = ("training", "staging", "writing", "publishing")
+NOTICE_S = 3600  # so far away that a run which waited for it would not end within the test's patience
 SEED = int(os.environ["RAYSTATE_SEED"])  # drawn by tests/conftest.py, which prints it
 
 ROUNDS = range(len(PHASES)) if os.environ.get("RAYSTATE_ALL") else [SEED % len(PHASES)]
@@ -152,6 +156,14 @@ def lose_node(cluster: Any, node: Any, run: str) -> None:
     kill_family(psutil.Process(node.all_processes["raylet"][0].process.pid))
     shutil.rmtree(arena_path(default_root(None), run, node.node_id), ignore_errors=True)  # another HostActor may have swept it
     cluster.remove_node(node, allow_graceful=False)
+
+
+def drain(address: str, node_id: str) -> None:
+    """What a preempted node's cloud has Ray do."""
+    ray = str(Path(sys.executable).parent / "ray")
+    given = ["--address", address, "--node-id", node_id, "--deadline-remaining-seconds", str(NOTICE_S)]
+    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "preemption"]
+    subprocess.run([ray, "drain-node", *given, *why], check=True, capture_output=True, timeout=PATIENCE_S)
 
 
 _KILL = {

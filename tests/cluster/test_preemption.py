@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,9 @@ import pytest
 import raystate
 from raystate.actors.naming import host_name
 from raystate.storage import run_hash
-from tests.cluster.strikes import pid_of, raylet_of_a_trainer
+from tests.cluster.strikes import drain, pid_of, raylet_of_a_trainer
 from tests.cluster.training import NODE, NODES, STEPS, Training, kill_family, wait_for
 from tests.patience import PATIENCE_S
-
-NOTICE_S = 3600  # so far away that a run which waited for it would not end within the test's patience
 
 
 @pytest.fixture
@@ -33,14 +29,6 @@ def leaving_node(ray_cluster: Any) -> Any:
     while len(ray_cluster.list_all_nodes()) < NODES:
         ray_cluster.add_node(**NODE)
     ray_cluster.wait_for_nodes(PATIENCE_S)
-
-
-def drain(address: str, node_id: str) -> None:
-    """What a preempted node's cloud has Ray do."""
-    ray = str(Path(sys.executable).parent / "ray")
-    given = ["--address", address, "--node-id", node_id, "--deadline-remaining-seconds", str(NOTICE_S)]
-    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "preemption"]
-    subprocess.run([ray, "drain-node", *given, *why], check=True, capture_output=True, timeout=PATIENCE_S)
 
 
 def check_moved_on(training: Training, result: Any, node: Any, why: str) -> None:

@@ -19,8 +19,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.train import ScalingConfig
 from ray.train.v2._internal import constants
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
+from ray.train.v2._internal.execution import scaling_policy
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.controller import state as states
 from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
@@ -32,10 +34,12 @@ import raystate
 from raystate.actors.blame import raised
 from raystate.actors.draining import draining_nodes
 from raystate.config import StateConfig
+from raystate.core.elastic import Sizes
 from raystate.runtime.ends import End
 from raystate.train import callback as callback_module
-from raystate.train import endings, jax_backend, launch, nodes
+from raystate.train import elastic, endings, jax_backend, launch, nodes
 from raystate.train.callback import RayTrainCallback
+from tests.cluster.training import wait_for
 from tests.patience import PATIENCE_S
 
 CONFIG = raystate.StateConfig(storage="/nonexistent/lm", run="lm")
@@ -88,7 +92,7 @@ def test_states_carry_the_error() -> None:
     error = ControllerError(RuntimeError("x"))
     for kind in (states.RestartingState, states.ReschedulingState):
         assert kind(training_failed_error=error).training_failed_error is error
-    assert {"ResizingState", "ShuttingDownState", "ErroredState"} <= set(dir(states))
+    assert {"ShuttingDownState", "ErroredState"} <= set(dir(states))
 
 
 def test_a_poll_can_be_read_and_its_value_replaced() -> None:
@@ -254,7 +258,6 @@ def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, mon
 
 
 def test_where_there_is_no_dashboard_nobody_asks_it_every_second(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.train import ScalingConfig
 
     def cleaners() -> int:
         trainer = launch._Trainer(print, scaling_config=ScalingConfig(num_workers=1))
@@ -280,14 +283,13 @@ def test_nodes_are_found_and_can_be_named_in_a_selector(ray_cluster: Any) -> Non
     ids = sorted(info["NodeID"] for info in ray.nodes() if info["Alive"])
     assert nodes.reachable(frozenset([*ids, "f" * 56])) == frozenset(ids)
     gone = "e" * 56
-    chosen = nodes.selectors([ids[1], gone], 2, own={"ray.io/node-id": ids[1]}, usable=frozenset(ids))
+    chosen = nodes.selectors([ids[1], None], own={"ray.io/node-id": ids[1]}, avoid=frozenset({gone}))
     assert chosen == [{nodes.NODE_LABEL: ids[1]}, {nodes.NODE_LABEL: ids[1]}], "the user's own selector is stronger"
-    chosen = nodes.selectors([ids[1], ids[0]], 2, own=None, usable=frozenset(ids) - {ids[0]})
+    assert nodes.selectors([ids[1], None], own=None, avoid=frozenset()) == [{nodes.NODE_LABEL: ids[1]}, {}]
+    chosen = nodes.selectors([ids[1], None], own=None, avoid=frozenset({ids[0]}))
     assert chosen == [{nodes.NODE_LABEL: ids[1]}, {nodes.NODE_LABEL: f"!in({ids[0]})"}]
-    assert nodes.selectors([], 2, own=None, usable=frozenset()) is None
     assert nodes.wait_for_room(ids, {"CPU": 1.0}, deadline_s=5.0)
     assert not nodes.wait_for_room(ids, {"CPU": 99.0}, deadline_s=0.0)
-    assert chosen is not None
     group = placement_group([{"CPU": 1}, {"CPU": 1}], bundle_label_selector=chosen)
     try:
         assert group.wait(20)
@@ -296,6 +298,91 @@ def test_nodes_are_found_and_can_be_named_in_a_selector(ray_cluster: Any) -> Non
         assert where[1] != ids[0]
     finally:
         remove_placement_group(group)
+
+
+def test_room_for_workers_on_each_node(ray_cluster: Any) -> None:
+    """What a running group has is room for the next one, also where it has all of a node."""
+    import ray
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    ids = sorted(info["NodeID"] for info in ray.nodes() if info["Alive"])
+    each = {"CPU": 1.0, "trainer": 1.0, "GPU": 0.0}
+
+    def room(**more: Any) -> dict[str, int]:
+        return nodes.places(each, **{"held": [], "own": None, "most": 9, **more})
+
+    wait_for(lambda: room() == dict.fromkeys(ids, 1), "nothing else to run on this cluster")
+    assert nodes.places({"CPU": 1.0}, held=[], own=None, most=9) == dict.fromkeys(ids, 2)
+    assert nodes.places({"CPU": 0.5}, held=[], own=None, most=3) == dict.fromkeys(ids, 3)
+    assert nodes.places({"CPU": 3.0}, held=[], own=None, most=9) == dict.fromkeys(ids, 0)
+    group = placement_group([each], bundle_label_selector=[{nodes.NODE_LABEL: ids[0]}])
+    try:
+        assert group.wait(20)
+        assert placement_group_table(group)["bundles_to_node_id"] == {0: ids[0]}
+        wait_for(lambda: room()[ids[0]] == 0, "its place to be taken")
+        assert room(held=[ids[0]]) == dict.fromkeys(ids, 1)
+    finally:
+        remove_placement_group(group)
+    wait_for(lambda: room()[ids[0]] == 1, "its place to be free")
+    assert room(held=[ids[0]]) == dict.fromkeys(ids, 1), "a place that is counted twice is still one"
+    one, others = {nodes.NODE_LABEL: ids[0]}, {nodes.NODE_LABEL: f"!in({ids[0]})"}
+    assert set(room(own=one)) == {ids[0]}
+    assert set(room(own=others)) == set(ids[1:])
+    assert set(room(own=[one, {nodes.NODE_LABEL: f"in({ids[1]}, none)"}])) == {ids[0], ids[1]}
+    assert room(own={"market-type": "spot"}) == {}
+    assert set(room(own={"market-type": "!spot"})) == set(ids)
+
+
+def test_rays_elastic_policy_can_be_answered_for() -> None:
+    """Its two decisions, the places of what they are made of, and that a running group is left alone by our answer."""
+    policy = scaling_policy.ElasticScalingPolicy
+    assert list(inspect.signature(policy.make_decision_for_non_running_worker_group).parameters) == ["self"]
+    running = list(inspect.signature(policy.make_decision_for_running_worker_group).parameters)
+    assert running == ["self", "worker_group_state", "worker_group_status"]
+    assert {"_maybe_send_resource_request", "_get_strict_tpu_worker_count"} <= set(dir(policy))
+    assert [one.name for one in dataclasses.fields(scaling_policy.ResizeDecision)] == ["num_workers", "resources_per_worker"]
+    scaling = ScalingConfig(num_workers=(1, 2))
+    assert type(scaling_policy.create_scaling_policy(scaling)) is policy
+    assert scaling._resources_per_worker_not_none == {"CPU": 1}
+    assert (scaling.placement_strategy, scaling.elastic_resize_monitor_interval_s) == ("PACK", 60.0)
+
+
+def test_what_the_policy_answers(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    policy = scaling_policy.ElasticScalingPolicy
+    for name in ("make_decision_for_non_running_worker_group", "make_decision_for_running_worker_group"):
+        monkeypatch.setattr(policy, name, getattr(policy, name))  # restores them
+    monkeypatch.setattr(policy, "_maybe_send_resource_request", lambda self: None)
+    now_s = 0.0
+    ids = sorted(info["NodeID"] for info in ray.nodes() if info["Alive"])
+    each = {"CPU": 1, "trainer": 1}
+    scaling = ScalingConfig(num_workers=(1, 3), resources_per_worker=each, elastic_resize_monitor_interval_s=5.0)
+    leaving, wanted = set(ids[1:]), list[str]()
+    groups = elastic.ElasticGroups(
+        scaling, Sizes.of((1, 3)), leaving=lambda: frozenset(leaving), grow=wanted.append, clock=lambda: now_s
+    )
+    groups.install()
+    asked = scaling_policy.create_scaling_policy(scaling)
+    wait_for(lambda: asked.make_decision_for_non_running_worker_group().num_workers == 1, "the one node that stays to be free")
+    decision = asked.make_decision_for_non_running_worker_group()
+    assert decision == scaling_policy.ResizeDecision(num_workers=1, resources_per_worker=each)
+    groups.started()
+
+    def a_second_later() -> None:
+        nonlocal now_s
+        now_s += 1.0
+        running = asked.make_decision_for_running_worker_group(worker_group_state=None, worker_group_status=None)
+        assert type(running) is scaling_policy.NoopDecision, "the group ends by its ranks' agreement, not by Ray Train's hand"
+
+    for _ in range(50):
+        a_second_later()
+    assert not wanted, "nodes that go away are no room"
+    leaving.clear()
+    for _ in range(7):
+        a_second_later()
+    assert wanted == ["there has been room for 3 workers for 5 s: the run grows from 1"]
+    assert asked.make_decision_for_non_running_worker_group().num_workers == 3
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from raystate import launch_context
 from raystate.core.errors import ConfigError
 from raystate.launch_context import LaunchContext, Restart
 from raystate.runtime.ends import End
+from raystate.train import standby
 from raystate.train.launch import recoveries
 from raystate.train.policy import Ending, RetryPolicy, Seen, culprit, pinned_nodes, signature_of
 
@@ -161,7 +162,22 @@ def test_ranks_stay_where_they_were() -> None:
     assert pinned_nodes([], everywhere, 2) == [None, None]
     assert pinned_nodes(["a", "b"], everywhere, 2) == ["a", "b"]
     assert pinned_nodes(["a", "b"], frozenset("b"), 2) == [None, "b"]
-    assert pinned_nodes(["a", "b"], everywhere, 3) == [None, None, None]
+
+
+def test_a_group_of_another_size_begins_on_the_nodes_that_stay() -> None:
+    """What is restored lies there."""
+    assert pinned_nodes(["a", "b"], frozenset("b"), 1) == ["b"]
+    assert pinned_nodes(["a", "b"], frozenset("ab"), 1) == ["a"]
+    assert pinned_nodes(["b"], frozenset("b"), 3) == ["b", None, None]
+    assert pinned_nodes(["a", "b", "c"], frozenset("c"), 2) == ["c", None]
+
+
+def test_a_smaller_group_takes_the_processes_that_wait_on_its_nodes() -> None:
+    a, b, again = (standby._Waiting(actor=name, metadata=None, node=name[0]) for name in ("a", "b", "a2"))
+    assert standby._match([a, b], ["b"]) == [b]
+    assert standby._match([a, again, b], ["a", "b", "a"]) == [a, b, again]
+    assert standby._match([a, b], ["a", "a"]) is None
+    assert standby._match([a], ["a", "b"]) is None
 
 
 def test_recoveries_are_joined_by_group() -> None:

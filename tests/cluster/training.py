@@ -114,12 +114,13 @@ class Training:
         loop["dump_every"] = kwargs.pop("dump_every", 0)
         loop["hang_at"] = kwargs.pop("hang_at", None)
         train_fn = kwargs.pop("train_fn", toy.train)
+        launch = kwargs.pop("launch", raystate.fit)  # or what takes the same
         devices = kwargs.pop("devices", 2)
         scaling_config = kwargs.pop("scaling_config", None) or scaling(kwargs.pop("num_workers", 2))
 
         def run() -> None:
             try:
-                self.result = raystate.fit(
+                self.result = launch(
                     train_fn,
                     config,
                     train_loop_config=loop,

@@ -245,6 +245,20 @@ def test_fit_needs_workers(workers: Any):
         raystate.fit(print, raystate.StateConfig(storage="/nonexistent/run", run="r"), num_workers=workers)
 
 
+def test_fit_and_the_callback_refuse_workers_that_cannot_share_the_batch():
+    from ray.train import ScalingConfig
+
+    config = raystate.StateConfig(storage="/nonexistent/run", run="r")
+    given: Any
+    for given in ({"num_workers": (2, 3)}, {"scaling_config": ScalingConfig(num_workers=3)}):
+        with pytest.raises(
+            ConfigError, match="3 workers can't share a global batch of 8 examples evenly; of up to 3 these can: 1, 2"
+        ):
+            raystate.fit(print, config, global_batch=8, **given)
+    with pytest.raises(ConfigError, match="global_batch = 0"):
+        raystate.RayTrainCallback(config, global_batch=0)
+
+
 def test_a_wrong_name_needs_nothing_heavy():
     program = "import raystate, sys\ntry: raystate.Checkpointer\nexcept AttributeError: sys.exit(3 if 'jax' in sys.modules else 0)"
     assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode == 0

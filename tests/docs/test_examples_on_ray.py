@@ -24,6 +24,7 @@ CHECKS: dict[str, tuple[str, str]] = {  # page -> (its name in the test's id, it
 FOUND = pages(on_ray=True)
 LONG = {
     "docs/howto/launch.md",
+    "docs/howto/elastic.md",
     "docs/howto/which-processes-save.md",
     "docs/howto/ray-tune.md",
     "docs/howto/keras.md",

@@ -87,6 +87,13 @@ def test_plain_values_survive_the_way_to_the_workers() -> None:
     assert validate({}) == Config()
 
 
+def test_of_elastic_sizes_those_that_do_not_share_the_batch_are_left_out() -> None:
+    sizes = "ray.num_workers=[1, 4]"
+    assert load(CONFIGS / "lm_cpu.yaml", [sizes]).train.batch_size == 64, "3 workers are left out"
+    with pytest.raises(UsageError, match=r"train.batch_size=6 should be a multiple of the mesh's data axis, 4"):
+        load(CONFIGS / "lm_cpu.yaml", [sizes, "train.batch_size=6"])
+
+
 def test_command_line_exits_2_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _write(tmp_path, "train: {stesp: 5}")
     assert train_lm.main(["--config", str(path)]) == 2

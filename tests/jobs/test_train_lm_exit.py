@@ -45,7 +45,7 @@ def test_finished_is_0(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     code, seen = run({"step": 4, "loss": 1.5, "loss_hex": "0x1.8p+0"}, "train.steps=4", "ray.num_workers=[1, 2]")
     assert code == 0
     assert "final loss 0x1.8p+0" in capsys.readouterr().out
-    assert seen["num_workers"] == (1, 2)
+    assert (seen["num_workers"], seen["global_batch"]) == ((1, 2), 64)
     assert seen["config"].save_every_steps == 20
     assert seen["train_loop_config"]["config"]["train"]["steps"] == 4
     assert len(seen["train_loop_config"]["corpus"]) == 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from raystate.core.messages import Finish, LeaveReply
+from raystate.core.messages import Finish, LeaveReply, ResizeAsked
 from tests.sim.network import Network
 from tests.sim.nodes import Node
 from tests.sim.storage import Violation
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 LEAVE_AFTER = 2  # steps, once all is healed
+LOOK_S = 2.0  # an elastic launcher looks so often whether there is room for more
 
 
 class Launcher(Network):
@@ -28,6 +29,8 @@ class Launcher(Network):
     restoring_next: bool
     leaving_at: int
     final: LeaveReply | None
+    is_elastic: bool
+    growths: int  # asked for
 
     def start_coordinator(self, dead: tuple[int, ...]) -> None:
         raise NotImplementedError
@@ -70,6 +73,17 @@ class Launcher(Network):
         for member in group.members:
             self.on(member, 0.1 + 0.2 * self.random(), member.begin)
         self.at(30.0, self._hurry, group)
+        if self.is_elastic:
+            self.at(LOOK_S, self._look, group)
+
+    def _look(self, group: Group) -> None:
+        """Nodes that have come back are room for more ranks: the group is to make way, at one step."""
+        if group is not self.group or self.healed or self.final is not None:
+            return
+        if sum(node.up for node in self.nodes) > len(group.members):
+            self.growths += 1
+            self._deliver(ResizeAsked(group=group.name, reason="the run grows"))
+        self.at(LOOK_S, self._look, group)
 
     def _stored(self) -> list[int]:
         return sorted(set(self.storage.visible()) & {one.step for one in self.storage.tail.live})

@@ -5,6 +5,7 @@ Some change core's decisions, by patching; others the simulated shells, by a nam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 from raystate.core import (
+    agreement,
     copies,
     copying,
     discards,
@@ -385,14 +387,39 @@ def _one_copy() -> Any:
     return _patched(copying, "assign_peers", lambda domains, _, before: real(domains, 1, before))
 
 
+def _growth_taken_back() -> Any:
+    """A step that all have agreed on is withdrawn when they don't reach it within a second."""
+    asked, late = agreement.Agreement.stop_asked, agreement.Agreement._stop_is_late
+
+    def stop_asked(self: agreement.Agreement, event: Any) -> None:
+        asked(self, event)
+        if event.within_s is None and self._stop is not None:
+            self._stop.agree_until_s = self.desk.now_s + 1.0
+
+    def stop_is_late(self: agreement.Agreement, stop: Any, proposal: Any) -> None:
+        if stop.gone_s == math.inf and proposal is not None and proposal.state == "confirmed":
+            self._end(proposal, "it takes too long")
+            self._stop = None
+        else:
+            late(self, stop, proposal)
+
+    @contextmanager
+    def both() -> Iterator[frozenset[str]]:
+        with _patched(agreement.Agreement, "stop_asked", stop_asked), _patched(agreement.Agreement, "_stop_is_late", stop_is_late):
+            yield frozenset()
+
+    return both()
+
+
 WITH_COPIES: dict[str, Callable[[], Any]] = {
     "stable without copies": lambda: _patched(copying.Copying, "is_safe", _always),
     "copy reused before stable": _copy_reused_early,
     "copy's slot is given away": _copy_slot_not_held,
     "copies in one failure domain": _copies_in_one_domain,
     "copied from a slot that has changed": lambda: _shell("copy_anything"),
+    "a growth taken back": _growth_taken_back,
 }
-"""Bugs in what peer copies need; to be found with `replicas=1`."""
+"""Bugs in what peer copies and larger groups need; to be found with `replicas=1`."""
 
 WITH_TWO_COPIES: dict[str, Callable[[], Any]] = {
     "one copy where two are wanted": _one_copy,

@@ -17,6 +17,7 @@ class Result:
         violation: "" if all invariants held; else what did not hold, with the seed.
         events, faults: how many were played.
         trace: the event log, oldest first; only kept with `trace=True` or after a violation.
+        growths: times that a group was asked to make way for a larger one.
     """
 
     seed: int
@@ -27,6 +28,7 @@ class Result:
     steps: int
     seconds: float
     trace: tuple[str, ...] = ()
+    growths: int = 0
 
     @property
     def ok(self) -> bool:
@@ -82,4 +84,5 @@ def simulate(
         steps=max(world.true_stable.values(), default=-1),
         seconds=world.now_s,
         trace=lines,
+        growths=world.growths,
     )

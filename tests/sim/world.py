@@ -27,6 +27,7 @@ from tests.sim.trainers import Group, TrainerProc
 
 ANNOUNCED = 4  # of so many seeds one announces the loss of a node
 HANGING = 8  # and in one a trainer hangs until the Coordinator ends it
+ELASTIC = 8  # and, with peer copies, in one the launcher asks for a larger group when a node has come back
 
 _RUN = Settings(
     run="run",
@@ -120,6 +121,8 @@ class World(Launcher):
         self.coordinators: list[CoordinatorProc] = []
         self.current: CoordinatorProc | None = None
         self.groups = 0
+        self.is_elastic = bool(replicas) and seed % ELASTIC == ELASTIC - 1
+        self.growths = 0
         self.group: Group | None = None
         self.pending_start = False
         self.leaving_at = -1

@@ -1,0 +1,322 @@
+"""How many workers an elastic run has, and when it grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raystate.core.elastic import GROWN_FOR, SETTLE_S, Elastic, Sizes, Wish, room_of
+from raystate.core.errors import ConfigError
+from raystate.core.messages import EndTrainers, HostId, HostLeaving, Proposal, ResizeAsked, TrainerExited
+from tests.core.driver import Driver, running
+
+EVERY_S = 30.0
+
+
+# ---------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, True, "2", (0, 2), (3, 2), (1,), (1, 2, 3), (1, "2"), (True, 2), [1, 2], None])
+def test_what_is_no_number_of_workers(bad: Any):
+    with pytest.raises(ConfigError, match=r"num_workers = .*: must be an int of at least 1, or \(fewest, most\)"):
+        Sizes.of(bad)
+
+
+@pytest.mark.parametrize("bad", [0, -8, 2.0, True, "8"])
+def test_what_is_no_batch(bad: Any):
+    with pytest.raises(ConfigError, match=r"global_batch = .*: must be an int of at least 1"):
+        Sizes.of(2, bad)
+
+
+@pytest.mark.parametrize(
+    ("given", "batch", "named"), [(3, 8, "3 workers"), ((1, 3), 8, "3 workers"), ((3, 4), 8, "3 workers"), ((5, 5), 8, "5 workers")]
+)
+def test_workers_that_cannot_share_the_batch_are_refused(given: Any, batch: int, named: str):
+    with pytest.raises(
+        ConfigError, match=rf"{named} can't share a global batch of 8 examples evenly; of up to \d these can: 1, 2"
+    ) as told:
+        Sizes.of(given, batch)
+    assert told.value.field == "num_workers"
+
+
+def test_sizes_between_the_ends_that_cannot_share_the_batch_are_left_out():
+    assert Sizes.of((1, 8), 8).allowed == (1, 2, 4, 8)
+    assert Sizes.of((2, 4)).allowed == (2, 3, 4)
+    assert [Sizes.of((2, 8), 8).fitting(room) for room in (1, 2, 3, 7, 8, 99)] == [None, 2, 2, 4, 8, 8]
+
+
+def test_room_by_how_the_workers_are_placed():
+    places = {"a": 2, "b": 1, "c": 0}
+    assert [room_of(places, strategy) for strategy in ("PACK", "SPREAD", "STRICT_SPREAD", "STRICT_PACK")] == [3, 3, 2, 2]
+    assert room_of({}, "STRICT_PACK") == 0
+
+
+# ---------------------------------------------------------------- a worker group's size
+
+
+class Run:
+    """A launcher that does what `Elastic` says, second by second."""
+
+    def __init__(self, num_workers: Any = (1, 2), *, room: int, batch: int | None = None, every_s: float = EVERY_S):
+        self.elastic = Elastic(Sizes.of(num_workers, batch), every_s)
+        self.now_s = 1000.0
+        self.room = room
+        self.workers = 0
+        self.told: list[str] = []
+        self.start()
+
+    def start(self) -> int:
+        """A group starts; the group before has ended."""
+        self.workers = self.elastic.size_for(self.room)
+        if told := self.elastic.outcome(self.workers):
+            self.told.append(told)
+        self.elastic.started(self.now_s)
+        return self.workers
+
+    def train(self, seconds: float, room: int | None = None) -> list[tuple[float, Wish]]:
+        """(seconds from now, wish) for each time the group is asked to make way; it doesn't stop for it."""
+        self.room = self.room if room is None else room
+        began_s, wishes = self.now_s, list[tuple[float, Wish]]()
+        while self.now_s < began_s + seconds:
+            self.now_s += 1.0
+            wish = self.elastic.look(self.room, self.now_s)
+            if wish is not None:
+                self.elastic.asked(wish, self.now_s)
+                wishes.append((self.now_s - began_s, wish))
+        return wishes
+
+    def grow(self, seconds: float = 100 * EVERY_S) -> float:
+        """Train until it has grown once; seconds until then."""
+        began_s = self.now_s
+        while self.now_s < began_s + seconds:
+            if self.train(1.0):
+                self.start()
+                return self.now_s - began_s
+        raise AssertionError("it never grew")
+
+
+def test_a_run_starts_with_what_there_is():
+    assert Run((1, 4), room=3).workers == 3
+    assert Run((2, 8), room=7, batch=8).workers == 4
+    assert Run((1, 4), room=9).workers == 4
+
+
+def test_without_room_the_fewest_wait_for_it():
+    assert Run((2, 4), room=1).workers == 2
+
+
+def test_two_one_two():
+    run = Run(room=2)
+    assert not run.train(200.0)
+    run.room = 1
+    assert run.start() == 1
+    assert not run.train(200.0)
+    ((after_s, wish),) = run.train(15.0, room=2)
+    assert after_s == SETTLE_S + 1
+    assert wish.workers == 2
+    assert wish.reason == "there has been room for 2 workers for 10 s: the run grows from 1"
+    assert run.start() == 2
+    assert run.told == ["goes on with 1 worker instead of 2", "goes on with 2 workers instead of 1"]
+    assert run.elastic.is_full
+
+
+def test_a_growth_waits_for_the_grace_after_the_last_start():
+    run = Run(room=2)
+    run.room = 1
+    run.start()
+    assert not run.train(EVERY_S - 1, room=2)
+    assert [after_s for after_s, _ in run.train(1.0)] == [1.0]
+
+
+def test_a_node_that_comes_and_goes_is_no_room():
+    run = Run(room=1)
+    run.train(EVERY_S)
+    for _ in range(20):
+        assert not run.train(SETTLE_S - 1, room=2)
+        assert not run.train(1.0, room=1)
+    assert run.train(SETTLE_S + 2, room=2)
+
+
+def test_two_that_come_one_after_the_other_cost_one_restart():
+    run = Run((1, 4), room=1)
+    run.train(EVERY_S)
+    assert not run.train(SETTLE_S - 2, room=2)
+    ((_, wish),) = run.train(SETTLE_S + 2, room=3)
+    assert wish.workers == 3
+
+
+def test_one_that_never_settles_does_not_hold_up_the_others():
+    run = Run((1, 4), room=1)
+    run.train(EVERY_S)
+    wishes = [wish for _ in range(10) for _, wish in [*run.train(2.0, room=2), *run.train(2.0, room=3)]]
+    assert [wish.workers for wish in wishes] == [2]
+
+
+def test_sizes_that_do_not_divide_the_batch_are_no_growth():
+    run = Run((2, 4), room=2, batch=8)
+    assert not run.train(500.0, room=3)
+    assert run.train(SETTLE_S + 1, room=4)
+
+
+def test_a_group_that_does_not_stop_is_asked_again_after_the_grace():
+    run = Run(room=1)
+    run.train(EVERY_S)
+    assert [after_s for after_s, _ in run.train(2 * EVERY_S + SETTLE_S + 2, room=2)] == [11.0, 41.0, 71.0]
+
+
+def test_room_that_is_gone_when_the_group_starts_again():
+    run = Run(room=1)
+    run.train(EVERY_S)
+    assert run.train(SETTLE_S + 1, room=2)
+    run.room = 1
+    assert run.start() == 1
+    assert run.told == ["goes on with 1 worker all the same: the room was gone"]
+    assert not run.train(2 * EVERY_S - 1, room=2), "it was for nothing: the next time is put off"
+    assert run.train(1.0)
+
+
+def test_a_size_that_finds_no_place_is_followed_by_a_smaller_one():
+    elastic = Elastic(Sizes.of((1, 8), 8), EVERY_S)
+    tried = [elastic.size_for(8)]
+    for _ in range(4):
+        elastic.not_placed()
+        tried.append(elastic.size_for(8))
+    assert tried == [8, 4, 2, 1, 8]
+
+
+def test_to_wait_for_the_fewest_is_no_reason_for_less():
+    elastic = Elastic(Sizes.of((2, 4)), EVERY_S)
+    assert elastic.size_for(0) == 2
+    elastic.not_placed()
+    assert elastic.size_for(4) == 4
+
+
+def test_a_node_that_dies_whenever_the_run_has_grown_is_tried_less_and_less():
+    run = Run(room=1)
+    waited: list[float] = []
+    for _ in range(8):
+        run.room = 2
+        waited.append(run.grow())
+        run.train(5.0)
+        run.room = 1
+        run.start()
+    assert waited == [30.0, 60.0, 120.0, 240.0, 480.0, 960.0, 960.0, 960.0]
+    run.room = 2
+    run.grow()
+    run.train(GROWN_FOR * EVERY_S)
+    run.room = 1
+    run.start()
+    run.room = 2
+    assert run.grow() == EVERY_S, "it has stayed: from the beginning"
+
+
+# ---------------------------------------------------------------- the ranks stop for it
+
+
+def resize(driver: Driver, group: str = "g") -> Proposal | None:
+    driver.send(ResizeAsked(group=group, reason="the run grows"))
+    return driver.advice().proposal
+
+
+def agree(driver: Driver, asked: Proposal, *, at: int) -> Proposal:
+    for rank in range(driver.world):
+        driver.word(rank, at, ack_id=asked.id, ack_ok=True, ack_step=at)
+    confirmed = driver.advice().proposal
+    assert confirmed is not None
+    return confirmed
+
+
+def test_all_ranks_stop_at_one_step():
+    driver = running()
+    driver.stage(4)
+    asked = resize(driver)
+    assert asked is not None
+    assert (asked.kind, asked.state, asked.reason) == ("stop", "proposed", "the run grows")
+    assert agree(driver, asked, at=5).state == "confirmed"
+
+
+def test_a_group_of_before_is_not_meant():
+    driver = running()
+    driver.stage(4)
+    assert resize(driver, group="another") is None
+    driver.stage(5)
+    driver.tick(1.0)
+    assert driver.advice().proposal is None
+
+
+def test_nobody_goes_away_so_nobody_is_ended_and_nothing_is_saved_in_a_hurry():
+    driver = running(barrier_timeout_s=20.0)
+    driver.stage(4)
+    asked = resize(driver)
+    assert asked is not None
+    agree(driver, asked, at=5)
+    driver.out.clear()
+    driver.tick(500.0)
+    confirmed = driver.core.snapshots.proposal
+    assert confirmed is not None
+    assert confirmed.state == "confirmed", "the step takes long: they stop when they get there"
+    assert not [one for one in driver.out if isinstance(one, EndTrainers)]
+    assert driver.core.journal.published == ()
+
+
+def test_what_is_not_agreed_in_time_is_given_up_and_may_be_asked_again():
+    driver = running(barrier_timeout_s=20.0)
+    driver.stage(4)
+    asked = resize(driver)
+    driver.tick(20.1)
+    withdrawn = driver.advice().proposal
+    assert asked is not None and withdrawn is not None
+    assert (withdrawn.id, withdrawn.state) == (asked.id, "withdrawn")
+    assert driver.core.journal.published == (), "nothing is lost: the training goes on"
+    driver.stage(9)
+    driver.tick(100.0)
+    again = driver.advice().proposal
+    assert again is None or again.state == "withdrawn", "and is left alone"
+    again = resize(driver)
+    assert again is not None
+    assert (again.state, again.id > asked.id) == ("proposed", True)
+
+
+def test_a_notice_comes_first():
+    """A node goes away while the run is to grow: then there is a deadline."""
+    driver = running(barrier_timeout_s=600.0)
+    driver.stage(4)
+    asked = resize(driver)
+    assert asked is not None
+    agree(driver, asked, at=5)
+    driver.send(HostLeaving(host=HostId("b"), within_s=20.0, reason="drained"))
+    driver.out.clear()
+    driver.tick(10.1)
+    assert driver.core.journal.published == (4,)
+    driver.tick(10.1)
+    assert {one.host for one in driver.out if isinstance(one, EndTrainers)} == {"a", "b"}
+
+
+def test_a_growth_does_not_put_off_a_notice():
+    driver = running(barrier_timeout_s=600.0)
+    driver.stage(4)
+    driver.send(HostLeaving(host=HostId("b"), within_s=20.0, reason="drained"))
+    resize(driver)
+    driver.tick(10.1)
+    assert driver.core.journal.published == (4,)
+
+
+def test_a_death_ends_the_wish_and_the_next_group_is_left_alone():
+    driver = running()
+    driver.stage(4)
+    resize(driver)
+    driver.send(TrainerExited(host=HostId("b"), lineage=driver.lineage, rank=1, clean=False, reason="killed"))
+    driver.join(["a", "b"], "h")
+    driver.restore()
+    driver.stage(9)
+    driver.tick(1.0)
+    proposal = driver.advice().proposal
+    assert proposal is None or proposal.state == "withdrawn"
+
+
+def test_a_run_that_ends_is_not_stopped_on_the_way():
+    driver = running()
+    driver.stage(4)
+    driver.leave(driver.key(4), ranks=[0])
+    assert resize(driver) is None
