@@ -21,8 +21,8 @@ def shown() -> str:
     console.print(
         kills_table(
             [
-                ("trainer, rank 1", 35, "memory", 35, 6.4, 0),
-                ("HostActor", 70, "not needed", 70, 0.0, 0),
+                ("trainer, rank 1", 35, "memory", 34, 8.0, 1),
+                ("HostActor", 70, "not needed", 70, 0.1, 0),
             ]
         )
     )
