@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 ALIGNMENT_BYTES = 64
+SMALL_BYTES = 64 << 10  # up to it an array isn't worth memory of its own: it is copied
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -15,6 +16,11 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
     offset = -raw.ctypes.data % ALIGNMENT_BYTES
     return raw[offset : offset + nbytes].view(dtype).reshape(shape)
+
+
+def padded(nbytes: int) -> int:
+    """What an array of so many bytes takes where others lie behind it."""
+    return -(-max(1, nbytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def is_aligned(array: np.ndarray) -> bool:

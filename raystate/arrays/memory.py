@@ -8,8 +8,8 @@ import numpy as np
 
 from raystate.arrays.holdings import BytesTaken, Elsewhere, FarBox, Holding
 from raystate.arrays.paths import shown
-from raystate.arrays.placing import in_threads
 from raystate.arrays.restore import ReadRequest
+from raystate.arrays.threads import in_threads
 from raystate.checksum import crc32c
 from raystate.core.boxes import Box, intersection, slices
 from raystate.core.errors import CorruptCheckpointError, ItemTopologyError, RaystateError, StepNotFoundError

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from raystate.aligned import ALIGNMENT_BYTES, aligned, is_aligned
+from raystate.aligned import SMALL_BYTES, aligned, is_aligned, padded
 from raystate.arrays.reference import Device
 from raystate.arrays.shards import box_of
+from raystate.arrays.threads import in_threads
 from raystate.core.boxes import Box
 from raystate.core.errors import CorruptCheckpointError
 
-_SMALL_BYTES = 64 << 10
 _BLOCK_BYTES = 1 << 20  # of which small arrays get their memory; it is kept as long as one of them is
-_MAX_THREADS = 8
-_BYTES_PER_THREAD = 16 << 20  # less isn't worth a thread
 
 Places = tuple[tuple[Any, Box], ...]  # (device of this process, the box that it has)
 
@@ -32,15 +28,6 @@ def places_of(sharding: Sharding, shape: tuple[int, ...]) -> Places:
     """Which box each device of this process has, in the order of jax."""
     indices = sharding.addressable_devices_indices_map(shape)
     return tuple((device, box_of(index or (), shape)) for device, index in indices.items())
-
-
-def in_threads(function: Callable[[Any], Any], work: Sequence[Any], nbytes: int) -> list[Any]:
-    """`function` of each, in order; on several threads if `nbytes` in all are worth it. It lets go of Python's lock."""
-    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(work), nbytes // _BYTES_PER_THREAD)
-    if threads <= 1:
-        return list(map(function, work))
-    with ThreadPoolExecutor(threads, thread_name_prefix="raystate-copy") as pool:
-        return list(pool.map(function, work))
 
 
 class Placing:
@@ -84,7 +71,7 @@ class Placing:
         self._wants.append((position, want, numbers))
 
     def _must_copy(self, box: np.ndarray, dtype: np.dtype) -> bool:
-        return self._lent or box.dtype != dtype or box.nbytes <= _SMALL_BYTES or not is_aligned(box)
+        return self._lent or box.dtype != dtype or box.nbytes <= SMALL_BYTES or not is_aligned(box)
 
     def arrays(self) -> dict[int, jax.Array]:
         """Position -> array; transfers to devices may still run."""
@@ -142,10 +129,10 @@ def _own_all(sources: Sequence[_PlacedBox]) -> list[np.ndarray]:
                 host = source.box.astype(source.dtype, copy=False)
             found[id(source)] = host
         hosts.append(host)
-    large = [copy for copy in copies if copy[0].nbytes > _SMALL_BYTES]
+    large = [copy for copy in copies if copy[0].nbytes > SMALL_BYTES]
     in_threads(_copy, large, sum(host.nbytes for host, _ in large))
     for host, box in copies:
-        if host.nbytes <= _SMALL_BYTES:
+        if host.nbytes <= SMALL_BYTES:
             np.copyto(host, box, casting="unsafe")
     return hosts
 
@@ -164,12 +151,12 @@ class _Rooms:
     def take(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Memory for one, uninitialized."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes > _SMALL_BYTES:
+        if nbytes > SMALL_BYTES:
             return aligned(shape, dtype)
         if self._used + nbytes > self._block.size:
             self._block, self._used = aligned((_BLOCK_BYTES,), np.dtype(np.uint8)), 0
         room = self._block[self._used : self._used + nbytes]
-        self._used += -(-max(1, nbytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._used += padded(nbytes)
         return room.view(dtype).reshape(shape)
 
 

@@ -26,14 +26,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from raystate.aligned import SMALL_BYTES, padded
+
 logger = logging.getLogger("raystate")
 
-SMALL_BYTES = 64 << 10  # copied in the time that queueing it would take
 GROUP = 64  # arrays of one program
 ALIKE = 256  # so many arrays of one shape are worth a program for one of them
 MOST_PROGRAMS = 32  # compiling them takes a core from the training
 _KEEP = 2  # sets of the state's size: one being copied to a slot while the next is held
-_ALIGNMENT_BYTES = 64
 _ARITHMETIC = 4096  # operations; XLA calls fewer than 1,000 cheap
 
 
@@ -238,7 +238,7 @@ def _arrange(plan: object, arrays: Sequence[jax.Array]) -> Arrangement:
         else:
             small.append(index)
             offsets.append(end)
-            end += -(-max(1, nbytes) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            end += padded(nbytes)
     groups: list[tuple[int, ...]] = []
     for indices in large.values():
         indices.sort(key=lambda index: (kinds[index][0], str(kinds[index][1])))  # arrays alike beside each other: groups alike

@@ -10,7 +10,6 @@ benchmarks/hold.py measures what the alternatives cost the training.
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -18,12 +17,10 @@ import numpy as np
 
 from raystate import checksum
 from raystate.arrays.spare import Buffers, Spare, enqueue
+from raystate.arrays.threads import in_threads
 from raystate.arrays.tree import Described, Plan
 from raystate.core.errors import CapacityError
 from raystate.core.tree import Piece
-
-_MAX_COPY_THREADS = 8
-_BYTES_PER_COPY_THREAD = 16 << 20
 
 
 class HeldState:
@@ -166,27 +163,22 @@ def copy(held: HeldState, data: np.ndarray) -> tuple[int, ...]:
         text = f"the state needs {layout.data_bytes} bytes on this process, the slot has {data.nbytes}"
         raise CapacityError(text, needed_bytes=layout.data_bytes, slot_bytes=data.nbytes)
     pieces = layout.pieces
-    threads = min(_copy_threads(), len(pieces), max(1, layout.data_bytes // _BYTES_PER_COPY_THREAD))
 
     def one(index: int) -> int:
         return _copy_piece(held.take(index), pieces[index], data)
 
     try:
         held.separate()
-        if threads <= 1:
-            crcs = tuple(map(one, range(len(pieces))))
-        else:
-            with ThreadPoolExecutor(threads, thread_name_prefix="raystate-copy") as pool:
-                crcs = tuple(pool.map(one, range(len(pieces))))
+        crcs = tuple(in_threads(one, range(len(pieces)), layout.data_bytes, cores=_copy_cores()))
         held.release(reuse=True)
         return crcs
     finally:
         held.release()
 
 
-def _copy_threads() -> int:
+def _copy_cores() -> int:
     """Half the cores: the others compute the next step."""
-    return max(1, min(_MAX_COPY_THREADS, len(os.sched_getaffinity(0)) // 2))
+    return len(os.sched_getaffinity(0)) // 2
 
 
 def _copy_piece(array: Any, piece: Piece, data: np.ndarray) -> int:

@@ -89,8 +89,9 @@ class Restores:
         elif self.phase == "asking" and self._wishes.is_older(event.lineage):
             self._begin(group)  # what a late message said was tried belongs to the restore before this one
         elif self.phase != "asking" and self._wishes.differs(event):
-            self.desk.fail([event.ask], *self._has_gone_on([event.rank]))
-            self._fail(*self._has_gone_on([event.rank]))
+            why = self._has_gone_on([event.rank])
+            self.desk.fail([event.ask], *why)
+            self._fail(*why)
             return
         elif self.phase == "trying" and event.ask not in self._wishes.everybody():
             # The rank never got the choice, or has begun anew: it gets the same one.

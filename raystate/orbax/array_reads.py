@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from raystate.aligned import aligned
+from raystate.aligned import SMALL_BYTES, aligned
 from raystate.core.errors import CapacityError, ConfigError
 from raystate.core.tree import ArraySpec, LeafSpec
 from raystate.machine_memory import node_memory
 from raystate.orbax import kv
 
 Request = tuple[int, tuple[int, ...], tuple[int, ...]]  # leaf index, start, shape, in elements of the global array
-_SMALL_BYTES = 64 << 10
 _UNASKED_BYTES = 256 << 20  # so much is read without a look at what is free
 
 _Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, end
@@ -102,7 +101,7 @@ def read_boxes(
 
 def _read(view: ts.TensorStore, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[float], np.ndarray]:
     """Begin to read; a function that waits for it. Large ones are read to where jax, on CPUs, can leave them."""
-    if math.prod(shape) * dtype.itemsize <= _SMALL_BYTES:
+    if math.prod(shape) * dtype.itemsize <= SMALL_BYTES:
         reading = view.read(order="C")
         return lambda timeout_s: reading.result(timeout=timeout_s)
     target = aligned(shape, dtype)

@@ -11,8 +11,9 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
+from raystate.aligned import SMALL_BYTES
 from raystate.arrays import Spare, copy, describe, hold
-from raystate.arrays.spare import ALIKE, GROUP, MOST_PROGRAMS, SMALL_BYTES
+from raystate.arrays.spare import ALIKE, GROUP, MOST_PROGRAMS
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 LARGE = SMALL_BYTES // 4 + 1  # elements of float32

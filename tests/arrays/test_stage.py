@@ -13,8 +13,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from raystate import checksum
+from raystate.aligned import SMALL_BYTES
 from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, restore_tree
-from raystate.arrays.spare import SMALL_BYTES
 from raystate.core.errors import CapacityError, CorruptCheckpointError
 
 
@@ -176,10 +176,10 @@ def test_numpy_leaves_may_change_after_hold():
 
 
 def test_crc32c_is_that_of_the_slots_bytes_also_with_threads(mesh, monkeypatch):
-    import raystate.arrays.stage as stage
+    from raystate.arrays import stage, threads
 
-    monkeypatch.setattr(stage, "_BYTES_PER_COPY_THREAD", 1024)
-    monkeypatch.setattr(stage, "_copy_threads", lambda: 4)
+    monkeypatch.setattr(threads, "_BYTES_PER_THREAD", 1024)
+    monkeypatch.setattr(stage, "_copy_cores", lambda: 4)
     monkeypatch.setattr(checksum, "_SMALL_BYTES", 1000)  # pieces on either side of it
     tree = {f"{i}": jax.device_put(jnp.arange(8 * 512) * i, NamedSharding(mesh, P("x"))) for i in range(5)}
     tree["odd"] = jnp.arange(1237).astype(jnp.float8_e5m2)
@@ -241,10 +241,10 @@ def test_copy_lets_go_of_the_held_arrays_even_when_it_fails():
 
 def test_several_copy_threads_take_the_shards_of_one_array(mesh, monkeypatch):
     # jax takes an array apart when it is first asked for a shard, and a second thread that asks meanwhile misses some (IndexError).
-    import raystate.arrays.stage as stage
+    from raystate.arrays import stage, threads
 
-    monkeypatch.setattr(stage, "_BYTES_PER_COPY_THREAD", 1)
-    monkeypatch.setattr(stage, "_copy_threads", lambda: 8)
+    monkeypatch.setattr(threads, "_BYTES_PER_THREAD", 1)
+    monkeypatch.setattr(stage, "_copy_cores", lambda: 8)
     tree = {f"{i}": jax.device_put(jnp.arange(8 * 16), NamedSharding(mesh, P("x"))) for i in range(40)}
     described = describe({"state": tree})
     data = _slot(described)
