@@ -52,7 +52,7 @@ class Sizes:
         sizes = cls(fewest=fewest, most=most, global_batch=global_batch)
         for workers in dict.fromkeys((fewest, most)):
             if not sizes._divides(workers):
-                fitting = [str(one) for one in range(1, most + 1) if sizes._divides(one)]
+                fitting = [str(one) for one in range(1, sizes._most_within(most) + 1) if sizes._divides(one)]
                 text = (
                     f"num_workers = {num_workers!r}: {workers} workers can't share a global batch of {global_batch} examples evenly; "
                     f"of up to {most} these can: {', '.join(fitting)}"
@@ -63,14 +63,14 @@ class Sizes:
     def _divides(self, workers: int) -> bool:
         return self.global_batch is None or self.global_batch % workers == 0
 
-    @property
-    def allowed(self) -> tuple[int, ...]:
-        """All of them, ascending."""
-        return tuple(workers for workers in range(self.fewest, self.most + 1) if self._divides(workers))
-
     def fitting(self, room: int) -> int | None:
         """The largest for which there is room; None: there is not enough for any."""
-        return max((workers for workers in self.allowed if workers <= room), default=None)
+        most = self._most_within(room)
+        return next((workers for workers in range(most, self.fewest - 1, -1) if self._divides(workers)), None)
+
+    def _most_within(self, room: int) -> int:
+        """No size that is allowed is larger. A user may give any `most` that means "as many as there are"."""
+        return min(self.most, room) if self.global_batch is None else min(self.most, room, self.global_batch)
 
 
 def room_of(places: Mapping[str, int], strategy: str = "PACK") -> int:

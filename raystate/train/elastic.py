@@ -10,6 +10,7 @@ decisions there, for this one run. What it still does is ask Ray's autoscaler fo
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -48,8 +49,7 @@ class ElasticGroups:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._clock = clock
-        self._scaling = scaling
-        self._selector = scaling.label_selector  # the user's own: later it also says where the ranks were
+        self._scaling = copy.copy(scaling)  # as the user gave it: the controller's own soon says where each rank is to run
         self._leaving = leaving
         self._grow = grow
         self._decides = Elastic(sizes, float(scaling.elastic_resize_monitor_interval_s))
@@ -61,17 +61,22 @@ class ElasticGroups:
         groups = self
 
         def not_running(self: ElasticScalingPolicy) -> ResizeDecision:
-            self._maybe_send_resource_request()
+            groups._request_most(self)
             size = groups._decides.size_for(groups._room(self, leaving=groups._leaving()))
             return ResizeDecision(num_workers=size, resources_per_worker=groups._scaling._resources_per_worker_not_none)
 
         def running(self: ElasticScalingPolicy, worker_group_state: Any, worker_group_status: Any) -> NoopDecision:  # noqa: ARG001
-            self._maybe_send_resource_request()
+            groups._request_most(self)
             groups._look(self, groups._clock())
             return NoopDecision()
 
         ElasticScalingPolicy.make_decision_for_non_running_worker_group = not_running
         ElasticScalingPolicy.make_decision_for_running_worker_group = running
+
+    def _request_most(self, policy: ElasticScalingPolicy) -> None:
+        """Of Ray's autoscaler, wherever there can be any: it is not to be asked for the places of the present, smaller group."""
+        policy.scaling_config = self._scaling
+        policy._maybe_send_resource_request()
 
     # ------------------------------------------------------------ what the callback tells
 
@@ -120,7 +125,7 @@ class ElasticGroups:
     def _room(self, policy: ElasticScalingPolicy, *, leaving: frozenset[str], sure: bool = True) -> int:
         per_worker = self._scaling._resources_per_worker_not_none
         most = self._decides.sizes.most
-        places = nodes.places(per_worker, held=self._held, own=self._selector, most=most)
+        places = nodes.places(per_worker, held=self._held, own=self._scaling.label_selector, most=most)
         places = {node: count for node, count in places.items() if node not in leaving}
         if sure:
             reachable = nodes.reachable(frozenset(places))

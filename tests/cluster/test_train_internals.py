@@ -25,6 +25,7 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, Worker
 from ray.train.v2._internal.execution import scaling_policy
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.controller import state as states
+from ray.train.v2._internal.execution.scaling_policy import autoscaling_coordinator_client
 from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, WorkerGroupError
@@ -345,6 +346,29 @@ def test_rays_elastic_policy_can_be_answered_for() -> None:
     assert type(scaling_policy.create_scaling_policy(scaling)) is policy
     assert scaling._resources_per_worker_not_none == {"CPU": 1}
     assert (scaling.placement_strategy, scaling.elastic_resize_monitor_interval_s) == ("PACK", 60.0)
+
+
+def test_rays_autoscaler_is_asked_for_the_most_workers_wherever_they_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the present, smaller group has to be is no request: Ray refuses one selector for two workers, and then adds no node."""
+    policy = scaling_policy.ElasticScalingPolicy
+    monkeypatch.setattr(policy, "make_decision_for_running_worker_group", policy.make_decision_for_running_worker_group)
+    monkeypatch.setattr(policy, "make_decision_for_non_running_worker_group", policy.make_decision_for_non_running_worker_group)
+    monkeypatch.setattr(elastic.ElasticGroups, "_look", lambda self, policy, now_s: None)
+    asked = list[Any]()
+    for own in (None, {"zone": "a"}, [{"zone": "a"}, {"zone": "b"}]):
+        scaling = ScalingConfig(num_workers=(1, 2), label_selector=own)
+        elastic.ElasticGroups(scaling, Sizes.of((1, 2)), leaving=frozenset, grow=lambda reason: None).install()
+        rays = scaling_policy.create_scaling_policy(scaling)
+        rays._coordinator_client = SimpleNamespace(
+            maybe_send_resource_request=lambda config, most: asked.append(
+                autoscaling_coordinator_client.build_train_resource_request(config, most)
+            )
+        )
+        scaling.label_selector = nodes.selectors(["node"], own=own, avoid=frozenset())  # as the callback says where ranks go
+        rays.make_decision_for_running_worker_group(worker_group_state=None, worker_group_status=None)
+        resources, selectors = asked.pop()
+        assert len(resources) == 2
+        assert selectors == (own if isinstance(own, list) else None if own is None else [own, own])
 
 
 def test_what_the_policy_answers(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:

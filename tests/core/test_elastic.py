@@ -41,9 +41,15 @@ def test_workers_that_cannot_share_the_batch_are_refused(given: Any, batch: int,
 
 
 def test_sizes_between_the_ends_that_cannot_share_the_batch_are_left_out():
-    assert Sizes.of((1, 8), 8).allowed == (1, 2, 4, 8)
-    assert Sizes.of((2, 4)).allowed == (2, 3, 4)
     assert [Sizes.of((2, 8), 8).fitting(room) for room in (1, 2, 3, 7, 8, 99)] == [None, 2, 2, 4, 8, 8]
+    assert [Sizes.of((2, 4)).fitting(room) for room in (1, 2, 3, 4, 99)] == [None, 2, 3, 4, 4]
+
+
+def test_as_many_workers_as_there_is_room_for():
+    most = 10**15  # no list of so many
+    assert [Sizes.of((2, most)).fitting(room) for room in (1, 7)] == [None, 7]
+    with pytest.raises(ConfigError, match="of up to 10{15} these can: 1, 2, 4, 8$"):
+        Sizes.of((1, most), 8)
 
 
 def test_room_by_how_the_workers_are_placed():
