@@ -52,7 +52,8 @@ def keep_programs(store: ProgramStore) -> str:
     """Let this process load the programs that it finds in the store, and keep there what it compiles.
 
     Call it before the first computation. Settings of the user's own are left alone: a folder (`JAX_COMPILATION_CACHE_DIR` or
-    `jax_compilation_cache_dir`), the shortest compilation that is worth keeping, and `jax_enable_compilation_cache`.
+    `jax_compilation_cache_dir`, also one that is set later), the shortest compilation that is worth keeping, and
+    `jax_enable_compilation_cache`.
 
     Returns:
         "" if it does so from now on, else why not.
@@ -68,24 +69,30 @@ def keep_programs(store: ProgramStore) -> str:
         return f"JAX keeps them in {jax.config.jax_compilation_cache_dir}, as it was told"
     if not _replace():
         logger.info("JAX %s is not known well enough: only rank 0 keeps its compiled programs", jax.__version__)
+        store.trim()  # in a folder of its own JAX keeps without end
     _kept = store
     jax.config.update("jax_compilation_cache_dir", str(store.folder))
-    untouched = getattr(jax.config, _MIN_SECONDS) == _MIN_SECONDS_BY_DEFAULT and _MIN_SECONDS.upper() not in os.environ
-    if untouched:
-        jax.config.update(_MIN_SECONDS, 0.0)  # loading one is cheaper than compiling it, however small
     return ""
+
+
+def _least_seconds() -> float:
+    """Shorter compilations are not kept. JAX's default is meant for other folders: loading from ours is cheaper than compiling."""
+    import jax
+
+    given = getattr(jax.config, _MIN_SECONDS)
+    untouched = given == _MIN_SECONDS_BY_DEFAULT and _MIN_SECONDS.upper() not in os.environ
+    return 0.0 if untouched else given
 
 
 def known_internals() -> bool:
     """Whether the installed JAX has what is replaced here, with the arguments that are expected."""
     try:
-        from jax._src import compilation_cache, compiler, distributed
+        from jax._src import compilation_cache, compiler
 
         return (
             _arguments(compiler._cache_write) == WRITE_ARGUMENTS
             and _arguments(compilation_cache.put_executable_and_time) == PUT_ARGUMENTS
             and _arguments(compilation_cache.get_file_cache) == OPEN_ARGUMENTS
-            and hasattr(distributed.global_state, "process_id")
         )
     except (ImportError, AttributeError, TypeError, ValueError):
         return False
@@ -99,19 +106,18 @@ def _replace() -> bool:
     if not known_internals():
         return False
     import jax
-    from jax._src import compilation_cache, compiler, distributed
+    from jax._src import compilation_cache, compiler
 
     their_write, their_open = compiler._cache_write, compilation_cache.get_file_cache
 
     def cache_write(
         cache_key: str, compile_time_secs: float, module_name: str, backend: Any, executable: Any, host_callbacks: Any
     ) -> None:
-        ours = _kept is not None and jax.config.jax_compilation_cache_dir == str(_kept.folder)
-        if not ours or distributed.global_state.process_id == 0:
+        if _kept is None or jax.config.jax_compilation_cache_dir != str(_kept.folder):
             their_write(cache_key, compile_time_secs, module_name, backend, executable, host_callbacks)
             return
         # As JAX does in process 0: a program with callbacks has addresses of this process in it.
-        if host_callbacks or compile_time_secs < getattr(jax.config, _MIN_SECONDS):
+        if host_callbacks or compile_time_secs < _least_seconds():
             return
         try:
             compilation_cache.put_executable_and_time(cache_key, module_name, executable, backend, int(compile_time_secs))

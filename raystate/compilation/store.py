@@ -66,7 +66,7 @@ class ProgramStore:
     def put(self, key: str, value: bytes) -> bool:
         """Keep it; whether it is there now. One that this process was given before can't have been of use: it is replaced."""
         path = self._path(key)
-        if path.exists() and key not in self._given:
+        if os.path.exists(path) and key not in self._given:  # Path.exists raises some errors
             return True
         self._given.discard(key)
         temporary = self.folder / f".{secrets.token_hex(8)}"
@@ -92,15 +92,15 @@ class ProgramStore:
     def trim(self) -> None:
         """Remove what is too much, and what a killed process had half written. Other processes may do the same at once."""
         found: list[tuple[float, int, Path]] = []
-        for path in self.folder.rglob("*"):  # XLA keeps files of its own below it, on GPUs
-            with contextlib.suppress(OSError):
-                facts = path.lstat()
-                if stat.S_ISDIR(facts.st_mode):
-                    continue
-                if path.name.startswith(".") and facts.st_mtime < time.time() - HALF_WRITTEN_S:
-                    path.unlink()
-                    continue
-                found.append((facts.st_mtime, facts.st_size, path))
+        # XLA keeps files of its own below it, on GPUs. What goes meanwhile is passed over: rglob would raise.
+        for folder, _, names in os.walk(self.folder):
+            for path in (Path(folder, name) for name in names):
+                with contextlib.suppress(OSError):
+                    facts = path.lstat()
+                    if path.name.startswith(".") and facts.st_mtime < time.time() - HALF_WRITTEN_S:
+                        path.unlink()
+                        continue
+                    found.append((facts.st_mtime, facts.st_size, path))
         excess = sum(size for _, size, _ in found) - self._cap_bytes
         for _, size, path in sorted(found):
             if excess <= 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -112,6 +113,23 @@ def test_what_a_killed_writer_left_goes(tmp_path: Path):
     os.utime(left, (1, os.stat(left).st_mtime - 2 * HALF_WRITTEN_S))
     _store(tmp_path).trim()
     assert _files(tmp_path) == [young]
+
+
+def test_a_folder_that_goes_while_it_is_looked_through_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """XLA's own folders on GPUs; or all of Ray's session."""
+    scandir = os.scandir
+    (tmp_path / "autotuned").mkdir()
+    _store(tmp_path).put(KEY, bytes(1000))
+
+    def listed(path: str) -> Iterator[os.DirEntry[str]]:
+        if Path(path).name == "autotuned":
+            os.rmdir(path)  # by another process, since its parent was listed
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", listed)
+    _store(tmp_path, cap_bytes=10).trim()
+    monkeypatch.undo()
+    assert _files(tmp_path) == []
 
 
 FULL = """
