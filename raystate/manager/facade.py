@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from raystate.arrays import Transforms, check_asked, check_custom, check_metrics, check_step, pack_items
+from raystate.arrays import Transforms, check_asked, check_custom, check_metrics, check_step, hold_metrics, pack_items
 from raystate.config import StateConfig, check_config
 from raystate.core.errors import ConfigError, Interrupted, RaystateError, StorageError
 from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply
@@ -226,7 +226,7 @@ class StateManager:
         given = SaveArguments(
             step=check_step(step),
             state=state,
-            metrics=check_metrics(metrics),
+            metrics=hold_metrics(check_metrics(metrics)),
             custom=check_custom(custom),
             items=pack_items(items, process_index=self._rank),
         )

@@ -13,7 +13,7 @@ import numpy as np
 
 from raystate import fault_points
 from raystate.arena import Slot, SlotHeader
-from raystate.arrays import Described, HeldState, PackedItems, Spare, copy, hold, hold_metrics
+from raystate.arrays import Described, HeldState, PackedItems, Spare, copy, hold
 from raystate.core.local_values import digest, local_checksums
 from raystate.core.messages import SnapshotId
 from raystate.core.tree import SlotTable
@@ -27,7 +27,7 @@ class SaveArguments:
     step: int
     state: Any
     items: PackedItems
-    metrics: Mapping[str, Any]  # numbers, or 0-d arrays that may still be computing
+    metrics: Mapping[str, Any]  # from `hold_metrics`: numbers, or 0-d arrays that may still be computing and that nobody else has
     custom: Any
 
     def kept(self) -> SaveArguments:
@@ -74,7 +74,7 @@ def keep(
         slot=slot,
         held=hold(described, spare),
         table=table,
-        metrics=hold_metrics(given.metrics),
+        metrics=given.metrics,
         promised=promised,
         give_up_s=give_up_s,
     )

@@ -8,12 +8,13 @@ import jax
 import numpy as np
 import pytest
 
+from raystate.reader import Reader
 from tests.model.world import Rank, World
 from tests.orbax.listening import listening
 
 
-def run(script: Any, *, ranks: int = 1) -> None:
-    world = World(1, ranks=ranks, nodes=1, save_every_steps=2)
+def run(script: Any, *, ranks: int = 1, **config: Any) -> None:
+    world = World(1, ranks=ranks, nodes=1, **{"save_every_steps": 2, **config})
     try:
         members = [Rank(world, number, script) for number in range(ranks)]
         world.run(members)
@@ -21,6 +22,31 @@ def run(script: Any, *, ranks: int = 1) -> None:
             member.kill()
     finally:
         world.close()
+
+
+@pytest.mark.parametrize(
+    "rule", [{"save_every_steps": 1}, {"save_every_steps": 9}, {"save_every_steps": 9, "snapshot_every_steps": 0}], ids=str
+)
+@pytest.mark.parametrize("donates_state", [False, True])
+def test_a_metric_that_is_donated_after_the_last_save_is_kept(rule: dict[str, int], donates_state: bool):
+    """It may be a part of the state, which an evaluation donates. `close` asks for it again, for fit's result or the last step."""
+    lost = donates_state and rule == {"save_every_steps": 9, "snapshot_every_steps": 0}  # it was nowhere else
+    donate = jax.jit(lambda x: x + 1, donate_argnums=0)
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("first")
+        state, loss = {"w": jax.numpy.ones(100)}, jax.numpy.ones(()) * 5
+        manager.restore(state)
+        manager.save(1, state, metrics={"loss": loss})
+        donate(loss)
+        if donates_state:
+            donate(state["w"])
+        manager.close()
+        reader = Reader(rank.world.config.storage)
+        assert reader.all_steps() == ([] if lost else [1])
+        assert lost or reader.metadata(1).metrics == {"loss": 5.0}
+
+    run(script, **rule)
 
 
 @pytest.mark.parametrize("value", [np.arange(6, dtype=np.int16), 3, jax.numpy.ones(2)], ids=["numpy", "int", "jax"])
