@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 FOLDER = "RAYSTATE_FAULT_POINTS"  # a folder; read at every point, so that it can be set late
-POINTS = ("staging", "writing", "publishing", "restoring")
 HOLD_LIMIT_S = 60.0  # a test that forgets its hold must not stop a run for ever
 _POLL_S = 0.01
 

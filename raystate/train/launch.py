@@ -140,6 +140,9 @@ def fit(
         text = f"fit() needs the training function first, not a {type(train_fn).__name__}: fit(train_fn, config)"
         raise ConfigError(text, field="train_fn")
     check_config(config, "fit()")
+    _check_of_ray(
+        scaling_config=(scaling_config, ScalingConfig), run_config=(run_config, RunConfig), jax_config=(jax_config, JaxConfig)
+    )
     scaling = _scaling(scaling_config, num_workers, global_batch)
     callback = RayTrainCallback(config, max_failures=max_failures, global_batch=global_batch)
     callback._returns_outcome = True
@@ -215,6 +218,12 @@ def _release(config: Any, launch: str, reason: str, *, after: BaseException | No
 
 
 # ---------------------------------------------------------------- what JaxTrainer is given
+
+
+def _check_of_ray(**given: tuple[object, type]) -> None:
+    for name, (value, wanted) in given.items():
+        if value is not None and not isinstance(value, wanted):
+            raise ConfigError(f"{name} must be Ray Train's {wanted.__name__}, not a {type(value).__name__}", field=name)
 
 
 def _scaling(

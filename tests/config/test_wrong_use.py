@@ -127,8 +127,11 @@ def test_fit_wants_the_function_first():
         ({"env": {"A=B": "1"}}, "env: 'A=B' is no name"),
         ({"env": {"A": "1"}, "run_config": RunConfig(worker_runtime_env={"env_vars": {"A": "2"}})}, "'2' in run_config"),
         ({"datasets": [1]}, "datasets must be a dict of name and dataset, not a list"),
+        ({"scaling_config": {"num_workers": 2}}, "scaling_config must be Ray Train's ScalingConfig, not a dict"),
+        ({"run_config": {"name": "lm"}}, "run_config must be Ray Train's RunConfig, not a dict"),
+        ({"jax_config": RunConfig()}, "jax_config must be Ray Train's JaxConfig, not a RunConfig"),
     ],
-    ids=["env is a list", "a number", "a name with =", "given twice", "datasets are a list"],
+    ids=["env is a list", "a number", "a name with =", "given twice", "datasets are a list", "scaling", "run", "jax"],
 )
 def test_what_fit_passes_on_is_checked_before_anything_starts(arguments: Any, said: str):
     with pytest.raises(ConfigError) as caught:
