@@ -45,7 +45,7 @@ class Arrangement:
     small: tuple[int, ...]
     offsets: tuple[int, ...]  # in the memory for the small ones
     small_bytes: int
-    alone: tuple[int, ...]  # whose elements are smaller than a byte: XLA has two layouts for them
+    alone: tuple[int, ...]  # that no program takes, see `_is_alone`
     groups: tuple[tuple[int, ...], ...]  # of the others, on one device each
     kinds: tuple[Hashable, ...]  # per group: groups of one kind share a program
     common: frozenset[Hashable]  # what at least ALIKE arrays are like
@@ -231,7 +231,7 @@ def _arrange(plan: object, arrays: Sequence[jax.Array]) -> Arrangement:
         nbytes = array.nbytes
         # A small one that numpy knows no buffer of is copied like a large one, unless there are many alike.
         is_small = nbytes <= SMALL_BYTES and (array.dtype.isbuiltin == 1 or number[kinds[index]] >= ALIKE)
-        if not is_small and _below_a_byte(array.dtype):
+        if not is_small and _is_alone(array):
             alone.append(index)
         elif not is_small:
             large.setdefault(kinds[index][2], []).append(index)
@@ -257,6 +257,13 @@ def _arrange(plan: object, arrays: Sequence[jax.Array]) -> Arrangement:
 
 def _kind_of(array: jax.Array) -> tuple[tuple[int, ...], Any, Any]:
     return array.shape, array.dtype, next(iter(array.sharding.device_set))
+
+
+def _is_alone(array: jax.Array) -> bool:
+    """XLA has two layouts for elements smaller than a byte. And what a program gives is meant to lie in the device's usual memory: if it
+    is made in the place of an array that lies in another kind, JAX ends the process."""
+    (device,) = array.sharding.device_set
+    return _below_a_byte(array.dtype) or array.sharding.memory_kind not in (None, device.default_memory().kind)
 
 
 def _below_a_byte(dtype: Any) -> bool:

@@ -125,6 +125,23 @@ def test_another_order_in_memory_is_saved_in_row_major_order(elements):
         assert got == np.ascontiguousarray(np.asarray(x)).tobytes()
 
 
+@pytest.mark.parametrize(("elements", "number"), [(64, 1), (64, ALIKE), (LARGE, 1)], ids=["small", "many", "large"])
+def test_arrays_in_other_memory_of_the_device_are_kept(elements: int, number: int):
+    """Of an optimizer that is offloaded to the host. The second save of one ended the process: SIGABRT, in JAX."""
+    device = jax.devices()[0]
+    for dtype in (jnp.float32, jnp.bfloat16):
+        spare, plan = Spare(), None
+        for step in range(3):
+            kinds = [memory.kind for memory in device.addressable_memories()]
+            state = [
+                jax.device_put(np.full(elements, step, dtype), SingleDeviceSharding(device, memory_kind=kind))
+                for kind in kinds
+                for _ in range(number)
+            ]
+            plan, got = kept(state, spare, plan)
+            assert got == bytes_of(state)
+
+
 def test_small_arrays_that_are_donated_right_after_are_kept_as_they_were():
     @functools.partial(jax.jit, donate_argnums=0)
     def step(x, passes):
