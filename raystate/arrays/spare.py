@@ -151,7 +151,9 @@ def enqueue(plan: object, arrays: Sequence[jax.Array], spare: Spare) -> tuple[li
     old = spare.take(arrangement)
     copies: list[Any] = [None] * len(arrays)
     packed, rest = _pack(arrangement, arrays, copies, old.packed if old is not None else None)
-    with jax.set_mesh(None):  # the caller's mesh, if one is set, has other devices than these arrays, which lie on one each
+    # The caller's mesh, if one is set, has other devices than these arrays, which lie on one each. And a state may have NaNs in it, whose
+    # cause the caller is looking for: jax would wait for each copy and raise.
+    with jax.set_mesh(None), jax.debug_nans(False), jax.debug_infs(False):
         _copy_each([index for index in rest if _kind_of(arrays[index]) in arrangement.common], arrays, copies)
         queued = [*arrangement.alone, *(index for index in rest if copies[index] is None)]
         groups: list[list[jax.Array] | None] = []

@@ -125,6 +125,19 @@ def test_another_order_in_memory_is_saved_in_row_major_order(elements):
         assert got == np.ascontiguousarray(np.asarray(x)).tobytes()
 
 
+@pytest.mark.parametrize("setting", ["debug_nans", "debug_infs"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_what_is_not_finite_is_kept_while_jax_looks_for_it(setting: str, dtype):
+    """`save` raised what is meant for JAX itself, and waited for the step."""
+    bad = np.full(LARGE, np.nan if setting == "debug_nans" else -np.inf, dtype)
+    state = [jax.device_put(bad), *(jax.device_put(bad[:16]) for _ in range(ALIKE))]
+    spare, plan = Spare(), None
+    with getattr(jax, setting)(True):
+        for _ in range(3):
+            plan, got = kept(state, spare, plan)
+            assert got == bytes_of(state)
+
+
 @pytest.mark.parametrize(("elements", "number"), [(64, 1), (64, ALIKE), (LARGE, 1)], ids=["small", "many", "large"])
 def test_arrays_in_other_memory_of_the_device_are_kept(elements: int, number: int):
     """Of an optimizer that is offloaded to the host. The second save of one ended the process: SIGABRT, in JAX."""
