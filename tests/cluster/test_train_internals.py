@@ -25,7 +25,6 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, Worker
 from ray.train.v2._internal.execution import scaling_policy
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.controller import state as states
-from ray.train.v2._internal.execution.scaling_policy import autoscaling_coordinator_client
 from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, WorkerGroupError
@@ -360,15 +359,11 @@ def test_rays_autoscaler_is_asked_for_the_most_workers_wherever_they_may_run(mon
         elastic.ElasticGroups(scaling, Sizes.of((1, 2)), leaving=frozenset, grow=lambda reason: None).install()
         rays = scaling_policy.create_scaling_policy(scaling)
         rays._coordinator_client = SimpleNamespace(
-            maybe_send_resource_request=lambda config, most: asked.append(
-                autoscaling_coordinator_client.build_train_resource_request(config, most)
-            )
+            maybe_send_resource_request=lambda config, most: asked.append((most, config._label_selector_per_worker(most)))
         )
         scaling.label_selector = nodes.selectors(["node"], own=own, avoid=frozenset())  # as the callback says where ranks go
         rays.make_decision_for_running_worker_group(worker_group_state=None, worker_group_status=None)
-        resources, selectors = asked.pop()
-        assert len(resources) == 2
-        assert selectors == (own if isinstance(own, list) else None if own is None else [own, own])
+        assert asked.pop() == (2, [own, own] if isinstance(own, dict) else own)
 
 
 def test_what_the_policy_answers(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
