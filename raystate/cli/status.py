@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from raystate.cli.bars import wait_progress
 from raystate.cli.console import JsonOption, count, out, print_json, size
 from raystate.core.desk import step_text
 from raystate.core.errors import ConfigError, StepNotFoundError
@@ -38,10 +39,11 @@ def status(
       RAY_ADDRESS=head:6379 raystate status --json
     """
     where = canonical_url(storage) if storage is not None else None
-    address = _join()
-    from raystate.actors.reporting import run_reports
+    with wait_progress("asking the Ray cluster", quiet=as_json):
+        address = _join()
+        from raystate.actors.reporting import run_reports
 
-    reports = run_reports()
+        reports = run_reports()
     chosen = [one for one in reports if where in (None, one.storage) and run in (None, one.run)]
     if as_json:
         print_json({"cluster": address, "runs": [dataclasses.asdict(one) for one in chosen]})
