@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.text import Text
 
 from raystate.core.errors import ConfigError
 

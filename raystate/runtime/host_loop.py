@@ -47,11 +47,13 @@ from raystate.core.host_messages import (
     WriteEnded,
 )
 from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, Staged, Write
+from raystate.orbax.kv import bytes_written
 from raystate.runtime import stacks
 from raystate.runtime.copying import Copier, Peers
 from raystate.runtime.doorbell import Caller, Door, Hello
 from raystate.runtime.parts import HostPart
 from raystate.runtime.priority import give_way
+from raystate.runtime.progress import Progress, Share
 from raystate.runtime.serving import Serving
 from raystate.runtime.slot_store import SlotStore
 from raystate.runtime.writing import write_slots
@@ -90,7 +92,7 @@ class HostLoop:
         storage: Storage,
         host: HostId,
         incarnation: str,
-        tell: Callable[[Event], None],
+        tell: Callable[[Event | Progress], None],
         peers: Peers | None = None,
         domain: str = "",
         writers: Executor | None = None,
@@ -108,6 +110,7 @@ class HostLoop:
         self._machine = Host(host, incarnation, self._store.recall(), domain=domain)
         self._copier = Copier(arena, peers, self._order, self._store.found, self._lock)
         self.serving = Serving(host, arena, self._store, self._lock, self._feed)
+        self._share = Share(host, tell, bytes_written, clock)
         self._callers: dict[int, Caller] = {}  # by file descriptor
         self._saves: dict[str, Future[HostPart]] = {}
         self._answer: Future[HostPart] | Exception | None = None  # of the order at hand
@@ -161,6 +164,7 @@ class HostLoop:
                 self._feed(unlocked)
         self._to_remove = {index for index in self._to_remove if not self._store.remove(index)}
         self._feed(Look())
+        self._share.turn()
         if self._clock() >= self._prune_s:  # a state whose tree changes leaves a layout behind each time
             self._prune_s = self._clock() + PRUNE_EVERY_S
             self.arena.prune_layouts()
@@ -371,8 +375,9 @@ class HostLoop:
         try:
             with self._lock:
                 slots = {place.rank: self._store.slot(place) for place in places}
-            return write_slots(self._storage, self._host, order, slots, self.arena.get_layout)
+            return write_slots(self._storage, self._host, order, slots, self.arena.get_layout, self._share.began)
         finally:
+            self._share.ended(order.save)
             self._order(WriteEnded(save=order.save))
 
     # ------------------------------------------------------------ end
