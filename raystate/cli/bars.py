@@ -15,10 +15,10 @@ from rich.progress import (
     Task,
     TextColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.text import Text
 
+from raystate.byte_rate import ByteRateColumn
 from raystate.cli.console import progress_out
 from raystate.orbax.step_reader import StepReader
 
@@ -88,7 +88,7 @@ def byte_progress(*, quiet: bool, **options: Any) -> Bars:
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        ByteRateColumn(),
         TimeRemainingColumn(compact=True),
         quiet=quiet,
         **options,

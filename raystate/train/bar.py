@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.reporting import RunReport
+from raystate.byte_rate import ByteRateColumn
 from raystate.config import StateConfig
 from raystate.runtime.progress import Going
 from raystate.storage import run_hash
@@ -35,7 +36,7 @@ class RunBar:
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
+            ByteRateColumn(),
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,

@@ -85,7 +85,7 @@ def test_a_bar_has_bytes_rate_and_time_left_in_80_columns_and_no_colour(terminal
             progress.update(task, completed=second << 30)
         progress.refresh()
         seen = lines(terminal)
-    assert re.search(r"step 1200 +━+.* 4\.0/10\.0 GiB +1\.1 GB/s +00:06", seen[-1]), seen[-1]
+    assert re.search(r"step 1200 +━+.* 4\.0/10\.0 GiB +1\.0 GiB/s +00:06", seen[-1]), seen[-1]
     assert max(map(cell_len, seen)) <= 80
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", terminal.getvalue()), "a colour"
     assert terminal.getvalue().rstrip("\n").endswith("\x1b[2K"), "the line is wiped"
