@@ -1,12 +1,13 @@
 """A HostActor without Ray: feeds its machine with what the arena and the doorbell say, and does at once what it asks for.
 
-One thread looks at the doorbell and the words; calls come in on other threads. One lock guards machine and bookkeeping; array bytes
+One thread looks at the doorbell and the words; calls come in on other threads. The arena's lock guards machine and bookkeeping; array bytes
 are moved outside it, from slots that the machine holds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import selectors
 import socket
@@ -105,7 +106,7 @@ class HostLoop:
         self._tell = tell
         self._kill = kill or stacks.kill
         self._clock = clock
-        self._lock = threading.RLock()
+        self._lock = arena.guard
         self._store = SlotStore(arena)
         self._machine = Host(host, incarnation, self._store.recall(), domain=domain)
         self._copier = Copier(arena, peers, self._order, self._store.found, self._lock)
@@ -301,29 +302,24 @@ class HostLoop:
             CapacityError: they don't fit; nothing has changed.
         """
 
-        def allot() -> Any:
-            return self.arena.allot(
-                trainer=incarnation,
-                rank=rank,
-                pid=pid,
-                data_bytes=data_bytes,
-                table_bytes=table_bytes,
-                buffer_bytes=buffer_bytes,
-                slots=slots,
-                copies=copies,
-            )
-
-        with self._lock:
+        allot = functools.partial(
+            self.arena.allot, trainer=incarnation, rank=rank, pid=pid, data_bytes=data_bytes, table_bytes=table_bytes,
+            buffer_bytes=buffer_bytes, slots=slots, copies=copies,
+        )  # fmt: skip
+        # Without the lock: each GiB takes half a second, and a host that says nothing for so long would count as down.
+        with self.arena.allotting:
             try:
                 held = allot()
             except CapacityError:
-                self._drop_unneeded()
+                with self._lock:
+                    self._drop_unneeded()
                 held = allot()
-            for event in self._store.changes():  # the trainer's set before this one: its last word
-                self._feed(event)
-            self._feed(self._store.found(held))
-            self._drop_unneeded()
-            return str(held.path), held.index
+            with self._lock:
+                for event in self._store.changes():  # the trainer's set before this one: its last word
+                    self._feed(event)
+                self._feed(self._store.found(held))
+                self._drop_unneeded()
+                return str(held.path), held.index
 
     def _drop_unneeded(self) -> None:
         """Give back the sets of trainers that are gone, unless a recovery or a running save may still need them."""
