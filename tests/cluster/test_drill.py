@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster.training import REPO, kill_family
+from tests.cluster.training import REPO
 from tests.patience import PATIENCE_S
+from tests.processes import kill_family
 
 SEED = os.environ["RAYSTATE_SEED"]  # drawn by tests/conftest.py, which prints it
 KINDS = "trainer,host,coordinator,node,drain,outage"
