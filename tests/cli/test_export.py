@@ -143,7 +143,8 @@ def test_row22_item_match_and_dtype(one_run: Path, tmp_path: Path) -> None:
 
 
 def test_row22_a_checkpoint_that_is_no_run(one_run: Path, tmp_path: Path) -> None:
-    ocp.StandardCheckpointer().save(tmp_path / "bare", {"w": np.arange(4)})
+    with ocp.StandardCheckpointer() as checkpointer:  # it saves behind our back
+        checkpointer.save(tmp_path / "bare", {"w": np.arange(4)})
     v1.save(str(tmp_path / "v1"), {"w": np.arange(5)})
     for name, size in (("bare", 4), ("v1", 5)):
         export_step(str(tmp_path / name), None, str(tmp_path / f"{name}.safetensors"))
