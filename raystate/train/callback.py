@@ -38,7 +38,7 @@ from raystate.launch_context import LaunchContext, Restart
 from raystate.ray_version import is_tested, warn_if_untested
 from raystate.runtime.ends import End
 from raystate.storage import run_hash
-from raystate.train import endings, nodes
+from raystate.train import bundles, endings, nodes
 from raystate.train.elastic import ElasticGroups
 from raystate.train.policy import Ending, Probe, RetryPolicy, pinned_nodes
 from raystate.train.standby import SWITCH, Standby
@@ -173,6 +173,8 @@ class RayTrainCallback(_Callback):
         if isinstance(self._scaling.num_workers, tuple):
             self._elastic = ElasticGroups(self._scaling, sizes, leaving=self._all_leaving, grow=self._ask_to_grow)
             self._elastic.install()
+        if is_tested():
+            bundles.install()
         on_cpu = not self._scaling.use_tpu and not self._scaling.use_gpu
         if on_cpu and self._wants_standby:
             self._standby = Standby(self._config.storage, self._expect)

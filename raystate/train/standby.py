@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystate.runtime.priority import give_way
 from raystate.storage.url import storage_kind
+from raystate.train.bundles import is_plain
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +67,13 @@ class Standby:
     def install(self) -> None:
         """Let this process's controller make its worker groups from waiting processes, where there are any."""
         standby = self
+        base = TrainController.worker_group_cls
 
-        class StandbyGroup(WorkerGroup):
+        class StandbyGroup(base):
             def _create_workers(
                 self, num_workers: int, placement_group: Any, resources_per_worker: dict[str, float], *args: Any, **kwargs: Any
             ) -> list[Worker]:
-                plain = not args and all(value is None for value in kwargs.values())
-                ready = standby.take(num_workers, placement_group) if plain else None
+                ready = standby.take(num_workers, placement_group) if is_plain(args, kwargs) else None
                 if ready is None:
                     return super()._create_workers(num_workers, placement_group, resources_per_worker, *args, **kwargs)
                 workers = [
