@@ -1,4 +1,4 @@
-"""Short drills, as `python -m jobs.drill` plays them: a few faults on these tests' cluster, and each kind once on one of the drill's own."""
+"""Short drills, as `python -m jobs.drill` plays them: on these tests' cluster, and each kind of fault once on one of the drill's own."""
 
 from __future__ import annotations
 
