@@ -37,7 +37,7 @@ SWITCH = "RAYSTATE_STANDBY"  # "0" in the driver's environment, or in the worker
 SETTLE_S = 3.0  # of training before they start: they cost their own start, and the group's first seconds are busy
 MOST_SPARES = 2  # nodes without a trainer on which processes wait: seldom more than one node is lost at once
 _LOOK_S = 2.0  # between two looks for such nodes
-_READY_S = 4.0  # one that is still importing is ahead of a new process, which would have to import the same
+_READY_S = 10.0  # one that is still importing is ahead of a new process, which would have to import the same
 # What a trainer imports until its first step. None of them initialises JAX's backends, which has to wait for jax.distributed.
 _MODULES = (
     "jax", "jax.numpy", "jax.experimental.multihost_utils",
