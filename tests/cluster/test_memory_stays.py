@@ -52,10 +52,12 @@ def train(config: dict[str, Any]) -> None:
             toy.pause(config["out"], step - 1)
             state = step_fn(state)
             manager.save(step, state)
-            end_s = time.monotonic() + PATIENCE_S
-            while ray.get(coordinator.status.remote(), timeout=PATIENCE_S).status.memory_step < step:
+            end_s, complete = time.monotonic() + PATIENCE_S, -1
+            while complete < step:
                 assert time.monotonic() < end_s, f"snapshot {step} is not complete"
                 time.sleep(POLL_S)
+                report: Any = ray.get(coordinator.status.remote(), timeout=PATIENCE_S)
+                complete = report.status.memory_step
             events.write(json.dumps({"t": time.time(), **who, "event": "step", "step": step}) + "\n")
 
 
