@@ -79,8 +79,7 @@ def _launch_options(config: RayConfig) -> dict[str, Any]:
     """
     from ray.train import RunConfig, ScalingConfig
 
-    # Ray Train's own print() says everything twice, which also breaks up the progress bar's messages into empty lines.
-    env = {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0", **config.env}
+    env = dict(config.env)
     resources: dict[str, float] = {"CPU": config.cpus_per_worker}
     if config.platform == "cpu":
         devices = config.devices_per_worker or 1

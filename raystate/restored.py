@@ -132,6 +132,7 @@ class StepContent:
     bytes_from: Callable[[], dict[str, int]]  # see `Restored`: so far
     file_items: tuple[str, ...] = ()
     files: Callable[[str], dict[str, bytes]] = lambda _: {}  # of `file_items`: item -> what the user's checkpointable wrote
+    on_plan: Callable[[int], None] = lambda _: None  # called with bytes that will be read, before they are
     no_state: ReferenceMismatchError | None = None  # why there is no "state": the step was written with other items
 
     def restore(
@@ -260,7 +261,7 @@ class StepContent:
     def _read(self, item: str, reference: Any, options: ReadOptions) -> Any:
         spec, source = self.trees[item], self.source(item)
         if callable(options.transforms):
-            raw = read_raw([host_want(spec, index) for index in range(len(spec.leaves))], spec, source)
+            raw = read_raw([host_want(spec, index) for index in range(len(spec.leaves))], spec, source, self.on_plan)
             made = options.transforms(raw)
             if reference is None:
                 return made
@@ -273,6 +274,7 @@ class StepContent:
             cast=options.cast,
             shapes=options.shapes,
             rules=options.rules(),
+            on_plan=self.on_plan,
         )
 
 

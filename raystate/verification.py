@@ -48,10 +48,18 @@ class StepReport:
     unchecked: tuple[str, ...] = ()
 
 
-def verify_log(storage: Storage) -> tuple[BadObject, ...]:
+def _ignore(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+def verify_log(storage: Storage, *, on_entry: Callable[[int, int], None] = _ignore) -> tuple[BadObject, ...]:
     """Check the guard and every entry of the run's log, and that its newest one agrees with what is visible.
 
     Nothing can tell that the newest entries are lost, but for the steps that only they knew.
+
+    Args:
+        storage: of the run.
+        on_entry: called with (entries checked so far, entries in all).
     """
     bad: list[BadObject] = []
     log = RunLog(storage)
@@ -60,7 +68,10 @@ def verify_log(storage: Storage) -> tuple[BadObject, ...]:
         bad.append(BadObject(name=GUARD, problem="is missing: stock Orbax's cleanup would delete the log"))
     with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="raystate-verify") as pool:
         count = max((number_of(name) for name in names), default=0)
-        whole = list(pool.map(lambda seq: _check_entry(log, seq, bad), range(1, count + 1)))
+        whole: list[bool] = []
+        for one in pool.map(lambda seq: _check_entry(log, seq, bad), range(1, count + 1)):
+            whole.append(one)
+            on_entry(len(whole), count)
     tail = _whole_entry(storage, log, count, bad) if whole and whole[-1] else None
     if tail is None:
         return tuple(bad)
@@ -103,10 +114,6 @@ def _whole_entry(storage: Storage, log: RunLog, seq: int, bad: list[BadObject]) 
         problem = "is missing" if isinstance(error, ObjectMissingError) else error.message
         bad.append(BadObject(name=base_name(base) if base else log_name(seq), problem=problem))
     return None
-
-
-def _ignore(_done: int, _total: int) -> None:
-    """Nobody watches."""
 
 
 def verify_step(
@@ -173,7 +180,7 @@ def _against_package(storage: Storage, package: Package, on_bytes: Callable[[int
 def _by_reading(storage: Storage, step: int, folder: str, bad: list[BadObject], on_bytes: Callable[[int, int], None]) -> StepReport:
     """Nothing says what should be there: read everything that the step's own metadata names."""
     reader, begin = StepReader(storage, folder, step=step), f"{folder}/" if folder else ""
-    unchecked = ["its small files (metadata, JSON, iterators): no package tells their bytes"]
+    unchecked = ["its small files: no package tells their bytes"]
     arrays = done = 0
     trees: list[TreeSpec] = []
 

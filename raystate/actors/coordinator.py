@@ -45,6 +45,7 @@ from raystate.core.messages import (
 from raystate.core.status import status_of
 from raystate.runtime.ends import End
 from raystate.runtime.ledger import LoggedRecovery
+from raystate.runtime.progress import Progress
 from raystate.runtime.tenancy import Occupancy, Owner, admit, in_use, occupancy
 
 if TYPE_CHECKING:
@@ -285,7 +286,8 @@ class CoordinatorActor:
         if self._service is None:
             return report
         status = await asyncio.wait_for(asyncio.wrap_future(self._service.look(status_of)), USE_S)
-        return dataclasses.replace(report, status=status)
+        going = await asyncio.wait_for(asyncio.wrap_future(self._service.going()), USE_S)
+        return dataclasses.replace(report, status=status, going=going)
 
     @property
     def _started(self) -> CoordinatorLoop:
@@ -302,7 +304,7 @@ class CoordinatorActor:
             for host in hosts:
                 self._service.expect(host)
 
-    async def tell(self, event: Event) -> None:
+    async def tell(self, event: Event | Progress) -> None:
         if self._service is not None:
             self._service.post(event)
 

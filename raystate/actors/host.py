@@ -14,10 +14,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystate.actors.calling import answer_of
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
-from raystate.actors.shown import show_to
+from raystate.actors.shown import log_to_stderr, show_to
 from raystate.core.errors import RaystateError
 from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, HostLeaving, Invalidate, Write
 from raystate.runtime.link import Unreachable
+from raystate.runtime.progress import Progress
 
 HOST_THREADS = 16  # calls served at once: writes and fetches take long, advice must not wait behind them
 
@@ -45,6 +46,7 @@ class HostActor:
         from raystate.runtime.notices import SIGTERM_S, Notice
         from raystate.storage import open_storage
 
+        log_to_stderr()
         self._run_hash = run_hash
         self._parameters = (host_memory, arena_dir, domain_labels, metadata_url)
         self._coordinator: Any = None
@@ -75,7 +77,7 @@ class HostActor:
         # Whoever ends a node may send it to all of its processes. This one goes with its raylet; until then its memory is needed.
         signal.signal(signal.SIGTERM, lambda *_: notice.notice(SIGTERM_S, "its processes got SIGTERM"))
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: Event | Progress) -> None:
         # Fire and forget: a report that gets lost is repeated at the next heartbeat.
         if self._coordinator is None:
             self._coordinator = find_actor(coordinator_name(self._run_hash))

@@ -23,6 +23,7 @@ from raystate.config import StateConfig
 from raystate.core.messages import HostId, Joined, Reply, TrainerExited
 from raystate.runtime.doorbell import Bell, Hello
 from raystate.runtime.link import Gone, HostCall, Unreachable
+from raystate.runtime.progress import Progress
 
 logger = logging.getLogger("raystate")
 
@@ -74,6 +75,11 @@ class RayLink:
         if coordinator is not None:
             coordinator.failed.remote(event, raised(event.rank, error))
 
+    def tell(self, progress: Progress) -> None:
+        coordinator = find_actor(coordinator_name(self._run_hash))
+        if coordinator is not None:
+            coordinator.tell.remote(progress)
+
     def call_host(self, host: HostId, method: str, timeout_s: float, kwargs: dict[str, Any]) -> Any:
         actor = find_actor(host_name(self._run_hash, host))
         if actor is None:
@@ -108,19 +114,22 @@ class RayLink:
         with condition:
             condition.wait(seconds)
 
-    def spawn(self, turn: Callable[[], bool], condition: threading.Condition, name: str) -> Callable[[], None]:
+    def spawn(
+        self, turn: Callable[[], bool], condition: threading.Condition, name: str, pause_s: float = SPAWN_POLL_S
+    ) -> Callable[[], None]:
         ended = threading.Event()
 
         def run() -> None:
             while not ended.is_set():
                 try:
-                    pause_s = 0.0 if turn() else SPAWN_POLL_S
+                    rest_s = 0.0 if turn() else pause_s
                 except Exception:  # a thread that ended here would be missed only by the deadlines of saves
                     logger.exception("%s: a turn failed; the next one is in %g s", name, FAILED_TURN_S)
-                    pause_s = FAILED_TURN_S
-                if pause_s:
+                    rest_s = FAILED_TURN_S
+                if rest_s:
                     with condition:
-                        condition.wait(pause_s)
+                        if not ended.is_set():
+                            condition.wait(rest_s)
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()

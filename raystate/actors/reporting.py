@@ -10,6 +10,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raystate.actors.naming import find_actor, find_coordinators
 from raystate.core.status import RunStatus
+from raystate.runtime.progress import Going
 from raystate.runtime.tenancy import Owner
 
 ANSWER_S = 10.0  # for all Coordinators together
@@ -24,6 +25,7 @@ class RunReport:
         storage: its URL.
         owner: whose it is.
         status: None: it has not got its storage yet, or its Coordinator does not answer.
+        going: saves and restores under way, with what their processes have said of their bytes.
         problem: why there is no status.
     """
 
@@ -31,6 +33,7 @@ class RunReport:
     storage: str = ""
     owner: Owner | None = None
     status: RunStatus | None = None
+    going: tuple[Going, ...] = ()
     problem: str = ""
 
 

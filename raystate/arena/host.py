@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import operator
 import os
 import threading
 from collections import Counter
@@ -50,6 +51,7 @@ class HostArena:
         sets: all slot sets, by index; those of dead trainers and of an earlier HostActor too.
         adopted: whether it was there already.
         notes: what was decided while opening and handing out, for the log.
+        guard: held by whatever looks at the sets or changes them; `allotting`, held before it: while a trainer gets one, which takes long.
     """
 
     def __init__(self, path: Path, lock: FileLock, *, cap_bytes: int, memory_threshold: float | None):
@@ -61,7 +63,8 @@ class HostArena:
         self._lock = lock
         self._put: Counter[str] = Counter()  # layouts for slots that this host is filling itself
         self._memory_threshold = memory_threshold
-        self._guard = threading.RLock()
+        self.guard = threading.RLock()
+        self.allotting = threading.RLock()
 
     @classmethod
     def open(
@@ -140,8 +143,7 @@ class HostArena:
             trainer: name of the incarnation, unique.
             data_bytes, table_bytes: what each slot must hold at least.
             buffer_bytes: what writing one of them to storage takes beside it; counted under the cap.
-            copies: how many other hosts' snapshots this one will have copies of, for each of its own: room for them is asked for with a
-                trainer's first set, and taken when they come.
+            copies: of other hosts' snapshots for each of its own: room is asked for with a trainer's first set, taken when they come.
             pid: the trainer's process on this node, so that a trainer that dies before it attaches doesn't keep its set.
 
         Raises:
@@ -150,30 +152,25 @@ class HostArena:
         """
         if not 1 <= slots <= MAX_SLOTS:
             raise ConfigError(f"snapshot_slots: 1 to {MAX_SLOTS} are possible, got {slots}", field="snapshot_slots", got=slots)
-        with self._guard:
-            fits = [
-                held
-                for held in self.sets
-                if held.info.copies_of < 0
-                and held.info.data_bytes >= data_bytes
-                and held.info.table_bytes >= table_bytes
-                and held.info.slots >= slots
-                and held.info.buffer_bytes >= buffer_bytes
-            ]
-            for held in fits:
-                if held.trainer == trainer and self.trainer_state(held) != "gone":
-                    return held
-            for held in self.sets:
-                if held.trainer == trainer and self.trainer_state(held) == "expected":
-                    self.release(held)  # it asks for a larger one, so it won't come for this one
-            for held in sorted(fits, key=lambda held: (not _has_rank(held, rank), held.info.data_bytes, held.index)):
-                if self.trainer_state(held) == "gone" and self._hand_over(held, trainer, pid):
-                    return held
-            need = _need(data_bytes, table_bytes, slots, buffer_bytes)
-            if not any(held.trainer == trainer for held in self.sets):
-                need = dataclasses.replace(need, copies_bytes=copies_bytes(self.sets, need, copies))
+        with self.allotting:
+            with self.guard:
+                least = (data_bytes, table_bytes, slots, buffer_bytes)
+                fits = [held for held in self.sets if held.info.copies_of < 0 and _is_as_large(held.info, least)]
+                for held in fits:
+                    if held.trainer == trainer and self.trainer_state(held) != "gone":
+                        return held
+                for held in self.sets:
+                    if held.trainer == trainer and self.trainer_state(held) == "expected":
+                        self.release(held)  # it asks for a larger one, so it won't come for this one
+                for held in sorted(fits, key=lambda held: (not _has_rank(held, rank), held.info.data_bytes, held.index)):
+                    if self.trainer_state(held) == "gone" and self._hand_over(held, trainer, pid):
+                        return held
+                need = _need(data_bytes, table_bytes, slots, buffer_bytes)
+                if not any(held.trainer == trainer for held in self.sets):
+                    need = dataclasses.replace(need, copies_bytes=copies_bytes(self.sets, need, copies))
             held = self._create(trainer, need, data_bytes=data_bytes, table_bytes=table_bytes, pid=pid)
-            self.sets.append(held)
+            with self.guard:
+                self.sets.append(held)
             return held
 
     def make_copies(self, rank: int, *, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int) -> SlotSet:
@@ -187,7 +184,7 @@ class HostArena:
 
     def trainer_state(self, held: SlotSet) -> TrainerState:
         """ "attached": its process holds the lock. "expected": allotted, and it has not come yet. "gone": nobody has the set."""
-        with self._guard:
+        with self.guard:
             locks = seize(held.path)
             if locks is None:
                 return "attached"
@@ -209,7 +206,7 @@ class HostArena:
 
     def release(self, held: SlotSet) -> bool:
         """Expect the set's trainer no longer: it died, or was told to go, before it attached. False: it is attached."""
-        with self._guard:
+        with self.guard:
             locks = seize(held.path)
             if locks is None:
                 return False
@@ -226,7 +223,7 @@ class HostArena:
         Raises:
             RaystateError: a trainer is attached to it.
         """
-        with self._guard:
+        with self.guard:
             locks = seize(held.path)
             if locks is None:
                 raise RaystateError(f"slot set {held.path}: trainer {held.trainer!r} is attached to it", path=str(held.path))
@@ -242,14 +239,14 @@ class HostArena:
 
     def put_layout(self, data: bytes) -> str:
         """Keep a layout for a slot that this host fills itself; it stays until `let_go_layout`, and then for as long as a slot names it."""
-        with self._guard:
+        with self.guard:
             ref = layouts.put_layout(self.path, data)
             self._put[ref] += 1
             return ref
 
     def let_go_layout(self, ref: str) -> None:
         """The slot for which a layout was put names it now, or never will."""
-        with self._guard:
+        with self.guard:
             self._put[ref] -= 1
             self._put = +self._put
 
@@ -261,7 +258,7 @@ class HostArena:
 
         Safe at any time. Removing a set does it; do it when a trainer is gone, too.
         """
-        with self._guard:
+        with self.guard:
             return layouts.prune_layouts(self.path, self.sets, {*keep, *self._put})
 
     # ------------------------------------------------------------ life
@@ -273,7 +270,7 @@ class HostArena:
             remove: the run is over: remove all files too. A trainer that is still attached keeps its pages until it ends, under no
                 name, so nobody else can get them.
         """
-        with self._guard:
+        with self.guard:
             if not self._lock.held:
                 return
             for held in self.sets:
@@ -357,9 +354,8 @@ class HostArena:
         path = self.path
         files: list[int] = []
         try:
-            with lock_root(
-                root
-            ):  # adding up and promising is one act for all hosts on this node; reserving takes longer, and is not
+            # Adding up and promising is one act for all hosts on this node; reserving takes longer, and is not.
+            with lock_root(root):
                 check_capacity(root, need, cap_bytes=self.cap_bytes, memory_threshold=self._memory_threshold)
                 index = max((held.index for held in self.sets), default=-1) + 1
                 while os.path.lexists(self.path / f"{SET_PREFIX}{index}"):  # being made, not ours, or left by a failure
@@ -394,6 +390,10 @@ class HostArena:
 def _need(data_bytes: int, table_bytes: int, slots: int, buffer_bytes: int) -> Need:
     slot_bytes = slot_file_bytes(table_bytes, data_bytes)
     return Need(slot_bytes=slot_bytes, slots=slots, other_bytes=2 * CELL_BYTES, buffer_bytes=buffer_bytes)
+
+
+def _is_as_large(has: SetInfo, least: tuple[int, ...]) -> bool:
+    return all(map(operator.ge, (has.data_bytes, has.table_bytes, has.slots, has.buffer_bytes), least))
 
 
 def _has_rank(held: SlotSet, rank: int | None) -> bool:

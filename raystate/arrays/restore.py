@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -70,6 +70,7 @@ def restore_tree(
     cast: bool = False,
     shapes: ShapeRule = "match",
     rules: Rules | None = None,
+    on_plan: Callable[[int], None] = lambda _: None,
 ) -> Any:
     """Build the tree that the reference asks for.
 
@@ -84,27 +85,30 @@ def restore_tree(
         cast: convert dtypes instead of refusing.
         shapes: "checkpoint" takes the checkpoint's shape where the reference has another.
         rules: `transforms` as a mapping.
+        on_plan: called with bytes that will be asked of `source`, before they are.
 
     Raises:
         ReferenceMismatchError: all differences in one. CorruptCheckpointError: from the source.
     """
     if reference is None:
-        return read_raw(raw_wants(spec), spec, source)
+        return read_raw(raw_wants(spec), spec, source, on_plan)
     with uncollected():
         wants, structure = match_reference(reference, spec, partial=partial, cast=cast, shapes=shapes, rules=rules)
-        results = _gather(wants, spec, source)
+        results = _gather(wants, spec, source, on_plan)
     made = [(position, want) for position, want in enumerate(wants) if isinstance(want, Make)]
     _fill_made(results, made, spec, source, cast=cast, shapes=shapes)
     return jax.tree_util.tree_unflatten(structure, results)
 
 
-def read_raw(wants: Sequence[Want], spec: TreeSpec, source: PieceSource) -> Any:
+def read_raw(wants: Sequence[Want], spec: TreeSpec, source: PieceSource, on_plan: Callable[[int], None] = lambda _: None) -> Any:
     """All of a checkpoint, in nested dicts and lists; `wants` has one entry per leaf."""
     with uncollected():
-        return nest(spec.leaves, _gather(wants, spec, source))
+        return nest(spec.leaves, _gather(wants, spec, source, on_plan))
 
 
-def _gather(wants: Sequence[Want], spec: TreeSpec, source: PieceSource) -> list[Any]:
+def _gather(
+    wants: Sequence[Want], spec: TreeSpec, source: PieceSource, on_plan: Callable[[int], None] = lambda _: None
+) -> list[Any]:
     results: list[Any] = [want.value if isinstance(want, Keep | Plain) else None for want in wants]
     for position, want in enumerate(wants):
         if isinstance(want, Given):
@@ -112,7 +116,9 @@ def _gather(wants: Sequence[Want], spec: TreeSpec, source: PieceSource) -> list[
             placing = Placing()
             placing.add(position, device, {Box((), ()): want.value})
             results[position] = placing.arrays()[position]
-    for batch in _batches([(i, w) for i, w in enumerate(wants) if isinstance(w, Numpy | Device)], spec):
+    batches = list(_batches([(i, w) for i, w in enumerate(wants) if isinstance(w, Numpy | Device)], spec))
+    on_plan(sum(part.nbytes for batch in batches for part in batch))
+    for batch in batches:
         _fill(results, batch, source)
     return results
 
@@ -181,6 +187,7 @@ class _Part(NamedTuple):
     position: int
     want: Numpy | Device
     boxes: list[Box]
+    nbytes: int
 
 
 def _batches(wanted: list[tuple[int, Numpy | Device]], spec: TreeSpec) -> Iterator[list[_Part]]:
@@ -194,7 +201,7 @@ def _batches(wanted: list[tuple[int, Numpy | Device]], spec: TreeSpec) -> Iterat
         if batch and batch_bytes + size > BATCH_BYTES:
             yield batch
             batch, batch_bytes = [], 0
-        batch.append(_Part(position, want, boxes))
+        batch.append(_Part(position, want, boxes, size))
         batch_bytes += size
     if batch:
         yield batch

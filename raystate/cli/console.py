@@ -11,22 +11,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.segment import Segment
-from rich.text import Text
 
 from raystate.core.errors import ConfigError
-from raystate.orbax.step_reader import StepReader
 
 StorageArgument = Annotated[
     str, typer.Argument(metavar="STORAGE", help="a directory, file://…, gs://bucket/prefix or s3://bucket/prefix")
@@ -112,46 +99,3 @@ def when(moment: datetime | None) -> str:
 def figure(value: float) -> str:
     """A metric or a difference, short."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-class _Rate(ProgressColumn):
-    """How many a second."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text(f"{speed:,.0f}/s" if speed else "", style="progress.data.speed")
-
-
-def byte_progress(*, quiet: bool) -> Progress:
-    """A bar on standard error for bytes; nothing where that is no terminal, or `quiet`."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(compact=True),
-        console=progress_out,
-        transient=True,
-        disable=quiet or not progress_out.is_terminal,
-    )
-
-
-def count_progress(*, quiet: bool) -> Progress:
-    """As `byte_progress`, for things that are counted."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(compact=True),
-        console=progress_out,
-        transient=True,
-        disable=quiet or not progress_out.is_terminal,
-    )
-
-
-def watched(reader: StepReader, progress: Progress) -> StepReader:
-    """The same, with a bar for the time in which it opens its arrays."""
-    task = progress.add_task("opening arrays", total=None)
-    reader.on_open = lambda done, total: progress.update(task, completed=done, total=total, visible=done < total)
-    return reader

@@ -8,16 +8,14 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from raystate.cli.bars import byte_progress, count_progress, watched
 from raystate.cli.choosing import AllOption, DepthOption, FilterOption, ItemOption, RegexOption, path_filter
 from raystate.cli.console import (
     JsonOption,
     StorageArgument,
-    byte_progress,
-    count_progress,
     out,
     print_json,
     step_or_latest,
-    watched,
 )
 from raystate.cli.diff_tables import DiffSort, show_comparison, sorted_differences
 from raystate.core.errors import ConfigError

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from raystate.cli.bars import byte_progress, count_progress
 from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size
 from raystate.core.errors import StepNotFoundError
 from raystate.storage import assume_dead, find_garbage, is_missing, open_storage, remove_garbage, why_empty
@@ -29,6 +30,12 @@ def gc(
     """Remove unfinished saves of crashed attempts, and what is left of retired steps.
 
     Never touches what is live, what the newest attempt may still be writing, or steps that were set aside. Safe beside a training.
+
+    \b
+    Examples:
+      raystate gc gs://bucket/lm --dry-run          what would go?
+      raystate gc runs/lm                           remove it
+      raystate gc runs/lm --assume-dead 3           attempt 3 was killed and never comes back
     """
     run = open_storage(storage)
     if is_missing(run) or not run.list(STATE, recursive=False):
@@ -37,7 +44,9 @@ def gc(
     for attempt in dead or []:
         if not dry_run:
             assume_dead(run, attempt)
-    found = find_garbage(run)
+    with count_progress(quiet=as_json) as progress:
+        looking = progress.add_task("looking for what can go", total=None)
+        found = find_garbage(run, on_found=lambda count: progress.update(looking, completed=count))
     total = sum(one.nbytes for one in found)
     if as_json:
         print_json(
@@ -52,7 +61,9 @@ def gc(
         for one in found:
             out.print(f"{size(one.nbytes):>10}  {one.name}  ({one.why})")
     if not dry_run:
-        remove_garbage(run, found)
+        with byte_progress(quiet=as_json) as progress:
+            removing = progress.add_task("removing", total=total)
+            remove_garbage(run, found, on_bytes=lambda done: progress.update(removing, completed=done))
     if not as_json:
         verb = "would be removed" if dry_run else "removed"
         out.print(

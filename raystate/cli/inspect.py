@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from raystate.cli.array_words import array_document, kind_text, shape_text, sharding_text
+from raystate.cli.bars import count_progress, wait_progress, watched
 from raystate.cli.choosing import (
     MOST_ROWS,
     AllOption,
@@ -28,14 +29,12 @@ from raystate.cli.console import (
     NewestStepArgument,
     StorageArgument,
     count,
-    count_progress,
     figure,
     out,
     print_json,
     progress_out,
     size,
     step_or_latest,
-    watched,
     when,
 )
 from raystate.cli.one_array import show_array, the_array
@@ -104,7 +103,8 @@ def inspect(
         if item in (None, one)
         for arrays in [found.arrays(one)]
     }
-    stored = _stored(chosen)
+    with wait_progress("looking at how it is stored", quiet=as_json):
+        stored = _stored(chosen)
     if as_json:
         print_json(_document(found, chosen, stored))
     else:

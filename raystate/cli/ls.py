@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from raystate.cli.bars import count_progress
 from raystate.cli.choosing import AllOption
-from raystate.cli.console import JsonOption, StorageArgument, count, count_progress, figure, out, print_json, size, when
+from raystate.cli.console import JsonOption, StorageArgument, count, figure, out, print_json, size, when
 from raystate.core.errors import ConfigError
 from raystate.inspection.listing import StepSummary, beside, summarize
 from raystate.inspection.places import Checkpoints

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from raystate.cli.console import StorageArgument, count, count_progress, out
+from raystate.cli.bars import count_progress
+from raystate.cli.console import StorageArgument, count, out
 from raystate.cli.report_facts import gather
 from raystate.cli.report_page import render
 from raystate.core.errors import ConfigError

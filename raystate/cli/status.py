@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from raystate.cli.bars import wait_progress
 from raystate.cli.console import JsonOption, count, out, print_json, size
 from raystate.core.desk import step_text
 from raystate.core.errors import ConfigError, StepNotFoundError
-from raystate.core.status import HostStatus, RunStatus
-from raystate.runtime.tenancy import Owner
+from raystate.core.status import HostStatus
 from raystate.storage.url import canonical_url
+
+if TYPE_CHECKING:  # it loads Ray
+    from raystate.actors.reporting import RunReport
 
 
 def status(
@@ -38,10 +41,11 @@ def status(
       RAY_ADDRESS=head:6379 raystate status --json
     """
     where = canonical_url(storage) if storage is not None else None
-    address = _join()
-    from raystate.actors.reporting import run_reports
+    with wait_progress("asking the Ray cluster", quiet=as_json):
+        address = _join()
+        from raystate.actors.reporting import run_reports
 
-    reports = run_reports()
+        reports = run_reports()
     chosen = [one for one in reports if where in (None, one.storage) and run in (None, one.run)]
     if as_json:
         print_json({"cluster": address, "runs": [dataclasses.asdict(one) for one in chosen]})
@@ -62,7 +66,7 @@ def status(
         if report.status is None:
             out.print("waits: another run uses its storage")
         else:
-            _show(report.status, report.owner)
+            _show(report)
 
 
 def _join() -> str:
@@ -80,11 +84,15 @@ def _join() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def _show(run: RunStatus, owner: Owner | None) -> None:
+def _show(report: RunReport) -> None:
+    run, owner = report.status, report.owner
+    assert run is not None
+    far = {(one.what, one.step): f"; {text}" for one in report.going if (text := one.text())}
     if run.end != "open":
         out.print(f"ends: {run.end}")
     elif run.recovery != "idle":
-        out.print(f"restores: {run.recovery}")
+        restoring = "".join(text for (what, _), text in far.items() if what == "restoring")
+        out.print(f"restores: {run.recovery}{restoring}")
     elif run.training:
         whose = f": Ray job {owner.job_id}, pid {owner.pid} on node {owner.node[:8]}" if owner is not None else ""
         out.print(f"trains on {count(run.world or 0, 'rank')}{whose}")
@@ -97,7 +105,7 @@ def _show(run: RunStatus, owner: Owner | None) -> None:
     out.print(f"a snapshot {every}")
     for save in run.saves:
         tries = f", try {save.tries}" if save.tries > 1 else ""
-        out.print(f"saving step {save.step}: {save.phase} for {save.since_s:.1f} s{tries}")
+        out.print(f"saving step {save.step}: {save.phase} for {save.since_s:.1f} s{tries}{far.get(('saving', save.step), '')}")
     table = Table(box=None, pad_edge=False, show_edge=False)
     for name in ("host", "ranks", "steps in memory", "", "heard of"):
         table.add_column(name, justify="left")

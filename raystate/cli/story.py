@@ -39,6 +39,12 @@ def story(
 
     It reads what the Coordinator has written down on its node, also while it goes on. The record is a few megabytes: of a long run
     it holds the last hours.
+
+    \b
+    Examples:
+      raystate story 1200                     on the node of the Coordinator
+      raystate story 1200 --run lm            where there are several runs
+      raystate story 1200 /shared/records     the run's record_dir
     """
     place, attempts = _record(folder, run)
     told = tell(step, attempts)

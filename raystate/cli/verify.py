@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 from rich.progress import Progress, TaskID
 
-from raystate.cli.console import JsonOption, StorageArgument, byte_progress, count, out, print_json, size, step_or_latest
+from raystate.cli.bars import byte_progress, count_progress
+from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size, step_or_latest
 from raystate.core.errors import ConfigError
 from raystate.inspection.places import Checkpoints
 from raystate.legacy import LegacyCheckpoint
-from raystate.verification import StepReport, verify_log, verify_step
+from raystate.verification import BadObject, StepReport, verify_log, verify_step
 
 
 def verify(
@@ -27,6 +28,12 @@ def verify(
 
     A directory is read through; a bucket knows the checksums of its objects. Of a step that Orbax alone wrote, everything is read
     that its metadata name, and what cannot be checked is said. Exit code 1 if anything is bad.
+
+    \b
+    Examples:
+      raystate verify gs://bucket/lm          all steps, and the log
+      raystate verify runs/lm latest          the newest step
+      raystate verify runs/lm 1200 --json     for a script: what is bad
     """
     checkpoints = Checkpoints(storage)
     run = checkpoints.storage
@@ -37,7 +44,11 @@ def verify(
         )  # fmt: skip
     newest = checkpoints.existing(None if step is None else step_or_latest(step))
     steps = checkpoints.steps() if step is None else [newest]
-    log = () if step is not None or checkpoints.single is not None else verify_log(run)
+    log: tuple[BadObject, ...] = ()
+    if step is None and checkpoints.single is None:
+        with count_progress(quiet=as_json) as progress:
+            watch = functools.partial(_update, progress, progress.add_task("checking the log", total=None))
+            log = verify_log(run, on_entry=watch)
     reports: list[StepReport] = []
     with byte_progress(quiet=as_json) as progress:
         for one in steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raystate.core.desk import Barrier, Desk, ranks_text
+from raystate.core.desk import Barrier, Desk, brief, ranks_text
 from raystate.core.memory import HostView, Memory
 from raystate.core.messages import (
     Ask,
@@ -306,7 +306,7 @@ class Joins:
         last_s = self._told_end_s.get((host, lineage))
         if last_s is None or self.desk.now_s - last_s >= RESEND_S:
             self._told_end_s[host, lineage] = self.desk.now_s
-            self.desk.out.append(EndTrainers(host=host, lineage=lineage, reason=reason, attempt=self.desk.attempt))
+            self.desk.out.append(EndTrainers(host=host, lineage=lineage, reason=brief(reason), attempt=self.desk.attempt))
 
     # ---------------------------------------------------------------- the end of a group
 

@@ -347,7 +347,7 @@ class Restores:
         for ask in self._wishes.everybody():
             self.desk.answer(ask, settled)
         what = f"have restored step {step} from {tier or choice.tier}" if step >= 0 else "begin without a step"
-        self.desk.log("info", f"all {group.world} ranks {what}")
+        self.desk.log("info" if step >= 0 else "debug", f"all {group.world} ranks {what}")  # that there is none was said
         self._enter("idle")
 
     def _fail(self, error: str, message: str, **details: object) -> None:

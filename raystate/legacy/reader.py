@@ -99,22 +99,25 @@ class LegacyReader(StepReader):
         arrays = self.tree(item).leaves
         nodes = self._all
         stored = [place for place, (leaf, _, _) in enumerate(requests) if isinstance(nodes[leaf][1], _Beside)]
-        parts, fetched = read_boxes(
+        parts = read_boxes(
             {requests[place][0]: (arrays[requests[place][0]], nodes[requests[place][0]][1].store) for place in stored},
             [requests[place] for place in stored],
             what=lambda leaf: f"reading array {arrays[leaf].name!r} in {self._arrays_where}",
             facts=lambda leaf: {"path": arrays[leaf].name},
             bytes_in_flight=_BYTES_IN_FLIGHT,
             timeout_s=self._legacy_timeout_s,
+            on_bytes=self._count,
         )
         beside = dict(zip(stored, parts, strict=True))
         answer = [
             beside[place] if place in beside else self._box(nodes[leaf][1], start, shape)
             for place, (leaf, start, shape) in enumerate(requests)
         ]
-        self._beside_bytes += fetched
         self.bytes_read = self._file_of_tree.bytes_read + self._beside_bytes
         return answer
+
+    def _count(self, nbytes: int) -> None:
+        self._beside_bytes += nbytes
 
     def state_dict(self, beside: Mapping[tuple[PathKey, ...], Any]) -> Any:
         """The whole tree as flax restores it: nested dicts, numpy arrays and scalars, Python's own values.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +21,8 @@ from raystate.inspection import open_step
 from raystate.manager.memory import MemorySnapshot, content_from_memory
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
-from raystate.restored import ReadOptions, Restored, content_from_storage
+from raystate.restored import ReadOptions, Restored, StepContent, content_from_storage
+from raystate.runtime.progress import FIRST_S, Share
 from raystate.storage import Storage
 
 logger = logging.getLogger("raystate")
@@ -98,11 +100,9 @@ class Restoring:
             self._settled(reply)
         if restored is None:
             return None, reply
-        taken = {tier: format_bytes(restored.bytes_from.get(tier, 0)) for tier in ("memory", "peer", "storage")}
-        logger.info(
-            "step %d is restored: %s of its arrays from this node's memory, %s from other nodes' memory, %s from storage",
-            restored.step, taken["memory"], taken["peer"], taken["storage"],
-        )  # fmt: skip
+        # One line is enough: the Coordinator says it of all ranks.
+        level = logging.INFO if session.rank == 0 else logging.DEBUG
+        logger.log(level, "rank %d has restored step %d: %s", session.rank, restored.step, _taken(restored.bytes_from))
         for bad_step, reason in set_aside:
             logger.warning("step %d was set aside: %s", bad_step, reason)
         return dataclasses.replace(restored, tier=reply.tier or restored.tier, set_aside=set_aside), reply
@@ -156,19 +156,38 @@ class Restoring:
                 return self._read_memory(choice, wanted)
             except _PROBLEMS as error:  # whatever is wrong with what is in memory is no fault of the step in storage
                 logger.warning("step %d is read from storage alone: %s", choice.step, error)
+        return self._take(content_from_storage(open_step(self._storage, choice.step), choice.step), choice, wanted)
+
+    def _take(self, content: StepContent, choice: RestoreChoice, wanted: Wanted) -> Restored:
+        """Read, and tell the Coordinator now and then how far this process is."""
         session = self._session
-        content = content_from_storage(open_step(self._storage, choice.step), choice.step)
-        return content.restore(wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank)
+        share = Share(f"rank {session.rank}", session.link.tell, lambda: sum(content.bytes_from().values()), session.link.clock)
+
+        def turn() -> bool:
+            share.turn()
+            return False
+
+        stop = session.link.spawn(turn, threading.Condition(), "raystate-progress", FIRST_S)
+        try:
+            watched = dataclasses.replace(content, on_plan=lambda nbytes: share.began(choice.begins, nbytes))
+            return watched.restore(wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank)
+        finally:
+            stop()
 
     def _read_memory(self, choice: RestoreChoice, wanted: Wanted) -> Restored:
         """What is in memory from there, the rest from storage, if it is there."""
-        session = self._session
-        snapshot = MemorySnapshot(session, choice, lambda: open_step(self._storage, choice.step))
+        snapshot = MemorySnapshot(self._session, choice, lambda: open_step(self._storage, choice.step))
         try:
-            content = content_from_memory(snapshot, choice)
-            return content.restore(wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank)
+            return self._take(content_from_memory(snapshot, choice), choice, wanted)
         finally:
             snapshot.close()
+
+
+def _taken(bytes_from: Mapping[str, int]) -> str:
+    """Where the arrays of this process came from."""
+    places = {"memory": "this node's memory", "peer": "other nodes' memory", "storage": "storage"}
+    found = [f"{format_bytes(bytes_from[tier])} from {place}" for tier, place in places.items() if bytes_from.get(tier)]
+    return ", ".join(found) or "no arrays"
 
 
 def abstract_state(init_fn: Callable[[], Any], shardings: Any) -> tuple[Any, Callable[[], Any]]:

@@ -30,7 +30,8 @@ def read_boxes(
     facts: Callable[[int], dict[str, Any]],
     bytes_in_flight: int,
     timeout_s: float,
-) -> tuple[list[np.ndarray], int]:
+    on_bytes: Callable[[int], None],
+) -> list[np.ndarray]:
     """Read boxes.
 
     Args:
@@ -40,9 +41,10 @@ def read_boxes(
         facts: leaf index -> an error's attributes.
         bytes_in_flight: at most so many bytes of chunks at a time; one larger fetch goes alone.
         timeout_s: for each wait.
+        on_bytes: called with the bytes of chunks that have come, bit by bit.
 
     Returns:
-        (one array per request, bytes of the chunks that were fetched)
+        One array per request.
 
     Raises:
         CapacityError: it takes more memory than there is, which ends the process where TensorStore asks for it.
@@ -62,7 +64,7 @@ def read_boxes(
     _check_memory(arrays, requests, plan, what, facts)
     parts: list[np.ndarray | None] = [None] * len(requests)
     waiting: deque[tuple[int, _Box, list[int], int, Any]] = deque()
-    flying = fetched = 0
+    flying = 0
 
     def land() -> None:
         nonlocal flying
@@ -70,6 +72,7 @@ def read_boxes(
         with kv.named_errors(what(leaf), damage=True, **facts(leaf)):
             data = future(timeout_s)
         flying -= nbytes
+        on_bytes(nbytes)
         for index in indices:
             parts[index] = _cut(data, begun[0], requests[index])
         for index in indices[1:]:
@@ -89,14 +92,14 @@ def read_boxes(
             view = store[tuple(slice(s, e) for s, e in zip(*box, strict=True))]
             shape = tuple(end - start for start, end in zip(*box, strict=True))
             waiting.append((leaf, box, indices, nbytes, _read(view, shape, dtype)))
-            flying, fetched = flying + nbytes, fetched + nbytes
+            flying += nbytes
         while waiting:
             land()
     finally:
         # After an error nobody wants the rest, and what nobody refers to is given up. Not cancel(): it keeps Python's lock while it
         # waits for a read that is just ending in another thread, and that waits for the lock; nothing in the process runs any more.
         waiting.clear()
-    return [part for part in parts if part is not None], fetched
+    return [part for part in parts if part is not None]
 
 
 def _read(view: ts.TensorStore, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[float], np.ndarray]:

@@ -77,6 +77,12 @@ def array_path(name: str) -> str:
     return f"{name}/" if name else ""
 
 
+def bytes_written() -> int:
+    """How many bytes TensorStore has written to storage in this process: each object counts when all of it is there."""
+    found = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/")
+    return sum(one["values"][0].get("value", 0) for one in found if one["name"].endswith("/bytes_written") and one["values"])
+
+
 def open_store(spec: dict[str, Any], *, timeout_s: float, ctx: ts.Context | None = None) -> ts.KvStore:
     return ts.KvStore.open(spec, context=ctx).result(timeout=timeout_s)
 

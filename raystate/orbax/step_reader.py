@@ -155,17 +155,19 @@ class StepReader:
         """
         tree = self.tree(item)
         stores = self._open(item)
-        parts, fetched = read_boxes(
+        return read_boxes(
             {leaf: (tree.leaves[leaf], stores[tree.leaves[leaf].name]) for leaf in {request[0] for request in requests}},
             requests,
             what=lambda leaf: f"reading array {tree.leaves[leaf].name!r} of item {item!r} of step {self._step}",
             facts=lambda leaf: {"step": self._step, "item": item, "path": tree.leaves[leaf].name},
             bytes_in_flight=self._bytes_in_flight,
             timeout_s=self._timeout_s,
+            on_bytes=self._count,
         )
+
+    def _count(self, nbytes: int) -> None:
         with self._lock:
-            self.bytes_read += fetched
-        return parts
+            self.bytes_read += nbytes
 
     def item_store(self, item: str) -> dict[str, Any]:
         """The TensorStore kvstore spec of the folder in which an item lies."""

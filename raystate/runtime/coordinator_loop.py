@@ -47,6 +47,7 @@ from raystate.core.retention import Keep
 from raystate.runtime.ledger import Ledger
 from raystate.runtime.long_waits import LongWaits
 from raystate.runtime.packaging import OrbaxPackager, Packager
+from raystate.runtime.progress import Going, Progress
 from raystate.runtime.record import Recorder
 from raystate.runtime.storing import Storing, Workers
 from raystate.storage import Storage
@@ -130,7 +131,7 @@ class CoordinatorLoop:
         self._on_crash = on_crash
         self._restarted = restarted
         self._claim_s = float("-inf")  # when to try (again)
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | Progress | None] = queue.SimpleQueue()
         self._looks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._asks: dict[str, Future[Reply]] = {}
         self._asks_lock = threading.Lock()
@@ -164,7 +165,7 @@ class CoordinatorLoop:
 
     # ------------------------------------------------------------ from other threads
 
-    def post(self, event: Event) -> None:
+    def post(self, event: Event | Progress) -> None:
         self._events.put(event)
 
     def ask(self, event: Any) -> Future[Reply]:
@@ -199,6 +200,10 @@ class CoordinatorLoop:
 
         self._looks.put(answer)
         return found
+
+    def going(self) -> Future[tuple[Going, ...]]:
+        """Saves and restores under way."""
+        return self.look(lambda _, now_s: self._long_waits.going(now_s))
 
     def _forget_answered(self) -> None:
         """Whoever asked has read its answer long ago."""
@@ -284,8 +289,11 @@ class CoordinatorLoop:
         self._handle(Claimed(entry=entry, hosts=self._known_hosts, dead=dead, committed=committed))
         self._storing.prepare(entry)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event | Progress) -> None:
         now_s = self._clock()
+        if isinstance(event, Progress):  # nothing is decided by it
+            self._long_waits.observe(event, now_s)
+            return
         if self.machine.held_by and now_s >= self._look_s:
             self._look_s = now_s + LOOK_FOR_DEAD_S
             self._storing.look_for_dead()

@@ -1,12 +1,13 @@
 """A HostActor without Ray: feeds its machine with what the arena and the doorbell say, and does at once what it asks for.
 
-One thread looks at the doorbell and the words; calls come in on other threads. One lock guards machine and bookkeeping; array bytes
+One thread looks at the doorbell and the words; calls come in on other threads. The arena's lock guards machine and bookkeeping; array bytes
 are moved outside it, from slots that the machine holds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import selectors
 import socket
@@ -47,11 +48,13 @@ from raystate.core.host_messages import (
     WriteEnded,
 )
 from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, Staged, Write
+from raystate.orbax.kv import bytes_written
 from raystate.runtime import stacks
 from raystate.runtime.copying import Copier, Peers
 from raystate.runtime.doorbell import Caller, Door, Hello
 from raystate.runtime.parts import HostPart
 from raystate.runtime.priority import give_way
+from raystate.runtime.progress import Progress, Share
 from raystate.runtime.serving import Serving
 from raystate.runtime.slot_store import SlotStore
 from raystate.runtime.writing import write_slots
@@ -90,7 +93,7 @@ class HostLoop:
         storage: Storage,
         host: HostId,
         incarnation: str,
-        tell: Callable[[Event], None],
+        tell: Callable[[Event | Progress], None],
         peers: Peers | None = None,
         domain: str = "",
         writers: Executor | None = None,
@@ -103,11 +106,12 @@ class HostLoop:
         self._tell = tell
         self._kill = kill or stacks.kill
         self._clock = clock
-        self._lock = threading.RLock()
+        self._lock = arena.guard
         self._store = SlotStore(arena)
         self._machine = Host(host, incarnation, self._store.recall(), domain=domain)
         self._copier = Copier(arena, peers, self._order, self._store.found, self._lock)
         self.serving = Serving(host, arena, self._store, self._lock, self._feed)
+        self._share = Share(host, tell, bytes_written, clock)
         self._callers: dict[int, Caller] = {}  # by file descriptor
         self._saves: dict[str, Future[HostPart]] = {}
         self._answer: Future[HostPart] | Exception | None = None  # of the order at hand
@@ -161,6 +165,7 @@ class HostLoop:
                 self._feed(unlocked)
         self._to_remove = {index for index in self._to_remove if not self._store.remove(index)}
         self._feed(Look())
+        self._share.turn()
         if self._clock() >= self._prune_s:  # a state whose tree changes leaves a layout behind each time
             self._prune_s = self._clock() + PRUNE_EVERY_S
             self.arena.prune_layouts()
@@ -297,29 +302,24 @@ class HostLoop:
             CapacityError: they don't fit; nothing has changed.
         """
 
-        def allot() -> Any:
-            return self.arena.allot(
-                trainer=incarnation,
-                rank=rank,
-                pid=pid,
-                data_bytes=data_bytes,
-                table_bytes=table_bytes,
-                buffer_bytes=buffer_bytes,
-                slots=slots,
-                copies=copies,
-            )
-
-        with self._lock:
+        allot = functools.partial(
+            self.arena.allot, trainer=incarnation, rank=rank, pid=pid, data_bytes=data_bytes, table_bytes=table_bytes,
+            buffer_bytes=buffer_bytes, slots=slots, copies=copies,
+        )  # fmt: skip
+        # Without the lock: each GiB takes half a second, and a host that says nothing for so long would count as down.
+        with self.arena.allotting:
             try:
                 held = allot()
             except CapacityError:
-                self._drop_unneeded()
+                with self._lock:
+                    self._drop_unneeded()
                 held = allot()
-            for event in self._store.changes():  # the trainer's set before this one: its last word
-                self._feed(event)
-            self._feed(self._store.found(held))
-            self._drop_unneeded()
-            return str(held.path), held.index
+            with self._lock:
+                for event in self._store.changes():  # the trainer's set before this one: its last word
+                    self._feed(event)
+                self._feed(self._store.found(held))
+                self._drop_unneeded()
+                return str(held.path), held.index
 
     def _drop_unneeded(self) -> None:
         """Give back the sets of trainers that are gone, unless a recovery or a running save may still need them."""
@@ -371,8 +371,9 @@ class HostLoop:
         try:
             with self._lock:
                 slots = {place.rank: self._store.slot(place) for place in places}
-            return write_slots(self._storage, self._host, order, slots, self.arena.get_layout)
+            return write_slots(self._storage, self._host, order, slots, self.arena.get_layout, self._share.began)
         finally:
+            self._share.ended(order.save)
             self._order(WriteEnded(save=order.save))
 
     # ------------------------------------------------------------ end

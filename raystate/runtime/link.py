@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from raystate.core.messages import HostId, Reply, TrainerExited
 from raystate.runtime.doorbell import Hello
+from raystate.runtime.progress import Progress
 
 
 class Unreachable(Exception):  # noqa: N818 - a state, for this package only
@@ -60,6 +61,10 @@ class Link(Protocol):
         """Tell the Coordinator that this trainer has raised `error`. Best effort."""
         ...
 
+    def tell(self, progress: Progress) -> None:
+        """Tell the Coordinator how far this process has come. It may get lost."""
+        ...
+
     def call_host(self, host: HostId, method: str, timeout_s: float, kwargs: dict[str, Any]) -> Any:
         """Call a HostActor, once. Raises Unreachable, or the RaystateError that it raised."""
         ...
@@ -89,9 +94,11 @@ class Link(Protocol):
         """Let others work for a moment: until the condition is notified, or `seconds` have passed. No lock may be held."""
         ...
 
-    def spawn(self, turn: Callable[[], bool], condition: threading.Condition, name: str) -> Callable[[], None]:
-        """Call `turn` again and again in the background: at once while it says True, else when the condition is notified or a few
-        milliseconds have passed.
+    def spawn(
+        self, turn: Callable[[], bool], condition: threading.Condition, name: str, pause_s: float = ...
+    ) -> Callable[[], None]:
+        """Call `turn` again and again in the background: at once while it says True, else when the condition is notified or `pause_s`
+        have passed, a few milliseconds if nothing is said.
 
         Returns:
             What ends it and waits until it has ended.

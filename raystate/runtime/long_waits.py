@@ -1,9 +1,9 @@
-"""What takes long says so in the run's log: calmly, one line every ten seconds."""
+"""What takes long says so in the run's log: calmly, after ten seconds, after twenty, after forty, later every five minutes."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from raystate.core.messages import (
@@ -16,21 +16,42 @@ from raystate.core.messages import (
     Tick,
     TrainerExited,
     Write,
+    Written,
 )
+from raystate.runtime.progress import Going, Progress, Shares
 
 logger = logging.getLogger("raystate.coordinator")
 
-EVERY_S = 10.0
+FIRST_S = 10.0
+SELDOM_S = 300.0  # lines are no further apart
 FORGOTTEN_S = 3600.0  # nobody has told how it ended
 
 
 @dataclass(slots=True, kw_only=True)
 class LongWait:
-    """Something that goes on."""
+    """Something that goes on. `of`: see `runtime.progress.Progress`."""
 
-    what: str
+    of: str
+    step: int
+    tier: str = ""  # of a restore
     since_s: float
-    told_s: float
+    next_s: float
+    heard_s: float
+    shares: Shares = field(default_factory=Shares)
+
+    def going(self, now_s: float) -> Going:
+        done, total = self.shares.sums()
+        what = "restoring" if self.tier else "saving"
+        return Going(what=what, step=self.step, of=self.of, since_s=now_s - self.since_s, done_bytes=done, total_bytes=total)
+
+    def text(self, now_s: float) -> str:
+        going = self.going(now_s)
+        so_far = f": {text}" if (text := going.text()) else ""
+        if self.tier:
+            return f"the ranks are still restoring step {self.step} from {self.tier} after {going.since_s:.0f} s{so_far}"
+        if going.total_bytes and going.done_bytes == going.total_bytes:
+            so_far += ", all of it; it is not durable yet"
+        return f"step {self.step} is still being written (save {self.of}) after {going.since_s:.0f} s{so_far}"
 
 
 class LongWaits:
@@ -44,25 +65,39 @@ class LongWaits:
         """Follow what begins and ends; with a tick, tell what takes long."""
         match message:
             case Write(save=save, step=step):
-                what = f"step {step} is still being written (save {save})"
-                self._saves.setdefault(save, LongWait(what=what, since_s=now_s, told_s=now_s))
+                if save not in self._saves:
+                    self._saves[save] = LongWait(of=save, step=step, since_s=now_s, next_s=now_s + FIRST_S, heard_s=now_s)
+            case Written(save=save, host=host, error=""):
+                if save in self._saves:
+                    self._saves[save].shares.finished(host)
             case PublishDone(save=str(save), error="") | Discard(save=save):
                 self._saves.pop(save, None)
-            case Answer(reply=RestoreChoice(step=step, tier=tier)) if step >= 0:
-                what = f"the ranks are still restoring step {step} from {tier}"
-                if self._restore is None or self._restore.what != what:
-                    self._restore = LongWait(what=what, since_s=now_s, told_s=now_s)
+            case Answer(reply=RestoreChoice(step=step, tier=tier, begins=begins)) if step >= 0:
+                if self._restore is None or self._restore.of != begins:
+                    self._restore = LongWait(of=begins, step=step, tier=tier, since_s=now_s, next_s=now_s + FIRST_S, heard_s=now_s)
             case Answer(reply=RestoreSettled()) | EndTrainers() | TrainerExited():
                 self._restore = None
+            case Progress():
+                for wait in self._all():
+                    if wait.of == message.of:
+                        wait.heard_s = now_s
+                        wait.shares.hear(message)
             case Tick():
                 self._tell(now_s)
             case _:
                 pass
 
+    def going(self, now_s: float) -> tuple[Going, ...]:
+        """What goes on at the moment, oldest first."""
+        return tuple(wait.going(now_s) for wait in sorted(self._all(), key=lambda one: one.since_s))
+
+    def _all(self) -> list[LongWait]:
+        return [*self._saves.values(), *([self._restore] if self._restore is not None else [])]
+
     def _tell(self, now_s: float) -> None:
-        for save in [save for save, wait in self._saves.items() if now_s - wait.since_s > FORGOTTEN_S]:
+        for save in [save for save, wait in self._saves.items() if now_s - wait.heard_s > FORGOTTEN_S]:
             del self._saves[save]
-        for wait in (*self._saves.values(), *([self._restore] if self._restore is not None else [])):
-            if now_s - wait.told_s >= EVERY_S:
-                wait.told_s = now_s
-                logger.info("%s after %.0f s", wait.what, now_s - wait.since_s)
+        for wait in self._all():
+            if now_s >= wait.next_s:
+                wait.next_s = now_s + min(SELDOM_S, now_s - wait.since_s)
+                logger.info("%s", wait.text(now_s))

@@ -18,13 +18,19 @@ from raystate.storage import StepFolder, Storage
 
 
 def write_slots(
-    storage: Storage, host: HostId, order: Write, slots: Mapping[int, Slot], get_layout: Callable[[str], bytes]
+    storage: Storage,
+    host: HostId,
+    order: Write,
+    slots: Mapping[int, Slot],
+    get_layout: Callable[[str], bytes],
+    on_begin: Callable[[str, int], None] = lambda *_: None,
 ) -> HostPart:
     """Write the owned pieces of these ranks' slots under the save's unique names. The slots must not change meanwhile.
 
     Args:
         slots: by rank.
         get_layout: a layout's bytes by its name (`SlotTable.layout_ref`).
+        on_begin: called with the save and the bytes of arrays that will be written.
 
     Raises:
         CorruptCheckpointError: a piece in memory is not what was staged. StorageError.
@@ -58,6 +64,7 @@ def write_slots(
                     step=order.step, rank=rank, path=name, host=host,
                 )  # fmt: skip
             pieces.setdefault(piece.tree, []).append((piece.leaf, piece.start, as_array(data, layout, piece)))
+    on_begin(order.save, sum(array.nbytes for mine in pieces.values() for _, _, array in mine))
     objects: dict[str, list[DataObject]] = {}
     claims: dict[str, list[tuple[int, tuple[int, ...], tuple[int, ...]]]] = {}
     for index, tree in enumerate(trees):

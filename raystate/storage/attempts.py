@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -80,17 +81,32 @@ def attempt(
 
     The deadline bounds the retries; a call that the kernel or a client library never returns from is bounded by these.
     """
+    start_s = time.monotonic()
     try:
-        for again in tenacity.Retrying(
-            retry=tenacity.retry_if_exception(is_passing),
-            wait=tenacity.wait_random_exponential(multiplier=0.05, max=5.0),
-            stop=tenacity.stop_before_delay(timeout_s),
-            reraise=True,
-        ):
-            with again:
-                return call()
+        try:
+            return call()
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            return _again(call, error, timeout_s - (time.monotonic() - start_s))
     except (StorageError, *let_through):
         raise
     except Exception as error:
         raise storage_error(operation, path, error) from error
-    raise AssertionError("unreachable: tenacity returns or raises")
+
+
+def _again(call: Callable[[], Result], first: BaseException, timeout_s: float) -> Result:
+    """`call`, after it failed with `first` and a wait. Few calls come here: what tenacity makes for each costs more than a small read."""
+    failed = [first]
+
+    def repeat() -> Result:
+        if failed:
+            raise failed.pop()
+        return call()
+
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception(is_passing),
+        wait=tenacity.wait_random_exponential(multiplier=0.05, max=5.0),
+        stop=tenacity.stop_before_delay(timeout_s),
+        reraise=True,
+    )(repeat)

@@ -38,7 +38,9 @@ class Garbage:
     generation: str = ""
 
 
-def find_garbage(storage: Storage, live_saves: Collection[str] = ()) -> list[Garbage]:
+def find_garbage(
+    storage: Storage, live_saves: Collection[str] = (), *, on_found: Callable[[int], None] = lambda _: None
+) -> list[Garbage]:
     """Work folders, packages and writers' objects of dead saves, bases of the log that nobody needs, and trash.
 
     A save is dead if its attempt is older than the log's tail (so nothing can commit it any more) and the tail neither holds it
@@ -48,41 +50,60 @@ def find_garbage(storage: Storage, live_saves: Collection[str] = ()) -> list[Gar
     Args:
         storage: of the run.
         live_saves: further saves to keep.
+        on_found: called with how many things have been found so far.
     """
-    newest = RunLog(storage).newest()
     found: list[Garbage] = []
+    for one in _garbage(storage, live_saves):
+        found.append(one)
+        on_found(len(found))
+    return found
+
+
+def _garbage(storage: Storage, live_saves: Collection[str]) -> Iterator[Garbage]:
+    newest = RunLog(storage).newest()
     if newest is not None:
         tail = newest.entry
-        found += _bases(storage, newest)
+        yield from _bases(storage, newest)
         keep = {*live_saves, *(one.save for one in tail.live), *(one.save for one in tail.intents)}
 
         def is_dead(save: str | None) -> bool:
             attempt = None if save is None else attempt_of(save)
             return attempt is not None and attempt < tail.attempt and save not in keep
 
-        found += _work_folders(storage, is_dead)
-        found += _packages(storage, is_dead)
+        yield from _work_folders(storage, is_dead)
+        yield from _packages(storage, is_dead)
         if not storage.is_directory:
-            found += _strays(storage, is_dead)
-    found += _self_tests(storage)
-    found += [_folder(storage, info, "was retired") for info in storage.list(TRASH, recursive=False) if info.is_folder]
-    return found
+            yield from _strays(storage, is_dead)
+    yield from _self_tests(storage)
+    yield from (_folder(storage, info, "was retired") for info in storage.list(TRASH, recursive=False) if info.is_folder)
 
 
-def remove_garbage(storage: Storage, garbage: Sequence[Garbage]) -> None:
+def remove_garbage(storage: Storage, garbage: Sequence[Garbage], *, on_bytes: Callable[[int], None] = lambda _: None) -> None:
     """Remove them. What fails doesn't keep the others.
+
+    Args:
+        storage: of the run.
+        garbage: what `find_garbage` has found.
+        on_bytes: called with the bytes that are done with so far.
 
     Raises:
         StorageError: the first failure; what could not be removed stays for the next time.
     """
+    loose = [one for one in garbage if one.name[-1] != "/"]
+    objects = [ObjectInfo(name=one.name, size=one.nbytes, generation=one.generation) for one in loose]
+    removals: list[tuple[int, Callable[[], None]]] = [
+        (one.nbytes, _remover(storage, one.name.rstrip("/"))) for one in garbage if one.name[-1] == "/"
+    ]
+    removals += [(sum(one.nbytes for one in loose), lambda: storage.delete_all(objects)), (0, lambda: _sweep(storage))]
     failed: list[StorageError] = []
-    objects = [ObjectInfo(name=one.name, size=one.nbytes, generation=one.generation) for one in garbage if one.name[-1] != "/"]
-    removals: list[Callable[[], None]] = [_remover(storage, one.name.rstrip("/")) for one in garbage if one.name[-1] == "/"]
-    for remove in [*removals, lambda: storage.delete_all(objects), lambda: _sweep(storage)]:
+    done = 0
+    for nbytes, remove in removals:
         try:
             remove()
         except StorageError as error:
             failed.append(error)
+        done += nbytes
+        on_bytes(done)
     if failed:
         raise failed[0]
 

@@ -30,6 +30,7 @@ from raystate.manager.ending import is_clean_exit
 from raystate.ray_version import ray_internals
 from raystate.reader import Reader
 from raystate.train import endings
+from raystate.train.bar import run_bar
 from raystate.train.callback import MAX_FAILURES, Outcome, RayTrainCallback
 from raystate.train.jax_backend import QuickJaxConfig
 
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 RESIZE_EVERY_S = 30.0  # a restart costs seconds here; Ray Train's own default is a minute
 _RELEASE_S = 600.0
+_PRINT_PATCH = "RAY_TRAIN_ENABLE_PRINT_PATCH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,8 @@ def fit(
         start_ray()
     try:
         trainer = _Trainer(entry, **arguments)
-        result = _run(trainer, config, callback._launch)
+        with run_bar(config):
+            result = _run(trainer, config, callback._launch)
         return _result(result, config)
     finally:
         if started_ray:
@@ -286,8 +289,9 @@ def _run_config(
     variables = {**variables, **_check_env(env, variables)}
     if on_cpu:
         variables.setdefault("JAX_PLATFORMS", "cpu")
-    if variables:
-        run.worker_runtime_env = {**runtime_env, "env_vars": variables}
+    # Where standard output goes to a file, as it does in Ray's workers, Ray Train's print() says everything twice.
+    variables.setdefault(_PRINT_PATCH, os.environ.get(_PRINT_PATCH, "0"))
+    run.worker_runtime_env = {**runtime_env, "env_vars": variables}
     return run
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import raystate
@@ -17,8 +16,9 @@ from raystate.arena.locks import FileLock
 from raystate.fault_points import FOLDER
 from raystate.testing.gcs import GcsServer
 from tests.cluster import strikes, toy
-from tests.cluster.training import NODE, NODES, STEPS, Training, kill_all, pausing, wait_for
+from tests.cluster.training import NODE, NODES, STEPS, Training, pausing
 from tests.patience import PATIENCE_S
+from tests.processes import start_ray
 from tests.storage.backends import GCS_SERVER_RUNS
 
 
@@ -43,23 +43,15 @@ def by_value(request: pytest.FixtureRequest) -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(request.module)
 
 
-def _start_cluster() -> Any:
-    """A cluster of NODES nodes; None if one took longer to start than Ray waits (30 s, by no setting more)."""
+def _cluster() -> Any:
+    """Of NODES nodes."""
     from ray.cluster_utils import Cluster
 
     # A dead node is noticed within a second or two, not fifteen.
     noticed = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
-    here = psutil.Process()
-    before = here.children(recursive=True)
-    try:
-        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "_system_config": noticed})
-        for _ in range(NODES - 1):
-            cluster.add_node(**NODE)
-    except Exception as error:
-        if "timed out during startup" not in str(error):
-            raise
-        kill_all(process for process in here.children(recursive=True) if process not in before)
-        return None
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "_system_config": noticed})
+    for _ in range(NODES - 1):
+        cluster.add_node(**NODE)
     return cluster
 
 
@@ -70,7 +62,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, gcs_server: GcsServer 
 
     os.environ[FOLDER] = str(tmp_path_factory.mktemp("fault-points"))  # everything that Ray starts inherits it
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
-    cluster = wait_for(_start_cluster, "a Ray cluster")
+    cluster = start_ray(_cluster)
     ray.init(address=cluster.address, namespace="tests", log_to_driver=False)
     cluster.wait_for_nodes(PATIENCE_S)
     # Waiting processes double what each of the many short runs costs. Where they matter a test switches them on: so not before Ray

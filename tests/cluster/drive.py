@@ -21,6 +21,7 @@ import raystate
 from tests.cluster import toy
 from tests.cluster.training import NODE, SAVES_EVERY, quiet_run_config, scaling
 from tests.patience import PATIENCE_S
+from tests.processes import start_ray
 
 
 def main() -> None:
@@ -28,8 +29,8 @@ def main() -> None:
     out = Path(given["out"])
     address = given["address"]
     if address is None:
-        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-        cluster.add_node(**NODE)
+        cluster = start_ray(lambda: Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False}))
+        start_ray(lambda: cluster.add_node(**NODE))
         address = cluster.address
     ray.init(address=address, namespace=f"driver-{os.getpid()}", log_to_driver=False)
     cloudpickle.register_pickle_by_value(toy)

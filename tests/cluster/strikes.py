@@ -21,8 +21,9 @@ from raystate.arena import SlotSet, arena_path, default_root
 from raystate.core.errors import RaystateError
 from raystate.fault_points import FOLDER
 from raystate.storage import run_hash
-from tests.cluster.training import SAVES_EVERY, Training, kill_family, wait_for
+from tests.cluster.training import SAVES_EVERY, Training, wait_for
 from tests.patience import PATIENCE_S
+from tests.processes import kill_family
 
 PHASES = ("training", "staging", "writing", "publishing")
 NOTICE_S = 3600  # so far away that a run which waited for it would not end within the test's patience

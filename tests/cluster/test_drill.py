@@ -12,8 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cluster.training import REPO, kill_family
+from tests.cluster.training import REPO
 from tests.patience import PATIENCE_S
+from tests.processes import kill_family
 
 SEED = os.environ["RAYSTATE_SEED"]  # drawn by tests/conftest.py, which prints it
 FIXED = "trainer,host,coordinator,node,drain,outage,stall,stop-trainer,stop-host,stop-coordinator,stop-node,clock"

@@ -19,6 +19,7 @@ from tests.cluster import toy
 from tests.cluster.strikes import drain, lose_node, newest_in_memory, raylet_of_a_trainer
 from tests.cluster.training import NODE, NODES, Training, wait_for
 from tests.patience import PATIENCE_S
+from tests.processes import start_ray
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
@@ -190,7 +191,7 @@ def two_nodes(ray_cluster: Any) -> Iterator[Any]:
         ray_cluster.remove_node(ray_cluster.list_all_nodes()[-1], allow_graceful=False)
     yield ray_cluster
     while len(ray_cluster.list_all_nodes()) < NODES:
-        ray_cluster.add_node(**NODE)
+        start_ray(lambda: ray_cluster.add_node(**NODE))
     ray_cluster.wait_for_nodes(PATIENCE_S)
 
 
@@ -244,7 +245,7 @@ def test_two_workers_become_one_and_two_again(
     lose_node(two_nodes, node, run_hash(training.config.storage, training.config.run))
     wait_for_start(training, 3)
     training.wait_step(starts(training)[2]["step"] + 3)
-    two_nodes.add_node(**NODE)
+    start_ray(lambda: two_nodes.add_node(**NODE))
     wait_for_start(training, 4)
     result = training.finish()
     assert [event["world"] for event in starts(training)] == [2, 2, 1, 2]
@@ -270,7 +271,7 @@ def test_a_drained_node_and_one_that_dies_while_the_run_grows(two_nodes: Any, ma
     drain(two_nodes.address, node.node_id)
     wait_for_start(training, 2)
     training.wait_step(starts(training)[1]["step"] + 3)
-    added = two_nodes.add_node(**NODE)
+    added = start_ray(lambda: two_nodes.add_node(**NODE))
     wait_for_stop(training, 2)
     lose_node(two_nodes, added, run)
     wait_for_start(training, 3)
@@ -294,7 +295,7 @@ def test_a_trainer_of_ones_own_is_elastic_too(two_nodes: Any, make_run: Any, tmp
     _, node = raylet_of_a_trainer(training, two_nodes)
     lose_node(two_nodes, node, run_hash(run.storage, run.run))
     wait_for_start(training, 2)
-    two_nodes.add_node(**NODE)
+    start_ray(lambda: two_nodes.add_node(**NODE))
     training.finish()
     assert [event["world"] for event in starts(training)][:2] == [2, 1]
     check(training)

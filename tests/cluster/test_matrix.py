@@ -19,6 +19,7 @@ from tests.cluster import strikes
 from tests.cluster.strikes import ROUNDS, VICTIMS, came_of, held, newest_in_memory, phase_of, strike
 from tests.cluster.training import NODE, NODES, SAVES_EVERY, STEPS, Driver, wait_for
 from tests.patience import PATIENCE_S
+from tests.processes import start_ray
 
 
 @pytest.mark.long
@@ -65,7 +66,7 @@ def test_one_death_of_each_kind(turn: int, ray_cluster: Any, make_run: Any, tmp_
     finally:
         training.kill()
         while len(ray_cluster.list_all_nodes()) < NODES:
-            ray_cluster.add_node(**NODE)
+            start_ray(lambda: ray_cluster.add_node(**NODE))
         ray_cluster.wait_for_nodes(PATIENCE_S)
     start = training.events.newest_start()
     came["driver", phase] = came_of(training, before)

@@ -17,9 +17,9 @@ import pytest
 import raystate
 from raystate.storage import run_hash
 from tests.cluster import strikes
-from tests.cluster.training import kill_family
 from tests.diffs import apply_hunk, hunks_of
 from tests.patience import PATIENCE_S
+from tests.processes import kill_family
 
 REPO = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("outside_script.py")

@@ -13,6 +13,7 @@ from raystate.storage import run_hash
 from tests.cluster.strikes import kill_node, newest_in_memory
 from tests.cluster.training import NODE, NODES, STEPS, Training, wait_for
 from tests.patience import PATIENCE_S
+from tests.processes import start_ray
 
 
 @pytest.mark.long
@@ -34,7 +35,7 @@ def test_a_lost_node_costs_no_step_that_had_copies(ray_cluster: Any, make_run: A
             starts = training.events.starts()
             kill_node(training, ray_cluster)
             wait_for(lambda starts=starts: training.events.starts() > starts, "a start", failed=lambda: training.error)
-            ray_cluster.add_node(**NODE)
+            start_ray(lambda: ray_cluster.add_node(**NODE))
             ray_cluster.wait_for_nodes(PATIENCE_S)
             start = training.events.newest_start()
             assert kept <= start["step"] <= step
@@ -46,5 +47,5 @@ def test_a_lost_node_costs_no_step_that_had_copies(ray_cluster: Any, make_run: A
     finally:
         training.go_to_end()
         while len(ray_cluster.list_all_nodes()) < NODES:
-            ray_cluster.add_node(**NODE)
+            start_ray(lambda: ray_cluster.add_node(**NODE))
     assert not run_actors(run_hash(run.storage, run.run))

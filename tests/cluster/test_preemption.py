@@ -14,8 +14,9 @@ import raystate
 from raystate.actors.naming import host_name
 from raystate.storage import run_hash
 from tests.cluster.strikes import drain, pid_of, raylet_of_a_trainer
-from tests.cluster.training import NODE, NODES, STEPS, Training, kill_family, wait_for
+from tests.cluster.training import NODE, NODES, STEPS, Training, wait_for
 from tests.patience import PATIENCE_S
+from tests.processes import kill_family, start_ray
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def leaving_node(ray_cluster: Any) -> Any:
         kill_family(psutil.Process(node.all_processes["raylet"][0].process.pid))
         ray_cluster.remove_node(node, allow_graceful=False)
     while len(ray_cluster.list_all_nodes()) < NODES:
-        ray_cluster.add_node(**NODE)
+        start_ray(lambda: ray_cluster.add_node(**NODE))
     ray_cluster.wait_for_nodes(PATIENCE_S)
 
 

@@ -16,7 +16,7 @@ from raystate.storage import run_hash
 from tests.cluster.strikes import lose_node, newest_in_memory
 from tests.cluster.training import NODE, wait_for
 from tests.patience import PATIENCE_S
-from tests.processes import free_port
+from tests.processes import free_port, start_ray
 
 SHAPE = (64, 48)
 ARRAYS = 3
@@ -110,7 +110,7 @@ def test_four_ranks_lose_nodes_and_go_on_as_two(ray_cluster: Any, tmp_path: Path
     )
     name = run_hash(config.storage, config.run)
     labels = {"rack": "r1"} if replicas < lost else {}
-    added = [ray_cluster.add_node(**NODE, labels=labels) for _ in range(lost)]
+    added = [start_ray(lambda: ray_cluster.add_node(**NODE, labels=labels)) for _ in range(lost)]
     ray_cluster.wait_for_nodes(PATIENCE_S)
     nodes = [*[node for node in ray_cluster.list_all_nodes() if node not in added][: 4 - lost], *added]
     trainers = start(config, nodes)

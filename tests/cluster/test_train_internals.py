@@ -217,7 +217,10 @@ def test_the_users_run_config_is_completed_and_left_alone() -> None:
     ours = RayTrainCallback(CONFIG)
     run = launch._run_config(theirs, ours, on_cpu=True)
     assert run.callbacks == [own, ours]
-    assert run.worker_runtime_env == {"env_vars": {"JAX_PLATFORMS": "cpu", "A": "1"}, "working_dir": "w"}
+    assert run.worker_runtime_env == {
+        "env_vars": {"JAX_PLATFORMS": "cpu", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0", "A": "1"},  # or every print() comes twice
+        "working_dir": "w",
+    }
     assert run.failure_config is not None
     assert theirs.failure_config is not None
     assert (run.failure_config.max_failures, run.failure_config.preemption_grace_s) == (-1, 3.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import psutil
 import raystate
 from tests.cluster import toy
 from tests.patience import PATIENCE_S
+from tests.processes import kill_family
 
 REPO = Path(__file__).parents[2]
 NODES = 3
@@ -74,20 +74,6 @@ def wait_for(
         assert problem is None, f"while waiting for {what}: {problem!r}"
         assert time.monotonic() < deadline_s, f"no {what} within {timeout_s:.0f} s"
         time.sleep(POLL_S)
-
-
-def kill_all(doomed: Iterable[psutil.Process]) -> None:
-    """SIGKILL; returns when they are gone."""
-    doomed = list(doomed)
-    for process in doomed:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(doomed, timeout=PATIENCE_S)
-
-
-def kill_family(process: psutil.Process) -> None:
-    """SIGKILL a process and all that it has started."""
-    kill_all([process, *process.children(recursive=True)])
 
 
 class Training:

@@ -140,6 +140,7 @@ def test_reads_that_nobody_wants_any_more_are_dropped_and_not_cancelled():
             facts=lambda leaf: {},
             bytes_in_flight=100,
             timeout_s=1.0,
+            on_bytes=lambda nbytes: None,
         )
     assert caught.value.__cause__ is not None  # whose traceback holds the frames
     assert [future() is None for future in started] == [True, False, True, True], "only the one that failed is still referred to"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
-from tests.cluster.training import kill_all, wait_for
 from tests.docs.running import Interpreter, interpreter
+from tests.processes import start_ray
 
 # No waiting processes, which cost more here than they save; a dead worker is noticed soon; one device, as a user has it.
 SETTINGS = {"RAYSTATE_STANDBY": "0", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2", "XLA_FLAGS": ""}
@@ -22,23 +21,6 @@ def python() -> Iterator[Interpreter]:
         yield one
 
 
-def _start_ray() -> bool:
-    """False if Ray took longer to start than it waits itself (30 s, by no setting more)."""
-    import ray
-
-    here = psutil.Process()
-    before = here.children(recursive=True)
-    try:
-        ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:
-        if "timed out during startup" not in str(error):
-            raise
-        ray.shutdown()
-        kill_all(process for process in here.children(recursive=True) if process not in before)
-        return False
-    return True
-
-
 @pytest.fixture(scope="module")
 def python_on_ray() -> Iterator[Interpreter]:
     """An interpreter whose pages find a Ray that stands, as after `ray start --head`."""
@@ -47,7 +29,7 @@ def python_on_ray() -> Iterator[Interpreter]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SETTINGS.items():
             patch.setenv(name, value)  # before Ray starts, whose processes inherit it
-        wait_for(_start_ray, "a Ray cluster")
+        start_ray(lambda: ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR))
     try:
         with interpreter(RAY_ADDRESS=ray.get_runtime_context().gcs_address, **SETTINGS) as one:
             yield one

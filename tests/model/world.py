@@ -38,6 +38,7 @@ from raystate.runtime.doorbell import Hello
 from raystate.runtime.host_loop import HostLoop
 from raystate.runtime.link import Gone, HostCall, Unreachable
 from raystate.runtime.parts import PieceBoxes
+from raystate.runtime.progress import Progress
 from raystate.runtime.retention import orbax_keep
 from raystate.storage import Storage, StorageWrapper, open_storage, run_hash
 
@@ -240,6 +241,10 @@ class ModelLink:
         self._alive()
         self.world.tell(event)
 
+    def tell(self, progress: Progress) -> None:
+        self._alive()
+        self.world.tell(progress)
+
     def call_host(self, host: HostId, method: str, timeout_s: float, kwargs: dict[str, Any]) -> Any:
         del timeout_s
         self._alive()
@@ -288,8 +293,10 @@ class ModelLink:
         self.rank.rest(seconds * self.world.paces[self.rank.number])
         self._alive()
 
-    def spawn(self, turn: Callable[[], bool], condition: threading.Condition, name: str) -> Callable[[], None]:
-        del condition, name
+    def spawn(
+        self, turn: Callable[[], bool], condition: threading.Condition, name: str, pause_s: float = 0.0
+    ) -> Callable[[], None]:
+        del condition, name, pause_s
         self.world.turns[self.rank.number, id(turn)] = turn
         key = (self.rank.number, id(turn))
         return lambda: self.world.turns.pop(key, None) and None

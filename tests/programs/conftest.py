@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import start_ray
 from tests.programs.running import End, Place, run_script
 
 Digests = list[dict[str, str]]  # by rank
@@ -23,7 +24,7 @@ def ray_address() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAYSTATE_STANDBY", "0")  # before Ray starts: waiting processes cost more here than they save
         patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
-        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        start_ray(lambda: ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR))
         yield ray.get_runtime_context().gcs_address
         ray.shutdown()
 

@@ -16,9 +16,10 @@ import pytest
 import raystate
 from raystate.runtime.ledger import read_recoveries
 from raystate.storage import open_storage
-from tests.cluster.training import kill_all, kill_family, wait_for
+from tests.cluster.training import wait_for
 from tests.diffs import apply_hunk, hunks_of
 from tests.patience import PATIENCE_S
+from tests.processes import kill_all, kill_family
 
 REPO = Path(__file__).parents[2]
 PAGE = REPO / "docs/howto/adopt.md"

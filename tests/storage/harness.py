@@ -5,10 +5,13 @@ What carries the Coordinator's commands out is what does so in production. Its w
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
+
+from fsspec.implementations.memory import MemoryFileSystem
 
 from raystate.core.coordinator import Coordinator
 from raystate.core.errors import error_from_name
@@ -50,6 +53,18 @@ class Witness(Protocol):
 
     def heard_durable(self, step: int, save: str | None) -> None: ...
     def heard_gone(self, step: int, save: str | None) -> None: ...
+
+
+_ledgers: list[str] = []
+
+
+def _place_of_a_ledger() -> str:
+    """A new one. Those before it are removed: fsspec's memory looks at every object for each that is asked for."""
+    while _ledgers:
+        with contextlib.suppress(FileNotFoundError):
+            MemoryFileSystem().rm(f"/{_ledgers.pop()}", recursive=True)
+    _ledgers.append(f"ledger-{secrets.token_hex(8)}")
+    return _ledgers[-1]
 
 
 class _Loop(CoordinatorLoop):
@@ -109,7 +124,7 @@ class Process:
             wall_clock=lambda: 0.0,  # a log entry has the same length each time
         )
         # Threads that nobody here schedules write the ledger, and nothing that is checked depends on it: it has a place of its own.
-        self.loop.ledger = Ledger(ObjectStorage(f"memory://ledger-{secrets.token_hex(8)}"))
+        self.loop.ledger = Ledger(ObjectStorage(f"memory://{_place_of_a_ledger()}"))
         self.loop.heard = self._heard
         self.news = False
         self.told: set[tuple[int, str | None]] = set()

@@ -1,0 +1,148 @@
+"""How far long saves and restores are: said by whoever moves the bytes, past the machines, since nothing is decided by it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from raystate.core.messages import HostId
+
+FIRST_S = 1.0  # what ends before is not told of
+EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far one process has come with its share.
+
+    Attributes:
+        of: the save's id, or the lineage that a restore begins.
+        who: the host that writes, or the rank that reads.
+        done_bytes: of arrays.
+        total_bytes: of its share.
+    """
+
+    of: str
+    who: str
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Going:
+    """Something that goes on, all shares together.
+
+    Attributes:
+        what: "saving" or "restoring".
+        step: which.
+        of: as in `Progress`.
+        since_s: seconds since it began.
+        done_bytes: of those processes that have said how far they are.
+        total_bytes: of the same; 0: nobody has said anything.
+    """
+
+    what: str
+    step: int
+    of: str
+    since_s: float
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """On average since it began."""
+        return self.done_bytes / self.since_s if self.since_s > 0 else 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that it will still take at that rate; None: nobody knows."""
+        return (self.total_bytes - self.done_bytes) / self.bytes_per_s if self.done_bytes else None
+
+    def text(self) -> str:
+        """For a line: "3.2 of 10.0 GiB (32%), 410.0 MiB/s, about 17 s left"; "" as long as nobody has said anything."""
+        if not self.total_bytes:
+            return ""
+        share = self.done_bytes / self.total_bytes
+        parts = [
+            f"{_amount(self.done_bytes, self.total_bytes)} of {_amount(self.total_bytes, self.total_bytes, unit=True)} ({share:.0%})"
+        ]
+        if self.left_s is not None and self.done_bytes < self.total_bytes:
+            parts += [f"{_amount(self.bytes_per_s, self.bytes_per_s, unit=True)}/s", f"about {_span(self.left_s)} left"]
+        return ", ".join(parts)
+
+
+class Share:
+    """What one process moves at the moment, and when it says so: after a second, then every second.
+
+    Args:
+        who: see `Progress`.
+        tell: hands on; it must not block, and may lose it.
+        done: bytes moved by this process so far, by anything.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, who: str, tell: Callable[[Progress], None], done: Callable[[], int], clock: Callable[[], float]):
+        self._who = who
+        self._tell = tell
+        self._done = done
+        self._clock = clock
+        self._began: dict[str, tuple[int, int]] = {}  # of -> (bytes moved before it, its bytes)
+        self._next_s = 0.0
+
+    def began(self, of: str, total_bytes: int) -> None:
+        """It moves so many bytes from now on; said again, so many more."""
+        if not self._began:
+            self._next_s = self._clock() + FIRST_S
+        before, total = self._began.get(of, (self._done(), 0))
+        self._began[of] = (before, total + total_bytes)
+
+    def ended(self, of: str) -> None:
+        """Well or not."""
+        self._began.pop(of, None)
+
+    def turn(self) -> None:
+        """Tell, if it is time."""
+        if not self._began or self._clock() < self._next_s:
+            return
+        self._next_s = self._clock() + EVERY_S
+        for of, (before, total) in list(self._began.items()):
+            done = min(total, max(0, self._done() - before))
+            self._tell(Progress(of=of, who=self._who, done_bytes=done, total_bytes=total))
+
+
+class Shares:
+    """The shares of something that goes on, as they were told last."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, Progress] = {}
+
+    def hear(self, progress: Progress) -> None:
+        """A process says how far it is."""
+        self._told[progress.who] = progress
+
+    def finished(self, who: HostId) -> None:
+        """It has moved all of its share."""
+        if who in self._told:
+            self._told[who] = dataclasses.replace(self._told[who], done_bytes=self._told[who].total_bytes)
+
+    def sums(self) -> tuple[int, int]:
+        """(bytes done, bytes in all) of those that have been heard."""
+        return sum(one.done_bytes for one in self._told.values()), sum(one.total_bytes for one in self._told.values())
+
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def _amount(nbytes: float, scale: float, *, unit: bool = False) -> str:
+    """In the unit that fits `scale`."""
+    power = 0
+    while scale >= 1024 and power < len(_UNITS) - 1:
+        scale, power = scale / 1024, power + 1
+    return f"{nbytes / 1024**power:.{1 if power else 0}f}{f' {_UNITS[power]}' if unit else ''}"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h" if seconds < 172800 else "days"

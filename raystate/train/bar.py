@@ -1,0 +1,99 @@
+"""A bar for saves and restores that take long, where `fit` runs in a terminal. Elsewhere the run's log has lines (`runtime.long_waits`)."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from raystate.actors.naming import coordinator_name, find_actor
+from raystate.actors.reporting import RunReport
+from raystate.byte_rate import ByteRateColumn
+from raystate.config import StateConfig
+from raystate.runtime.progress import Going
+from raystate.storage import run_hash
+
+SHOWN_AFTER_S = 2.0
+LOOK_EVERY_S = 1.0
+ANSWER_S = 5.0
+END_S = 10.0
+
+
+class RunBar:
+    """What goes on in a run, one bar each. Not thread-safe.
+
+    Args:
+        console: a terminal.
+    """
+
+    def __init__(self, console: Console):
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            DownloadColumn(binary_units=True),
+            ByteRateColumn(),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+        )
+        self._tasks: dict[tuple[str, int, str], TaskID] = {}
+
+    def show(self, going: Sequence[Going]) -> None:
+        """Show this, and nothing else. What has just begun, or has told nothing of its bytes, is not shown."""
+        long = {(one.what, one.step, one.of): one for one in going if one.since_s >= SHOWN_AFTER_S and one.total_bytes}
+        for key in [key for key in self._tasks if key not in long]:
+            self._progress.remove_task(self._tasks.pop(key))
+        for key, one in long.items():
+            if key not in self._tasks:
+                self._tasks[key] = self._progress.add_task(f"{one.what} step {one.step}", total=one.total_bytes)
+            self._progress.update(self._tasks[key], completed=one.done_bytes, total=one.total_bytes)
+        if self._tasks:
+            self._progress.start()
+        else:
+            self._progress.stop()
+
+    def close(self) -> None:
+        """Take them away."""
+        self.show(())
+
+
+@contextlib.contextmanager
+def run_bar(config: StateConfig) -> Iterator[None]:
+    """While this lasts, what takes long in the run is shown, if standard error is a terminal that can move its cursor."""
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=_watch, args=(RunBar(console), lambda: _going(config), ended), name="raystate-bar", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=END_S)
+
+
+def _watch(bar: RunBar, look: Callable[[], Sequence[Going]], ended: threading.Event) -> None:
+    try:
+        while not ended.wait(LOOK_EVERY_S):
+            bar.show(look())
+    finally:
+        bar.close()
+
+
+def _going(config: StateConfig) -> Sequence[Going]:
+    """What the Coordinator knows; nothing if it can't be asked now."""
+    try:
+        coordinator = find_actor(coordinator_name(run_hash(config.storage, config.run)))
+        report: RunReport = ray.get(coordinator.status.remote(), timeout=ANSWER_S) if coordinator is not None else RunReport()
+        return report.going
+    except (RayError, GetTimeoutError, TimeoutError):
+        return ()
