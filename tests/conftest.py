@@ -121,6 +121,7 @@ _LONGEST = (
     "reshard/test_reshard.py",
     "jobs/test_lm_model.py",
     "cluster/test_drill.py",
+    "cluster/test_memory_stays.py",
     "cluster/test_matrix.py",
     "cluster/test_misuse.py",
     "cluster/test_seen.py",

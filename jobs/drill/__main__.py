@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from jobs.drill.outcomes import Report
-from jobs.drill.plan import BY_NAME, KINDS, PHASES, Kind, faults
+from jobs.drill.plan import BY_NAME, FIXED, KINDS, PHASES, Kind, faults
 from jobs.drill.table import KIND_NAMES, WIDTH, show
 
 HELD, BROKEN, BAD_USAGE = 0, 1, 2
@@ -34,6 +34,8 @@ examples:
         only these kinds
   python -m jobs.drill --faults 12 --seed 7 --plan
         print the faults that seed 7 names, and do nothing
+  python -m jobs.drill --faults 26 --elastic
+        of a run that goes on with one rank when it loses a node, and grows again
   python -m jobs.drill --faults 20 --address auto --storage gs://bucket/drill
         on a cluster of one's own: kills and stops the drill's own processes there
 
@@ -62,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, metavar="S", help="names the sequence of faults, not their exact moments (0)")
     made.add_argument("--json", metavar="FILE", help="write the results there, too")
     made.add_argument("--kinds", metavar="A,B", help="only these kinds (all)")
+    made.add_argument("--elastic", action="store_true", help="the run may shrink to one rank, and grows again; see below")
     made.add_argument("--plan", action="store_true", help="print the faults and do nothing")
     made.add_argument(
         "--address", metavar="HOST:PORT", help="of a Ray cluster of one's own, or auto; kinds that need more are left out"
@@ -91,7 +94,9 @@ def chosen(args: argparse.Namespace) -> tuple[list[Kind], dict[str, str]]:
         raise UsageError(f"--kinds: {', '.join(map(repr, unknown))}: there are {', '.join(BY_NAME)}")
     if (args.address is None) != (args.storage is None):
         raise UsageError("--address and --storage go together: all nodes of that cluster must reach the storage")
-    kinds = [kind for kind in KINDS if kind.name in names]
+    kinds = [kind for kind in (KINDS if args.elastic else FIXED) if kind.name in names]
+    if args.kinds and len(kinds) < len(names):
+        raise UsageError(f"--kinds: {', '.join(name for name in names if BY_NAME[name] not in kinds)}: only with --elastic")
     if args.address is None:
         return kinds, {}
     left_out = {kind.name: kind.own_machine for kind in kinds if kind.own_machine}
@@ -125,6 +130,7 @@ def run(args: argparse.Namespace, kinds: list[Kind], left_out: dict[str, str], c
         left_out=left_out,
         patience_s=args.patience,
         step_s=args.step_ms / 1000,
+        elastic=args.elastic,
     )
 
     def say(text: str) -> None:

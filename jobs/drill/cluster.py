@@ -11,6 +11,7 @@ import signal
 import struct
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,10 @@ class Simulated:
         return True
 
     # ------------------------------------------------------------ nodes
+
+    def spares(self, used: Iterable[str]) -> list[str]:
+        """The nodes that nobody trains on."""
+        return sorted(self._nodes.keys() - set(used))
 
     def lose(self, node: str) -> None:
         """What a vanished machine takes with it: all processes, and what it had in shared memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -41,6 +42,7 @@ class Outcome:
         start: the step that a new worker group went on from; None: none had to start.
         tier: where that step came from.
         reached: the newest step of the workers that were struck.
+        sizes: how many ranks the worker groups had that have started since.
         seconds: from the fault to the first new step.
         safe_s: from the end of the fault to a newer step that is complete in memory (after an outage: durable); None: not seen.
         violations: promises that were broken.
@@ -54,6 +56,7 @@ class Outcome:
     start: int | None = None
     tier: str = ""
     reached: int = NONE
+    sizes: tuple[int, ...] = ()
     seconds: float | None = None
     safe_s: float | None = None
     violations: list[str] = field(default_factory=list[str])
@@ -67,6 +70,21 @@ class Outcome:
     def steps_lost(self) -> int:
         """Steps that had to be computed again."""
         return 0 if self.start is None else max(0, self.reached - self.start)
+
+    def note_sizes(self, before: Sequence[int], after: Sequence[int], *, also: bool) -> int:
+        """Note the groups that have started since.
+
+        Args:
+            before: sizes of all groups until the fault.
+            after: of all until now.
+            also: something else was killed beside it.
+
+        Returns:
+            How many of the starts nothing explains: neither the fault, nor that the run has grown.
+        """
+        self.sizes = tuple(after[len(before) :])
+        grown = sum(size > smaller for smaller, size in itertools.pairwise(after[max(0, len(before) - 1) :]))
+        return max(0, len(self.sizes) - grown - (self.start is not None) - also)
 
     def facts(self) -> dict[str, Any]:
         """For JSON."""
@@ -175,6 +193,8 @@ class Report:
         not_counted: why others don't.
         left_out: kind -> why it could not be injected.
         bit_equal: the end of the run has the bits of the undisturbed run's; None: it was not compared.
+        same_order: of an elastic run, instead: it has seen the examples in the undisturbed run's order, with its losses within
+            `training.TOLERANCE`; None: not compared.
         violations: of the run as a whole; those of single faults are with them.
         steps: of the run.
         took_s: from the first fault to the end of the last.
@@ -191,6 +211,7 @@ class Report:
     steps: int
     took_s: float
     unasked: int
+    same_order: bool | None = None
 
     @property
     def recovered(self) -> int:
@@ -205,7 +226,7 @@ class Report:
     def held(self) -> bool:
         """All faults were injected, the run came back from each, and everything that is promised was kept."""
         complete = len(self.outcomes) == self.wanted == self.recovered
-        return complete and self.bit_equal is True and not self.all_violations
+        return complete and (self.bit_equal or self.same_order) is True and not self.all_violations
 
     def facts(self, kinds: Sequence[str], phases: Sequence[str]) -> dict[str, Any]:
         """For JSON."""
@@ -218,6 +239,7 @@ class Report:
             "faults": len(self.outcomes),
             "recovered": self.recovered,
             "bit_equal": self.bit_equal,
+            "same_order": self.same_order,
             "violations": self.all_violations,
             "held": self.held,
             "steps": self.steps,

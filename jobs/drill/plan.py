@@ -12,6 +12,7 @@ _AIMED = 0.5  # share of faults that wait for a phase
 GAP_S = 1.0  # at most so long after the run has come back the next fault is struck
 JUMPS_S = (-86_400.0, -600.0, 600.0, 86_400.0)
 RANKS = 2
+FEWEST = 1  # of an elastic run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class Kind:
         restarts: the worker group starts again.
         spares_memory: what all hosts hold in memory survives it.
         own_machine: why it can't be done on somebody else's cluster; "": it can.
+        elastic: only an elastic run comes back from it.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Kind:
     restarts: bool = False
     spares_memory: bool = True
     own_machine: str = ""
+    elastic: bool = False
 
 
 _STORAGE = "the storage is not the drill's to break"
@@ -70,7 +73,16 @@ KINDS = (
         what="a node's wall clock jumps by ten minutes or a day, as its Python programs read it",
         own_machine="the nodes' clocks are not the drill's to set",
     ),
+    Kind(
+        name="shrink",
+        what="with --elastic: a node is lost and none waits; others come once the run goes on with fewer ranks",
+        restarts=True,
+        spares_memory=False,
+        own_machine=_NODE,
+        elastic=True,
+    ),
 )  # fmt: skip
+FIXED = tuple(kind for kind in KINDS if not kind.elastic)  # for a run that always has as many ranks
 BY_NAME = {kind.name: kind for kind in KINDS}
 
 
@@ -94,7 +106,7 @@ class Fault:
     jump_s: float
 
 
-def faults(seed: int, kinds: Sequence[Kind] = KINDS) -> Iterator[Fault]:
+def faults(seed: int, kinds: Sequence[Kind] = FIXED) -> Iterator[Fault]:
     """The sequence that a seed names, without end: in each round every kind has its turn once, in an order of its own.
 
     Args:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import raystate
-from jobs.drill import training
-from jobs.drill.fit import Fit, end_of
+from jobs.drill.fit import Trainings, through
+from jobs.drill.judge import Judge
 from jobs.drill.outcomes import NONE, Before, Outcome, Report, check, least_step, why_not_counted
-from jobs.drill.plan import ANY, Fault, Kind, faults
+from jobs.drill.plan import ANY, RANKS, Fault, Kind, faults
 from jobs.drill.strikes import Armoury, Strike, limits
-from jobs.drill.watch import RECOVERING, Run, TooLate, Watch, new_scribe, phase_of
+from jobs.drill.training import ASK_EVERY
+from jobs.drill.watch import RECOVERING, Run, TooLate, phase_of
 
 AIM_S = 3.0  # at most so long a fault waits for the Coordinator's phase that it aims at
 AIM_POLL_S = 0.005
@@ -26,7 +27,7 @@ HOLD_POLL_S = 0.2
 SAVE_EVERY = 20  # steps between durable saves
 SLOW_START_S = 600.0
 WARM_STEPS = 20
-GOAL_STEPS = 2 * training.ASK_EVERY + 20  # beyond the newest: every rank has asked by then
+GOAL_STEPS = 2 * ASK_EVERY + 20  # beyond the newest: every rank has asked by then
 MOST_UNCOUNTED = 3  # times as many as there are to be, and the drill gives up
 
 
@@ -37,6 +38,7 @@ class Settings:
     Attributes:
         patience_s: by which the run has to be back after a fault; more on a slow machine.
         step_s: a step takes at least so long.
+        elastic: the run may go on with fewer ranks, and grows again before the next fault.
         kinds: of faults, that can be injected here.
         left_out: kind -> why it can't be.
     """
@@ -47,6 +49,7 @@ class Settings:
     left_out: dict[str, str]
     patience_s: float
     step_s: float
+    elastic: bool = False
 
 
 class Soak:
@@ -61,12 +64,9 @@ class Soak:
     def __init__(self, machines: Any, settings: Settings, folder: Path, say: Callable[[str], None]):
         self._machines = machines
         self._settings = settings
-        self._folder = folder
         self._say = say
         self._tag = secrets.token_hex(3)
-        self._exact = training.Exact()
-        self._verified: set[int] = set()
-        self._checked = 0  # events whose values have been looked at
+        self._trainings = Trainings(machines, folder, self._tag, elastic=settings.elastic)
         self._kept = NONE  # see `least_step`
         self._durable = NONE
         self._struck_at = NONE  # the newest step at the last fault
@@ -76,6 +76,7 @@ class Soak:
         self._violations: list[str] = []
         self._steps = 0
         self._equal: bool | None = None
+        self._same_order: bool | None = None
         self._took_s = 0.0
 
     # ------------------------------------------------------------ all of it
@@ -84,17 +85,19 @@ class Soak:
         """Play the faults, end the run, and compare its end with that of a run that nobody disturbs."""
         try:
             self._warm_up()
-            config = self._config(self._machines.storage, f"drill-{self._tag}")
-            self._storage = config.storage
-            self._begin(config)
+            self._begin(self._config(self._machines.storage, f"drill-{self._tag}"))
             began_s = time.monotonic()
             try:
                 self._play()
             finally:
                 self._took_s = time.monotonic() - began_s
-            ends = self._end()
+            self._end()
             self._say("The same training without faults …")
-            self._equal = self._undisturbed() == ends
+            calm = self._trainings.calm("undisturbed", self._steps, SLOW_START_S + self._steps)
+            equal, wrong = self._judge.compare(calm)
+            self._equal = None if self._settings.elastic else equal
+            self._same_order = not wrong
+            self._violations.extend(wrong)
         except TooLate as error:
             self._violations.append(str(error))
         return self.report()
@@ -108,6 +111,7 @@ class Soak:
             not_counted=tuple(self._not_counted),
             left_out=self._settings.left_out,
             bit_equal=self._equal,
+            same_order=self._same_order if self._settings.elastic else None,
             violations=tuple(self._violations),
             steps=self._steps,
             took_s=self._took_s,
@@ -127,38 +131,20 @@ class Soak:
             host_memory="256MiB",
         )
 
-    def _calm_config(self, name: str) -> raystate.StateConfig:
-        """Of a run that nobody disturbs."""
-        storage = f"{str(self._machines.storage).rstrip('/')}-{name}"
-        return raystate.StateConfig(
-            storage=storage,
-            run=f"{name}-{self._tag}",
-            save_every_steps=10 * SAVE_EVERY,
-            snapshot_every_steps=0,
-            host_memory="256MiB",
-        )
-
     def _warm_up(self) -> None:
         """A few steps, which compile the programs and show how fast this machine is."""
         began_s = time.monotonic()
-        watch, fit = self._launch(self._calm_config("warm"), steps=WARM_STEPS, step_s=0.0)
-        self._through(watch, fit, SLOW_START_S)
+        watch = self._trainings.calm("warm", WARM_STEPS, SLOW_START_S)
         firsts = [event["t"] for event in watch.events if event["event"] == "first"]
         starts = [event["t"] for event in watch.events if event["event"] == "start"]
         self._limits = limits(max(firsts) - began_s, max(firsts) - min(starts), self._settings.patience_s)
 
     def _begin(self, config: raystate.StateConfig) -> None:
-        self._watch, self._fit = self._launch(config, steps=None, step_s=self._settings.step_s)
+        self._watch, self._fit = self._trainings.struck(config, step_s=self._settings.step_s)
+        self._judge = Judge(config.storage, self._watch)
         self._run = Run(config.run)
         self._armoury = Armoury(self._machines, self._watch, self._run, self._limits)
         self._wait(lambda: self._watch.newest > 0 and self._run.find(), "first step", SLOW_START_S)
-
-    def _launch(self, config: raystate.StateConfig, *, steps: int | None, step_s: float) -> tuple[Watch, Fit]:
-        name = f"scribe-{config.run}"
-        self._scribe = new_scribe(name)
-        folder = self._folder / config.run
-        simulated = self._machines.simulated
-        return Watch(self._scribe), Fit(config, name, folder, steps=steps, step_s=step_s, simulated=simulated)
 
     def _wait(self, condition: Callable[[], Any], what: str, timeout_s: float | None = None) -> Any:
         return self._watch.wait(condition, what, timeout_s or self._limits.patience_s, self._fit.why_ended)
@@ -180,7 +166,7 @@ class Soak:
     def _one(self, fault: Fault) -> None:
         time.sleep(fault.gap_s)
         self._watch.look()
-        starts = self._watch.starts()
+        sizes = self._watch.sizes()
         strike, before = self._aim(fault)
         why = "its target was not found" if strike is None else why_not_counted(before, self._struck_at)
         began_s = time.monotonic()
@@ -203,7 +189,7 @@ class Soak:
             self._recover(fault, strike, outcome, began_s, old, ended)
         finally:
             ended.wait(strike.hold_s + 1.0)
-            self._unasked += max(0, self._watch.starts() - starts - (outcome.start is not None) - (fault.aim == RECOVERING))
+            self._unasked += outcome.note_sizes(sizes, self._watch.sizes(), also=fault.aim == RECOVERING)
         self._say_outcome(outcome)
 
     def _hold(self, strike: Strike, ended: threading.Event) -> None:
@@ -217,7 +203,7 @@ class Soak:
 
     def _aim(self, fault: Fault) -> tuple[Strike | None, Before]:
         """The strike, and what is known as late as possible before it."""
-        durable = self._durable_steps()
+        durable = self._judge.newest_durable()
         status = self._run.status()
         stable = NONE if status is None else status.memory_step
         if fault.aim == RECOVERING:
@@ -236,9 +222,7 @@ class Soak:
         strike = strike or self._armoury.strike(fault)
         self._kept = max(self._kept if fault.kind.spares_memory else NONE, stable)
         alive = strike is not None and strike.is_alive()
-        return strike, Before(
-            alive=alive, trained=self._watch.newest, stable=stable, durable=max(durable, default=NONE), phase=phase
-        )
+        return strike, Before(alive=alive, trained=self._watch.newest, stable=stable, durable=durable, phase=phase)
 
     def _recover(
         self, fault: Fault, strike: Strike, outcome: Outcome, began_s: float, old: set[int], ended: threading.Event
@@ -263,6 +247,8 @@ class Soak:
         outcome.seconds = max(0.0, first["t"] - began_s)
         self._wait(ended.is_set, "end of the fault", patience_s)
         strike.settle()
+        if self._settings.elastic:
+            self._wait(lambda: watch.sizes()[-1] == RANKS, f"group of {RANKS} ranks again", patience_s)
         watch.look()
         trained, end_s = watch.newest, time.monotonic()
         self._wait(lambda: self._is_safe(trained, strike), f"step after {trained} that is safe again", patience_s)
@@ -286,46 +272,9 @@ class Soak:
 
     # ------------------------------------------------------------ what must hold
 
-    def _durable_steps(self) -> list[int]:
-        return raystate.Reader(self._storage).all_steps()
-
     def _check(self, fault: Fault, outcome: Outcome, kept: int) -> None:
         least = least_step(outcome.before, spares_memory=fault.kind.spares_memory, kept=kept)
-        wrong = [*self._wrong_starts(), *self._wrong_steps(), *self._watch.differing]
-        self._watch.differing.clear()
-        check(outcome, least=least, durable_after=max(self._durable_steps(), default=NONE), restored_wrong=wrong)
-
-    def _wrong_starts(self) -> list[str]:
-        """Starts whose values are not those of their step."""
-        found: list[str] = []
-        for event in self._watch.events[self._checked :]:
-            if event["event"] == "start":
-                step, text = event["step"], f"rank {event['rank']} went on from step {event['step']} with"
-                if event["at"] != step:
-                    found.append(f"{text} its iterator at {event['at']}")
-                if event["exact"] != training.mark(self._exact.at(step)):
-                    found.append(f"{text} other values than those of that step")
-        self._checked = len(self._watch.events)
-        return found
-
-    def _wrong_steps(self) -> list[str]:
-        """Durable steps, not looked at before, that can't be read in full or have other values than they must have."""
-        reader = raystate.Reader(self._storage)
-        found: list[str] = []
-        for step in reader.all_steps():
-            if step in self._verified:
-                continue
-            try:
-                state: Any = reader.restore(step=step).state
-            except raystate.StepNotFoundError:
-                continue  # retention has taken it meanwhile
-            except raystate.RaystateError as error:
-                found.append(f"durable step {step} can't be read: {error}")
-                continue
-            if training.mark(state["exact"]) != training.mark(self._exact.at(step)):
-                found.append(f"durable step {step} has other values than it must have")
-            self._verified.add(step)
-        return found
+        check(outcome, least=least, durable_after=self._judge.newest_durable(), restored_wrong=self._judge.wrong())
 
     def _say_outcome(self, outcome: Outcome) -> None:
         where = f"from {outcome.tier} {outcome.start}, {outcome.steps_lost} lost" if outcome.start is not None else "no restart"
@@ -336,38 +285,19 @@ class Soak:
 
     # ------------------------------------------------------------ the end
 
-    def _end(self) -> dict[int, tuple[int, str]]:
+    def _end(self) -> None:
         import ray
 
         goal = self._watch.newest + GOAL_STEPS
-        ray.get(self._scribe.set_goal.remote(goal), timeout=60.0)
+        ray.get(self._trainings.scribe.set_goal.remote(goal), timeout=60.0)
         hash_ = self._run.hash
-        self._through(self._watch, self._fit, self._limits.patience_s + SLOW_START_S)
-        ends = end_of(self._watch)
-        self._steps = max((step for step, _ in ends.values()), default=NONE)
-        wrong = self._wrong_steps()
-        newest = max(self._durable_steps(), default=NONE)
+        through(self._watch, self._fit, self._limits.patience_s + SLOW_START_S)
+        self._steps = max((end["step"] for end in self._watch.ends().values()), default=NONE)
+        wrong = self._judge.wrong()
+        newest = self._judge.newest_durable()
         if newest != self._steps:
             wrong.append(f"the run ended at step {self._steps}, and the newest durable step is {newest}")
         left = [*self._run.actors(), *self._machines.left_behind(hash_)]
         if left:
             wrong.append(f"left behind: {', '.join(left)}")
         self._violations.extend(wrong)
-        return ends
-
-    def _through(self, watch: Watch, fit: Fit, timeout_s: float) -> None:
-        """Wait for the end of a training."""
-        end_s = time.monotonic() + timeout_s
-        while fit.thread.is_alive():
-            if time.monotonic() > end_s:
-                raise TooLate(f"the training did not end; its newest step is {watch.newest}")
-            fit.thread.join(0.1)
-        watch.look()
-        if fit.error is not None:
-            raise TooLate(f"the training failed: {type(fit.error).__name__}: {fit.error}")
-
-    def _undisturbed(self) -> dict[int, tuple[int, str]]:
-        """The end of a run of as many steps that nobody disturbs."""
-        watch, fit = self._launch(self._calm_config("undisturbed"), steps=self._steps, step_s=0.0)
-        self._through(watch, fit, SLOW_START_S + self._steps)
-        return end_of(watch)

@@ -156,6 +156,24 @@ class Armoury:
 
         if fault.kind.name == "node":
             return Strike(target=target, node=node, is_alive=alive, begin=always(machines.lose), settle=machines.add_node)
+        if fault.kind.name == "shrink":
+
+            def lose_all() -> None:
+                for spare in machines.spares(rank["node"] for rank in self._watch.of_ranks().values()):
+                    lose_one(spare)
+                lose_one(node)
+
+            def lose_one(one: str) -> None:
+                lost.append(one)
+                machines.lose(one)
+
+            lost: list[str] = []
+
+            def replace_all() -> None:
+                for _ in lost:
+                    machines.add_node()
+
+            return Strike(target=target, node=node, is_alive=alive, begin=lambda: lose_all() is None, settle=replace_all)
         if fault.kind.name == "drain":
 
             def replace() -> None:

@@ -65,8 +65,11 @@ def show(console: Console, report: Report) -> None:
     console.print(
         f"{report.recovered} of {report.wanted} faults recovered, {report.steps} steps, {report.took_s:.0f} s", highlight=False
     )
-    equal = {True: "yes", False: "NO", None: "not compared"}[report.bit_equal]
-    console.print(f"bit-equal to the undisturbed run: {equal}", highlight=False)
+    words = {True: "yes", False: "NO", None: "not compared"}
+    if report.same_order is None:
+        console.print(f"bit-equal to the undisturbed run: {words[report.bit_equal]}", highlight=False)
+    else:
+        console.print(f"the undisturbed run's examples in its order, and its losses: {words[report.same_order]}", highlight=False)
     problems = report.all_violations
     for text in problems[:MOST_SHOWN]:
         console.print(f"[red]violated:[/] {escape(text)}", highlight=False)

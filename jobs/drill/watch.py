@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -27,17 +28,22 @@ class TooLate(Exception):  # noqa: N818 - it is for the drill's own use
 class Watch:
     """What the trainers have written down so far.
 
+    Args:
+        tolerance: relative, of the losses of a step that is computed twice.
+
     Attributes:
         events: as the scribe has them.
         newest: the newest step.
+        differing: steps that had one loss first and another one later.
     """
 
-    def __init__(self, scribe: Any):
+    def __init__(self, scribe: Any, *, tolerance: float = 0.0):
         self._scribe = scribe
+        self._tolerance = tolerance
         self.events: list[dict[str, Any]] = []
         self.newest = -1
-        self._values: dict[int, str] = {}  # step -> loss
-        self.differing: list[str] = []  # steps that had one loss first and another one later
+        self._losses: dict[int, float] = {}
+        self.differing: list[str] = []
 
     def look(self) -> None:
         """Read what is new."""
@@ -45,18 +51,36 @@ class Watch:
             self.events.append(event)
             if event["event"] != "step":
                 continue
-            step, loss = event["step"], event["loss"]
+            step, loss = event["step"], float.fromhex(event["loss"])
             self.newest = max(self.newest, step)
-            if self._values.setdefault(step, loss) != loss:
-                self.differing.append(f"step {step} has loss {loss} on rank {event['rank']}, and had {self._values[step]} before")
+            before = self._losses.setdefault(step, loss)
+            if not self._same(loss, before):
+                self.differing.append(f"step {step} has loss {loss} on rank {event['rank']}, and had {before} before")
+
+    def _same(self, loss: float, other: float) -> bool:
+        return math.isclose(loss, other, rel_tol=self._tolerance)
+
+    def differing_from(self, other: Watch) -> list[str]:
+        """Steps whose loss is not that of another training."""
+        both = self._losses.keys() & other._losses.keys()
+        return [
+            f"step {step} has loss {self._losses[step]}, and {other._losses[step]} in the undisturbed run"
+            for step in sorted(both)
+            if not self._same(self._losses[step], other._losses[step])
+        ]
 
     def of_ranks(self) -> dict[int, dict[str, Any]]:
-        """rank -> its newest start."""
-        return {event["rank"]: event for event in self.events if event["event"] == "start"}
+        """rank -> its newest start, of the ranks that the newest worker group has."""
+        starts = [event for event in self.events if event["event"] == "start"]
+        return {event["rank"]: event for event in starts if event["rank"] < starts[-1]["world"]}
 
-    def starts(self) -> int:
-        """How often rank 0 has started."""
-        return sum(event["event"] == "start" and event["rank"] == 0 for event in self.events)
+    def ends(self) -> dict[int, dict[str, Any]]:
+        """rank -> its end, of the ranks that have come to the end."""
+        return {event["rank"]: event for event in self.events if event["event"] == "end"}
+
+    def sizes(self) -> list[int]:
+        """How many ranks each worker group had that has started."""
+        return [event["world"] for event in self.events if event["event"] == "start" and event["rank"] == 0]
 
     def wait(self, condition: Callable[[], Any], what: str, timeout_s: float, failed: Callable[[], str | None]) -> Any:
         """Look until `condition` is true; TooLate naming `what` at the deadline, or with what `failed` says."""

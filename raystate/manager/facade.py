@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -61,7 +62,6 @@ class StateManager:
         self._rank, self._world = rank, world
         self._interrupted: Interrupted | None = None
         self._storage = open_storage(config.storage)
-        self._reader = Reader(config.storage)
         link.enter(takeover=takeover)
         self._session = Session(link, config, rank=rank, world=world, group=group)
         self._pipeline = Pipeline(self._session)
@@ -262,6 +262,12 @@ class StateManager:
         return self._pipeline.reached(check_step(step))
 
     # ------------------------------------------------------------ steps
+
+    @functools.cached_property
+    def _reader(self) -> Reader:
+        return Reader(
+            self.config.storage
+        )  # it looks at storage: not at the start, when a run may come back from memory while that is out
 
     def latest_step(self) -> int | None:
         """The newest durable step, None if there is none."""

@@ -28,6 +28,7 @@ from ray.train.v2._internal.execution.controller.state import (
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
 from raystate import launch_context
+from raystate.actors.draining import draining_nodes
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
@@ -38,7 +39,7 @@ from raystate.launch_context import LaunchContext, Restart
 from raystate.ray_version import is_tested, warn_if_untested
 from raystate.runtime.ends import End
 from raystate.storage import run_hash
-from raystate.train import endings, nodes
+from raystate.train import bundles, endings, nodes
 from raystate.train.elastic import ElasticGroups
 from raystate.train.policy import Ending, Probe, RetryPolicy, pinned_nodes
 from raystate.train.standby import SWITCH, Standby
@@ -173,9 +174,11 @@ class RayTrainCallback(_Callback):
         if isinstance(self._scaling.num_workers, tuple):
             self._elastic = ElasticGroups(self._scaling, sizes, leaving=self._all_leaving, grow=self._ask_to_grow)
             self._elastic.install()
+        if is_tested():
+            bundles.install()
         on_cpu = not self._scaling.use_tpu and not self._scaling.use_gpu
         if on_cpu and self._wants_standby:
-            self._standby = Standby(self._config.storage, self._expect)
+            self._standby = Standby(self._config.storage, self._expect, self._room_elsewhere)
             self._standby.install()
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
@@ -327,7 +330,9 @@ class RayTrainCallback(_Callback):
         if self._rank_nodes and not self._scaling.use_tpu and not self._pins_failed:
             leaving = self._all_leaving()
             usable = nodes.reachable(frozenset(self._rank_nodes)) - leaving
-            self._pins = pinned_nodes(self._rank_nodes, usable, num_workers)
+            spares = [] if self._standby is None else self._standby.spares()
+            ready = nodes.reachable(frozenset(spares)) - leaving
+            self._pins = pinned_nodes(self._rank_nodes, usable, num_workers, [node for node in spares if node in ready])
             avoid = (frozenset(self._rank_nodes) - usable) | leaving
             self._scaling.label_selector = nodes.selectors(self._pins, own=self._own_selector, avoid=avoid)
         if self._pins:
@@ -337,6 +342,13 @@ class RayTrainCallback(_Callback):
             os.environ.pop(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR, None)
         else:
             os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = self._start_timeout
+
+    def _room_elsewhere(self) -> dict[str, int]:
+        """For how many workers there is room on each node that has none of the group's and is to stay."""
+        per_worker, own = self._scaling._resources_per_worker_not_none, self._own_selector
+        room = nodes.places(per_worker, held=self._rank_nodes, own=own, most=len(self._rank_nodes))
+        away = frozenset(self._rank_nodes) | draining_nodes().keys()
+        return {node: count for node, count in room.items() if node not in away}
 
     def _expect(self, places: Sequence[str]) -> None:
         """Let the HostActors of nodes that are new to the run start while its trainers start there."""

@@ -172,15 +172,19 @@ def culprit(seen: Mapping[int, Seen], told: Sequence[End]) -> int | None:
     return next(iter([*raised, *died, *told_of, *sorted(seen)]), None)
 
 
-def pinned_nodes(previous: Sequence[str], usable: frozenset[str], workers: int) -> list[str | None]:
+def pinned_nodes(previous: Sequence[str], usable: frozenset[str], workers: int, ready: Sequence[str] = ()) -> list[str | None]:
     """The node for each rank of the next worker group: where that rank ran before, None for wherever there is room.
 
     Args:
         previous: node id by rank, of the group before; empty for the first group.
         usable: nodes that are alive and not draining.
         workers: size of the next group. Of another size, its first ranks are on the nodes that stay: what is restored lies there.
+        ready: other nodes, with a process that waits for a rank, once for each.
     """
     if len(previous) == workers:
-        return [node if node in usable else None for node in previous]
-    staying = [node for node in previous if node in usable][:workers]
-    return [*staying, *[None] * (workers - len(staying))]
+        pins = [node if node in usable else None for node in previous]
+    else:
+        staying = [node for node in previous if node in usable][:workers]
+        pins = [*staying, *[None] * (workers - len(staying))]
+    others = iter(ready)
+    return [next(others, None) if node is None else node for node in pins]

@@ -1,8 +1,8 @@
 """Processes that are ready before they are needed.
 
 Most of a restart on CPU hosts is Python starting and importing Ray Train and JAX: 2 s of 3. So while a group trains, each of its nodes
-holds one more worker process per trainer that has done this already and waits. When the group ends and its ranks go back to the same
-nodes, the waiting processes become its workers.
+holds one more worker process per trainer that has done this already and waits; so do a few nodes that have room for a trainer and none
+on them, for the ranks whose node goes away. When the group ends, the waiting processes become the workers of the next one.
 
 They hold no resources of their own: the group's placement group is made as ever, and accounts for them. That is why this is for CPU
 workers only: Ray gives accelerators to a process when it starts. Two things differ in such a worker: Ray's
@@ -14,7 +14,8 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +29,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystate.runtime.priority import give_way
 from raystate.storage.url import storage_kind
+from raystate.train.bundles import is_plain
 
 logger = logging.getLogger(__name__)
 
 SWITCH = "RAYSTATE_STANDBY"  # "0" in the driver's environment, or in the workers' runtime_env: no standby processes
 SETTLE_S = 3.0  # of training before they start: they cost their own start, and the group's first seconds are busy
-_READY_S = 4.0  # one that is still importing is ahead of a new process, which would have to import the same
+MOST_SPARES = 2  # nodes without a trainer on which processes wait: seldom more than one node is lost at once
+_LOOK_S = 2.0  # between two looks for such nodes
+_READY_S = 10.0  # one that is still importing is ahead of a new process, which would have to import the same
 # What a trainer imports until its first step. None of them initialises JAX's backends, which has to wait for jax.distributed.
 _MODULES = (
     "jax", "jax.numpy", "jax.experimental.multihost_utils",
@@ -54,25 +58,29 @@ class Standby:
     Args:
         storage: the run's; its client library is loaded, too.
         placed: is told the nodes of the next group's ranks, before its processes start.
+        room: for how many more workers there is room, by node, the group's own nodes left out.
     """
 
-    def __init__(self, storage: str, placed: Callable[[Sequence[str]], None]) -> None:
+    def __init__(self, storage: str, placed: Callable[[Sequence[str]], None], room: Callable[[], Mapping[str, int]]) -> None:
         self._storage = storage
         self._placed = placed
+        self._room = room
         self._waiting: list[_Waiting] = []
         self._due_s: float | None = None
         self._group: Any = None
+        self._kind: Any = None  # the class of the waiting actors; None: none are made for this group
+        self._own: Counter[str] = Counter()  # ranks of the group by node
 
     def install(self) -> None:
         """Let this process's controller make its worker groups from waiting processes, where there are any."""
         standby = self
+        base = TrainController.worker_group_cls
 
-        class StandbyGroup(WorkerGroup):
+        class StandbyGroup(base):
             def _create_workers(
                 self, num_workers: int, placement_group: Any, resources_per_worker: dict[str, float], *args: Any, **kwargs: Any
             ) -> list[Worker]:
-                plain = not args and all(value is None for value in kwargs.values())
-                ready = standby.take(num_workers, placement_group) if plain else None
+                ready = standby.take(num_workers, placement_group) if is_plain(args, kwargs) else None
                 if ready is None:
                     return super()._create_workers(num_workers, placement_group, resources_per_worker, *args, **kwargs)
                 workers = [
@@ -87,21 +95,52 @@ class Standby:
         self._group, self._due_s = group, now_s + SETTLE_S
 
     def tick(self, now_s: float) -> None:
-        """Start the processes once the group has trained for a while."""
+        """Start the processes once the group has trained for a while, and on other nodes as they come."""
         if self._due_s is None or now_s < self._due_s:
             return
-        group, self._group, self._due_s = self._group, None, None
+        group, self._group = self._group, None
+        if group is not None:
+            self._begin(group)
+        else:
+            self._look_for_spares()
+        self._due_s = None if self._kind is None else now_s + _LOOK_S
+
+    def _begin(self, group: Any) -> None:
+        """One more process for each of the group's workers."""
         self.drop()
+        self._kind = self._kind_for(group)
+        if self._kind is not None:
+            self._own = Counter(worker.metadata.node_id for worker in group.get_workers())
+            for node, count in self._own.items():
+                self._start(node, count)
+
+    def _look_for_spares(self) -> None:
+        """Nodes may have come or gone."""
+        room, most = self._room(), max(self._own.values())
+        stay = [each for each in self._waiting if each.node in self._own or room.get(each.node, 0)]
+        _kill([each for each in self._waiting if each not in stay])
+        self._waiting = stay
+        spares = {each.node for each in stay} - self._own.keys()
+        for node in sorted(node for node, count in room.items() if count and node not in spares)[: MOST_SPARES - len(spares)]:
+            self._start(node, min(most, room[node]))
+
+    def spares(self) -> list[str]:
+        """The nodes without a trainer on which processes wait, each as often as one waits there."""
+        return [each.node for each in self._waiting if each.node not in self._own]
+
+    def _kind_for(self, group: Any) -> Any:
+        """The class of actors that can become this group's workers; None: nobody wants them to wait."""
         runtime_env = WorkerGroup._get_worker_runtime_env(group._train_run_context.run_config.worker_runtime_env)
         variables = dict(runtime_env.get("env_vars") or {})
         if variables.get(SWITCH, "1") == "0":
-            return
+            return None
         cpus = int(group.get_resources_per_worker().get("CPU", 1))
         variables.setdefault("OMP_NUM_THREADS", str(max(cpus, 1)))  # as Ray sets it by the CPUs that a worker holds
-        kind = ray.remote(num_cpus=0, runtime_env={**runtime_env, "env_vars": variables})(RayTrainWorker)
-        for worker in group.get_workers():
-            node = worker.metadata.node_id
-            actor: Any = kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+        return ray.remote(num_cpus=0, runtime_env={**runtime_env, "env_vars": variables})(RayTrainWorker)
+
+    def _start(self, node: str, count: int) -> None:
+        for _ in range(count):
+            actor: Any = self._kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
             actor.execute.remote(_preload, self._storage)
             # In order after the import: what answers this is ready.
             self._waiting.append(_Waiting(actor=actor, metadata=actor.get_metadata.remote(), node=node))
@@ -109,7 +148,7 @@ class Standby:
     def take(self, num_workers: int, placement_group: Any) -> list[tuple[Any, Any]] | None:
         """(actor, metadata) for each bundle, if a ready process waits on every bundle's node; else none is kept."""
         waiting, self._waiting = self._waiting, []
-        self._group = self._due_s = None
+        self._group = self._due_s = self._kind = None
         try:
             where = placement_group_table(placement_group)["bundles_to_node_id"]
             places: list[str] = [where[index] for index in range(num_workers)]
@@ -117,7 +156,7 @@ class Standby:
             chosen = _match(waiting, places) if waiting else None
             if chosen is not None:
                 metadata = ray.get([each.metadata for each in chosen], timeout=_READY_S)
-                _kill([each for each in waiting if each not in chosen])  # of a larger group
+                _kill([each for each in waiting if each not in chosen])
                 return [(each.actor, found) for each, found in zip(chosen, metadata, strict=True)]
         except Exception as error:  # not ready, dead, or Ray's table looks otherwise: start new ones
             logger.debug("standby processes are not used: %s: %s", type(error).__name__, error)
@@ -127,7 +166,7 @@ class Standby:
     def drop(self) -> None:
         """End them."""
         waiting, self._waiting = self._waiting, []
-        self._group = self._due_s = None
+        self._group = self._due_s = self._kind = None
         _kill(waiting)
 
 

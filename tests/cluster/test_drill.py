@@ -1,4 +1,4 @@
-"""A short drill: one fault of each of several kinds, on a cluster of its own, as `python -m jobs.drill` plays it."""
+"""Short drills, as `python -m jobs.drill` plays them: on these tests' cluster, and each kind of fault once on one of the drill's own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,15 +17,14 @@ from tests.patience import PATIENCE_S
 from tests.processes import kill_family
 
 SEED = os.environ["RAYSTATE_SEED"]  # drawn by tests/conftest.py, which prints it
-KINDS = "trainer,host,coordinator,node,drain,outage"
+FIXED = "trainer,host,coordinator,node,drain,outage,stall,stop-trainer,stop-host,stop-coordinator,stop-node,clock"
 
 
-@pytest.mark.long
-def test_a_short_drill(tmp_path: Path) -> None:
-    facts = tmp_path / "drill.json"
-    given = ["--faults", str(len(KINDS.split(","))), "--seed", SEED, "--kinds", KINDS, "--json", str(facts)]
-    patient = ["--patience", str(PATIENCE_S / 4)]
-    command = [sys.executable, "-m", "jobs.drill", *given, *patient]
+def drill(folder: Path, kinds: str, *given: str) -> dict[str, Any]:
+    """What a drill of one fault of each of these kinds says in its JSON, once all is well."""
+    facts, number = folder / "drill.json", len(kinds.split(","))
+    command = [sys.executable, "-m", "jobs.drill", "--faults", str(number), "--seed", SEED, "--kinds", kinds, "--json", str(facts)]
+    command += ["--patience", str(PATIENCE_S / 4), *given]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")]))}
     with subprocess.Popen(
         command, cwd=REPO, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -35,9 +35,30 @@ def test_a_short_drill(tmp_path: Path) -> None:
             kill_family(psutil.Process(process.pid))
             raise
     assert process.returncode == 0, said
-    found = json.loads(facts.read_text())
-    assert found["faults"] == found["recovered"] == len(KINDS.split(","))
-    assert sorted(found["by_kind"]) == sorted(KINDS.split(","))
-    assert found["bit_equal"] is True
-    assert found["violations"] == []
     assert all(len(line) <= 80 for line in said.splitlines()), said
+    found = json.loads(facts.read_text())
+    assert found["faults"] == found["recovered"] == number
+    assert sorted(found["by_kind"]) == sorted(kinds.split(","))
+    assert found["violations"] == []
+    return found
+
+
+def test_a_short_drill(ray_cluster: Any, tmp_path: Path) -> None:
+    """On a cluster that is there already."""
+    found = drill(tmp_path, "trainer,host,coordinator", "--address", ray_cluster.address, "--storage", str(tmp_path / "run"))
+    assert found["bit_equal"] is True
+
+
+@pytest.mark.long
+def test_a_drill_of_every_kind(tmp_path: Path) -> None:
+    """On a cluster of the drill's own."""
+    assert drill(tmp_path, FIXED)["bit_equal"] is True
+
+
+@pytest.mark.long
+def test_a_drill_of_an_elastic_run(tmp_path: Path) -> None:
+    """It shrinks and grows: the same examples in the same order, and losses that differ by no more than the order of sums."""
+    found = drill(tmp_path, "shrink,trainer,node", "--elastic")
+    assert (found["bit_equal"], found["same_order"]) == (None, True)
+    shrunk, *_ = [fault for fault in found["each"] if fault["kind"] == "shrink"]
+    assert shrunk["sizes"][-2:] == [1, 2]

@@ -21,7 +21,11 @@ from typing import Any
 import pytest
 from ray.train import ScalingConfig
 from ray.train.v2._internal import constants
-from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
+from ray.train.v2._internal.exceptions import (
+    UserExceptionWithTraceback,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+)
 from ray.train.v2._internal.execution import scaling_policy
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.controller import state as states
@@ -36,9 +40,10 @@ from raystate.actors.draining import draining_nodes
 from raystate.config import StateConfig
 from raystate.core.elastic import Sizes
 from raystate.runtime.ends import End
+from raystate.train import bundles, elastic, endings, jax_backend, launch, nodes
 from raystate.train import callback as callback_module
-from raystate.train import elastic, endings, jax_backend, launch, nodes
 from raystate.train.callback import RayTrainCallback
+from tests.cluster.strikes import lose_node
 from tests.cluster.training import wait_for
 from tests.patience import PATIENCE_S
 
@@ -449,3 +454,23 @@ def test_a_process_that_waits_has_all_that_a_trainer_imports_and_no_devices() ->
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=PATIENCE_S)
+
+
+def test_a_start_ends_when_its_place_is_gone(ray_cluster: Any) -> None:
+    """A node is lost between the placement of a group and its workers' first answers: Ray Train has no deadline there."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    class Late:
+        def get_metadata(self) -> None:
+            """It never starts."""
+
+    doomed = ray_cluster.add_node(num_cpus=1, resources={"doomed": 1}, object_store_memory=100 << 20)
+    ray_cluster.wait_for_nodes(PATIENCE_S)
+    placement = ray.util.placement_group([{"CPU": 1, "doomed": 1}])
+    assert placement.wait(PATIENCE_S)
+    lose_node(ray_cluster, doomed, "none")
+    there = PlacementGroupSchedulingStrategy(placement_group=placement, placement_group_bundle_index=0)
+    late = ray.remote(Late).options(num_cpus=1, resources={"doomed": 1}, scheduling_strategy=there).remote()
+    with pytest.raises(WorkerGroupStartupTimeoutError):
+        bundles.first_answers([late], placement, timeout_s=0.5)

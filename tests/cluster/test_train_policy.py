@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -170,6 +171,31 @@ def test_a_group_of_another_size_begins_on_the_nodes_that_stay() -> None:
     assert pinned_nodes(["a", "b"], frozenset("ab"), 1) == ["a"]
     assert pinned_nodes(["b"], frozenset("b"), 3) == ["b", None, None]
     assert pinned_nodes(["a", "b", "c"], frozenset("c"), 2) == ["c", None]
+
+
+def test_a_rank_whose_node_is_gone_takes_a_process_that_waits() -> None:
+    assert pinned_nodes(["a", "b"], frozenset("b"), 2, ["c", "d"]) == ["c", "b"]
+    assert pinned_nodes(["a", "b", "a"], frozenset("b"), 3, ["c"]) == ["c", "b", None]
+    assert pinned_nodes(["a"], frozenset("a"), 2, ["c"]) == ["a", "c"]
+
+
+def test_processes_wait_where_a_rank_could_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    room, killed = {"c": 3, "d": 1, "e": 5, "f": 0}, list[str]()
+    waits = standby.Standby("/runs/a", lambda _: None, lambda: room)
+
+    def start(node: str, count: int) -> None:
+        waits._waiting += [standby._Waiting(actor=None, metadata=None, node=node) for _ in range(count)]
+
+    monkeypatch.setattr(waits, "_start", start)
+    monkeypatch.setattr(standby, "_kill", lambda those: killed.extend(one.node for one in those))
+    waits._own = Counter(a=2, b=1)
+    for node, count in waits._own.items():
+        start(node, count)
+    waits._look_for_spares()
+    assert waits.spares() == ["c", "c", "d"], "as many as one node's ranks, where there is room, on few nodes"
+    del room["c"]
+    waits._look_for_spares()
+    assert (waits.spares(), killed) == (["d", "e", "e"], ["c", "c"])
 
 
 def test_a_smaller_group_takes_the_processes_that_wait_on_its_nodes() -> None:

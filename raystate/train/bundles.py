@@ -1,0 +1,93 @@
+"""Starting a worker group's processes, with a deadline for places that go away meanwhile.
+
+Ray Train waits for the places of a new group with a deadline, and then for its workers' first answers with none. When a node is lost in
+between, Ray looks for another place for what was to be there; where there is none, that start would never end.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.train.v2._internal.constants import DEFAULT_WORKER_GROUP_START_TIMEOUT_S, WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
+from ray.train.v2._internal.execution.controller.controller import TrainController
+from ray.train.v2._internal.execution.worker_group.worker import Worker
+from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
+from ray.train.v2._internal.util import bundle_to_remote_args
+from ray.util.placement_group import placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+LOOK_S = 0.25
+_SOMEWHERE = "CREATED"  # state of a placement group that has all of its places
+
+
+def install() -> None:
+    """Let this process's controller start its workers so."""
+
+    class PlacedGroup(WorkerGroup):
+        def _create_workers(
+            self, num_workers: int, placement_group: Any, resources_per_worker: dict[str, float], *args: Any, **kwargs: Any
+        ) -> list[Worker]:
+            if not is_plain(args, kwargs):
+                return super()._create_workers(num_workers, placement_group, resources_per_worker, *args, **kwargs)
+            given: Any = self._train_run_context.run_config.worker_runtime_env
+            runtime_env = self._get_worker_runtime_env(given)
+            kind = ray.remote(runtime_env=runtime_env, **bundle_to_remote_args(resources_per_worker))(self._worker_cls)
+            actors: list[Any] = []
+            for index in range(num_workers):
+                place = PlacementGroupSchedulingStrategy(placement_group=placement_group, placement_group_bundle_index=index)
+                actors.append(kind.options(scheduling_strategy=place).remote())
+            timeout_s = float(os.environ.get(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR, DEFAULT_WORKER_GROUP_START_TIMEOUT_S))
+            workers = [
+                Worker(actor, found, resources_per_worker, placement_group_bundle_index=index)
+                for index, (actor, found) in enumerate(
+                    zip(actors, first_answers(actors, placement_group, timeout_s=timeout_s), strict=True)
+                )
+            ]
+            return WorkerGroup._assign_worker_ranks(workers)
+
+    TrainController.worker_group_cls = PlacedGroup
+
+
+def is_plain(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether all workers of one group are to be made: Ray can also make some again, or groups of groups."""
+    return not args and all(value is None for value in kwargs.values())
+
+
+def first_answers(actors: Sequence[Any], placement_group: Any, *, timeout_s: float) -> list[Any]:
+    """The metadata of workers that start in this placement group.
+
+    Args:
+        timeout_s: so long a place may be gone.
+
+    Raises:
+        WorkerGroupStartupTimeoutError: a place was gone, and there was no other in time. WorkerGroupStartupFailedError: a worker died.
+            All workers are ended then, and have no places any more.
+    """
+    answers = [actor.get_metadata.remote() for actor in actors]
+    gone_s: float | None = None
+    try:
+        while True:
+            ready, left = ray.wait(answers, num_returns=len(answers), timeout=LOOK_S)
+            ray.get(ready)  # one that has died is not waited for
+            if not left:
+                return ray.get(answers)
+            now_s = time.monotonic()
+            if placement_group_table(placement_group)["state"] == _SOMEWHERE:
+                gone_s = None
+            elif gone_s is None:
+                gone_s = now_s
+            elif now_s > gone_s + timeout_s:
+                raise WorkerGroupStartupTimeoutError(len(actors))
+    except BaseException as error:
+        for actor in actors:
+            ray.kill(actor)
+        remove_placement_group(placement_group)  # Ray Train drops it, and its resources would stay reserved
+        if isinstance(error, RayActorError):
+            raise WorkerGroupStartupFailedError(f"a worker died while it started: {error}") from error
+        raise
