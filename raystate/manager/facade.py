@@ -265,9 +265,8 @@ class StateManager:
 
     @functools.cached_property
     def _reader(self) -> Reader:
-        return Reader(
-            self.config.storage
-        )  # it looks at storage: not at the start, when a run may come back from memory while that is out
+        # It looks at storage: not at the start, when a run may come back from memory while that is out.
+        return Reader(self.config.storage)
 
     def latest_step(self) -> int | None:
         """The newest durable step, None if there is none."""

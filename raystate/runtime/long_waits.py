@@ -95,8 +95,9 @@ class LongWaits:
         return [*self._saves.values(), *([self._restore] if self._restore is not None else [])]
 
     def _tell(self, now_s: float) -> None:
-        for save in [save for save, wait in self._saves.items() if now_s - wait.heard_s > FORGOTTEN_S]:
-            del self._saves[save]
+        self._saves = {save: wait for save, wait in self._saves.items() if now_s - wait.heard_s <= FORGOTTEN_S}
+        if self._restore is not None and now_s - self._restore.heard_s > FORGOTTEN_S:
+            self._restore = None
         for wait in self._all():
             if now_s >= wait.next_s:
                 wait.next_s = now_s + min(SELDOM_S, now_s - wait.since_s)

@@ -18,7 +18,7 @@ from raystate.core.messages import (
     Write,
     Written,
 )
-from raystate.runtime.long_waits import LongWaits
+from raystate.runtime.long_waits import FORGOTTEN_S, LongWaits
 from raystate.runtime.progress import Going, Progress, Share
 
 MIB = 1 << 20
@@ -94,6 +94,16 @@ def test_a_long_restore_says_so_until_it_is_settled_or_its_trainers_are_gone(cap
     waits.observe(Answer(ask=Ask("a"), reply=choice), 60.0)
     waits.observe(TrainerExited(lineage="1.2.x", host=HostId("h"), rank=0, clean=False, reason="killed"), 61.0)
     assert told(caplog, waits, 100, 61) == []
+
+
+def test_what_nobody_tells_the_end_of_is_forgotten(caplog: pytest.LogCaptureFixture):
+    waits = LongWaits()
+    waits.observe(write(120), 0.0)
+    waits.observe(Answer(ask=Ask("a"), reply=RestoreChoice(tier="storage", step=110, begins="1.2.x", save="a1k110")), 0.0)
+    waits.observe(Tick(), FORGOTTEN_S)
+    assert len(waits.going(FORGOTTEN_S)) == 2
+    assert told(caplog, waits, int(FORGOTTEN_S) + 900, int(FORGOTTEN_S) + 1) == []
+    assert waits.going(FORGOTTEN_S + 900) == ()
 
 
 def test_what_goes_on_is_there_for_a_bar():

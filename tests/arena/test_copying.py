@@ -18,6 +18,7 @@ from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, SlotTable, Tr
 from raystate.core.words import trainer_word_to_json
 from raystate.runtime import copying
 from raystate.runtime.host_loop import HostLoop
+from raystate.runtime.progress import Progress
 from raystate.storage import open_storage
 from tests.cluster.training import wait_for
 
@@ -33,7 +34,7 @@ class Host:
         self.arena = HostArena.open(
             root / f"raystate-0-{host}", run="r", storage="s", node_id=host, cap_bytes=cap_bytes, memory_threshold=None
         )
-        self.told: list[Event] = []
+        self.told: list[Event | Progress] = []
         self.calls = calls
         self.loop = HostLoop(
             arena=self.arena,
