@@ -40,11 +40,13 @@ def parse_memory(value: str | int, *, total_bytes: int | None = None, field: str
     return size
 
 
-def format_bytes(size_bytes: int) -> str:
-    """A size for a person: "1.5 GiB"."""
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+_SHOWN_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def format_bytes(size_bytes: float, *, of: float | None = None) -> str:
+    """A size for a person: "1.5 GiB"; with `of`, how much of what: "1.5 of 4.0 GiB"."""
+    scale, power = abs(size_bytes if of is None else of), 0
+    while scale >= 1024 and power < len(_SHOWN_UNITS) - 1:
+        scale, power = scale / 1024, power + 1
+    amounts = [f"{one / 1024**power:.{1 if power else 0}f}" for one in (size_bytes, of) if one is not None]
+    return f"{' of '.join(amounts)} {_SHOWN_UNITS[power]}"

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
@@ -18,7 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from raystate.byte_rate import ByteRateColumn
+from raystate.byte_bars import byte_columns
 from raystate.cli.console import progress_out
 from raystate.orbax.step_reader import StepReader
 
@@ -84,15 +83,7 @@ class _Rate(ProgressColumn):
 
 def byte_progress(*, quiet: bool, **options: Any) -> Bars:
     """A bar for bytes: how many of how many, at which rate, and how long it still takes."""
-    return Bars(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        DownloadColumn(binary_units=True),
-        ByteRateColumn(),
-        TimeRemainingColumn(compact=True),
-        quiet=quiet,
-        **options,
-    )
+    return Bars(*byte_columns(), quiet=quiet, **options)
 
 
 def count_progress(*, quiet: bool, **options: Any) -> Bars:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from raystate.arena import format_bytes
 from raystate.core.errors import ConfigError
 
 StorageArgument = Annotated[
@@ -80,11 +81,7 @@ def step_or_latest(text: str, what: str = "STEP", more: str = "") -> int | None:
 
 def size(nbytes: float) -> str:
     """Bytes for people: "1.5 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if nbytes < 1024 or unit == "TiB":
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    raise AssertionError("unreachable")
+    return format_bytes(nbytes)
 
 
 def count(number: int, noun: str) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from raystate.arena import format_bytes
 from raystate.core.messages import HostId
 
 FIRST_S = 1.0  # what ends before is not told of
@@ -64,11 +65,9 @@ class Going:
         if not self.total_bytes:
             return ""
         share = self.done_bytes / self.total_bytes
-        parts = [
-            f"{_amount(self.done_bytes, self.total_bytes)} of {_amount(self.total_bytes, self.total_bytes, unit=True)} ({share:.0%})"
-        ]
+        parts = [f"{format_bytes(self.done_bytes, of=self.total_bytes)} ({share:.0%})"]
         if self.left_s is not None and self.done_bytes < self.total_bytes:
-            parts += [f"{_amount(self.bytes_per_s, self.bytes_per_s, unit=True)}/s", f"about {_span(self.left_s)} left"]
+            parts += [f"{format_bytes(self.bytes_per_s)}/s", f"about {_span(self.left_s)} left"]
         return ", ".join(parts)
 
 
@@ -129,17 +128,6 @@ class Shares:
     def sums(self) -> tuple[int, int]:
         """(bytes done, bytes in all) of those that have been heard."""
         return sum(one.done_bytes for one in self._told.values()), sum(one.total_bytes for one in self._told.values())
-
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-def _amount(nbytes: float, scale: float, *, unit: bool = False) -> str:
-    """In the unit that fits `scale`."""
-    power = 0
-    while scale >= 1024 and power < len(_UNITS) - 1:
-        scale, power = scale / 1024, power + 1
-    return f"{nbytes / 1024**power:.{1 if power else 0}f}{f' {_UNITS[power]}' if unit else ''}"
 
 
 def _span(seconds: float) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.reporting import RunReport
-from raystate.byte_rate import ByteRateColumn
+from raystate.byte_bars import byte_columns
 from raystate.config import StateConfig
 from raystate.runtime.progress import Going
 from raystate.storage import run_hash
@@ -32,15 +32,7 @@ class RunBar:
     """
 
     def __init__(self, console: Console):
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            DownloadColumn(binary_units=True),
-            ByteRateColumn(),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-        )
+        self._progress = Progress(*byte_columns(), console=console, transient=True)
         self._tasks: dict[tuple[str, int, str], TaskID] = {}
 
     def show(self, going: Sequence[Going]) -> None:
