@@ -60,6 +60,8 @@ class DrainWatch:
         draining, now_ms = draining_nodes(), time.time() * 1000
         for node, at_ms in draining.items():
             if self._told.get(node) != at_ms:
-                within_s = max(0.0, (at_ms - now_ms) / 1000) if at_ms else None
+                left_s = (at_ms - now_ms) / 1000
+                # The deadline was set by another node's clock: one that is over says nothing, the node is still there.
+                within_s = left_s if at_ms and left_s > 0 else None
                 self._post(HostLeaving(host=node, within_s=within_s, reason="Ray drains it"))
         self._told = draining  # one that is not drained any more may be drained again

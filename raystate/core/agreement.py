@@ -28,7 +28,7 @@ class _Stop:
     Attributes:
         agree_until_s: a common step must be agreed on by then.
         gone_s: then some trainers may be gone; inf: nobody goes away.
-        is_late: `agree_until_s` has passed, after an agreement.
+        is_late: half of the time has passed; what is newest in memory was made durable, if need be.
     """
 
     asked: StopAsked
@@ -224,31 +224,45 @@ class Agreement:
     # ---------------------------------------------------------------- time
 
     def _stop_is_late(self, stop: _Stop, proposal: Proposal | None) -> None:
-        """Half of the time has passed: what is newest in memory becomes durable, unless the common step is there. At its end, who has
-        agreed to stop and still runs is ended: the others wait for it. Where nobody goes away, training just goes on until that step, or
-        without one."""
+        """The time to agree has passed.
+
+        Where nobody goes away, training goes on: until the step that all have agreed on, or without one. Otherwise what is newest in
+        memory becomes durable, unless the common step is there, and who has not agreed has half of the rest to do so. Then the group is
+        ended: without an agreement as soon as that save is over, with one when somebody still runs at the end of the notice.
+        """
         group = self.joins.group
-        agreed = proposal is not None and proposal.kind == "stop" and proposal.state == "confirmed"
-        if not agreed or group is None:
-            if proposal is not None and proposal.state == "proposed":
-                self._end(proposal, f"{self._unanswered(proposal)} in time: {stop.asked.reason}")
-            self._last_stable_wanted = self._last_stable_wanted or stop.gone_s < math.inf
-            self._stop = None
-            self.desk.stir = True
-            return
-        assert proposal is not None
+        agreed = group is not None and proposal is not None and proposal.kind == "stop" and proposal.state == "confirmed"
         if stop.gone_s == math.inf:
-            stop.agree_until_s = math.inf  # they stop when they get there
+            if agreed:
+                stop.agree_until_s = math.inf  # they stop when they get there
+            else:
+                self._give_up_stop(stop, proposal)
             return
-        if not stop.is_late and any(seen.newest_step < proposal.step for seen in group.seen.values()):
-            self._last_stable_wanted = True
-            self.desk.stir = True
-        stop.is_late = True
-        if self.desk.now_s >= stop.gone_s:
-            self._stop = None
-            if len(group.left) < (group.world or 0):
-                why = f"it should have stopped at step {proposal.step}, and still runs when it has to be gone: {stop.asked.reason}"
+        now_s, was_late = self.desk.now_s, stop.is_late
+        if not was_late:
+            stop.is_late = True
+            common = proposal.step if agreed and proposal is not None else None
+            if common is None or group is None or any(seen.newest_step < common for seen in group.seen.values()):
+                self._last_stable_wanted = True
+                self.desk.stir = True
+            if common is None:
+                stop.agree_until_s = self._until_s = now_s + (stop.gone_s - now_s) * TO_AGREE
+        if now_s >= stop.gone_s or (was_late and not (agreed or self.saves.jobs or self.journal.publishing)):
+            why = self._give_up_stop(stop, proposal)
+            if group is not None and len(group.left) < (group.world or 1):
                 self.joins.end(why)
+
+    def _give_up_stop(self, stop: _Stop, proposal: Proposal | None) -> str:
+        """Forget it. Returns why it did not work."""
+        self._stop = None
+        self.desk.stir = True
+        if proposal is not None and proposal.kind == "stop" and proposal.state == "confirmed":
+            return f"it should have stopped at step {proposal.step}, and still runs when it has to be gone: {stop.asked.reason}"
+        why = "not all ranks train yet"
+        if proposal is not None and proposal.state == "proposed":
+            why = f"{self._unanswered(proposal)} in time"
+            self._end(proposal, f"{why}: {stop.asked.reason}")
+        return f"no step to stop at together, {why}: {stop.asked.reason}"
 
     def tick(self) -> None:
         """Withdraw what was not answered in time, and propose a save when one is due by time."""

@@ -85,16 +85,83 @@ def test_a_group_that_runs_there_all_the_same_is_asked_too():
     assert asked.kind == "stop"
 
 
-def test_too_late_for_a_common_step_the_newest_in_memory_becomes_durable():
-    """While there is still time to write it."""
+def ended(driver: Driver) -> set[str]:
+    """The hosts that were told to end their trainers."""
+    return {one.host for one in driver.out if isinstance(one, EndTrainers)}
+
+
+def test_half_of_the_time_without_an_agreement_the_newest_in_memory_becomes_durable():
+    """While there is still time to write it; and the ranks have half of the rest to agree."""
     driver = running()
     driver.stage(4)
     leaving(driver, "b", 20.0)
     driver.tick(10.1)
+    assert driver.core.journal.published == (4,)
+    asked = proposal(driver)
+    assert asked is not None
+    assert asked.state == "proposed"
+    driver.tick(4.8)
+    agree(driver, at=5)
+    assert not ended(driver)
+
+
+def test_who_has_not_agreed_in_time_is_ended_before_the_node_goes():
+    """What is newest in memory is durable: nothing would be won by training until the node is gone."""
+    driver = running()
+    driver.stage(4)
+    leaving(driver, "b", 20.0)
+    asked = proposal(driver)
+    assert asked is not None
+    driver.word(0, 5, ack_id=asked.id, ack_ok=True, ack_step=5)
+    driver.tick(10.1)
+    assert not ended(driver)
+    driver.tick(5.0)
+    assert ended(driver) == {"a", "b"}
+    said(driver, r"no step to stop at together, rank 1 \(host b\) did not answer in time: the node of rank 1 .* goes away")
     withdrawn = proposal(driver)
     assert withdrawn is not None
     assert withdrawn.state == "withdrawn"
-    assert driver.core.journal.published == (4,)
+
+
+def test_who_has_not_agreed_in_time_is_not_ended_while_the_newest_in_memory_is_written():
+    """The hosts need no trainer for it, but who is late with an answer may still come to stop at a common step."""
+    driver = running()
+    driver.stage(4)
+    driver.auto = False
+    leaving(driver, "b", 20.0)
+    driver.tick(10.1)
+    driver.tick(5.0)
+    assert not ended(driver)
+    driver.auto = True
+    driver.commit()
+    driver.tick()
+    assert ended(driver) == {"a", "b"}
+
+
+def test_a_save_that_takes_too_long_does_not_keep_the_group_beyond_the_end_of_the_notice():
+    driver = running()
+    driver.stage(4)
+    driver.auto = False
+    leaving(driver, "b", 20.0)
+    driver.tick(10.1)
+    driver.tick(5.0)
+    driver.tick(4.8)
+    assert not ended(driver)
+    driver.tick(0.2)
+    assert ended(driver) == {"a", "b"}
+
+
+def test_a_group_that_still_restores_is_ended_too():
+    """It would come to train on a node that goes away."""
+    driver = running()
+    driver.stage(4)
+    driver.restore(ok=False)
+    leaving(driver, "b", 20.0)
+    assert proposal(driver) is None
+    driver.tick(10.1)
+    driver.tick(5.0)
+    assert ended(driver) == {"a", "b"}
+    said(driver, r"no step to stop at together, not all ranks train yet: the node of rank 1")
 
 
 def test_agreed_and_too_slow_the_newest_in_memory_becomes_durable():
