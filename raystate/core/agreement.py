@@ -250,7 +250,7 @@ class Agreement:
         if now_s >= stop.gone_s or (was_late and not (agreed or self.saves.jobs or self.journal.publishing)):
             why = self._give_up_stop(stop, proposal)
             if group is not None and len(group.left) < (group.world or 1):
-                self.joins.end(why)
+                self.joins.end(why, announced=True)
 
     def _give_up_stop(self, stop: _Stop, proposal: Proposal | None) -> str:
         """Forget it. Returns why it did not work."""

@@ -77,6 +77,7 @@ class EndTrainers:
     """Kill the trainers of this lineage's worker group on that host: they are stuck in a collective with a dead rank. Idempotent.
 
     `hanging`: only these ranks, and they are the cause: what they were doing is found out first.
+    `announced`: nobody has failed; their node or another rank's was announced to go away, and they did not stop in time.
     """
 
     host: HostId
@@ -84,6 +85,7 @@ class EndTrainers:
     reason: str
     attempt: int = 0  # a host ignores those of attempts that have been superseded
     hanging: tuple[int, ...] = ()
+    announced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

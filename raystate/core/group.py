@@ -302,11 +302,14 @@ class Joins:
             self._tell_end(view.host, one.lineage, f"replaced by lineage {group.lineage}")
         return None  # of the same worker group: it has not heard of the restore yet
 
-    def _tell_end(self, host: HostId, lineage: str, reason: str) -> None:
+    def _tell_end(self, host: HostId, lineage: str, reason: str, *, announced: bool = False) -> None:
         last_s = self._told_end_s.get((host, lineage))
         if last_s is None or self.desk.now_s - last_s >= RESEND_S:
             self._told_end_s[host, lineage] = self.desk.now_s
-            self.desk.out.append(EndTrainers(host=host, lineage=lineage, reason=brief(reason), attempt=self.desk.attempt))
+            attempt = self.desk.attempt
+            self.desk.out.append(
+                EndTrainers(host=host, lineage=lineage, reason=brief(reason), attempt=attempt, announced=announced)
+            )
 
     # ---------------------------------------------------------------- the end of a group
 
@@ -326,8 +329,8 @@ class Joins:
             self.desk.log("error", f"rank {event.rank} was at\n{event.stack}")
         self.end(f"rank {event.rank} on host {event.host} exited: {event.reason}", spare=event.host)
 
-    def end(self, why: str, spare: HostId | None = None) -> None:
-        """The group cannot go on: its other ranks are stuck with a dead one."""
+    def end(self, why: str, spare: HostId | None = None, *, announced: bool = False) -> None:
+        """The group cannot go on: its other ranks are stuck with a dead one. `announced`: see `EndTrainers`."""
         group = self.group
         if group is None or not group.alive:
             return
@@ -338,7 +341,7 @@ class Joins:
         for host in sorted(set(group.hosts.values())):
             # The host of the dead rank may have other ranks of the group.
             if host != spare or sum(1 for one in group.hosts.values() if one == host) > 1:
-                self._tell_end(host, group.lineage, why)
+                self._tell_end(host, group.lineage, why, announced=announced)
         self.desk.stir = True
 
     def where(self, ranks: list[int]) -> str:

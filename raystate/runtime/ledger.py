@@ -100,6 +100,7 @@ class Ledger:
         # By the nonce that all lineages of a worker group share.
         self._newest: dict[str, int] = {}  # newest step seen
         self._ended: set[str] = set()  # those that died
+        self._announced: set[str] = set()  # those of them that were ended because a node goes away
         self._joining: dict[str, str] = {}  # ask -> group
         self._group: dict[str, str] = {}  # -> the launcher's name of the group
         self._ends: dict[str, Ends] = {}  # how its trainers ended
@@ -148,7 +149,8 @@ class Ledger:
     def _observe(self, message: Any, now_s: float) -> None:
         self.presence.observe(message, now_s)
         if isinstance(message, TrainerExited) and not message.clean:
-            kind = "hung" if message.hung else "ended" if message.ended else "died"
+            announced = group_of(message.lineage) in self._announced
+            kind = "hung" if message.hung else "died" if not message.ended else "interrupted" if announced else "ended"
             self.raised(message.lineage, End(rank=message.rank, kind=kind, reason=message.reason, traceback=message.stack))
         match message:
             case TrainerExited(lineage=lineage, clean=False) if (nonce := group_of(lineage)) not in self._ended:
@@ -156,8 +158,10 @@ class Ledger:
                 self._begin_recovery(nonce, now_s)
             case TrainerExited(lineage=lineage) if self._left is None or self._left[0] != group_of(lineage):
                 self._left = (group_of(lineage), now_s)
-            case EndTrainers(lineage=lineage):
+            case EndTrainers(lineage=lineage, announced=announced):
                 self._ended.add(group_of(lineage))
+                if announced:
+                    self._announced.add(group_of(lineage))
             case RestoreAsked(lineage=lineage, rollback=True) if (order := lineage_order(lineage)) > self._rolled_back:
                 self._rolled_back, self.newest_step = order, -1
             case Joined(ask=ask, group=group):

@@ -155,6 +155,8 @@ def _with_unread(found: Mapping[int, RankFailure], told: Sequence[End]) -> dict[
             continue
         if end.kind == "raised":
             result[end.rank] = RankFailure(error=exception_of(end), traceback=end.traceback)
+        elif end.kind == "interrupted":
+            result[end.rank] = RankFailure(error=Interrupted(end.reason))
         elif end.kind == "hung":
             result[end.rank] = RankFailure(error=RuntimeError(end.reason), traceback=end.traceback, died=True, why=end.reason)
         elif end.rank not in result:

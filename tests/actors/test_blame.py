@@ -151,6 +151,16 @@ def test_the_ledger_names_the_rank_that_died():
     assert ledger.ends("unknown") is None
 
 
+def test_who_was_ended_because_a_node_goes_away_has_not_failed():
+    ledger = ledger_of("l6")
+    stop = EndTrainers(host=HOSTS[0], lineage="1.2.x1", reason="the node of rank 1 goes away", announced=True)
+    assert recovered(ledger, stop, exit_of(0, was_ended=True), exit_of(1, was_ended=True)) == "trainer rank 0 was ended"
+    assert [end.kind for end in ledger.ends("g1") or ()] == ["interrupted", "interrupted"]
+    other = ledger_of("l7")
+    assert recovered(other, exit_of(1), stop, exit_of(0, was_ended=True)) == "trainer rank 1 died", "it died of itself"
+    assert [end.kind for end in other.ends("g1") or ()] == ["died", "interrupted"]
+
+
 def test_the_launchers_word_wins():
     ledger = ledger_of("l3")
     ledger.blame("g1", "the process of rank 1 died")

@@ -159,10 +159,10 @@ def lose_node(cluster: Any, node: Any, run: str) -> None:
     cluster.remove_node(node, allow_graceful=False)
 
 
-def drain(address: str, node_id: str) -> None:
+def drain(address: str, node_id: str, *, within_s: int = NOTICE_S) -> None:
     """What a preempted node's cloud has Ray do."""
     ray = str(Path(sys.executable).parent / "ray")
-    given = ["--address", address, "--node-id", node_id, "--deadline-remaining-seconds", str(NOTICE_S)]
+    given = ["--address", address, "--node-id", node_id, "--deadline-remaining-seconds", str(within_s)]
     why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "preemption"]
     subprocess.run([ray, "drain-node", *given, *why], check=True, capture_output=True, timeout=PATIENCE_S)
 

@@ -64,6 +64,27 @@ def test_a_drained_node_is_left_at_once_and_without_loss(
 
 
 @pytest.mark.long
+def test_who_does_not_answer_is_ended_and_the_run_moves_on(
+    ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str], leaving_node: list[Any]
+) -> None:
+    """Nobody can stop at a common step: rank 1 hangs in one. It counts as no failure, or this run would end."""
+    run = make_run()
+    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1000)
+    training = Training(config, tmp_path / "out", steps=STEPS, step_s=0.02, hang_at=15, max_failures=0)
+    training.wait_step(15)
+    _, node = raylet_of_a_trainer(training, ray_cluster)
+    leaving_node.append(node)
+    drain(ray_cluster.address, node.node_id, within_s=40)
+    result = training.finish()
+    assert training.digests() == undisturbed
+    (recovery,) = result.recoveries
+    assert recovery.interrupted
+    assert "no step to stop at together" in recovery.cause
+    assert f"(host {node.node_id[:8]}) goes away: Ray drains it" in recovery.cause
+    assert recovery.steps_repeated == 15 - recovery.step  # none, but on a machine too busy for a snapshot of each step of 0.02 s
+
+
+@pytest.mark.long
 def test_a_node_whose_processes_get_sigterm_is_left(
     ray_cluster: Any, make_run: Any, tmp_path: Path, undisturbed: list[str]
 ) -> None:

@@ -162,6 +162,13 @@ def test_an_exception_that_ray_train_has_not_read_is_told_by_the_coordinator() -
     assert still_running.cause == "the process of rank 1 died"
 
 
+def test_ended_because_a_node_goes_away_is_no_failure() -> None:
+    dead = {rank: endings.RankFailure(error=OSError(), died=True) for rank in (0, 1)}
+    ends = tuple(End(rank=rank, kind="interrupted", reason=f"rank {rank} was ended: a node goes away") for rank in (0, 1))
+    ending = endings.classify(WorkerGroupError("x", {}), dead, ends)
+    assert (ending.kind, ending.cause) == ("interrupted", "rank 0 was ended: a node goes away")
+
+
 def test_the_error_inside_ray_trains() -> None:
     ours = endings.ours(ControllerError(raystate.RunFailedError("gave up", rank=1)))
     assert ours is not None
