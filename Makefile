@@ -62,12 +62,11 @@ test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) -n 2 tests/model $(ARGS)
 
-# The simulator keeps both cores busy by itself.
 test-first: test-core
 	$(PYTEST) -n 2 --dist loadfile $(FIRST) $(ARGS)
 
 test-core: $(STAMP)
-	$(PYTEST) tests/core $(ARGS)
+	$(PYTEST) -n 2 tests/core $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

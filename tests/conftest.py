@@ -21,10 +21,12 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.processes import xla_flags
+
 # Before anything imports jax, ray or gcsfs; child processes inherit it.
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    "XLA_FLAGS": xla_flags(8),
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",

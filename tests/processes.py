@@ -63,10 +63,14 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def xla_flags(devices: int) -> str:
+    """For a process with so many CPU devices. Its small programs run once or for a moment: optimizing them costs more than it saves."""
+    return f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+
+
 def job_environment(devices: int) -> dict[str, str]:
     """Of a process with so many CPU devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(REPO)}
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": str(REPO)}
 
 
 def run_job(

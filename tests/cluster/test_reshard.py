@@ -16,7 +16,7 @@ from raystate.storage import run_hash
 from tests.cluster.strikes import lose_node, newest_in_memory
 from tests.cluster.training import NODE, wait_for
 from tests.patience import PATIENCE_S
-from tests.processes import free_port, start_ray
+from tests.processes import free_port, start_ray, xla_flags
 
 SHAPE = (64, 48)
 ARRAYS = 3
@@ -78,7 +78,7 @@ def start(config: Any, nodes: list[Any]) -> list[Any]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     group, port = secrets.token_hex(4), free_port()
-    variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
+    variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(DEVICES)}
     return [
         ray.remote(Trainer)
         .options(

@@ -19,7 +19,7 @@ import psutil
 import raystate
 from tests.cluster import toy
 from tests.patience import PATIENCE_S
-from tests.processes import kill_family
+from tests.processes import kill_family, xla_flags
 
 REPO = Path(__file__).parents[2]
 NODES = 3
@@ -186,7 +186,7 @@ def scaling(num_workers: int) -> Any:
 def quiet_run_config(out: Path, devices: int) -> Any:
     from ray.train import RunConfig
 
-    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(devices)}
     return RunConfig(storage_path=str(out / "ray"), worker_runtime_env={"env_vars": environment})
 
 

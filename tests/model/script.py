@@ -28,6 +28,7 @@ from tests.model.world import Ended, Rank, Violation, World
 CALLS = 14
 TROUBLED_STARTS = 6
 MOST_FLOATS = 300_000  # of an array; the slots of three ranks have to fit into a host's memory
+LARGE_CHARS = 100_000  # more than the first slots of a rank have room for beside the arrays
 MOST_WAIT_S = (
     12.0  # of one due save: an outage is noticed meanwhile, even before the first step is durable, and a staging copy ends
 )
@@ -355,7 +356,7 @@ class Player:
     def _save(self, step: int, token: float, force: bool) -> bool:
         state = self.state(token)
         self.data.state = str(token).encode()
-        custom = {"token": token, "log": "x" * (600_000 if self.large else 0)}
+        custom = {"token": token, "log": "x" * (LARGE_CHARS if self.large else 0)}
         began_s = self.rank.world.now_s
         got = self.manager.save(step, state, items={"data": self.data}, metrics={"loss": token}, custom=custom, force=force)
         took_s = self.rank.world.now_s - began_s

@@ -315,8 +315,10 @@ class Rank:
         self.finished = False
         self.dead = False
         self.wake_s = 0.0
-        self._go = threading.Semaphore(0)
-        self._back = threading.Semaphore(0)
+        self._go = threading.Lock()
+        self._back = threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
         self._thread = threading.Thread(target=self._run, args=(script,), name=f"rank-{number}", daemon=True)
         self._thread.start()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import raystate
 from tests.patience import PATIENCE_S
+from tests.processes import xla_flags
 from tests.programs.attempt import attempt
 
 REPO = Path(__file__).parents[2]
@@ -69,7 +70,7 @@ def run_script(place: Place, address: str, given: dict[str, Any], devices: int) 
         Its exit code; negative if a signal ended it.
     """
     state = {"storage": place.storage, "run": place.run, "save_every_steps": SAVE_EVERY}
-    environment = {**os.environ, "RAY_ADDRESS": address, "XLA_FLAGS": _flags(devices), "PYTHONPATH": str(REPO)}
+    environment = {**os.environ, "RAY_ADDRESS": address, "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": str(REPO)}
     command = [sys.executable, "-m", "tests.programs.attempt", json.dumps({**given, "state": state})]
     with open(place.out / "log", "ab") as log:
         done = subprocess.run(
@@ -110,9 +111,5 @@ def _config(place: Place) -> raystate.StateConfig:
 def _run_config(place: Place, devices: int) -> Any:
     from ray.train import RunConfig
 
-    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": _flags(devices), "PYTHONPATH": str(REPO)}
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": str(REPO)}
     return RunConfig(storage_path=str(place.out / "ray"), worker_runtime_env={"env_vars": environment})
-
-
-def _flags(devices: int) -> str:
-    return f"--xla_force_host_platform_device_count={devices}"
