@@ -1,7 +1,10 @@
-"""What a bar of bytes shows, of commands and of `fit`."""
+"""Where bars are shown, and what a bar of bytes shows, of commands and of `fit`."""
 
 from __future__ import annotations
 
+import sys
+
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -15,6 +18,17 @@ class _ByteRate(ProgressColumn):
         """Nothing as long as nobody knows."""
         speed = task.finished_speed or task.speed
         return Text(f"{format_bytes(speed)}/s" if speed else "", style="progress.data.speed")
+
+
+def can_show(console: Console) -> bool:
+    """Whether bars can be shown there: on a terminal that can move its cursor. FORCE_COLOR makes no terminal of a file."""
+    return console.is_terminal and console.is_interactive and not console.is_dumb_terminal and console.file.isatty()
+
+
+def passes_bars() -> bool:
+    """Whether what is printed meanwhile has to go past the bars, which rich does: standard output is a terminal, too. Anywhere else it
+    must stay what it is: rich would send it to standard error."""
+    return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
 
 
 def byte_columns() -> tuple[ProgressColumn, ...]:

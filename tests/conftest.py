@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from raystate.arena import sweep
 from tests.processes import xla_flags
 
 # Before anything imports jax, ray or gcsfs; child processes inherit it.
@@ -41,6 +42,8 @@ _ENVIRONMENT = {
 }
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+
+_SHM = Path("/dev/shm")
 
 # The tests compile the same programs again and again, in processes of their own.
 _COMPILED = "JAX_COMPILATION_CACHE_DIR"
@@ -71,6 +74,8 @@ def _remove_what_the_killed_left() -> None:
             if held is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(held)
+    with contextlib.suppress(OSError):  # no shared memory here: the tests that need it say so
+        sweep(_SHM)  # arenas of clusters that a killed run of tests has left
 
 
 # Here, not in pytest_configure: by then the conftest.py of a folder that was named may have imported jax, which reads this once.
@@ -87,7 +92,6 @@ settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
 
 _RELEASE_S = 300.0
-_SHM = Path("/dev/shm")
 _LAYERS = (
     "core",
     "house",

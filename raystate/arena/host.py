@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import operator
 import os
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal
 
 from raystate.arena import layouts
-from raystate.arena.capacity import Need, check_capacity, lock_root, reservation_failed
+from raystate.arena.capacity import Need
 from raystate.arena.copies import copies_bytes
 from raystate.arena.files import (
     HOST_LOCK,
     LAYOUTS,
     META,
     SET_PREFIX,
-    SLOT_PREFIX,
     TRAINER_CELL,
     create_file,
     is_private_dir,
@@ -34,8 +32,9 @@ from raystate.arena.files import (
 from raystate.arena.locks import FileLock
 from raystate.arena.meta import ArenaMeta, lock_arena
 from raystate.arena.processes import ProcessMark, boot_id, is_gone, mark_process
-from raystate.arena.slot import create_slot_file, slot_file_bytes
-from raystate.arena.slot_set import SetInfo, SlotSet, create_set, read_note, release_all, seize, trainer_lock
+from raystate.arena.reserving import Reserving
+from raystate.arena.slot import slot_file_bytes
+from raystate.arena.slot_set import SetInfo, SlotSet, read_note, release_all, seize, trainer_lock
 from raystate.arena.word import CELL_BYTES, WordCell
 from raystate.core.errors import ConfigError, RaystateError
 from raystate.core.words import MAX_SLOTS
@@ -62,9 +61,9 @@ class HostArena:
         self.notes: list[str] = []
         self._lock = lock
         self._put: Counter[str] = Counter()  # layouts for slots that this host is filling itself
-        self._memory_threshold = memory_threshold
         self.guard = threading.RLock()
         self.allotting = threading.RLock()
+        self._reserving = Reserving(path, self.guard, lambda: lock.held, memory_threshold)
 
     @classmethod
     def open(
@@ -129,6 +128,7 @@ class HostArena:
         rank: int | None = None,
         pid: int | None = None,
         copies: int = 0,
+        given: Callable[[SlotSet], None] = lambda _: None,
     ) -> SlotSet:
         """Give a trainer's incarnation a set of slots of its own, whose contents stay readable until it writes.
 
@@ -145,33 +145,42 @@ class HostArena:
             buffer_bytes: what writing one of them to storage takes beside it; counted under the cap.
             copies: of other hosts' snapshots for each of its own: room is asked for with a trainer's first set, taken when they come.
             pid: the trainer's process on this node, so that a trainer that dies before it attaches doesn't keep its set.
+            given: called with the set before anybody else can look at it as that trainer's.
 
         Raises:
             CapacityError: it does not fit; nothing was reserved, every set stays with its trainer.
-            ConfigError: more than `MAX_SLOTS` slots, of which a control word could not tell.
+            RaystateError: the arena is closed. ConfigError: more than `MAX_SLOTS` slots, of which a control word could not tell.
         """
         if not 1 <= slots <= MAX_SLOTS:
             raise ConfigError(f"snapshot_slots: 1 to {MAX_SLOTS} are possible, got {slots}", field="snapshot_slots", got=slots)
+        need = _need(data_bytes, table_bytes, slots, buffer_bytes)
         with self.allotting:
             with self.guard:
-                least = (data_bytes, table_bytes, slots, buffer_bytes)
-                fits = [held for held in self.sets if held.info.copies_of < 0 and _is_as_large(held.info, least)]
-                for held in fits:
-                    if held.trainer == trainer and self.trainer_state(held) != "gone":
-                        return held
-                for held in self.sets:
-                    if held.trainer == trainer and self.trainer_state(held) == "expected":
-                        self.release(held)  # it asks for a larger one, so it won't come for this one
-                for held in sorted(fits, key=lambda held: (not _has_rank(held, rank), held.info.data_bytes, held.index)):
-                    if self.trainer_state(held) == "gone" and self._hand_over(held, trainer, pid):
-                        return held
-                need = _need(data_bytes, table_bytes, slots, buffer_bytes)
-                if not any(held.trainer == trainer for held in self.sets):
+                held = self._find(trainer, (data_bytes, table_bytes, slots, buffer_bytes), rank, pid)
+                if held is not None:
+                    given(held)
+                    return held
+                if not any(one.trainer == trainer for one in self.sets):
                     need = dataclasses.replace(need, copies_bytes=copies_bytes(self.sets, need, copies))
             held = self._create(trainer, need, data_bytes=data_bytes, table_bytes=table_bytes, pid=pid)
             with self.guard:
                 self.sets.append(held)
+                given(held)
             return held
+
+    def _find(self, trainer: str, least: tuple[int, ...], rank: int | None, pid: int | None) -> SlotSet | None:
+        """A set that is the trainer's, or that it can have now."""
+        fits = [held for held in self.sets if held.info.copies_of < 0 and _is_as_large(held.info, least)]
+        for held in fits:
+            if held.trainer == trainer and self.trainer_state(held) != "gone":
+                return held
+        for held in self.sets:
+            if held.trainer == trainer and self.trainer_state(held) == "expected":
+                self.release(held)  # it asks for a larger one, so it won't come for this one
+        for held in sorted(fits, key=lambda held: (not _has_rank(held, rank), held.info.data_bytes, held.index)):
+            if self.trainer_state(held) == "gone" and self._hand_over(held, trainer, pid):
+                return held
+        return None
 
     def make_copies(self, rank: int, *, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int) -> SlotSet:
         """Reserve a set for copies of that rank's pieces, which takes about half a second per GiB. It counts once it is in `sets`.
@@ -350,41 +359,17 @@ class HostArena:
     def _create(
         self, trainer: str, need: Need, *, data_bytes: int, table_bytes: int, pid: int | None, copies_of: int = -1
     ) -> SlotSet:
-        root, size, slots = self.path.parent, need.slot_bytes, need.slots
-        path = self.path
-        files: list[int] = []
-        try:
-            # Adding up and promising is one act for all hosts on this node; reserving takes longer, and is not.
-            with lock_root(root):
-                check_capacity(root, need, cap_bytes=self.cap_bytes, memory_threshold=self._memory_threshold)
-                index = max((held.index for held in self.sets), default=-1) + 1
-                while os.path.lexists(self.path / f"{SET_PREFIX}{index}"):  # being made, not ours, or left by a failure
-                    index += 1
-                path = self.path / f"{SET_PREFIX}{index}"
-                path.mkdir(mode=0o700)
-                files += [create_slot_file(path / f"{SLOT_PREFIX}{number}", size) for number in range(slots)]
-            info = SetInfo(
-                index=index,
-                slots=slots,
-                data_bytes=page_ceil(data_bytes),
-                table_bytes=page_ceil(table_bytes),
-                buffer_bytes=need.buffer_bytes,
-                trainer=trainer,
-                owner=mark_process(pid) if pid else None,
-                copies_of=copies_of,
-            )
-            return create_set(path, info, files)
-        except BaseException as error:
-            if path != self.path:
-                remove_tree(path)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise reservation_failed(root, need, self.cap_bytes) from error
-            if isinstance(error, OSError):
-                raise RaystateError(f"slot set {path} could not be created: {error}", path=str(path)) from error
-            raise
-        finally:
-            for fd in files:
-                os.close(fd)
+        info = SetInfo(
+            index=max((held.index for held in list(self.sets)), default=-1) + 1,
+            slots=need.slots,
+            data_bytes=page_ceil(data_bytes),
+            table_bytes=page_ceil(table_bytes),
+            buffer_bytes=need.buffer_bytes,
+            trainer=trainer,
+            owner=mark_process(pid) if pid else None,
+            copies_of=copies_of,
+        )
+        return self._reserving.reserve(info, need, self.cap_bytes)
 
 
 def _need(data_bytes: int, table_bytes: int, slots: int, buffer_bytes: int) -> Need:

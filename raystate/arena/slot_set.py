@@ -146,14 +146,18 @@ class SlotSet:
         return left
 
 
-def create_set(path: Path, info: SetInfo, slot_files: list[int]) -> SlotSet:
-    """Finish a new set: reserve the slots' files, which lie there with their sizes, and put the rest beside them.
+def fill_slots(slot_files: list[int]) -> None:
+    """Reserve the slots of a new set: open files that have their sizes.
 
     Raises:
         OSError: the file system is full.
     """
     with ThreadPoolExecutor(len(slot_files), thread_name_prefix="raystate-reserve") as pool:
         list(pool.map(fill_slot_file, slot_files))
+
+
+def create_set(path: Path, info: SetInfo) -> SlotSet:
+    """Finish a new set, whose slots are reserved: put the rest beside them."""
     for name in (TRAINER_CELL, HOST_CELL):
         WordCell.create(path / name)
     os.close(create_file(trainer_lock(path, info.trainer)))

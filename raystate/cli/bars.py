@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from raystate.byte_bars import byte_columns
+from raystate.byte_bars import byte_columns, can_show, passes_bars
 from raystate.cli.console import progress_out
 from raystate.orbax.step_reader import StepReader
 
@@ -45,8 +45,13 @@ class Bars(Progress):
     def __init__(
         self, *columns: str | ProgressColumn, quiet: bool, timer: Callable[[float, Callable[[], None]], Timer] | None = None
     ):
-        shown = progress_out.is_terminal and not progress_out.is_dumb_terminal
-        super().__init__(*columns, console=progress_out, transient=True, disable=quiet or not shown)
+        super().__init__(
+            *columns,
+            console=progress_out,
+            transient=True,
+            disable=quiet or not can_show(progress_out),
+            redirect_stdout=passes_bars(),
+        )
         self._timer_of = timer or threading.Timer
         self._timer: Timer | None = None
         self._ended = False

@@ -124,7 +124,8 @@ class Agreement:
                 self._propose(group, proposal.kind, proposal.reason, self._until_s)
             elif len(answers) == group.world:
                 self.snapshots.propose(replace(proposal, state="confirmed"))
-                self.desk.log("info", f"all {group.world} ranks {proposal.kind} at step {proposal.step}: {proposal.reason}")
+                who = f"all {group.world} ranks {proposal.kind}" if group.world > 1 else f"the only rank {proposal.kind}s"
+                self.desk.log("info", f"{who} at step {proposal.step}: {proposal.reason}")
         elif proposal.kind == "save" and len(group.seen) == group.world:
             if all(seen.newest_step >= proposal.step for seen in group.seen.values()):
                 self._tries = 0

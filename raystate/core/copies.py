@@ -94,7 +94,8 @@ class Copies:
                 continue
             if rank not in wanted or newest[rank] != one.index:
                 del self._held.sets[one.index]
-                self.out.append(RemoveSet(index=one.index, reason=f"nobody needs the copies of rank {rank} in it"))
+                reason = f"nobody needs the copies of rank {rank} in it"
+                self.out.append(RemoveSet(index=one.index, trainer=one.trainer, reason=reason))
 
     # ---------------------------------------------------------------- one transfer
 

@@ -115,6 +115,11 @@ class Lookout:
         return None
 
 
+def all_have(world: int) -> str:
+    """`all 4 ranks have`, `the only rank has`: for messages."""
+    return f"all {world} ranks have" if world > 1 else "the only rank has"
+
+
 def ranks_text(ranks: Iterable[int], hosts: dict[int, Any]) -> str:
     """`rank 1 (host ab12), rank 3 and 5 more`: for messages."""
     return named([f"rank {rank} (host {hosts[rank]})" if rank in hosts else f"rank {rank}" for rank in ranks]) or "nobody"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raystate.core.desk import Barrier, Desk, brief, ranks_text
+from raystate.core.desk import Barrier, Desk, all_have, brief, ranks_text
 from raystate.core.memory import HostView, Memory
 from raystate.core.messages import (
     Ask,
@@ -184,7 +184,7 @@ class Joins:
             lineage=lineage, attempt=desk.attempt, host_count=len(set(hosts.values())), newest_step=self._newest_committed
         )
         self._barrier = None
-        desk.log("info", f"all {self._world} ranks have joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")
+        desk.log("info", f"{all_have(self._world)} joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")
         for ask in barrier.everybody():
             desk.answer(ask, self._reply)
         desk.stir = True

@@ -145,7 +145,7 @@ class Held:
             )
             if one.trainer and newer and not is_connected(one) and not self.is_needed(one.index, advice):
                 del self.sets[one.index]
-                self.out.append(RemoveSet(index=one.index, reason=f"trainer {one.trainer} has larger slots"))
+                self.out.append(RemoveSet(index=one.index, trainer=one.trainer, reason=f"trainer {one.trainer} has larger slots"))
 
     def grant(self, one: HeldSet, advice: Advice) -> bool:
         """Give the trainer of this set the slots that it may reuse. Whether there were any."""

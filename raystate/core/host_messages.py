@@ -261,9 +261,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveSet:
-    """Give the set's memory back: its trainer has another set, and nobody needs what this one holds."""
+    """Give the set's memory back, if it is still that trainer's: it has another set, and nobody needs what this one holds."""
 
     index: int
+    trainer: str
     reason: str
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from raystate.core.desk import NAMED, Desk, Lookout
+from raystate.core.desk import NAMED, Desk, Lookout, all_have
 from raystate.core.discards import Discards
 from raystate.core.errors import InvalidTransitionError
 from raystate.core.group import Group, Joins
@@ -346,8 +346,8 @@ class Restores:
         )
         for ask in self._wishes.everybody():
             self.desk.answer(ask, settled)
-        what = f"have restored step {step} from {tier or choice.tier}" if step >= 0 else "begin without a step"
-        self.desk.log("info" if step >= 0 else "debug", f"all {group.world} ranks {what}")  # that there is none was said
+        what = f"restored step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"
+        self.desk.log("info" if step >= 0 else "debug", f"{all_have(group.world)} {what}")  # that there is none was said
         self._enter("idle")
 
     def _fail(self, error: str, message: str, **details: object) -> None:

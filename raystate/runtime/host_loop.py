@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, assert_never
 
-from raystate.arena import HostArena
+from raystate.arena import HostArena, SlotSet
 from raystate.core.errors import CapacityError, error_from_name
 from raystate.core.host import Host
 from raystate.core.host_messages import (
@@ -115,7 +115,7 @@ class HostLoop:
         self._callers: dict[int, Caller] = {}  # by file descriptor
         self._saves: dict[str, Future[HostPart]] = {}
         self._answer: Future[HostPart] | Exception | None = None  # of the order at hand
-        self._to_remove: set[int] = set()
+        self._to_remove: set[tuple[int, str]] = set()
         self._prune_s = clock() + PRUNE_EVERY_S
         self._stopping = False
         self._writers = writers or ThreadPoolExecutor(WRITERS, thread_name_prefix="raystate-write", initializer=give_way)
@@ -163,7 +163,7 @@ class HostLoop:
             unlocked = self._store.unlocked(index)
             if unlocked is not None:
                 self._feed(unlocked)
-        self._to_remove = {index for index in self._to_remove if not self._store.remove(index)}
+        self._to_remove = {one for one in self._to_remove if not self._store.remove(*one)}
         self._feed(Look())
         self._share.turn()
         if self._clock() >= self._prune_s:  # a state whose tree changes leaves a layout behind each time
@@ -264,9 +264,9 @@ class HostLoop:
                 self._answer = error_from_name(error, message, {"step": order.step, "host": self._host})
             case FetchCopy() | FillCopy() | CommitCopy() | DropCopy():
                 self._copier.carry_out(command)
-            case RemoveSet(index=index):
-                if not self._store.remove(index):
-                    self._to_remove.add(index)
+            case RemoveSet(index=index, trainer=trainer):
+                if not self._store.remove(index, trainer):
+                    self._to_remove.add((index, trainer))
             case _:
                 assert_never(command)
 
@@ -302,9 +302,15 @@ class HostLoop:
             CapacityError: they don't fit; nothing has changed.
         """
 
+        def given(held: SlotSet) -> None:
+            for event in self._store.changes():  # the trainer's set before this one: its last word
+                self._feed(event)
+            self._feed(self._store.found(held))
+            self._drop_unneeded()
+
         allot = functools.partial(
             self.arena.allot, trainer=incarnation, rank=rank, pid=pid, data_bytes=data_bytes, table_bytes=table_bytes,
-            buffer_bytes=buffer_bytes, slots=slots, copies=copies,
+            buffer_bytes=buffer_bytes, slots=slots, copies=copies, given=given,
         )  # fmt: skip
         # Without the lock: each GiB takes half a second, and a host that says nothing for so long would count as down.
         with self.arena.allotting:
@@ -314,18 +320,13 @@ class HostLoop:
                 with self._lock:
                     self._drop_unneeded()
                 held = allot()
-            with self._lock:
-                for event in self._store.changes():  # the trainer's set before this one: its last word
-                    self._feed(event)
-                self._feed(self._store.found(held))
-                self._drop_unneeded()
-                return str(held.path), held.index
+            return str(held.path), held.index
 
     def _drop_unneeded(self) -> None:
         """Give back the sets of trainers that are gone, unless a recovery or a running save may still need them."""
         for held in list(self.arena.sets):
             gone = self.arena.trainer_state(held) == "gone"
-            if gone and not self._machine.is_needed(held.index) and self._store.remove(held.index):
+            if gone and not self._machine.is_needed(held.index) and self._store.remove(held.index, held.trainer):
                 self._feed(SetRemoved(index=held.index))
 
     def contents(self) -> list[tuple[str, int, Staged]]:

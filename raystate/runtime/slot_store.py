@@ -96,9 +96,9 @@ class SlotStore:
     def empty(self, command: Empty) -> None:
         self._set(command.index).slots[command.slot].invalidate()
 
-    def remove(self, index: int) -> bool:
-        """Give a set's memory back; False: somebody still has it."""
-        held = next((one for one in self.arena.sets if one.index == index), None)
+    def remove(self, index: int, trainer: str) -> bool:
+        """Give the memory of a trainer's set back; False: somebody still has it. One that is another's by now stays."""
+        held = next((one for one in self.arena.sets if one.index == index and one.trainer == trainer), None)
         if held is None:
             return True
         try:

@@ -13,7 +13,7 @@ from rich.progress import Progress, TaskID
 
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.reporting import RunReport
-from raystate.byte_bars import byte_columns
+from raystate.byte_bars import byte_columns, can_show, passes_bars
 from raystate.config import StateConfig
 from raystate.runtime.progress import Going
 from raystate.storage import run_hash
@@ -32,7 +32,7 @@ class RunBar:
     """
 
     def __init__(self, console: Console):
-        self._progress = Progress(*byte_columns(), console=console, transient=True)
+        self._progress = Progress(*byte_columns(), console=console, transient=True, redirect_stdout=passes_bars())
         self._tasks: dict[tuple[str, int, str], TaskID] = {}
 
     def show(self, going: Sequence[Going]) -> None:
@@ -58,7 +58,7 @@ class RunBar:
 def run_bar(config: StateConfig) -> Iterator[None]:
     """While this lasts, what takes long in the run is shown, if standard error is a terminal that can move its cursor."""
     console = Console(stderr=True)
-    if not console.is_terminal or console.is_dumb_terminal:
+    if not can_show(console):
         yield
         return
     ended = threading.Event()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +15,8 @@ import pytest
 
 import raystate
 from raystate.arena import HostArena
-from raystate.arena import host as arena_host
 from raystate.core.errors import CorruptCheckpointError
-from raystate.core.messages import Event, HostId, HostReported, RestoreChoice, SaveId, Write
+from raystate.core.messages import Event, HostId, RestoreChoice, SaveId, Write
 from raystate.inspection import open_step
 from raystate.manager.restoring import Restoring, Wanted
 from raystate.orbax.kv import bytes_written
@@ -28,7 +26,6 @@ from raystate.runtime.coordinator_loop import CoordinatorLoop
 from raystate.runtime.long_waits import LongWaits
 from raystate.runtime.progress import Going, Progress
 from raystate.storage import open_storage
-from tests.patience import PATIENCE_S
 
 TREE = {"a": np.arange(300_000, dtype=np.float32), "b": np.ones((400, 500)), "c": np.zeros(7, np.int8)}
 NBYTES = sum(array.nbytes for array in TREE.values())
@@ -149,27 +146,3 @@ def test_the_coordinator_takes_it_past_its_machine():
     loop._long_waits.observe(Write(host=HostId("h"), save=SaveId("a1k1"), lineage="1.1.x", step=7, ranks=()), 1.0)
     loop._handle(Progress(of="a1k1", who="h", done_bytes=1, total_bytes=2))
     assert loop._long_waits.going(3.0) == (Going(what="saving", step=7, of="a1k1", since_s=2.0, done_bytes=1, total_bytes=2),)
-
-
-def test_a_host_that_makes_room_is_not_silent(loop: Any, monkeypatch: pytest.MonkeyPatch):
-    """It takes half a second per GiB; a host that says nothing for ten seconds is told to be down."""
-    one, told, now_s = loop
-    reserve = arena_host.create_slot_file
-    looked: list[bool] = []
-
-    def slowly(*given: Any) -> int:
-        now_s[0] += 5.0
-        thread = threading.Thread(target=one.turn)
-        thread.start()
-        thread.join(timeout=PATIENCE_S / 4)
-        looked.append(not thread.is_alive())
-        return reserve(*given)
-
-    monkeypatch.setattr(arena_host, "create_slot_file", slowly)
-    request: dict[str, Any] = {"rank": 0, "pid": os.getpid(), "data_bytes": 5000, "table_bytes": 100, "buffer_bytes": 0, "slots": 3}
-    path, index = one.allot(incarnation="t", **request)
-    assert looked == [True] * 3
-    reports = [event.summary.seq for event in told if isinstance(event, HostReported)]
-    assert len(reports) >= 3 and reports == sorted(set(reports))
-    assert one.allot(incarnation="t", **request) == (path, index), "asked again, it is the same"
-    assert len(looked) == 3

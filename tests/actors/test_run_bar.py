@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import threading
 
+import pytest
 from rich.console import Console
 
 from raystate.runtime.progress import Going
@@ -47,6 +49,7 @@ def test_what_takes_long_is_shown_until_it_ends():
 def test_a_pipe_is_asked_nothing(monkeypatch):
     monkeypatch.setattr(bar.threading, "Thread", lambda **_: (_ for _ in ()).throw(AssertionError("a thread")))
     monkeypatch.setattr("sys.stderr", io.StringIO())
+    monkeypatch.setenv("FORCE_COLOR", "1")  # of what is printed; it makes no terminal of a pipe
     with bar.run_bar(None):  # type: ignore[arg-type]
         pass
 
@@ -64,3 +67,17 @@ def test_the_bar_looks_until_the_run_has_ended():
     bar._watch(bar.RunBar(Console(file=shown, force_terminal=True, width=80)), look, ended)
     assert answers == []
     assert "saving step 120" in shown.getvalue()
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_what_the_driver_prints_meanwhile_stays_where_it_belongs(passes: bool, monkeypatch: pytest.MonkeyPatch):
+    """Standard output that goes to a file has no bars to go past: rich would send it to the terminal, and the file would lack it."""
+    printed, shown = io.StringIO(), io.StringIO()
+    printed.isatty = lambda: passes
+    monkeypatch.setattr("sys.stdout", printed)
+    one = bar.RunBar(Console(file=shown, force_terminal=True, width=80))
+    one.show([going(3.0, 2, 8)])
+    sys.stdout.write("loss 1.0\n")
+    one.close()
+    assert ("loss 1.0" in printed.getvalue(), "loss 1.0" in shown.getvalue()) == (not passes, passes)
+    assert sys.stdout is printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,3 +125,20 @@ def test_gc_and_verify_tell_how_far_they_are(tmp_path: Path):
     remove_garbage(storage, found, on_bytes=freed.append)
     assert freed == sorted(freed) and freed[-1] == sum(one.nbytes for one in found) > 0
     assert find_garbage(storage) == []
+
+
+def test_what_is_printed_to_a_file_meanwhile_stays_there(terminal: Terminal, monkeypatch: pytest.MonkeyPatch):
+    printed = io.StringIO()
+    monkeypatch.setattr("sys.stdout", printed)
+    with bars.byte_progress(quiet=False, timer=ByHand) as progress:
+        progress.add_task("step 7", total=10)
+        timers[0].fires()
+        sys.stdout.write("{}\n")
+    assert printed.getvalue() == "{}\n"
+
+
+def test_colours_that_are_asked_for_make_no_terminal_of_a_file(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(bars, "progress_out", console._Terminal(file=io.StringIO()))
+    assert bars.progress_out.is_terminal, "rich thinks so"
+    assert bars.byte_progress(quiet=False, timer=ByHand).disable

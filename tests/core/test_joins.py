@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from raystate.core.commands import Log
 from raystate.core.errors import InvalidTransitionError
 from raystate.core.messages import (
     Ask,
@@ -34,6 +35,13 @@ def test_join_answers_all_with_one_lineage():
     assert len(replies) == 2
     assert len({reply.lineage for reply in replies}) == 1
     assert replies[0].host_count == 2
+
+
+@pytest.mark.parametrize(("hosts", "who"), [(AB, "all 2 ranks have"), (AB[:1], "the only rank has")])
+def test_the_log_says_who_has_joined(hosts: list[str], who: str):
+    driver = Driver()
+    driver.join(hosts)
+    assert any(one.text.startswith(f"{who} joined: lineage ") for one in driver.out if isinstance(one, Log))
 
 
 def test_asks_before_the_claim_wait_for_it():
