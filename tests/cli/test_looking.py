@@ -25,7 +25,7 @@ from raystate.inspection import Checkpoints, differences
 from raystate.inspection.differences import compare
 from raystate.orbax.step_reader import StepReader
 from raystate.reader import save
-from raystate.storage import RunLog, StepFolder, Storage, open_storage
+from raystate.storage import RunLog, Storage, open_storage
 from tests.orbax import from_state
 from tests.patience import PATIENCE_S
 from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
@@ -419,11 +419,11 @@ def test_row22_a_run_in_a_bucket_is_looked_after(raystate: Command, written: Pat
         code, out, _ = raystate("verify", bucket.url, "--json")
         found = json.loads(out)
         assert code == 1 and [one["step"] for one in found["steps"] if one["bad"]] == [10]
-        left = f"{StepFolder(bucket, 30, 'a1k9').write_prefix}/d/0"
-        bucket.create(left, b"an unfinished save")
+        left = "30/state/ocdbt.process_a1k9h0/d/0"
+        bucket.create(left, b"of an unfinished save")
         RunLog(bucket).claim(lambda tail: claim_entry(tail, "another", "lm"))  # attempt 1 is over
         code, out, _ = raystate("gc", bucket.url, "--dry-run")
-        assert code == 0 and "an unfinished save of step 30 by attempt 1" in out and bucket.exists(left)
+        assert code == 0 and "1 thing, 21 B" in out and bucket.exists(left), out
         assert raystate("gc", bucket.url)[0] == 0 and not bucket.exists(left)
         code, _, complaint = raystate("gc", f"{bucket.url[:-1]}m")
         assert code == 2 and f"did you mean {bucket.url}?" in complaint
