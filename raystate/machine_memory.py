@@ -6,6 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+# Of a file that is read whole: metadata, packages, log entries. Whoever can write one must not fill the memory of those who read it.
+MOST_READ_BYTES = 1 << 30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMemory:

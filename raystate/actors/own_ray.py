@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
+import time
 import warnings
 from pathlib import Path
 
@@ -16,6 +19,9 @@ with ray_internals():
     from ray._private import worker
 
 logger = logging.getLogger("raystate")
+
+_ANSWER_S = 10.0  # for the port of a cluster that has just been started to open
+_PROBE_S = 0.2  # between two looks
 
 
 def has_dashboard() -> bool:
@@ -40,6 +46,31 @@ def why_not_joined(error: Exception, without_address: str) -> str:
     return f"{what}: {why}. {more}"
 
 
+def check_address() -> None:
+    """See that somebody listens at the host:port of `RAY_ADDRESS`, if that is what it holds. Ray itself would try for many minutes.
+
+    Raises:
+        ConnectionError: nobody did within 10 s.
+    """
+    named = re.fullmatch(r"(?P<host>[\w.-]+|\[[\da-fA-F:.]+\]):(?P<port>\d{1,5})", os.environ.get("RAY_ADDRESS", ""))
+    if named is None:
+        return
+    host, port = named["host"].strip("[]"), int(named["port"])
+    # Ray listens at the node's own address, and takes these names for it.
+    hosts = [host, ray.util.get_node_ip_address()] if host in ("localhost", "127.0.0.1") else [host]
+    deadline_s = time.monotonic() + _ANSWER_S
+    while True:
+        for one in hosts:
+            try:
+                socket.create_connection((one, port), timeout=_ANSWER_S).close()
+                return
+            except (OSError, OverflowError) as error:  # a port above 65535
+                why = error
+        if time.monotonic() > deadline_s:
+            raise ConnectionError(f"nobody answers there ({why})")
+        time.sleep(_PROBE_S)
+
+
 def start_ray() -> None:
     """`ray.init()`, which joins the cluster that `RAY_ADDRESS` names or that runs on this machine. Says which one, or what it means
     that it had to start one.
@@ -51,6 +82,7 @@ def start_ray() -> None:
         # Of a fork in a process that uses JAX. Ray only starts programs, which is safe.
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
         try:
+            check_address()
             ray.init(include_dashboard=False, logging_level=logging.WARNING)
         except Exception as error:  # Ray has no class for it: OSError, RuntimeError, ConnectionError, ValueError, …
             raise RaystateError(why_not_joined(error, "Ray could not be started on this machine"), phase="start") from None

@@ -35,7 +35,7 @@ def gc(
     Examples:
       raystate gc gs://bucket/lm --dry-run          what would go?
       raystate gc runs/lm                           remove it
-      raystate gc runs/lm --assume-dead 3           attempt 3 was killed and never comes back
+      raystate gc runs/lm --assume-dead 3           attempt 3 is dead for good
     """
     run = open_storage(storage)
     if is_missing(run) or not run.list(STATE, recursive=False):

@@ -73,10 +73,11 @@ def _join() -> str:
     """The address of the cluster that there is."""
     import ray
 
-    from raystate.actors.own_ray import why_not_joined
+    from raystate.actors.own_ray import check_address, why_not_joined
 
     address = os.environ.get("RAY_ADDRESS")
     try:
+        check_address()
         ray.init(address or "auto", logging_level=logging.ERROR, log_to_driver=False)
     except Exception as error:  # Ray has no class for it
         text = why_not_joined(error, "no Ray cluster runs on this machine, and RAY_ADDRESS=host:port names none")

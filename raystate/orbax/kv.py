@@ -13,6 +13,7 @@ from typing import Any
 import tensorstore as ts
 
 from raystate.core.errors import CorruptCheckpointError, RaystateError, StorageError
+from raystate.machine_memory import MOST_READ_BYTES
 
 # Orbax's own settings for a checkpoint: values up to 1 KiB lie in the B-tree's nodes, one manifest file.
 OCDBT_CONFIG = {"manifest_kind": "single", "max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000}
@@ -105,14 +106,26 @@ def refuse_special(base: dict[str, Any], what: str, key: str = "", **details: An
     Args:
         base: of the folder.
         what: the error's beginning.
-        key: of one file; "": all that lies in the folder.
+        key: of one file, which is to be read whole; "": all that lies in the folder.
         **details: the error's facts.
 
     Raises:
-        CorruptCheckpointError: names the first one.
+        CorruptCheckpointError: names the first one; or the file, or the database's manifest, is too large to be read whole.
     """
-    if base["driver"] == "file" and (path := _special(base["path"] + key)) is not None:
+    if base["driver"] != "file":
+        return
+    if (path := _special(base["path"] + key)) is not None:
         raise CorruptCheckpointError(f"{what}: {path} is no regular file", **details)
+    whole = base["path"] + (key or "manifest.ocdbt")
+    if (size := _size(whole)) > MOST_READ_BYTES:
+        raise CorruptCheckpointError(f"{what}: {whole} has {size:,} bytes, at most {MOST_READ_BYTES:,} are read", **details)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except (OSError, ValueError):  # not there, or not for us: whoever reads it says so
+        return 0
 
 
 def _special(path: str) -> str | None:

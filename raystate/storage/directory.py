@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raystate.core.errors import StorageError
+from raystate.machine_memory import MOST_READ_BYTES
 from raystate.storage import posix
 from raystate.storage.attempts import attempt, describe
 from raystate.storage.base import (
@@ -76,6 +77,11 @@ class DirectoryStorage(Storage):
 
         def read() -> bytes:
             with open(posix.open_regular(path), "rb") as file:
+                if (size := os.fstat(file.fileno()).st_size) > MOST_READ_BYTES:
+                    raise StorageError(
+                        f"read {path} failed: it has {size:,} bytes; what is read whole has at most {MOST_READ_BYTES:,}",
+                        operation="read", path=path, expected=MOST_READ_BYTES, got=size,
+                    )  # fmt: skip
                 return file.read()
 
         return self._call("read", path, read)

@@ -101,6 +101,8 @@ class GcsStorage(BucketStorage):
             pass
 
     def kvstore(self, prefix: str) -> dict[str, Any]:
+        if "TENSORSTORE_GCS_HTTP_URL" in os.environ:  # a local server wants no credentials, and TensorStore complains of none
+            os.environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "none")
         return {"driver": "gcs", "bucket": self._bucket_name, "path": self._folder(prefix)}
 
     # ------------------------------------------------------------ inside

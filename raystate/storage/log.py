@@ -332,7 +332,7 @@ class RunLog:
         except NewerFormatError as error:
             message = f"{path} was written by a newer raystate (log format {error.format}, this one knows {FORMAT})"
             raise ConfigError(message, field="storage", path=path, expected=FORMAT, got=error.format) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptCheckpointError(f"{path} is not {what}: {error}", path=path) from error
 
     def _gallop(self, known: int) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +17,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
+import typer.main
 
-from raystate.cli import main
+from raystate.cli import app, main
+from raystate.core.log import claim_entry
 from raystate.inspection import Checkpoints, differences
 from raystate.inspection.differences import compare
 from raystate.orbax.step_reader import StepReader
 from raystate.reader import save
-from raystate.storage import Storage, open_storage
+from raystate.storage import RunLog, Storage, open_storage
 from tests.orbax import from_state
+from tests.patience import PATIENCE_S
 from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
 
 Command = Callable[..., tuple[int, str, str]]
@@ -394,6 +399,36 @@ def test_row21_in_a_bucket(raystate: Command, written: Path, tmp_path: Path):
         assert code == 2 and f"did you mean {bucket.url}?" in complaint
 
 
+@pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
+def test_row22_a_run_in_a_bucket_is_looked_after(raystate: Command, written: Path, tmp_path: Path):
+    """`import`, `verify`, `export` and `gc`, as `ls`, `inspect` and `diff` above."""
+    with gcs_backend(tmp_path) as bucket:
+        code, out, _ = raystate("import", written, bucket.url)
+        assert code == 0 and out.startswith(f"steps 10, 20 in {bucket.url}: 14 arrays") and out.endswith("verified\n")
+        code, out, _ = raystate("verify", bucket.url)
+        assert code == 0 and out.splitlines()[-1] == f"2 steps of {bucket.url}: nothing bad"
+        assert raystate("diff", bucket.url, 20, 20, "--other", written)[0] == 0
+        code, out, _ = raystate("export", bucket.url, "latest", tmp_path / "one.npz", "--match", "kernel")
+        assert code == 0 and "step 20 as npz: 1 array" in out
+        with np.load(tmp_path / "one.npz") as arrays:
+            np.testing.assert_array_equal(arrays["params.dense.kernel"], state(20)["params"]["dense"]["kernel"])
+        name = next(info.name for info in bucket.list("10/state") if "/d/" in info.name)
+        whole = bucket.read(name)
+        assert bucket.delete(name)
+        bucket.create(name, whole[:-1] + bytes([whole[-1] ^ 1]))
+        code, out, _ = raystate("verify", bucket.url, "--json")
+        found = json.loads(out)
+        assert code == 1 and [one["step"] for one in found["steps"] if one["bad"]] == [10]
+        left = "30/state/ocdbt.process_a1k9h0/d/0"
+        bucket.create(left, b"of an unfinished save")
+        RunLog(bucket).claim(lambda tail: claim_entry(tail, "another", "lm"))  # attempt 1 is over
+        code, out, _ = raystate("gc", bucket.url, "--dry-run")
+        assert code == 0 and "1 thing, 21 B" in out and bucket.exists(left), out
+        assert raystate("gc", bucket.url)[0] == 0 and not bucket.exists(left)
+        code, _, complaint = raystate("gc", f"{bucket.url[:-1]}m")
+        assert code == 2 and f"did you mean {bucket.url}?" in complaint
+
+
 def copy(source: Storage, target: Storage, step: str) -> None:
     for info in sorted(source.list(step), key=lambda info: info.name.endswith("commit_success.txt")):
         target.create(info.name, source.read(info.name))
@@ -427,8 +462,25 @@ def test_row21_shells_complete_the_commands(raystate: Command, monkeypatch: pyte
     assert raystate()[1].split() == ["inspect"]
 
 
-@pytest.mark.parametrize("command", ["ls", "inspect", "diff"])
+def test_row21_bash_completes_after_what_the_documents_say(tmp_path: Path):
+    """`raystate --install-completion` in a real bash, a new one of which then completes options and choices."""
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def bash(script: str) -> list[str]:
+        done = subprocess.run(
+            ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        )
+        return done.stdout.splitlines()
+
+    bash("raystate --install-completion; true")  # with a second command bash is the parent whose name tells the shell
+    ask = "COMP_WORDS=({}); COMP_CWORD={}; _raystate_completion raystate; echo ${{COMPREPLY[*]}}"
+    asked = [("raystate inspect --fi", 2), ("raystate inspect x --sort si", 4)]
+    said = bash("\n".join(["source ~/.bashrc", *(ask.format(*one) for one in asked)]))
+    assert said == ["--filter", "size"]
+
+
+@pytest.mark.parametrize("command", sorted(typer.main.get_group(app).commands))
 def test_row21_help_teaches_by_examples(raystate: Command, command: str):
     code, out, _ = raystate(command, "--help")
     assert code == 0 and fits(out)
-    assert out.count(f"\n    raystate {command} ") >= 3
+    assert out.count(f"raystate {command} ") >= 3, "the usage, and two examples"

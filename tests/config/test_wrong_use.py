@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from raystate.manager import StateManager
 from raystate.other_names import FIELDS, MEMBERS
 from tests.model.world import Rank, World
 from tests.patience import PATIENCE_S
+from tests.processes import free_port
 
 REFERENCE = {"w": np.zeros(3), "b": np.zeros(2)}
 
@@ -230,6 +232,31 @@ def test_a_ray_that_does_not_start_is_one_sentence(variable: str, monkeypatch: p
     assert said[variable] in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.__suppress_context__, "Ray's own traceback is not shown"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_an_address_without_a_cluster_is_said_before_ray_looks_for_minutes(host: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(own_ray, "_ANSWER_S", 0.5)
+    address = f"{host}:{free_port()}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(raystate.RaystateError, match=rf"RAY_ADDRESS='{address}' could not be joined: nobody answers there"):
+        own_ray.start_ray()
+
+
+def test_an_address_at_which_somebody_listens_is_left_to_ray(monkeypatch: pytest.MonkeyPatch):
+    """At once, or after a while, as of a cluster that is just being started."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{listener.getsockname()[1]}")
+        opening: list[float] = []
+        monkeypatch.setattr(own_ray.time, "sleep", lambda seconds: (opening.append(seconds), listener.listen()))
+        own_ray.check_address()
+        assert len(opening) == 1
+        own_ray.check_address()
+        assert len(opening) == 1
+    for other in ("auto", "local", "ray://127.0.0.1:1"):
+        monkeypatch.setenv("RAY_ADDRESS", other)
+        own_ray.check_address()
 
 
 def test_a_cluster_that_may_want_a_token_is_told_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

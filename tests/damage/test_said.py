@@ -22,6 +22,7 @@ import pytest
 import raystate
 from raystate.cli import app
 from raystate.core.errors import CapacityError, CorruptCheckpointError, RaystateError
+from raystate.machine_memory import MOST_READ_BYTES
 from raystate.storage import open_storage
 from raystate.verification import verify_step
 from tests.orbax.published import publish
@@ -119,6 +120,19 @@ def test_a_file_of_another_form_is_damage(name: str, run: Path):
     assert found["inspect"] == 1
     for arguments in (("diff", run, 1, 2), ("export", run, 2, run.parent / "out"), ("import", run, run.parent / "other")):
         assert command(*arguments) in (0, 1)  # what they don't need they don't read
+    assert raystate.Reader(run).restore(step=1).step == 1
+
+
+HUGE = MOST_READ_BYTES + 1  # of a file that takes no room on the disk
+
+
+@pytest.mark.parametrize("file", ["_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt", "metrics/metrics"])
+def test_a_small_file_that_fills_the_memory_is_damage(file: str, run: Path):
+    """TensorStore aborts the process where it can't have the memory for one."""
+    os.truncate(run / "2" / file, HUGE)
+    found = outcomes(run, 2)
+    assert isinstance(found["load"], RaystateError) and f"{HUGE:,} bytes" in str(found["load"])
+    assert found["verify"].bad
     assert raystate.Reader(run).restore(step=1).step == 1
 
 

@@ -22,15 +22,7 @@ CHECKS: dict[str, tuple[str, str]] = {  # page -> (its name in the test's id, it
     "docs/howto/ray-tune.md": ("row25-tune", "sweep"),
 }
 FOUND = pages(on_ray=True)
-LONG = {
-    "docs/howto/launch.md",
-    "docs/howto/elastic.md",
-    "docs/howto/which-processes-save.md",
-    "docs/howto/ray-tune.md",
-    "docs/howto/keras.md",
-    "docs/howto/equinox.md",
-}
-PAGES = [pytest.param(page, id=CHECKS.get(page, (page,))[0], marks=[pytest.mark.long] if page in LONG else []) for page in FOUND]
+PAGES = [pytest.param(page, id=CHECKS.get(page, (page,))[0]) for page in FOUND]
 
 
 def test_every_checked_page_is_there():

@@ -31,6 +31,7 @@ import orbax.checkpoint as v0
 import pytest
 from flax.core import freeze
 from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1
 
@@ -40,7 +41,7 @@ from raystate.arrays.tree import STORABLE
 from raystate.compat import flax_checkpoints
 from raystate.reader import assembling, background, saving
 from tests.orbax.from_state import staged
-from tests.orbax.test_any_state import ONLY_STOCK_JAX, QUIET, plain, same, states, taken
+from tests.orbax.test_any_state import ONLY_STOCK_JAX, QUIET, check_there, elsewhere, plain, same, states, taken
 from tests.patience import PATIENCE_S
 
 Pair = collections.namedtuple("Pair", ["left", "right"])
@@ -154,12 +155,19 @@ def test_row2_what_stock_orbax_saved(tmp_path: Path):
 
 
 @settings(max_examples=6, suppress_health_check=QUIET, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
-@given(state=states(tuple(sorted(STORABLE - set(ONLY_STOCK_JAX)))))
-def test_row1_any_tree_bit_for_bit(state: dict[str, Any]):
+@given(state=states(tuple(sorted(STORABLE - set(ONLY_STOCK_JAX)))), data=st.data())
+def test_row1_any_tree_bit_for_bit(state: dict[str, Any], data: st.DataObject):
+    """In full, on other shardings, and a part of it."""
     assume(taken(state))
     with tempfile.TemporaryDirectory() as root:
         raystate.save(f"{root}/one", state)
         same(raystate.load(f"{root}/one", state), state)
+        reference = elsewhere(state, data.draw)
+        check_there(raystate.load(f"{root}/one", reference), reference, state)
+        leaves, structure = jax.tree.flatten(state)
+        asked = [leaf if data.draw(st.booleans()) else ... for leaf in leaves]
+        got = jax.tree.leaves(raystate.load(f"{root}/one", structure.unflatten(asked)))
+        assert [... if one is ... else plain(one) for one in got] == [... if one is ... else plain(one) for one in asked]
         assert sorted_leaves(v1.load(f"{root}/one")) == sorted_leaves(state)
 
 

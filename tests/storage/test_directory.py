@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from raystate.core.errors import StorageError
+from raystate.machine_memory import MOST_READ_BYTES
 from raystate.storage import ObjectExistsError, ObjectMissingError, open_storage
 from raystate.storage.base import TEMPORARY_PREFIX
 
@@ -319,3 +320,11 @@ def test_links_that_lead_nowhere_are_passed_over(tmp_path: Path):
     names = [info.name for info in storage.list()]
     assert names == ["1/a", "1/two/b", "1/two/one/a", "2/b", "2/one/a", "2/one/two/b"]
     assert {info.name for info in storage.list("1", recursive=False)} == {"1/a", "1/two/", "1/up/"}
+
+
+def test_a_file_that_fills_the_memory_is_refused(tmp_path: Path):
+    storage = open_storage(tmp_path)
+    storage.create("small", b"1")
+    os.truncate(tmp_path / "small", MOST_READ_BYTES + 1)  # it takes no room on the disk
+    with pytest.raises(StorageError, match=r"it has 1,073,741,825 bytes; what is read whole has at most 1,073,741,824"):
+        storage.read("small")
