@@ -25,7 +25,7 @@ from tests.arena.conftest import NODE
 from tests.arena.sets import remove_gone
 
 OpenHost = Callable[..., HostArena]
-SIZES = {"data_bytes": 8192, "table_bytes": 100}
+SIZES: dict[str, Any] = {"data_bytes": 8192, "table_bytes": 100}
 pytestmark = pytest.mark.timeout(300)  # whatever waits for a foreign thing fails here
 
 

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.arena.sets import remove_gone
 NODE = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 OpenHost = Callable[..., HostArena]
 Child = Callable[..., "subprocess.Popen[bytes]"]
-SIZES = {"data_bytes": 8192, "table_bytes": 100}
+SIZES: dict[str, Any] = {"data_bytes": 8192, "table_bytes": 100}
 
 
 def stage(path: Path, trainer: str, step: int, rank: int = 0) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.arena.sets import remove_gone
 
 OpenHost = Callable[..., HostArena]
 Child = Callable[..., "subprocess.Popen[bytes]"]
-SIZES = {"data_bytes": 4096, "table_bytes": 1000}
+SIZES: dict[str, Any] = {"data_bytes": 4096, "table_bytes": 1000}
 
 
 def table(ref: str) -> bytes:
