@@ -39,11 +39,11 @@ def test_each_deadline_is_told_once(told: tuple[list[HostLeaving], dict[HostId, 
     assert len(said) == 2
 
 
-@pytest.mark.parametrize("at_ms", [0, in_ms(-600)])
+@pytest.mark.parametrize("at_ms", [0, 1], ids=["none", "over"])
 def test_without_a_deadline_and_with_one_that_is_over_nobody_says_when(
     at_ms: int, told: tuple[list[HostLeaving], dict[HostId, int], DrainWatch]
 ) -> None:
-    """Another node's clock has set it: 600 seconds ago by this one's, and the node is still there."""
+    """Another node's clock has set it: long ago by this one's, and the node is still there."""
     said, nodes, watch = told
     nodes[NODE] = at_ms
     watch.look()

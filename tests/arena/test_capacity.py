@@ -88,7 +88,7 @@ def test_cgroup_v1_and_a_container_that_sees_only_its_root(tmp_path: Path):
 
 
 def test_the_cap_counts_all_runs_of_the_node(open_host: Callable[..., HostArena]):
-    sizes = {"data_bytes": MIB, "table_bytes": 4096}
+    sizes: dict[str, Any] = {"data_bytes": MIB, "table_bytes": 4096}
     slot = MIB + 8192
     cap = 7 * slot
     one, two = open_host(run="r1", cap_bytes=cap), open_host(run="r2", cap_bytes=cap)
