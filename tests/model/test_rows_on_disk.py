@@ -27,7 +27,7 @@ def init() -> TrainState:
 
 
 def on_disk(world: World, step: int) -> dict[str, np.ndarray]:
-    return in_memory(v1.load(Path(world.config.storage.removeprefix("file://")) / str(step)))
+    return in_memory(v1.load(f"{world.config.storage.removeprefix('file://')}/{step}"))
 
 
 def steps_on_disk(world: World) -> list[int]:
