@@ -42,7 +42,7 @@ test: test-first
 	$(PYTEST) $(BY_FILE) tests $(ELSEWHERE) $(addprefix --ignore=,$(FIRST)) $(ARGS)
 	$(PYTEST) $(BY_FILE) -rP tests/cluster $(ARGS)
 
-# What `make test` leaves out: more deaths of real processes, more programs, more examples on Ray.
+# What `make test` leaves out: more deaths of real processes, more programs.
 test-long: $(STAMP)
 	$(PYTEST) $(BY_FILE) -m long tests --ignore=tests/cluster $(ARGS)
 	$(PYTEST) $(BY_FILE) -rP -m long tests/cluster $(ARGS)

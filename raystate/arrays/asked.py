@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raystate.arrays.checks import check_step, shown
+from raystate.arrays.checks import check_step, of_a_class, shown
 from raystate.core.errors import ConfigError
 
 
@@ -56,7 +56,7 @@ def is_step(reference: Any) -> bool:
 def not_a_value(leaf: Any) -> str:
     """Why a class or a function is no leaf, and the way out; "" for anything else."""
     if isinstance(leaf, type):
-        return f"it is the class {leaf.__qualname__} itself, not a value: did you mean {leaf.__qualname__}()?"
+        return of_a_class(leaf, array="an array, or a jax.ShapeDtypeStruct(shape, dtype),")
     if callable(leaf):
         name = getattr(leaf, "__qualname__", None) or getattr(leaf, "__name__", None) or type(leaf).__qualname__
         return (

@@ -40,6 +40,13 @@ def check_step(step: Any) -> int:
     return number
 
 
+def of_a_class(given: type, *, array: str = "an array") -> str:
+    """What is told to whoever gives a class in the place of a value. `array`: what may stand for an array there."""
+    is_array = issubclass(given, np.ndarray | np.generic | jax.Array)
+    way = f"give {array} in its place" if is_array else f"did you mean {given.__qualname__}()?"
+    return f"it is the class {given.__qualname__} itself, not a value: {way}"
+
+
 def check_metrics(metrics: Any) -> dict[str, Any]:
     """The metrics of a save: what was given, as a dict of its own.
 

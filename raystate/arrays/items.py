@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from raystate.arrays.checkpointables import is_checkpointable, saved_files
-from raystate.arrays.checks import check_text, plain_json, shown
+from raystate.arrays.checks import check_text, of_a_class, plain_json, shown
 from raystate.arrays.names import MOST_ITEM_CHARACTERS
 from raystate.core.errors import ConfigError, CorruptCheckpointError, ItemTopologyError
 
@@ -64,8 +64,7 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> Packed
                 f"an item can't be called {shown(name)}: it is a folder's name: {rule}", field="items", item=shown(name)
             )
         if isinstance(value, type):
-            text = f"item {name!r} is the class {value.__qualname__} itself, not a value: did you mean {value.__qualname__}()?"
-            raise ConfigError(text, field="items", item=name)
+            raise ConfigError(f"item {name!r}: {of_a_class(value)}", field="items", item=name)
         if is_iterator(value):
             packed.iterators[name] = iterator_state(name, value)
         elif is_checkpointable(value):

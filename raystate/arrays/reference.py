@@ -120,7 +120,8 @@ def match_reference(
             wants.append(Keep(value=value))
             if below := stored.below(path):
                 why = not_a_value(value) or f"expected {_kind(value)}"
-                differences.add(path, f"{why}, the checkpoint has {len(below)} leaves below it{_of_a_step(path, value)}")
+                leaves = "1 leaf" if len(below) == 1 else f"{len(below)} leaves"
+                differences.add(path, f"{why}, the checkpoint has {leaves} below it{_of_a_step(path, value)}")
             elif partial or rules is not None:
                 _check_kept(path, value, differences, MISSING)
             else:

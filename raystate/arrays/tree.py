@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from raystate.arrays.checks import check_text, kind, plain_scalar, shown
+from raystate.arrays.checks import check_text, kind, of_a_class, plain_scalar, shown
 from raystate.arrays.names import argument_of, check_names, mistake
 from raystate.arrays.paths import TreeNode, cannot_flatten, empty_kind, flatten
 from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json
@@ -259,9 +259,7 @@ class _Builder:
             scalars.append(position)
             return LeafSpec(path=node.path, kind="string" if isinstance(value, str) else "scalar")
         if isinstance(value, type):
-            raise mistake(
-                item, node.path, f"it is the class {value.__qualname__} itself, not a value: did you mean {value.__qualname__}()?"
-            )
+            raise mistake(item, node.path, of_a_class(value))
         if callable(value):
             raise _unsupported(item, node, _FUNCTION)
         raise _unsupported(item, node, "")

@@ -39,7 +39,7 @@ from raystate.cli.console import (
 )
 from raystate.cli.one_array import show_array, the_array
 from raystate.core.errors import ConfigError, CorruptCheckpointError
-from raystate.inspection.metadata import ArrayMetadata, StepMetadata, StoredArray, look
+from raystate.inspection.metadata import ArrayMetadata, StepMetadata, StoredArray, bytes_of_items, look
 from raystate.inspection.places import Checkpoints
 
 Found = dict[str, dict[str, ArrayMetadata]]  # item -> name -> array
@@ -91,7 +91,13 @@ def inspect(
         raise ConfigError("--values: say of which array: --array PATH", field="values")
     checkpoints = Checkpoints(storage)
     with count_progress(quiet=as_json) as progress:
-        found = checkpoints.read(step_or_latest(step), lambda chosen, reader: look(checkpoints, chosen, watched(reader, progress)))
+        found, nbytes = checkpoints.read(
+            step_or_latest(step),
+            lambda chosen, reader: (
+                look(checkpoints, chosen, watched(reader, progress)),
+                {} if array is not None else bytes_of_items(checkpoints, chosen, reader),
+            ),
+        )
     if item is not None and item not in found.items:
         raise ConfigError(f"--item: step {found.step} has no item {item!r}; it has {list(found.items)}", field="item", got=item)
     if array is not None:
@@ -108,7 +114,7 @@ def inspect(
     if as_json:
         print_json(_document(found, chosen, stored))
     else:
-        _show_step(found, chosen, stored, whole=glob is None and regex is None and item is None)
+        _show_step(found, chosen, stored, nbytes, whole=glob is None and regex is None and item is None)
         for one, arrays in chosen.items():
             _show_arrays(found, one, arrays, stored[one], depth=depth, sort=sort, long=long, everything=everything)
         if not any(chosen.values()) and (glob is not None or regex is not None):
@@ -132,13 +138,17 @@ def _stored(chosen: Found) -> dict[str, dict[str, StoredArray] | str]:
 # ---------------------------------------------------------------- a step
 
 
-def _show_step(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str, StoredArray] | str], *, whole: bool) -> None:
+def _show_step(
+    found: StepMetadata,
+    chosen: Found,
+    stored: Mapping[str, dict[str, StoredArray] | str],
+    nbytes: Mapping[str, int],
+    *,
+    whole: bool,
+) -> None:
     out.print(f"[bold]step {found.step}[/]  {escape(found.path)}")
-    took = ""
-    if found.began_at is not None and found.committed_at is not None:
-        took = f" in {(found.committed_at - found.began_at).total_seconds():.1f} s"
     who = f"by raystate, save {found.save}" if found.save is not None else "no run: saved alone, by Orbax or a copy"
-    out.print(f"saved   {when(found.committed_at)}{took}; {who}")
+    out.print(f"saved   {when(found.committed_at)}; {who}")
     writers = sorted(
         {one for by_name in stored.values() if isinstance(by_name, dict) for info in by_name.values() for one in info.writers}
     )
@@ -151,7 +161,11 @@ def _show_step(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str
     for item, kind in found.kinds.items():
         if kind == "arrays" and item in chosen:
             by_name = stored[item]
-            in_storage = f", {size(sum(info.nbytes for info in by_name.values()))} in storage" if isinstance(by_name, dict) else ""
+            values = sum(info.nbytes for info in by_name.values()) if isinstance(by_name, dict) else None
+            if whole:
+                in_storage = f", {size(nbytes[item])} in storage"
+            else:  # what a database compresses together has no size of its own
+                in_storage = f", about {size(values)} in storage" if values is not None else ""
             arrays = chosen[item].values()
             others = sum(leaf.kind in ("scalar", "string") for leaf in found.leaves[item])
             also = f", {count(others, 'other value')}" if others and whole else ""

@@ -134,7 +134,7 @@ class RestoreTried:
 class FlushAsked:
     """Answered once each of the `promised` snapshots is durable or can't become so. `word`: as in RestoreAsked.
 
-    `broken`: promised ones whose copy on this rank came to nothing, and why.
+    `broken`: promised ones whose copy on this rank came to nothing, and why. Without `wait` the answer is what is known now.
     """
 
     ask: Ask
@@ -143,6 +143,7 @@ class FlushAsked:
     promised: tuple[SnapshotId, ...] = ()
     broken: tuple[tuple[SnapshotId, str], ...] = ()
     word: int = 0
+    wait: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

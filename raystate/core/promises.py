@@ -44,13 +44,13 @@ class Promises:
             waiting, errors, lost = self.unfinished(event)
             gone = group is None or not group.alive or group.lineage != event.lineage
             waited_s = self._desk.now_s - since_s
-            if waiting and not gone and waited_s < self._desk.settings.save_timeout_s:
+            if waiting and not gone and event.wait and waited_s < self._desk.settings.save_timeout_s:
                 left.append((event, since_s))
                 continue
             if waiting:
                 errors += [f"{text} (after {waited_s:.1f} s)" for text in dict.fromkeys(waiting.values())]
             mistake = self._saves.mistake
-            if mistake is not None and mistake[0] in lost:
+            if event.wait and mistake is not None and mistake[0] in lost:
                 self._desk.fail([event.ask], "ConfigError", mistake[1], step=mistake[0].step)
                 continue
             durable_step = self._journal.durable_step

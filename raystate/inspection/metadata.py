@@ -44,7 +44,7 @@ class StoredArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in storage, mostly compressed."""
+        """Bytes of its values in storage. A database compresses many small ones together: their file is smaller than their sum."""
         return sum(value.nbytes for value in self.keys.values())
 
 
@@ -131,7 +131,8 @@ class StepMetadata:
         step: number of completed steps.
         path: URL of its folder.
         save: the save of a run that wrote it; None: no package of raystate tells, as of a step that Orbax alone wrote.
-        began_at: when its save began, UTC; None where nobody wrote it down.
+        began_at: as `_CHECKPOINT_METADATA` says, UTC: in what Orbax wrote when its save began, in what raystate wrote when the arrays
+            were in storage and only the small files were left to make; None where nobody wrote it down.
         committed_at: when it was committed.
         trees: item of arrays -> its tree: dicts and lists with an `ArrayMetadata` for each array; scalars and strings are themselves.
             The state is "state", whatever Orbax called it.
@@ -226,6 +227,17 @@ def files_of(checkpoints: Checkpoints, step: int, item: str | None = None) -> li
     return [
         ObjectInfo(name=info.name.removeprefix(begin), size=info.size) for info in checkpoints.storage.list(folder, recursive=True)
     ]
+
+
+def bytes_of_items(checkpoints: Checkpoints, step: int, reader: StepReader) -> dict[str, int]:
+    """Item -> bytes of all its objects in storage. Raises StorageError."""
+    files = files_of(checkpoints, step)
+    if reader.is_bare():
+        return dict.fromkeys(shown_items(reader), sum(info.size for info in files))
+    return {
+        item: sum(info.size for info in files if info.name.startswith(f"{orbax_item(reader, item)}/"))
+        for item in shown_items(reader)
+    }
 
 
 def stored_arrays(reader: StepReader, item: str, files: Callable[[], list[ObjectInfo]]) -> dict[str, StoredArray]:

@@ -16,6 +16,10 @@ def is_clean_exit(error: BaseException | None) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0) and not hasattr(error, "ray_terminate_msg")
 
 
+ASK_EVERY_S = 0.1  # what a loop asks at each turn is the Coordinator's business no more often than this
+ANSWER_S = 5.0
+
+
 class Departure:
     """One trainer's.
 
@@ -28,6 +32,37 @@ class Departure:
         self._pipeline = pipeline
         self._launched = launched
         self.detached = False
+        self._decided: frozenset[SnapshotId] = frozenset()  # promises that are durable or lost, and whose user may not know it yet
+        self._ask_at_s = 0.0
+
+    def is_saving(self) -> bool:
+        """Whether a promise is neither durable nor known to be lost. The Coordinator is asked only where one may be, and seldom."""
+        session = self._session
+        promised, lost = self._pipeline.promises()
+        if not {*promised, *lost} - self._decided:
+            return False
+        now_s = session.link.clock()
+        if now_s < self._ask_at_s:
+            return True
+        open_ones = tuple(one for one in promised if one not in self._decided)
+        reply = session.ask_now(
+            FlushReply,
+            lambda ask: FlushAsked(
+                ask=ask,
+                lineage=session.lineage,
+                rank=session.rank,
+                promised=open_ones,
+                broken=tuple(lost.items()),
+                word=session.number,
+                wait=False,
+            ),
+            timeout_s=ANSWER_S,
+        )
+        self._ask_at_s = session.link.clock() + ASK_EVERY_S
+        if reply is None:
+            return True
+        self._decided = frozenset({*promised, *lost} - set(reply.undecided))
+        return bool(reply.undecided)
 
     def flush(self) -> FlushReply:
         """Return when everything that was promised is durable.

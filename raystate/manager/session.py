@@ -127,6 +127,19 @@ class Session:
             assert isinstance(reply, kinds), reply
             return reply
 
+    def ask_now(self, kind: type[R], make_event: Callable[[Ask], Any], *, timeout_s: float) -> R | None:
+        """Ask the Coordinator once; None: it did not answer within `timeout_s`. A Failure is raised as the error it names."""
+        try:
+            reply = self.link.ask(make_event(Ask(secrets.token_hex(8))), timeout_s)
+        except Unreachable:
+            return None
+        except Gone as error:
+            raise RaystateError(str(error), rank=self.rank) from None
+        if isinstance(reply, Failure):
+            raise error_from_name(reply.error, reply.message, reply.details)
+        assert isinstance(reply, kind), reply
+        return reply
+
     def ask_if_lost(self, save: SnapshotId, number: int, *, broken: str) -> bool:
         """Whether a promised save is lost; see AgainAsked."""
         reply = self.ask(

@@ -91,8 +91,8 @@ def what_happened(event: Event) -> str:
             return f"rank {rank} has restored {what}{f' from {tier}' if tier and step >= 0 else ''}"
         case RestoreTried(rank=rank, step=step, error=error):
             return f"rank {rank} could not restore step {step}: {error}"
-        case FlushAsked(rank=rank, promised=promised):
-            return f"rank {rank} waits until its saves are durable: {_steps(promised)}"
+        case FlushAsked(rank=rank, promised=promised, wait=wait):
+            return f"rank {rank} {'waits until its' if wait else 'asks whether its'} saves are durable: {_steps(promised)}"
         case AgainAsked(rank=rank, save=save):
             return f"rank {rank} saves step {save.step} once more, by force, and asks whether its save is lost"
         case LeaveAsked(rank=rank, last=last, promised=promised):

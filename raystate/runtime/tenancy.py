@@ -233,9 +233,12 @@ def differences(here: Any, asked: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Policies are objects of anybody's: two that have no equality of their own are the same if they pickle or print the same."""
-    if type(old) is not type(new) or type(old).__eq__ is not object.__eq__:
-        return bool(old == new)
+    """Policies are objects of anybody's. One without an equality of its own, or with such a one inside, as Orbax's `InitialSavePolicy` in
+    its `AnySavePolicy`, is the same as another that pickles or prints the same."""
+    if old == new:
+        return True
+    if type(old) is not type(new):
+        return False
     try:
         return pickle.dumps(old) == pickle.dumps(new)
     except Exception:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import functools
+import io
 import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from raystate.core.errors import StorageError
+from raystate.machine_memory import MOST_READ_BYTES
 from raystate.storage.attempts import storage_error
 from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError
 from raystate.storage.objects import BucketStorage
@@ -48,7 +50,12 @@ class GcsStorage(BucketStorage):
         ))  # fmt: skip
 
     def read(self, name: str) -> bytes:
-        return self._ask("read", name, lambda how: self._blob(name).download_as_bytes(**how))
+        def download(how: dict[str, Any]) -> bytes:
+            with _Bounded(self._too_large(name)) as into:
+                self._blob(name).download_to_file(into, **how)
+                return into.getvalue()
+
+        return self._ask("read", name, download)
 
     def stat(self, name: str) -> ObjectInfo:
         blob = self._blob(name)
@@ -145,6 +152,19 @@ class GcsStorage(BucketStorage):
             cause = ended or error
             waited = f" (tried for {timeout_s:.0f} s)" if ended is not None else ""
             raise storage_error(operation, path, cause, text=_describe(cause) + waited) from error
+
+
+class _Bounded(io.BytesIO):
+    """Takes what is downloaded, and raises `error` where that is more than may be read: the rest does not come."""
+
+    def __init__(self, error: StorageError):
+        super().__init__()
+        self._error = error
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(data) > MOST_READ_BYTES:
+            raise self._error
+        return super().write(data)
 
 
 @functools.lru_cache(maxsize=4)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raystate.core.errors import StorageError
+from raystate.machine_memory import MOST_READ_BYTES
 from raystate.storage.attempts import attempt
 from raystate.storage.base import (
     Listing,
@@ -75,7 +76,11 @@ class ObjectStorage(Storage):
 
     def read(self, name: str) -> bytes:
         path = self._path(name)
-        return self._call("read", name, lambda: bytes(self._fs.cat_file(path)))
+        # One byte more than may be read shows that there is too much, without a request that asks for the size.
+        data = self._call("read", name, lambda: bytes(self._fs.cat_file(path, start=0, end=MOST_READ_BYTES + 1)))
+        if len(data) > MOST_READ_BYTES:
+            raise self._too_large(name)
+        return data
 
     def exists(self, name: str) -> bool:
         # Not fs.exists() or isfile(): they take any failure for "no".
@@ -188,6 +193,13 @@ class ObjectStorage(Storage):
         return StorageError(
             f"{self.url} cannot hold a run: {operation} {name}: {why}. Use a bucket with strong consistency and preconditions",
             operation=operation, path=name,
+        )  # fmt: skip
+
+    def _too_large(self, name: str) -> StorageError:
+        path = f"{self.url}/{name}"
+        return StorageError(
+            f"read {path} failed: it is too large; what is read whole has at most {MOST_READ_BYTES:,} bytes",
+            operation="read", path=path, expected=MOST_READ_BYTES,
         )  # fmt: skip
 
     def _not_here(self, operation: str, name: str, why: str) -> StorageError:

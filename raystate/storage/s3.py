@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from raystate.core.errors import ConfigError
+from raystate.core.errors import ConfigError, StorageError
 from raystate.storage.attempts import describe, storage_error
 from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectMissingError
 from raystate.storage.objects import BucketStorage
@@ -38,6 +38,14 @@ class S3Storage(BucketStorage):
         url: canonical, "s3://bucket/prefix".
         timeout_s: see `open_storage`.
     """
+
+    def read(self, name: str) -> bytes:
+        try:
+            return super().read(name)
+        except StorageError as error:
+            if error.__cause__ is not None and _answer(error.__cause__)[0] == 416:
+                return b""  # an object without bytes has no range to be read
+            raise
 
     def list(self, prefix: str = "", recursive: bool = True) -> Listing:
         found = super().list(prefix, recursive)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from typing import Any
 
 import pytest
+from orbax.checkpoint.checkpoint_managers import save_decision_policy as save_policies
 
 import raystate
 from raystate.core.messages import (
@@ -207,6 +209,18 @@ def test_policies_are_compared_by_what_they_are():
     assert differences(config(Plain(1)), config(Plain(1))) == {}
     assert set(differences(config(Plain(1)), config(Plain(2)))) == {"keep_policy"}
     assert differences(None, CONFIG) == {}
+
+
+def test_row14_orbax_policies_that_came_another_way_are_the_same():
+    """Its InitialSavePolicy has no equality, and a policy that holds one has one that asks it."""
+
+    def config(steps: list[int]) -> raystate.StateConfig:
+        any_of = save_policies.AnySavePolicy([save_policies.InitialSavePolicy(), save_policies.SpecificStepsPolicy(steps)])
+        return raystate.StateConfig(storage="/nonexistent/lm", run="lm", save_policy=any_of)
+
+    here, there = config([7, 9]), pickle.loads(pickle.dumps(config([7, 9])))
+    assert differences(here, there) == differences(there, pickle.loads(pickle.dumps(here))) == {}
+    assert set(differences(config([7]), there)) == {"save_policy"}
 
 
 def test_a_launch_may_open_again_with_another_configuration_while_some_of_its_ranks_still_close():

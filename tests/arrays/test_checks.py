@@ -280,7 +280,7 @@ def test_an_iterators_state_is_checked_as_strictly(state):
 
 
 def test_a_class_in_place_of_a_value_is_refused():
-    with pytest.raises(ConfigError, match=r"item 'data' is the class Iterator itself.*Iterator\(\)\?"):
+    with pytest.raises(ConfigError, match=r"item 'data': it is the class Iterator itself.*Iterator\(\)\?"):
         pack_items({"data": Iterator}, process_index=0)
     with pytest.raises(ConfigError, match=r"'state', a/0: it is the class Iterator itself.*Iterator\(\)\?") as caught:
         describe({"state": {"a": [Iterator], "b": np.ones(1)}})

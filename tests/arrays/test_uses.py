@@ -371,6 +371,7 @@ def test_row9_one_sharding_stands_for_everything_below(saved: Saved, mesh):
         assert whole.restore({"a": P("y"), "c": [..., "", 0]})["a"]["b"].sharding == NamedSharding(mesh, P("y"))
     assert "doesn't fit shape (8,)" in saved.differences({"params": NamedSharding(mesh, P("x", "y"))})["params/enc/b"]
     assert "the checkpoint has 4 leaves below it" in saved.differences({"params": jnp.zeros(3)})["params"]
+    assert "the checkpoint has 1 leaf below it" in Saved({"a": {"b": jnp.ones(8)}}).differences({"a": jnp.zeros(3)})["a"]
     assert "did you mean step=8?" in saved.differences(8)["(the tree itself)"]
 
 

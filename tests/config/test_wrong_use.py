@@ -53,9 +53,13 @@ READS: dict[str, tuple[Callable[[Any], object], type[Exception], tuple[str, ...]
     "a class as a leaf": (
         lambda path: raystate.Reader(path).restore({**REFERENCE, "w": np.ndarray}),
         ReferenceMismatchError,
-        ("w: it is the class ndarray itself",),
+        ("w: it is the class ndarray itself, not a value: give an array, or a jax.ShapeDtypeStruct(shape, dtype), in its place",),
     ),
-    "a class as the reference": (lambda path: raystate.load(path, dict), ReferenceMismatchError, ("it is the class dict itself",)),
+    "a class as the reference": (
+        lambda path: raystate.load(path, dict),
+        ReferenceMismatchError,
+        ("it is the class dict itself, not a value: did you mean dict()?",),
+    ),
     "a function as a leaf": (
         lambda path: raystate.Reader(path).restore({**REFERENCE, "w": jax.nn.relu}),
         ReferenceMismatchError,

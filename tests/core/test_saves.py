@@ -351,6 +351,19 @@ def test_who_waits_again_waits_no_longer_and_is_told_of_each_step():
     assert "after 60.0 s" in reply.errors[0]
 
 
+def test_row15_who_only_asks_is_answered_at_once():
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.auto = False
+    driver.stage(4, promised=True)
+    both = (driver.key(2), driver.key(4))
+    driver.send(
+        FlushAsked(ask=driver.ask(), lineage=driver.lineage, rank=0, promised=both, word=driver.numbers[0], wait=False),
+    )
+    [reply] = driver.replies(FlushReply)
+    assert (reply.durable_step, reply.lost, reply.undecided) == (2, (), (driver.key(4),))
+
+
 def ask_again(driver: Driver, rank: int, save: SnapshotId, number: int = 0, *, broken: str = "") -> bool:
     driver.send(
         AgainAsked(ask=driver.ask(), lineage=driver.lineage, rank=rank, save=save, number=number, broken=broken),

@@ -140,3 +140,21 @@ def sweep(names: Names, folder: Path) -> None:
 def from_orbax(names: Names, folder: Path) -> None:
     assert on_disk(folder / "run/4")["w"].tolist() == [1, 2, 3, 4]
     assert raystate.load(folder / "run", step=3)["w"].tolist() == [0, 1, 2, 3], "what Orbax wrote before stays"
+
+
+def sources(names: Names, folder: Path) -> None:
+    """A run that began with another's parameters, and one with those of a plain Orbax checkpoint."""
+    expected = in_memory(names["state"].params)
+    for run, step in (("pretrained", 3), ("tuned", 2), ("from_orbax", 1)):
+        stored = on_disk(folder / f"runs/{run}/{step}")
+        got = {name.removeprefix("params."): value for name, value in stored.items() if name.startswith("params.")}
+        assert_equal(expected, got)
+        assert stored["step"] == step
+
+
+def which_steps(names: Names, folder: Path) -> None:
+    del names
+    steps = sorted(int(path.name) for path in (folder / "runs/chosen").iterdir() if path.name.isdigit())
+    assert steps == [1, 4, 7, 8, 9, 10]
+    for step in steps:
+        assert_equal({"w": np.full(3, step, np.float32)}, on_disk(folder / f"runs/chosen/{step}"))

@@ -14,6 +14,8 @@ CHECKS: dict[str, tuple[str, str]] = {  # page -> (its name in the test's id, it
     "docs/howto/flax-nnx.md": ("row5-nnx", "nnx_model"),
     "docs/howto/equinox.md": ("row1-equinox", "equinox"),
     "docs/howto/keras.md": ("row1-keras", "keras"),
+    "docs/howto/restore.md": ("row10-restore", "sources"),
+    "docs/howto/which-steps.md": ("row14-which-steps", "which_steps"),
     "docs/howto/several-items.md": ("row11-items", "several_items"),
     "docs/howto/roll-back.md": ("row13-roll-back", "roll_back"),
     "docs/howto/which-processes-save.md": ("row19-only-one", "only_one_process"),

@@ -1,0 +1,124 @@
+"""`is_saving_in_progress`: what one rank may ask alone, at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raystate
+from raystate.core.messages import FlushAsked
+from tests.model.world import ModelLink, Rank, World
+
+MOST_S = 120.0  # of the world's
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"w": np.full(8, step, np.float32)}
+
+
+def play(world: World, script: Callable[[Rank], None]) -> None:
+    try:
+        world.run([Rank(world, number, script) for number in range(world.ranks)])
+    finally:
+        world.storage.out = world.stuck = False
+        world.close()
+
+
+def until_decided(rank: Rank, manager: raystate.StateManager) -> None:
+    deadline_s = rank.world.now_s + MOST_S
+    while manager.is_saving_in_progress():
+        assert rank.world.now_s < deadline_s, "it never ends"
+        rank.rest(0.02)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_row15_in_progress_until_the_step_is_on_disk(seed: int):
+    world = World(seed, ranks=2, nodes=2, save_every_steps=100)
+    world.slow = True
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("group")
+        manager.restore(state(0))
+        assert not manager.is_saving_in_progress()
+        assert not manager.save(1, state(1)), "nothing is due"
+        assert not manager.is_saving_in_progress()
+        assert manager.save(2, state(2), force=True)
+        assert manager.is_saving_in_progress()
+        if rank.number == 0:  # the other one never asks
+            until_decided(rank, manager)
+            assert np.array_equal(raystate.load(world.config.storage)["w"], state(2)["w"])
+        manager.close()
+
+    play(world, script)
+
+
+def test_row15_a_save_that_a_restore_gave_up_is_in_progress_no_more():
+    world = World(1, ranks=2, nodes=1, save_every_steps=100)
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("group")
+        manager.restore(state(0))
+        manager.save(1, state(1), force=True)
+        manager.wait_until_finished()
+        world.stuck = True
+        manager.save(2, state(2), force=True)
+        assert manager.is_saving_in_progress()
+        manager.restore(state(0), step=1)
+        until_decided(rank, manager)
+        world.stuck = False
+        with pytest.raises(raystate.StorageError, match="step 2"):
+            manager.wait_until_finished()
+        manager.close()
+
+    play(world, script)
+
+
+def test_row15_a_coordinator_that_dies_meanwhile():
+    world = World(1, ranks=1, nodes=1, save_every_steps=100)
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("group")
+        manager.restore(state(0))
+        world.storage.out = True
+        manager.save(2, state(2), force=True)
+        world.kill_coordinator()
+        assert manager.is_saving_in_progress()
+        world.storage.out = False
+        until_decided(rank, manager)
+        assert manager.latest_step() == 2
+        manager.close()
+
+    play(world, script)
+
+
+def test_row15_a_loop_that_asks_all_the_time_costs_the_coordinator_little(monkeypatch: pytest.MonkeyPatch):
+    asked: list[float] = []
+    real = ModelLink.ask
+
+    def counted(self: ModelLink, event: Any, timeout_s: float) -> Any:
+        if isinstance(event, FlushAsked):
+            asked.append(self.clock())
+        return real(self, event, timeout_s)
+
+    monkeypatch.setattr(ModelLink, "ask", counted)
+    world = World(1, ranks=1, nodes=1, save_every_steps=100)
+    world.slow = True
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("group")
+        manager.restore(state(0))
+        manager.save(1, state(1), force=True)
+        began_s = world.now_s
+        until_decided(rank, manager)
+        assert 1 <= len(asked) <= 1 + (world.now_s - began_s) / 0.1
+        asked.clear()
+        for _ in range(50):
+            assert not manager.is_saving_in_progress()
+            rank.rest(0.1)
+        assert asked == [], "it is decided"
+        manager.close()
+
+    play(world, script)
