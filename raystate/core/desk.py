@@ -115,9 +115,9 @@ class Lookout:
         return None
 
 
-def all_have(world: int) -> str:
+def all_have(world: int | None) -> str:
     """`all 4 ranks have`, `the only rank has`: for messages."""
-    return f"all {world} ranks have" if world > 1 else "the only rank has"
+    return f"all {world} ranks have" if world != 1 else "the only rank has"
 
 
 def ranks_text(ranks: Iterable[int], hosts: dict[int, Any]) -> str:

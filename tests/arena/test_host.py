@@ -184,7 +184,7 @@ def test_a_trainer_may_grow_in_any_of_the_sizes_and_a_free_set_that_fits_is_take
 
 def test_growth_that_does_not_fit_changes_nothing(root: Path, open_host: OpenHost):
     slot_bytes, cells = 4096 + 4096 + 8192, 2 * CELL_BYTES
-    large = {"data_bytes": 8192 * 4, "table_bytes": 100}
+    large: dict[str, Any] = {"data_bytes": 8192 * 4, "table_bytes": 100}
     both = (3 * slot_bytes + cells) + (3 * (4096 + 4096 + 8192 * 4) + cells) + 4 * 4096  # and the small files
     host = open_host(cap_bytes=both - 5 * 4096)
     small = host.allot(trainer="t1", **SIZES)
