@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 
 from raystate.core.errors import StorageError
-from raystate.core.messages import FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
+from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 
@@ -45,19 +45,7 @@ class Departure:
         if now_s < self._ask_at_s:
             return True
         open_ones = tuple(one for one in promised if one not in self._decided)
-        reply = session.ask_now(
-            FlushReply,
-            lambda ask: FlushAsked(
-                ask=ask,
-                lineage=session.lineage,
-                rank=session.rank,
-                promised=open_ones,
-                broken=tuple(lost.items()),
-                word=session.number,
-                wait=False,
-            ),
-            timeout_s=ANSWER_S,
-        )
+        reply = session.ask_now(FlushReply, lambda ask: self._question(ask, open_ones, lost, wait=False), timeout_s=ANSWER_S)
         self._ask_at_s = session.link.clock() + ASK_EVERY_S
         if reply is None:
             return True
@@ -75,20 +63,27 @@ class Departure:
         promised, lost = pipeline.promises()
         reply = session.ask(
             FlushReply,
-            lambda ask: FlushAsked(
-                ask=ask,
-                lineage=session.lineage,
-                rank=session.rank,
-                promised=promised,
-                broken=tuple(lost.items()),
-                word=session.number,
-            ),
+            lambda ask: self._question(ask, promised, lost),
             timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
             phase="flush",
         )
         pipeline.told(promised, lost)
         _raise_lost(lost, reply.errors)
         return reply
+
+    def _question(
+        self, ask: Ask, promised: tuple[SnapshotId, ...], lost: Mapping[SnapshotId, str], *, wait: bool = True
+    ) -> FlushAsked:
+        session = self._session
+        return FlushAsked(
+            ask=ask,
+            lineage=session.lineage,
+            rank=session.rank,
+            promised=promised,
+            broken=tuple(lost.items()),
+            word=session.number,
+            wait=wait,
+        )
 
     def leave(self, before_leaving: Callable[[LeaveReply], None]) -> None:
         """Collective, a clean end: what was kept last is durable, then the run is released.

@@ -85,6 +85,17 @@ def test_a_group_that_runs_there_all_the_same_is_asked_too():
     assert asked.kind == "stop"
 
 
+def late(*, within_s: float, writes: bool) -> Driver:
+    """The notice of rank 1's node is half over, and then half of the rest, and nobody has agreed. `writes`: storage answers."""
+    driver = running()
+    driver.stage(4)
+    driver.auto = writes
+    leaving(driver, "b", within_s)
+    driver.tick(within_s / 2 + 0.1)
+    driver.tick(within_s / 4)
+    return driver
+
+
 def ended(driver: Driver) -> set[str]:
     """The hosts that were told to end their trainers."""
     return {one.host for one in driver.out if isinstance(one, EndTrainers)}
@@ -125,12 +136,7 @@ def test_who_has_not_agreed_in_time_is_ended_before_the_node_goes():
 
 def test_who_has_not_agreed_in_time_is_not_ended_while_the_newest_in_memory_is_written():
     """The hosts need no trainer for it, but who is late with an answer may still come to stop at a common step."""
-    driver = running()
-    driver.stage(4)
-    driver.auto = False
-    leaving(driver, "b", 20.0)
-    driver.tick(10.1)
-    driver.tick(5.0)
+    driver = late(within_s=20.0, writes=False)
     assert not ended(driver)
     driver.auto = True
     driver.commit()
@@ -139,12 +145,7 @@ def test_who_has_not_agreed_in_time_is_not_ended_while_the_newest_in_memory_is_w
 
 
 def test_a_save_that_takes_too_long_does_not_keep_the_group_beyond_the_end_of_the_notice():
-    driver = running()
-    driver.stage(4)
-    driver.auto = False
-    leaving(driver, "b", 20.0)
-    driver.tick(10.1)
-    driver.tick(5.0)
+    driver = late(within_s=20.0, writes=False)
     driver.tick(4.8)
     assert not ended(driver)
     driver.tick(0.2)

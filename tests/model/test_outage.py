@@ -33,21 +33,12 @@ def test_a_run_goes_on_from_memory_although_its_storage_is_a_file_now() -> None:
         assert restored is not None
         found.append(restored)
 
-    def play(script: Any) -> None:
-        rank = Rank(world, 0, script)
-        try:
-            world.run([rank])
-            if rank.error is not None:
-                raise rank.error
-        finally:
-            rank.kill()
-
     try:
-        play(trains)
+        world.play(trains)
         storage.rename(aside := storage.with_name("aside"))
         storage.write_text("storage is out\n")
         world.storage.out = True
-        play(goes_on)
+        world.play(goes_on)
         assert (found[0].step, found[0].tier) == (1, "memory")
         storage.unlink()
         aside.rename(storage)

@@ -21,7 +21,7 @@ import raystate
 from raystate.core.errors import ConfigError, ReferenceMismatchError, StepNotFoundError
 from raystate.manager import StateManager
 from raystate.storage import open_storage
-from tests.model.world import Rank, World
+from tests.model.world import World
 from tests.orbax.from_state import publish
 from tests.storage.backends import gcs_backend
 
@@ -51,13 +51,7 @@ class Play:
     def __call__(self, script: Callable[[StateManager], None]) -> None:
         self._count += 1
         group = f"group{self._count}"
-        rank = Rank(self.world, 0, lambda rank: script(rank.open(group)))
-        try:
-            self.world.run([rank])
-            if rank.error is not None:
-                raise rank.error
-        finally:
-            rank.kill()
+        self.world.play(lambda rank: script(rank.open(group)))
 
     def lose_memory(self) -> None:
         """The node is lost and another one comes: only storage is left."""

@@ -37,13 +37,9 @@ def steps_on_disk(world: World) -> list[int]:
 
 def play(script: Any) -> None:
     world = World(1, ranks=1, nodes=1, save_every_steps=2, keep_last=9)
-    rank = Rank(world, 0, script)
     try:
-        world.run([rank])
-        if rank.error is not None:
-            raise rank.error
+        world.play(script)
     finally:
-        rank.kill()
         world.close()
 
 

@@ -21,7 +21,7 @@ def state(step: int) -> dict[str, Any]:
 
 def play(world: World, script: Callable[[Rank], None]) -> None:
     try:
-        world.run([Rank(world, number, script) for number in range(world.ranks)])
+        world.play(script, world.ranks)
     finally:
         world.storage.out = world.stuck = False
         world.close()

@@ -596,6 +596,18 @@ class World:
             if rank.error is not None and not (self.crashed and isinstance(rank.error, RaystateError)):
                 raise rank.error
 
+    def play(self, script: Callable[[Rank], None], ranks: int = 1) -> None:
+        """One worker group, each rank with this script, to its end. Every error counts."""
+        group = [Rank(self, number, script) for number in range(ranks)]
+        try:
+            self.run(group)
+            for rank in group:
+                if rank.error is not None:
+                    raise rank.error
+        finally:
+            for rank in group:
+                rank.kill()
+
     def _turn(self, ranks: list[Rank]) -> None:
         waiting = (len(self.tasks), len(self.events))
         self.now_s += TURN_S if self._waiting < WAITING_TURNS else WAITING_TURN_S
