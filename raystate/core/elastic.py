@@ -100,7 +100,8 @@ class Elastic:
 
     A growth costs a restart. So there are `every_s` seconds between the start of a group and the next growth, and the room for it has
     to have been there for a while. A growth that brings nothing, because the workers found no place or the larger group soon lost its
-    size, doubles that time for the next one.
+    size, doubles that time for the next one. One that brings failures until the launcher would give up is taken back: the run goes on with
+    the size that worked, and it is long until the next growth.
 
     Args:
         sizes: that the run may have.
@@ -118,7 +119,8 @@ class Elastic:
         self._patience = 1  # times `every_s` until the next growth
         self._wish: Wish | None = None  # was asked for in the present group
         self._asked_s = -math.inf
-        self._grew = False  # the present group is the outcome of a growth
+        self._worked: int | None = None  # the present group is the outcome of a growth; from this size
+        self._taken_back = False  # the next group has the size before the growth, for the larger one did not do
         self._seen: list[tuple[float, int]] = []  # (since when, room), as far back as matters
         self._chance_s: float | None = None  # since when a growth is due
 
@@ -136,6 +138,14 @@ class Elastic:
         """The group found no place: the next one is smaller, if it may be."""
         self._limit = self._tried - 1
 
+    def take_back(self) -> bool:
+        """The present group has failed for good. Whether a smaller one worked before it grew: then the next one has that size again."""
+        worked = self._workers if self._tried > self._workers > 0 else self._worked
+        if worked is None:
+            return False
+        self._limit, self._taken_back = worked, True
+        return True
+
     def outcome(self, workers: int) -> str:
         """What becomes of the run's size in a group of so many, in words for "the run …"; "" if there is nothing to say."""
         if self._workers and workers != self._workers:
@@ -149,13 +159,15 @@ class Elastic:
         before, wish, lived_s = self._workers, self._wish, now_s - self._started_s
         workers = self._tried
         fell_short = wish is not None and workers < wish.workers
-        soon_lost = self._grew and workers < before and lived_s < GROWN_FOR * self._every_s
-        if fell_short or soon_lost:
+        soon_lost = self._worked is not None and workers < before and lived_s < GROWN_FOR * self._every_s
+        if self._taken_back:
+            self._patience = MOST_PATIENCE
+        elif fell_short or soon_lost:
             self._patience = min(2 * self._patience, MOST_PATIENCE)
         elif workers < before:
             self._patience = 1
-        self._grew = workers > before > 0 or (self._grew and workers == before)
-        self._workers, self._started_s, self._wish, self._limit = workers, now_s, None, None
+        self._worked = before if workers > before > 0 else self._worked if workers == before else None
+        self._workers, self._started_s, self._wish, self._limit, self._taken_back = workers, now_s, None, None, False
         self._seen, self._chance_s = [], None
 
     # ---------------------------------------------------------------- a group runs

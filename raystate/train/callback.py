@@ -32,7 +32,7 @@ from raystate.actors.draining import draining_nodes
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
-from raystate.core.elastic import Sizes
+from raystate.core.elastic import Sizes, workers_text
 from raystate.core.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
 from raystate.core.messages import ResizeAsked
 from raystate.launch_context import LaunchContext, Restart
@@ -271,6 +271,10 @@ class RayTrainCallback(_Callback):
             self._pins_failed = True  # not the cluster's fault yet: next time without pins
             return
         reason = self._policy.ended(ending, self._probe(), time.monotonic())
+        if reason is not None and self._elastic is not None and endings.may_depend_on_size(ending) and self._elastic.take_back():
+            logger.warning("raystate: gave up on %s, %s", workers_text(len(self._rank_nodes)), reason)
+            self._policy.begin_again()
+            reason = None
         if reason is None:
             self._again(ending)
             return

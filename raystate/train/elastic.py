@@ -88,6 +88,10 @@ class ElasticGroups:
         """The group found no place."""
         self._decides.not_placed()
 
+    def take_back(self) -> bool:
+        """The group has failed for good. Whether the run goes on with the size that it had before it grew."""
+        return self._decides.take_back()
+
     def outcome(self, rank_nodes: Sequence[str]) -> str:
         """What becomes of the run's size in a group on these nodes, which doesn't hold them yet; in words for "the run …"."""
         told = self._decides.outcome(len(rank_nodes))

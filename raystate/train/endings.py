@@ -164,6 +164,11 @@ def _with_unread(found: Mapping[int, RankFailure], told: Sequence[End]) -> dict[
     return result
 
 
+def may_depend_on_size(ending: Ending) -> bool:
+    """Whether a worker group of another size could do what this one can't: its batches and shapes are others."""
+    return not isinstance(ending.error, (StaleAttemptError, RunInUseError, StepOrderError))
+
+
 def is_final(error: BaseException) -> bool:
     """Whether trying again cannot help."""
     if isinstance(error, FINAL):

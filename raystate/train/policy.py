@@ -100,6 +100,12 @@ class RetryPolicy:
             return f"{self._repeated} attempts in a row failed in the same way within {NEAR_STEPS} steps ({self._told_newest()})"
         return None
 
+    def begin_again(self) -> None:
+        """What has failed is not tried again: the next group is another one."""
+        self._streak = self._repeated = 0
+        self._signature = ""
+        self._unseen.clear()
+
     @property
     def _repeats_allowed(self) -> int:
         return max(2, self._max_failures)  # one failure repeats nothing

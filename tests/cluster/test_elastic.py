@@ -29,6 +29,7 @@ EXAMPLES = 1000
 GLOBAL_BATCH = 8
 WIDTH = 16
 EVERY_S = 2.0  # from a start to a growth
+NO_MORE_TWO = "no-more-two"
 TOLERANCE = 1e-5  # of the losses: sums over other devices have another order
 
 
@@ -105,6 +106,14 @@ def train(config: dict[str, Any]) -> None:
             except raystate.Interrupted:
                 say(event="stopped", step=step + 1)
                 raise
+
+
+def train_but_never_with_two_again(config: dict[str, Any]) -> None:
+    import jax
+
+    if jax.process_count() == 2 and os.path.exists(os.path.join(config["out"], NO_MORE_TWO)):
+        raise ValueError("never two")
+    train(config)
 
 
 def by_step(training: Training) -> dict[int, tuple[list[int], float]]:
@@ -195,7 +204,7 @@ def two_nodes(ray_cluster: Any) -> Iterator[Any]:
     ray_cluster.wait_for_nodes(PATIENCE_S)
 
 
-def begin(run: Any, out: Path, **more: Any) -> Training:
+def begin(run: Any, out: Path, train_fn: Any = train, **more: Any) -> Training:
     """An elastic run whose first steps lie in the memory of two nodes."""
     config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1000)
     training = Training(
@@ -204,7 +213,7 @@ def begin(run: Any, out: Path, **more: Any) -> Training:
         steps=STEPS,
         step_s=0.02,
         pause_at=8,
-        train_fn=train,
+        train_fn=train_fn,
         scaling_config=elastic(),
         global_batch=GLOBAL_BATCH,
         **more,
@@ -283,6 +292,27 @@ def test_a_drained_node_and_one_that_dies_while_the_run_grows(two_nodes: Any, ma
     assert (drained.workers, drained.interrupted, drained.steps_repeated) == (1, True, 0)
     assert "Ray drains it; the run goes on with 1 worker instead of 2, without the node of rank " in drained.cause
     assert (grown.interrupted, grown.steps_repeated) == (True, 0)
+    check(training)
+
+
+@pytest.mark.long
+def test_a_size_that_the_program_cannot_do_is_taken_back(two_nodes: Any, make_run: Any, tmp_path: Path) -> None:
+    """It trained well before it grew: its growth must not end it."""
+    out = tmp_path / "out"
+    training = begin(make_run(), out, train_but_never_with_two_again, max_failures=1)
+    _, node = raylet_of_a_trainer(training, two_nodes)
+    (out / NO_MORE_TWO).touch()
+    lose_node(two_nodes, node, run_hash(training.config.storage, training.config.run))
+    wait_for_start(training, 2)
+    training.wait_step(starts(training)[1]["step"] + 3)
+    start_ray(lambda: two_nodes.add_node(**NODE))
+    wait_for_start(training, 3)
+    result = training.finish()
+    assert [event["world"] for event in starts(training)] == [2, 1, 1]
+    _, grown, back = result.recoveries
+    assert (grown.workers, grown.interrupted) == (2, True)
+    assert (back.workers, back.interrupted) == (1, False)
+    assert re.search(r"raised ValueError: never two; the run goes on with 1 worker instead of 2", back.cause)
     check(training)
 
 

@@ -48,6 +48,16 @@ def test_a_new_step_starts_the_count_again() -> None:
     assert [answer is None for answer in answers] == [True, True, True, True, True, False]
 
 
+def test_what_failed_before_another_kind_of_group_does_not_count() -> None:
+    policy = RetryPolicy(2, start_limit_s=100.0)
+    policy.started(lambda: 5, 0.0)
+    failed = [policy.ended(_raised("the same"), lambda: 5, 1.0) for _ in range(2)]
+    assert failed == [None, "2 failed attempts in a row without a new step (newest step 5)"]
+    policy.begin_again()
+    assert policy.ended(_raised("the same"), lambda: 5, 2.0) is None
+    assert policy.ended(_raised("the same"), lambda: 5, 3.0) is not None
+
+
 def test_steps_after_a_rollback_are_new() -> None:
     answers = _run(3, 0, [(FAILED, 1000), (FAILED, 500), (FAILED, 700), (FAILED, 900)])
     assert answers == [None] * 4

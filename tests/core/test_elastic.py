@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raystate.core.elastic import GROWN_FOR, SETTLE_S, Elastic, Sizes, Wish, room_of
+from raystate.core.elastic import GROWN_FOR, MOST_PATIENCE, SETTLE_S, Elastic, Sizes, Wish, room_of
 from raystate.core.errors import ConfigError
 from raystate.core.messages import EndTrainers, HostId, HostLeaving, Proposal, ResizeAsked, TrainerExited
 from tests.core.driver import Driver, running
@@ -215,6 +215,38 @@ def test_a_node_that_dies_whenever_the_run_has_grown_is_tried_less_and_less():
     run.start()
     run.room = 2
     assert run.grow() == EVERY_S, "it has stayed: from the beginning"
+
+
+def test_a_growth_that_brings_only_failures_is_taken_back():
+    run = Run((1, 4), room=1)
+    assert not run.elastic.take_back(), "no size is known to work"
+    run.room = 2
+    run.grow()
+    run.train(GROWN_FOR * EVERY_S)
+    assert run.start() == 2, "it failed, and is tried again"
+    assert run.elastic.take_back()
+    run.told.clear()
+    assert run.start() == 1
+    assert run.told == ["goes on with 1 worker instead of 2"]
+    assert not run.elastic.take_back(), "the size that worked fails too"
+    assert run.grow() == MOST_PATIENCE * EVERY_S
+
+
+def test_a_larger_group_that_never_trains_is_taken_back_too():
+    run = Run((1, 4), room=1)
+    run.room = 3
+    assert run.elastic.size_for(3) == 3
+    assert run.elastic.take_back()
+    assert run.start() == 1
+
+
+def test_a_size_that_the_run_shrank_to_is_no_growth():
+    run = Run((1, 4), room=1)
+    run.room = 4
+    run.grow()
+    run.room = 3
+    run.start()
+    assert not run.elastic.take_back()
 
 
 # ---------------------------------------------------------------- the ranks stop for it
