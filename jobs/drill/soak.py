@@ -18,7 +18,7 @@ from jobs.drill.outcomes import NONE, Before, Outcome, Report, check, least_step
 from jobs.drill.plan import ANY, RANKS, Fault, Kind, faults
 from jobs.drill.strikes import Armoury, Strike, limits
 from jobs.drill.training import ASK_EVERY
-from jobs.drill.watch import RECOVERING, Run, TooLate, phase_of
+from jobs.drill.watch import RECOVERING, Run, TooLate, Watch, phase_of
 
 AIM_S = 3.0  # at most so long a fault waits for the Coordinator's phase that it aims at
 AIM_POLL_S = 0.005
@@ -27,6 +27,8 @@ HOLD_POLL_S = 0.2
 SAVE_EVERY = 20  # steps between durable saves
 SLOW_START_S = 600.0
 WARM_STEPS = 20
+FEW = 5  # faults: about so many steps come of them, and the run without faults comes first and serves as warm-up, too
+STEPS_EACH = 100
 GOAL_STEPS = 2 * ASK_EVERY + 20  # beyond the newest: every rank has asked by then
 MOST_UNCOUNTED = 3  # times as many as there are to be, and the drill gives up
 
@@ -78,13 +80,15 @@ class Soak:
         self._equal: bool | None = None
         self._same_order: bool | None = None
         self._took_s = 0.0
+        few = settings.faults <= FEW
+        self._calm_steps = settings.faults * STEPS_EACH + GOAL_STEPS if few else WARM_STEPS  # of the run before the faults
 
     # ------------------------------------------------------------ all of it
 
     def go(self) -> Report:
         """Play the faults, end the run, and compare its end with that of a run that nobody disturbs."""
         try:
-            self._warm_up()
+            calm = self._warm_up()
             self._begin(self._config(self._machines.storage, f"drill-{self._tag}"))
             began_s = time.monotonic()
             try:
@@ -92,8 +96,9 @@ class Soak:
             finally:
                 self._took_s = time.monotonic() - began_s
             self._end()
-            self._say("The same training without faults …")
-            calm = self._trainings.calm("undisturbed", self._steps, SLOW_START_S + self._steps)
+            if self._steps != self._calm_steps:
+                self._say("The same training without faults …")
+                calm = self._trainings.calm("undisturbed", self._steps, SLOW_START_S + self._steps)
             equal, wrong = self._judge.compare(calm)
             self._equal = None if self._settings.elastic else equal
             self._same_order = not wrong
@@ -131,13 +136,14 @@ class Soak:
             host_memory="256MiB",
         )
 
-    def _warm_up(self) -> None:
-        """A few steps, which compile the programs and show how fast this machine is."""
+    def _warm_up(self) -> Watch:
+        """A training without faults, which compiles the programs and shows how fast this machine is."""
         began_s = time.monotonic()
-        watch = self._trainings.calm("warm", WARM_STEPS, SLOW_START_S)
+        watch = self._trainings.calm("warm", self._calm_steps, SLOW_START_S + self._calm_steps)
         firsts = [event["t"] for event in watch.events if event["event"] == "first"]
         starts = [event["t"] for event in watch.events if event["event"] == "start"]
         self._limits = limits(max(firsts) - began_s, max(firsts) - min(starts), self._settings.patience_s)
+        return watch
 
     def _begin(self, config: raystate.StateConfig) -> None:
         self._watch, self._fit = self._trainings.struck(config, step_s=self._settings.step_s)
@@ -288,7 +294,7 @@ class Soak:
     def _end(self) -> None:
         import ray
 
-        goal = self._watch.newest + GOAL_STEPS
+        goal = max(self._watch.newest + GOAL_STEPS, self._calm_steps)
         ray.get(self._trainings.scribe.set_goal.remote(goal), timeout=60.0)
         hash_ = self._run.hash
         through(self._watch, self._fit, self._limits.patience_s + SLOW_START_S)

@@ -195,5 +195,5 @@ class SingleCheckpoint:
     def open(self) -> StepReader:
         if self.above is not None:
             return open_step(open_storage(self.above), self.step)
-        named = number_in(self._name)
-        return StepReader(lambda _: self._storage.kvstore(""), self._name, step=named)
+        number = number_in(self._name)
+        return StepReader(self._storage, "", step=self._name if number is None else number)

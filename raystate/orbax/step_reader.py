@@ -10,7 +10,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorstore as ts
@@ -24,6 +24,7 @@ from raystate.orbax.array_specs import describe_store, open_arrays, plain_spec, 
 from raystate.orbax.item_kinds import ITERATOR_FILE, JSON_FILES, ItemKind, item_kind
 from raystate.orbax.said import parse_json, parse_object
 from raystate.orbax.state_item import choose_state
+from raystate.orbax.step_files import HasKvstore, StepFiles
 from raystate.orbax.step_metadata import (
     CUSTOM_KEY,
     CheckpointMetadata,
@@ -43,19 +44,13 @@ _METRICS = "metrics"
 _OF_A_TREE = ("_sharding", "manifest.ocdbt")  # what an item of arrays has beside its metadata
 
 
-class HasKvstore(Protocol):
-    """The part of a Storage that is needed: the TensorStore kvstore spec of a folder, its path ending in "/"."""
-
-    def kvstore(self, prefix: str) -> dict[str, Any]: ...
-
-
 class StepReader:
     """One step, read lazily; what was read of its metadata is kept. May be used by several threads. Holds nothing to close.
 
     Args:
         storage: where; or a callable prefix -> kvstore spec.
         step_prefix: the step's folder, such as "1200": of items, or of one tree that lies in it without an item and is the state.
-        step: number of completed steps, for errors; None: as the folder is called.
+        step: number of completed steps, or a name, for errors; None: as the folder is called.
         package: of a step that raystate wrote. Its bytes are used instead of the published small files, so that only the array
             data, which carry checksums of their own, are taken from there.
         bytes_in_flight: at most so many bytes of arrays are being read at a time (one request may be larger).
@@ -73,20 +68,27 @@ class StepReader:
         storage: HasKvstore | Callable[[str], dict[str, Any]],
         step_prefix: str,
         *,
-        step: int | None = None,
+        step: int | str | None = None,
         package: Package | None = None,
         bytes_in_flight: int = 1 << 30,
         io_concurrency: int = 32,
         timeout_s: float = 600.0,
     ):
-        spec_of = storage if callable(storage) else storage.kvstore
-        self._base = spec_of(step_prefix.strip("/"))
         last = step_prefix.strip("/").rpartition("/")[2]
         self._step: int | str = step if step is not None else int(last) if last.isascii() and last.isdigit() else last
         self._package = package
         self._bytes_in_flight = bytes_in_flight
         self._timeout_s = timeout_s
         self._context = kv.context(io_concurrency=io_concurrency)
+        self._files = StepFiles(
+            storage,
+            step_prefix.strip("/"),
+            package=package,
+            context=self._context,
+            timeout_s=timeout_s,
+            named=self._named,
+            step=self._step,
+        )
         self._lock = threading.RLock()
         self._metadata: CheckpointMetadata | None = None
         self._items: dict[str, ItemKind] | None = None
@@ -113,7 +115,7 @@ class StepReader:
         """Whether a tree lies in this folder without an item, as `PyTreeCheckpointer` writes it."""
         with self._lock:
             if self._bare is None:
-                self._bare = self._file("_METADATA") is not None
+                self._bare = self._files.read("_METADATA") is not None
             return self._bare
 
     def state_item(self) -> str:
@@ -171,7 +173,7 @@ class StepReader:
 
     def item_store(self, item: str) -> dict[str, Any]:
         """The TensorStore kvstore spec of the folder in which an item lies."""
-        return self._base if self.is_bare() else kv.below(self._base, f"{item}/")
+        return self._files.base if self.is_bare() else kv.below(self._files.base, f"{item}/")
 
     def spec_of(self, item: str, name: str) -> dict[str, Any]:
         """The TensorStore spec of an array or scalar, as anybody can open it."""
@@ -195,14 +197,16 @@ class StepReader:
     def json(self, item: str) -> Any:
         """The value of a JSON item."""
         for name in JSON_FILES:
-            data = self._file(f"{item}/{name}")
+            data = self._files.read(f"{item}/{name}")
             if data is not None:
                 return parse_json(data, self._what(f"{item}/{name}"))
         raise CorruptCheckpointError(f"step {self._step} has no JSON item {item!r}", step=self._step, item=item)
 
     def iterator_states(self, item: str) -> tuple[dict[int, bytes], int]:
         """(process -> state, process count) of an iterator item; every process is there."""
-        found = {name: match for name in self._names(f"{item}/process_") if (match := ITERATOR_FILE.fullmatch(name.split("/")[-1]))}
+        found = {
+            name: match for name in self._files.names(f"{item}/process_") if (match := ITERATOR_FILE.fullmatch(name.split("/")[-1]))
+        }
         counts = {int(match[2]) for match in found.values()}
         if len(counts) != 1:
             raise CorruptCheckpointError(
@@ -210,7 +214,7 @@ class StepReader:
                 step=self._step,
                 item=item,
             )
-        states = {int(match[1]): self._file(name) for name, match in found.items()}
+        states = {int(match[1]): self._files.read(name) for name, match in found.items()}
         world = counts.pop()
         missing = (process for process in range(world) if states.get(process) is None)
         if lacking := list(itertools.islice(missing, _SHOWN)):  # the names of files may announce any number
@@ -220,7 +224,7 @@ class StepReader:
 
     def own_files(self, item: str) -> dict[str, bytes]:
         """What a user's checkpointable wrote: name relative to the item's folder -> bytes."""
-        found = {name.removeprefix(f"{item}/"): self._file(name) for name in self._names(f"{item}/")}
+        found = {name.removeprefix(f"{item}/"): self._files.read(name) for name in self._files.names(f"{item}/")}
         for name in found:
             self._check_inside(name, f"file {name!r} of item {item!r}")
         return {name: data for name, data in found.items() if data is not None and name != MARKER}
@@ -230,7 +234,7 @@ class StepReader:
         if self.is_bare():
             return {}
         for name in (f"{_METRICS}/{_METRICS}", f"{_METRICS}/metadata"):
-            data = self._file(name)
+            data = self._files.read(name)
             if data is not None:
                 return parse_object(data, self._what(name))
         return {}
@@ -249,7 +253,10 @@ class StepReader:
 
     def _read_tree(self, item: str) -> TreeSpec:
         metadata = self._tree_metadata(item)
-        sharding_data, strings_data = self._file(self._within(item, "_sharding")), self._file(self._within(item, "_strings.json"))
+        sharding_data, strings_data = (
+            self._files.read(self._within(item, "_sharding")),
+            self._files.read(self._within(item, "_strings.json")),
+        )
         shardings = parse_shardings(sharding_data, self._what(f"{item}/_sharding")) if sharding_data else {}
         string_of = parse_strings(strings_data or b"{}", self._what(f"{item}/_strings.json"))
         key_impls = self._key_impls(item)
@@ -279,10 +286,10 @@ class StepReader:
     def _key_impls(self, item: str) -> dict[str, str]:
         """Parameter name -> implementation of its typed PRNG keys. Every process of a save writes the same; the first will do."""
         name = self._within(item, "array_metadatas/process_0")
-        data = self._file(name)
+        data = self._files.read(name)
         if data is None:
-            for name in self._names(self._within(item, "array_metadatas/process_"))[:1]:
-                data = self._file(name)
+            for name in self._files.names(self._within(item, "array_metadatas/process_"))[:1]:
+                data = self._files.read(name)
         if data is None:
             return {}  # early Orbax wrote none, and none is written for a tree without a jax.Array
         return parse_key_impls(data, self._what(name))
@@ -290,7 +297,7 @@ class StepReader:
     def _tree_metadata(self, item: str) -> TreeMetadata:
         with self._lock:
             if item not in self._trees:
-                data = self._file(self._within(item, "_METADATA"))
+                data = self._files.read(self._within(item, "_METADATA"))
                 if data is None:
                     self._step_metadata()  # says so if it is the step that is missing
                     raise CorruptCheckpointError(f"step {self._step} has no array item {item!r}", step=self._step, item=item)
@@ -308,7 +315,7 @@ class StepReader:
                 if not ocdbt:  # a name is a path then
                     for node in metadata.nodes:
                         self._check_inside(node.name, f"array {node.name!r} of item {item!r}")
-                kv.refuse_special(base, f"step {self._step}: item {item!r}", step=self._step, item=item)
+                self._files.refuse_item(self._within(item, ""), f"step {self._step}: item {item!r}", step=self._step, item=item)
                 self._stores[item] = open_arrays(
                     {
                         node.name: read_spec(base, manifest, node.name, zarr3=metadata.zarr3, ocdbt=ocdbt)
@@ -325,11 +332,11 @@ class StepReader:
 
     def _is_ocdbt(self, item: str) -> bool:
         said = self._tree_metadata(item).ocdbt
-        return said if said is not None else self._file(self._within(item, "manifest.ocdbt")) is not None
+        return said if said is not None else self._files.read(self._within(item, "manifest.ocdbt")) is not None
 
     def _manifest(self, item: str) -> dict[str, Any] | None:
         """Where the package's manifest of an item's database can be read: in memory. None: where the step has it."""
-        data = self._file(self._within(item, "manifest.ocdbt")) if self._package is not None else None
+        data = self._files.read(self._within(item, "manifest.ocdbt")) if self._package is not None else None
         if data is None:
             return None
         spec = {"driver": "memory", "path": f"{item}/"}
@@ -339,9 +346,11 @@ class StepReader:
     def _step_metadata(self) -> CheckpointMetadata:
         with self._lock:
             if self._metadata is None:
-                data = self._file("_CHECKPOINT_METADATA")
-                if data is None and not self._names(""):
-                    raise StepNotFoundError(f"step {self._step} does not exist in {self._base.get('path', '')}", step=self._step)
+                data = self._files.read("_CHECKPOINT_METADATA")
+                if data is None and not self._files.names(""):
+                    raise StepNotFoundError(
+                        f"step {self._step} does not exist in {self._files.base.get('path', '')}", step=self._step
+                    )
                 # Early Orbax wrote no such file; the items are found by listing then.
                 self._metadata = parse_step(data if data is not None else b"{}", self._what("_CHECKPOINT_METADATA"))
                 for item in self._metadata.handlers:
@@ -357,34 +366,18 @@ class StepReader:
         return name if self.is_bare() else f"{item}/{name}"
 
     def _has_lost_its_tree(self, item: str) -> bool:
-        left = {name.removeprefix(f"{item}/").split("/")[0] for name in self._names(f"{item}/")}
+        left = {name.removeprefix(f"{item}/").split("/")[0] for name in self._files.names(f"{item}/")}
         return not left or not left.isdisjoint(_OF_A_TREE)
 
     def _listed_items(self) -> set[str]:
-        return {name.split("/")[0] for name in self._names("") if "/" in name}
+        return {name.split("/")[0] for name in self._files.names("") if "/" in name}
 
     def _kind(self, item: str) -> ItemKind:
         return item_kind(
             self._step_metadata().handlers.get(item),
-            lambda name: self._file(self._within(item, name)) is not None,
-            lambda begin: self._names(f"{item}/{begin}"),
+            lambda name: self._files.read(self._within(item, name)) is not None,
+            lambda begin: self._files.names(f"{item}/{begin}"),
         )
-
-    def _file(self, name: str) -> bytes | None:
-        if self._package is not None:
-            return self._package.files.get(name)
-        kv.refuse_special(self._base, f"step {self._step}: {name}", name, step=self._step)
-        with self._named(f"reading {name}"):
-            return kv.read_key(self._store(), name, timeout_s=self._timeout_s)
-
-    def _names(self, prefix: str) -> list[str]:
-        if self._package is not None:
-            return sorted(name for name in self._package.files if name.startswith(prefix))
-        with self._named(f"listing {prefix}"):
-            return kv.list_keys(self._store(), prefix, timeout_s=self._timeout_s)
-
-    def _store(self) -> ts.KvStore:
-        return kv.open_store(self._base, timeout_s=self._timeout_s, ctx=self._context)
 
     def _what(self, name: str) -> str:
         return f"{name} of step {self._step}"

@@ -115,6 +115,20 @@ class Storage(abc.ABC):
     def stat(self, name: str) -> ObjectInfo:
         """Raises ObjectMissingError."""
 
+    def find(self, name: str) -> bytes | None:
+        """The object's bytes; None if there is none."""
+        try:
+            return self.read(name)
+        except ObjectMissingError:
+            return None
+
+    def size(self, name: str) -> int | None:
+        """How many bytes the object has; None if there is none."""
+        try:
+            return self.stat(name).size
+        except ObjectMissingError:
+            return None
+
     @abc.abstractmethod
     def list(self, prefix: str = "", recursive: bool = True) -> Listing:
         """What lies in the folder `prefix` ("" is the root), sorted by name; empty if there is no such folder.

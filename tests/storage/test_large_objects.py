@@ -6,10 +6,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from raystate.core.errors import StorageError
+import raystate
+from raystate.core.errors import CorruptCheckpointError, StorageError
 from raystate.machine_memory import MOST_READ_BYTES
+from raystate.orbax import step_files
 from raystate.storage import gcs, objects, s3
 from tests.storage.backends import BACKENDS, gcs_server, s3_server
 
@@ -65,3 +68,30 @@ def test_s3_refuses_a_range_of_an_object_without_bytes(tmp_path: Path, monkeypat
         storage.create("nothing", b"")
         monkeypatch.setattr(s3._file_system(s3_server().url), "cat_file", refuse)
         assert storage.read("nothing") == b""
+
+
+@pytest.mark.parametrize("name", [name for name in BUCKETS if name != "memory"])
+@pytest.mark.parametrize(
+    ("file", "error", "why"),
+    [
+        ("_CHECKPOINT_METADATA", StorageError, "is too large; what is read whole has at most"),
+        ("state/_METADATA", StorageError, "is too large; what is read whole has at most"),
+        ("state/manifest.ocdbt", CorruptCheckpointError, "state/manifest.ocdbt has 1,048,577 bytes, at most 1,048,576 are read"),
+    ],
+)
+def test_a_step_of_other_peoples_whose_small_files_fill_the_memory(
+    name: str, file: str, error: type[Exception], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    written = tmp_path / "3"
+    raystate.save(written, {"w": np.arange(4.0)})
+    for module in (objects, gcs, step_files):
+        monkeypatch.setattr(module, "MOST_READ_BYTES", LIMIT_BYTES)
+    with BACKENDS[name](tmp_path / "storage") as storage:
+        for path in written.rglob("*"):
+            inside = path.relative_to(written).as_posix()
+            if path.is_file():
+                storage.create(f"3/{inside}", bytes(LIMIT_BYTES + 1) if inside == file else path.read_bytes())
+                storage.create(f"4/{inside}", path.read_bytes())
+        with pytest.raises(error, match=why):
+            raystate.load(f"{storage.url}/3")
+        assert np.array_equal(raystate.load(f"{storage.url}/4")["w"], np.arange(4.0))

@@ -1,0 +1,104 @@
+"""The small files of a step: from its package, or from storage, and never more of one than a process should take into its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import tensorstore as ts
+
+from raystate.core.errors import CorruptCheckpointError
+from raystate.core.tree import Package
+from raystate.machine_memory import MOST_READ_BYTES
+from raystate.orbax import kv
+
+_MANIFEST = "manifest.ocdbt"
+
+
+class HasKvstore(Protocol):
+    """The part of a Storage that is needed."""
+
+    def kvstore(self, prefix: str) -> dict[str, Any]:
+        """The TensorStore kvstore spec of a folder, its path ending in "/"."""
+        ...
+
+    def find(self, name: str) -> bytes | None:
+        """An object's bytes; None if there is none. Refuses one of more than MOST_READ_BYTES."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """An object's bytes, counted; None if there is none."""
+        ...
+
+
+class StepFiles:
+    """Of one step.
+
+    Args:
+        storage: where; or a callable prefix -> kvstore spec, and then what is in a bucket has no bound.
+        prefix: the step's folder.
+        package: what has the files instead.
+        named: makes errors out of what TensorStore raises, from what was done.
+        step: for errors.
+    """
+
+    def __init__(
+        self,
+        storage: HasKvstore | Callable[[str], dict[str, Any]],
+        prefix: str,
+        *,
+        package: Package | None,
+        context: ts.Context,
+        timeout_s: float,
+        named: Callable[[str], AbstractContextManager[None]],
+        step: int | str,
+    ):
+        self._objects = None if callable(storage) else storage
+        self.base = storage(prefix) if callable(storage) else storage.kvstore(prefix)
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._is_local = self.base["driver"] == "file"
+        self._package = package
+        self._context = context
+        self._timeout_s = timeout_s
+        self._named = named
+        self._step = step
+
+    def read(self, name: str) -> bytes | None:
+        """A file's bytes; None if there is none."""
+        if self._package is not None:
+            return self._package.files.get(name)
+        if self._objects is not None and not self._is_local:
+            return self._objects.find(self._prefix + name)
+        kv.refuse_special(self.base, f"step {self._step}: {name}", name, step=self._step)
+        with self._named(f"reading {name}"):
+            return kv.read_key(self._store(), name, timeout_s=self._timeout_s)
+
+    def names(self, begin: str) -> list[str]:
+        """Of the files whose names begin so; sorted, if they are the package's."""
+        if self._package is not None:
+            return sorted(name for name in self._package.files if name.startswith(begin))
+        with self._named(f"listing {begin}"):
+            return kv.list_keys(self._store(), begin, timeout_s=self._timeout_s)
+
+    def refuse_item(self, folder: str, what: str, **details: Any) -> None:
+        """Refuse an item that TensorStore should not open.
+
+        Args:
+            folder: its own, ending in "/"; "": the step's.
+            what: the error's beginning.
+            **details: the error's facts.
+
+        Raises:
+            CorruptCheckpointError: it has what is neither a file nor a folder, or too large a manifest.
+        """
+        kv.refuse_special(kv.below(self.base, folder), what, **details)
+        if self._objects is None or self._is_local or self._package is not None:
+            return
+        name = f"{self._prefix}{folder}{_MANIFEST}"
+        size = self._objects.size(name)
+        if size is not None and size > MOST_READ_BYTES:
+            raise CorruptCheckpointError(f"{what}: {name} has {size:,} bytes, at most {MOST_READ_BYTES:,} are read", **details)
+
+    def _store(self) -> ts.KvStore:
+        return kv.open_store(self.base, timeout_s=self._timeout_s, ctx=self._context)
