@@ -48,7 +48,6 @@ _MODULES = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
     actor: Any
-    metadata: Any  # ObjectRef
     node: str
 
 
@@ -142,8 +141,7 @@ class Standby:
         for _ in range(count):
             actor: Any = self._kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
             actor.execute.remote(_preload, self._storage)
-            # In order after the import: what answers this is ready.
-            self._waiting.append(_Waiting(actor=actor, metadata=actor.get_metadata.remote(), node=node))
+            self._waiting.append(_Waiting(actor=actor, node=node))
 
     def take(self, num_workers: int, placement_group: Any) -> list[tuple[Any, Any]] | None:
         """(actor, metadata) for each bundle, if a ready process waits on every bundle's node; else none is kept."""
@@ -155,7 +153,8 @@ class Standby:
             self._placed(places)
             chosen = _match(waiting, places) if waiting else None
             if chosen is not None:
-                metadata = ray.get([each.metadata for each in chosen], timeout=_READY_S)
+                # In order after the import: what answers this now is alive and ready.
+                metadata = ray.get([each.actor.get_metadata.remote() for each in chosen], timeout=_READY_S)
                 _kill([each for each in waiting if each not in chosen])
                 return [(each.actor, found) for each, found in zip(chosen, metadata, strict=True)]
         except Exception as error:  # not ready, dead, or Ray's table looks otherwise: start new ones

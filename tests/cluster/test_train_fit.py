@@ -171,6 +171,28 @@ def test_standby_processes_take_over(place: Place, monkeypatch: pytest.MonkeyPat
     place.wait(lambda: not _train_workers(), "end of every worker, waiting ones too")
 
 
+@pytest.mark.long
+def test_a_standby_process_that_has_died_is_not_used(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start that it would have been part of does not fail for it: new processes are started."""
+    monkeypatch.setenv("RAYSTATE_STANDBY", "1")
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(raystate.fit(_sum_until_told, place.config, **place.arguments())))
+    thread.start()
+    place.wait(lambda: len(place.said("start")) == 2, "start")
+    trainers = {start["pid"] for start in place.said("start")}
+    place.wait(lambda: len(_train_workers()) == 4, "standby processes, one for each trainer")
+    place.wait(lambda: all(_has_imported(pid) for pid in _train_workers()), "their imports")
+    waiting = next(pid for pid in _train_workers() if pid not in trainers)
+    os.kill(waiting, signal.SIGKILL)
+    place.wait(lambda: waiting not in _train_workers(), "the end of one of them")
+    os.kill(place.said("start")[0]["pid"], signal.SIGKILL)
+    place.wait(lambda: len(place.said("start")) == 4, "second start")
+    (place.folder / "stop").touch()
+    thread.join(PATIENCE_S)
+    ((recovery,),) = [result.recoveries for result in results]
+    assert (recovery.attempt, recovery.workers) == (2, 2)
+
+
 def _interrupted_then_raise_on_rank_1(config: dict[str, Any]) -> None:
     import jax
     from jax.experimental import multihost_utils

@@ -194,7 +194,7 @@ def test_processes_wait_where_a_rank_could_go(monkeypatch: pytest.MonkeyPatch) -
     waits = standby.Standby("/runs/a", lambda _: None, lambda: room)
 
     def start(node: str, count: int) -> None:
-        waits._waiting += [standby._Waiting(actor=None, metadata=None, node=node) for _ in range(count)]
+        waits._waiting += [standby._Waiting(actor=None, node=node) for _ in range(count)]
 
     monkeypatch.setattr(waits, "_start", start)
     monkeypatch.setattr(standby, "_kill", lambda those: killed.extend(one.node for one in those))
@@ -209,7 +209,7 @@ def test_processes_wait_where_a_rank_could_go(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_smaller_group_takes_the_processes_that_wait_on_its_nodes() -> None:
-    a, b, again = (standby._Waiting(actor=name, metadata=None, node=name[0]) for name in ("a", "b", "a2"))
+    a, b, again = (standby._Waiting(actor=name, node=name[0]) for name in ("a", "b", "a2"))
     assert standby._match([a, b], ["b"]) == [b]
     assert standby._match([a, again, b], ["a", "b", "a"]) == [a, b, again]
     assert standby._match([a, b], ["a", "a"]) is None

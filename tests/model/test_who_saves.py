@@ -15,15 +15,18 @@ def test_row19_one_rank_saves_and_the_other_does_not():
     world = World(1, ranks=2, nodes=2, save_every_steps=1000, barrier_timeout_s=DEADLINE_S)
     waited_s: list[float] = []
 
+    def saves(rank: Rank, manager: raystate.StateManager) -> None:
+        for step in range(10_000):
+            rank.rest(0.1)
+            manager.save(step + 1, {"w": np.zeros(8)})
+
     def script(rank: Rank) -> None:
         manager = rank.open("group")
         manager.restore(None)
         began_s = rank.world.now_s
         if rank.number == 0:
             with pytest.raises(raystate.BarrierTimeoutError, match="rank 1"):
-                for step in range(10_000):
-                    rank.rest(0.1)
-                    manager.save(step + 1, {"w": np.zeros(8)})
+                saves(rank, manager)
             waited_s.append(rank.world.now_s - began_s)
         else:
             while not waited_s:
