@@ -240,6 +240,10 @@ class RayTrainCallback(_Callback):
                 self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=OTHERS_GRACE_S)
             dead = {rank for rank, failure in self._failures.items() if failure.died}
             self._told = endings.told_ends(self._run_hash, self._group, dead)
+            if (
+                dead and not self._told
+            ):  # on a busy machine the Coordinator may be late; a survivor may have raised what led to a death
+                self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=OTHERS_GRACE_S, once=True)
             self._end_workers()
             return
         if self._standby is not None and not worker_group_status.finished:

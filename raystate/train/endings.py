@@ -74,10 +74,10 @@ def _failure(error: BaseException) -> RankFailure:
     return RankFailure(error=error, died=died, preempted=bool(getattr(error, "preempted", False)))
 
 
-def late_failures(workers: list[Any], failed: set[int], *, grace_s: float) -> dict[int, RankFailure]:
+def late_failures(workers: list[Any], failed: set[int], *, grace_s: float, once: bool = False) -> dict[int, RankFailure]:
     """Give the other ranks a moment to fail or finish by themselves: the first error that is seen needn't be the cause.
 
-    A rank that has died ends the wait: the others won't say anything of their own any more.
+    A rank that has died ends the wait: the others won't say anything of their own any more. `once`: ask what each says now.
     """
     found: dict[int, RankFailure] = {}
     open_ranks = set(range(len(workers))) - failed
@@ -97,6 +97,8 @@ def late_failures(workers: list[Any], failed: set[int], *, grace_s: float) -> di
                 found[rank] = _failure(status.error)
             if status.error is not None or not status.running:
                 open_ranks.discard(rank)
+        if once:
+            break
         if open_ranks:
             time.sleep(0.02)
     return found

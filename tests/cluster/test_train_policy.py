@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.train.v2.api.exceptions import TrainingFailedError
 
-from raystate import launch_context
+from raystate import RayTrainCallback, StateConfig, launch_context
 from raystate.core.errors import ConfigError
 from raystate.launch_context import LaunchContext, Restart
 from raystate.runtime.ends import End
-from raystate.train import standby
+from raystate.train import endings, standby
 from raystate.train.launch import recoveries
 from raystate.train.policy import Ending, RetryPolicy, Seen, culprit, pinned_nodes, signature_of
 
@@ -214,6 +216,20 @@ def test_a_smaller_group_takes_the_processes_that_wait_on_its_nodes() -> None:
     assert standby._match([a, again, b], ["a", "b", "a"]) == [a, b, again]
     assert standby._match([a, b], ["a", "a"]) is None
     assert standby._match([a], ["a", "b"]) is None
+
+
+def test_when_nobody_says_who_was_first_the_living_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one has raised says more than that another has died."""
+    died, raised = endings.RankFailure(error=RuntimeError(), died=True), endings.RankFailure(error=ValueError("mine"))
+    callback = RayTrainCallback(StateConfig(storage="/runs/a", run="a"))
+    callback._workers = ["of rank 0", "of rank 1"]
+    monkeypatch.setattr(callback, "_end_workers", lambda: None)
+    monkeypatch.setattr(endings, "failures", lambda _: {0: died})
+    monkeypatch.setattr(endings, "told_ends", lambda *_: ())
+    monkeypatch.setattr(endings, "late_failures", lambda _, failed, **how: {1: raised} if failed == {0} and how["once"] else {})
+    callback.after_worker_group_poll_status(SimpleNamespace(worker_statuses={}))
+    ending = endings.classify(TrainingFailedError(), callback._failures, callback._told)
+    assert (ending.rank, ending.error) == (1, raised.error)
 
 
 def test_recoveries_are_joined_by_group() -> None:
