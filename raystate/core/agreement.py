@@ -1,7 +1,7 @@
 """All ranks act at the same step: stop there, or make it durable. Nobody talks while nothing is proposed.
 
 A rank that has acknowledged a proposal waits at its step until it is confirmed or withdrawn. A rank that is already there, or past
-it, refuses; then a later step is proposed under a new id.
+it, refuses, or is seen to have made that step without an answer; then a later step is proposed under a new id.
 """
 
 from __future__ import annotations
@@ -118,8 +118,10 @@ class Agreement:
                 self._end(proposal, "a stop comes first")
                 return
             answers = [seen for seen in group.seen.values() if seen.ack_id == proposal.id]
-            refused = [seen for seen in answers if not seen.ack_ok]
-            if refused:
+            refused = any(not seen.ack_ok for seen in answers)
+            # A rank that went past the step before it heard of it can't say so: its next step needs the others, and they wait here.
+            passed = any(seen.ack_id < proposal.id and seen.newest_step >= proposal.step for seen in group.seen.values())
+            if refused or passed:
                 self._tries += 1
                 self._propose(group, proposal.kind, proposal.reason, self._until_s)
             elif len(answers) == group.world:
