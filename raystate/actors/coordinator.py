@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import dataclasses
 import os
 import secrets
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import RayActorError, RayError
 from ray.util.annotations import RayDeprecationWarning
 
 from raystate import launch_context
 from raystate.actors.draining import DrainWatch
-from raystate.actors.host import create_host
+from raystate.actors.hosts import RayHosts
 from raystate.actors.kept import Kept, Tenant, cluster_token, take_storage
-from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name
+from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor
 from raystate.actors.reporting import RunReport
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.config import StateConfig
 from raystate.core.errors import RunInUseError
 from raystate.core.messages import (
-    Advice,
-    Copy,
-    EndTrainers,
     Event,
     Failure,
     HostId,
-    Invalidate,
     ReleaseAsked,
     Reply,
     TrainerExited,
-    Write,
 )
 from raystate.core.status import status_of
 from raystate.runtime.ends import End
@@ -52,8 +44,6 @@ if TYPE_CHECKING:
     from raystate.runtime.coordinator_loop import CoordinatorLoop
 
 GOODBYE_S = 5.0  # how long the ended Coordinator waits for its last replies to be read
-CLOSE_HOST_TIMEOUT_S = 20.0
-CLOSE_AGAIN_S = 0.1
 USE_S = 10.0  # another run's Coordinator says within it who uses it
 TURN_S = 120.0  # a Coordinator whose storage another run has doesn't wait longer for its turn
 
@@ -67,94 +57,6 @@ class Welcome:
 
     protocol: int
     outdated: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict[str, tuple[Any, Any]])
-
-
-class RayHosts:
-    """`Hosts` over Ray actors: every call returns at once."""
-
-    def __init__(self, config: StateConfig, run_hash: str, job: Callable[[], str]):
-        self._config = config
-        self._run_hash = run_hash
-        self._job = job  # whose driver shows their lines
-        self._handles: dict[HostId, Any] = {}
-        self._writes: dict[tuple[HostId, str], Future[Any]] = {}  # by save: an order is given again, and takes one call
-
-    def _handle(self, host: HostId) -> Any | None:
-        if host not in self._handles:
-            handle = find_actor(host_name(self._run_hash, host))
-            if handle is None:
-                return None
-            self._handles[host] = handle
-        return self._handles[host]
-
-    def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
-        # Each time: the one that was there may have been ended, or have failed to start.
-        handle = self._handles[host] = create_host(
-            run=self._config.run,
-            run_hash=self._run_hash,
-            storage_url=self._config.storage,
-            host=host,
-            host_memory=self._config.host_memory,
-            arena_dir=self._config.arena_dir,
-            metadata_url=self._config.metadata_url,
-            domain_labels=self._config.domain_labels,
-        )
-
-        def check(future: Future[Any]) -> None:
-            error = future.exception()
-            if error is not None:
-                self._handles.pop(host, None)
-                on_error((str(error).strip().splitlines() or [type(error).__name__])[-1])
-
-        if hasattr(handle, "show_to"):  # one that an older raystate has left has none
-            handle.show_to.remote(self._job())
-        handle.pid.remote().future().add_done_callback(check)
-
-    def _send(self, host: HostId, method: str, *args: Any) -> None:
-        handle = self._handle(host)
-        if handle is not None:
-            getattr(handle, method).remote(*args)
-
-    def advise(self, host: HostId, advice: Advice) -> None:
-        self._send(host, "advise", advice)
-
-    def invalidate(self, order: Invalidate) -> None:
-        self._send(order.host, "invalidate", order)
-
-    def copy(self, order: Copy) -> None:
-        self._send(order.host, "copy", order)
-
-    def end_trainers(self, order: EndTrainers) -> None:
-        self._send(order.host, "end_trainers", order)
-
-    def write(self, order: Write) -> Future[Any]:
-        handle = self._handle(order.host)
-        if handle is None:
-            failed: Future[Any] = Future()
-            failed.set_exception(RuntimeError(f"host {order.host[:8]} has no HostActor"))
-            return failed
-        key = (order.host, order.save)
-        if key not in self._writes:
-            # A call takes a thread of the HostActor's until the share is written.
-            self._writes[key] = under_way = handle.write.remote(order).future()
-            under_way.add_done_callback(lambda _: self._writes.pop(key, None))
-            return under_way
-        return self._writes[key]
-
-    def close_all(self, *, remove_arena: bool) -> None:
-        found = {host: self._handle(host) for host in {*self._handles, *find_hosts(self._run_hash)}}
-        handles = [handle for handle in found.values() if handle is not None]
-        deadline_s = time.monotonic() + CLOSE_HOST_TIMEOUT_S
-        left = handles
-        while left and (wait_s := deadline_s - time.monotonic()) > 0:
-            calls = {handle.close.remote(remove_arena).future(): handle for handle in left}
-            done, _ = concurrent.futures.wait(calls, timeout=wait_s)
-            # One that was killed a moment ago is being started again: until then its arena has nobody who removes it.
-            left = [calls[call] for call in done if isinstance(call.exception(), ActorUnavailableError)]
-            if left:
-                time.sleep(CLOSE_AGAIN_S)
-        for handle in handles:
-            ray.kill(handle, no_restart=True)
 
 
 class CoordinatorActor:
@@ -182,6 +84,7 @@ class CoordinatorActor:
         self._left_all = threading.Event()
         self._kill_me = ray.get_runtime_context().current_actor
         self._service: CoordinatorLoop | None = None
+        self._hosts = RayHosts(config, run_hash, lambda: self._owner.job_id)
         self._start()
         if self._service is None:
             threading.Thread(target=self._end_unless_started, name="raystate-turn", daemon=True).start()
@@ -203,8 +106,8 @@ class CoordinatorActor:
             settings=self._config.core_settings(),
             keep=orbax_keep(self._config),
             storage=open_storage(self._config.storage),
-            hosts=RayHosts(self._config, self._run_hash, lambda: self._owner.job_id),
-            known_hosts=find_hosts(self._run_hash),
+            hosts=self._hosts,
+            known_hosts=self._hosts.known(),
             writer=f"{identity}.{secrets.token_hex(4)}",
             # This actor's name is unique in its cluster: whoever had it before is dead.
             is_dead=lambda writer: writer.startswith(f"{identity}."),
@@ -303,6 +206,12 @@ class CoordinatorActor:
         if self._service is not None:
             for host in hosts:
                 self._service.expect(host)
+
+    async def prepare(self, hosts: tuple[HostId, ...]) -> None:
+        """The launcher's word on where trainers of the next group could start: HostActors wait there, and are no hosts yet."""
+        if self._service is not None:
+            for host in hosts:
+                self._hosts.prepare(host)
 
     async def tell(self, event: Event | Progress) -> None:
         if self._service is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 import signal
-from concurrent.futures import Future
-from typing import Any
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError
@@ -18,7 +20,13 @@ from raystate.actors.shown import log_to_stderr, show_to
 from raystate.core.errors import RaystateError
 from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, HostLeaving, Invalidate, Write
 from raystate.runtime.link import Unreachable
+from raystate.runtime.priority import give_way
 from raystate.runtime.progress import Progress
+from raystate.storage.url import storage_kind
+
+if TYPE_CHECKING:
+    from raystate.runtime.host_loop import HostLoop
+    from raystate.runtime.notices import Notice
 
 HOST_THREADS = 16  # calls served at once: writes and fetches take long, advice must not wait behind them
 
@@ -27,6 +35,9 @@ class HostActor:
     """A thin shell: the core machine decides, `HostLoop` carries out, this class makes it callable.
 
     Everything it owns lies in the arena, so that Ray can restart it after a kill: the new process adopts what the old one held.
+
+    Args:
+        waits: it has imported all that it needs, and is no host of the run until somebody calls `open`, or what a host has to do.
     """
 
     def __init__(
@@ -40,42 +51,90 @@ class HostActor:
         arena_dir: str | None,
         domain_labels: tuple[str, ...] = (),
         metadata_url: str | None = None,
+        waits: bool = False,
     ):
-        from raystate.arena import HostArena, arena_path, default_root, parse_memory, sweep
-        from raystate.runtime.host_loop import HostLoop
-        from raystate.runtime.notices import SIGTERM_S, Notice
-        from raystate.storage import open_storage
+        from raystate.arena import arena_path, default_root
 
         log_to_stderr()
+        self._run = run
         self._run_hash = run_hash
+        self._storage_url = storage_url
+        self._host = host
         self._parameters = (host_memory, arena_dir, domain_labels, metadata_url)
         self._coordinator: Any = None
+        self._opening = threading.Lock()
+        self._opened: HostLoop | None = None
+        self._notice: Notice | None = None
+        self._before_sigterm: Any = signal.signal(signal.SIGTERM, self._on_sigterm)  # here: only a process's main thread may
+        if not waits or arena_path(default_root(arena_dir), run_hash, host).exists():  # killed, and no longer waiting
+            self.open()
+        else:
+            with ThreadPoolExecutor(1, initializer=give_way) as pool:
+                pool.submit(_preload, storage_url).result()
+
+    def open(self) -> None:
+        """Be a host of the run; nothing, if it is one already.
+
+        Raises:
+            RaystateError: there is no room for an arena here, or the storage is unusable.
+        """
+        with self._opening:
+            if self._opened is None:
+                self._open()
+
+    def _open(self) -> None:
+        from raystate.arena import HostArena, arena_path, default_root, parse_memory, sweep
+        from raystate.runtime.host_loop import HostLoop
+        from raystate.runtime.notices import Notice
+        from raystate.storage import open_storage
+
+        host = self._host
+        host_memory, arena_dir, domain_labels, metadata_url = self._parameters
         root = default_root(arena_dir)
         sweep(root)  # what dead clusters left on this machine
         arena = HostArena.open(
-            arena_path(root, run_hash, host),
-            run=run,
-            storage=storage_url,
+            arena_path(root, self._run_hash, host),
+            run=self._run,
+            storage=self._storage_url,
             node_id=host,
             cap_bytes=parse_memory(host_memory),
             node_pid=os.getppid(),  # the raylet: while it lives, so may this arena's users
         )
-        self._loop = HostLoop(
+        loop = HostLoop(
             arena=arena,
-            storage=open_storage(storage_url),
+            storage=open_storage(self._storage_url),
             host=host,
             incarnation=secrets.token_hex(4),
             tell=self._tell,
-            peers=RayPeers(run_hash),
+            peers=RayPeers(self._run_hash),
             domain=_domain(domain_labels),
         )
-        self._loop.start()
-        notice = Notice(
+        loop.start()
+        self._notice = Notice(
             lambda within_s, why: self._tell(HostLeaving(host=host, within_s=within_s, reason=why)), metadata_url=metadata_url
         )
-        notice.start()
-        # Whoever ends a node may send it to all of its processes. This one goes with its raylet; until then its memory is needed.
-        signal.signal(signal.SIGTERM, lambda *_: notice.notice(SIGTERM_S, "its processes got SIGTERM"))
+        self._notice.start()
+        self._opened = loop
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        """Whoever ends a node may send it to all of its processes. A host goes with its raylet; until then its memory is needed."""
+        from raystate.runtime.notices import SIGTERM_S
+
+        if self._notice is not None:
+            self._notice.notice(SIGTERM_S, "its processes got SIGTERM")
+        elif callable(self._before_sigterm):
+            self._before_sigterm(number, frame)
+
+    @property
+    def _loop(self) -> HostLoop:
+        if self._opened is None:
+            self.open()
+        assert self._opened is not None
+        return self._opened
+
+    def waits(self) -> bool:
+        """Whether it is no host of the run yet."""
+        return self._opened is None
 
     def _tell(self, event: Event | Progress) -> None:
         # Fire and forget: a report that gets lost is repeated at the next heartbeat.
@@ -133,7 +192,15 @@ class HostActor:
         return self._loop.write(order).result()
 
     def close(self, remove_arena: bool) -> None:
-        self._loop.close(remove_arena=remove_arena)
+        with self._opening:
+            if self._opened is not None:
+                self._opened.close(remove_arena=remove_arena)
+
+
+def _preload(storage_url: str) -> None:
+    for module in ("raystate.arena", "raystate.runtime.host_loop", "raystate.runtime.notices", "raystate.storage"):
+        importlib.import_module(module)
+    storage_kind(storage_url)
 
 
 def _domain(labels: tuple[str, ...]) -> str:

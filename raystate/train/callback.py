@@ -178,7 +178,7 @@ class RayTrainCallback(_Callback):
             bundles.install()
         on_cpu = not self._scaling.use_tpu and not self._scaling.use_gpu
         if on_cpu and self._wants_standby:
-            self._standby = Standby(self._config.storage, self._expect, self._room_elsewhere)
+            self._standby = Standby(self._config.storage, self._expect, self._room_elsewhere, self._prepare)
             self._standby.install()
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
@@ -365,6 +365,12 @@ class RayTrainCallback(_Callback):
         if coordinator is not None:
             self._expected |= new
             coordinator.expect.remote(tuple(sorted(new)))
+
+    def _prepare(self, node: str) -> None:
+        """Let a HostActor wait on a node that may be needed."""
+        coordinator = find_actor(coordinator_name(self._run_hash))
+        if coordinator is not None:
+            coordinator.prepare.remote((node,))
 
     def _all_leaving(self) -> frozenset[str]:
         return self._leaving | nodes.leaving(self._run_hash)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from raystate.actors.coordinator import RayHosts
+from raystate.actors.hosts import RayHosts
 from raystate.actors.naming import find_actor, host_name, wait_until_gone
 from raystate.config import StateConfig
 from raystate.core.messages import HostId
