@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from ray.train import ScalingConfig
 from ray.train.v2._internal import constants
+from ray.train.v2._internal.data_integration.interfaces import DatasetShardMetadata
 from ray.train.v2._internal.exceptions import (
     UserExceptionWithTraceback,
     WorkerGroupStartupTimeoutError,
@@ -481,3 +482,21 @@ def test_a_start_ends_when_its_place_is_gone(ray_cluster: Any) -> None:
     late = ray.remote(Late).options(num_cpus=1, resources={"doomed": 1}, scheduling_strategy=there).remote()
     with pytest.raises(WorkerGroupStartupTimeoutError):
         bundles.first_answers([late], placement, timeout_s=0.5)
+
+
+def test_no_actor_for_datasets_where_there_are_none(monkeypatch: pytest.MonkeyPatch):
+    """Ray Train makes them by these callbacks, from the trainer's own attributes."""
+    monkeypatch.setattr(launch, "has_dashboard", lambda: True)
+
+    def of_datasets(datasets: dict[str, Any]) -> list[type]:
+        trainer = launch._Trainer(lambda: None, scaling_config=ScalingConfig(num_workers=2), datasets=datasets)
+        return [type(one) for one in trainer._create_default_callbacks() if isinstance(one, launch.DatasetsCallback)]
+
+    assert of_datasets({}) == [launch._NoDatasetsCallback]
+    assert of_datasets({"train": lambda: None}) == [launch.DatasetsCallback]
+    none = launch._Trainer(lambda: None, scaling_config=ScalingConfig(num_workers=2))._create_default_callbacks()
+    (callback,) = [one for one in none if isinstance(one, launch.DatasetsCallback)]
+    (given,) = callback.before_init_train_context([None, None]).values()
+    assert len(given) == 2
+    with pytest.raises(KeyError, match="there is no dataset 'train': give it to fit"):
+        given[0].get_dataset_shard(DatasetShardMetadata(dataset_name="train", world_rank=0))
