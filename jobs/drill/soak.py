@@ -297,7 +297,8 @@ class Soak:
         goal = max(self._watch.newest + GOAL_STEPS, self._calm_steps)
         ray.get(self._trainings.scribe.set_goal.remote(goal), timeout=60.0)
         hash_ = self._run.hash
-        through(self._watch, self._fit, self._limits.patience_s + SLOW_START_S)
+        steps_s = (goal - self._watch.newest) * self._settings.step_s
+        through(self._watch, self._fit, self._limits.patience_s + SLOW_START_S + steps_s)
         self._steps = max((end["step"] for end in self._watch.ends().values()), default=NONE)
         wrong = self._judge.wrong()
         newest = self._judge.newest_durable()

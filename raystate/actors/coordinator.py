@@ -210,8 +210,7 @@ class CoordinatorActor:
     async def prepare(self, hosts: tuple[HostId, ...]) -> None:
         """The launcher's word on where trainers of the next group could start: HostActors wait there, and are no hosts yet."""
         if self._service is not None:
-            for host in hosts:
-                self._hosts.prepare(host)
+            await asyncio.to_thread(self._hosts.prepare, hosts)
 
     async def tell(self, event: Event | Progress) -> None:
         if self._service is not None:

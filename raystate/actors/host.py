@@ -37,7 +37,7 @@ class HostActor:
     Everything it owns lies in the arena, so that Ray can restart it after a kill: the new process adopts what the old one held.
 
     Args:
-        waits: it has imported all that it needs, and is no host of the run until somebody calls `open`, or what a host has to do.
+        waits: it is no host of the run until somebody calls `open`, or what a host has to do.
     """
 
     def __init__(
@@ -64,23 +64,34 @@ class HostActor:
         self._coordinator: Any = None
         self._opening = threading.Lock()
         self._opened: HostLoop | None = None
+        self._gives_up = False
         self._notice: Notice | None = None
         self._before_sigterm: Any = signal.signal(signal.SIGTERM, self._on_sigterm)  # here: only a process's main thread may
         if not waits or arena_path(default_root(arena_dir), run_hash, host).exists():  # killed, and no longer waiting
             self.open()
-        else:
-            with ThreadPoolExecutor(1, initializer=give_way) as pool:
-                pool.submit(_preload, storage_url).result()
 
     def open(self) -> None:
         """Be a host of the run; nothing, if it is one already.
 
         Raises:
-            RaystateError: there is no room for an arena here, or the storage is unusable.
+            RaystateError: there is no room for an arena here, the storage is unusable, or it is about to end.
         """
         with self._opening:
+            if self._gives_up:
+                raise RaystateError("this HostActor has waited in vain, and ends")
             if self._opened is None:
                 self._open()
+
+    def preload(self) -> None:
+        """Import what `open` needs, and give way to whoever trains here meanwhile."""
+        with ThreadPoolExecutor(1, initializer=give_way) as pool:
+            pool.submit(_preload, self._storage_url).result()
+
+    def give_up(self) -> bool:
+        """Whether it still only waits: it never is a host then, and may be killed."""
+        with self._opening:
+            self._gives_up = self._opened is None
+            return self._gives_up
 
     def _open(self) -> None:
         from raystate.arena import HostArena, arena_path, default_root, parse_memory, sweep
@@ -100,20 +111,29 @@ class HostActor:
             cap_bytes=parse_memory(host_memory),
             node_pid=os.getppid(),  # the raylet: while it lives, so may this arena's users
         )
-        loop = HostLoop(
-            arena=arena,
-            storage=open_storage(self._storage_url),
-            host=host,
-            incarnation=secrets.token_hex(4),
-            tell=self._tell,
-            peers=RayPeers(self._run_hash),
-            domain=_domain(domain_labels),
-        )
-        loop.start()
-        self._notice = Notice(
-            lambda within_s, why: self._tell(HostLeaving(host=host, within_s=within_s, reason=why)), metadata_url=metadata_url
-        )
-        self._notice.start()
+        loop = None
+        try:
+            loop = HostLoop(
+                arena=arena,
+                storage=open_storage(self._storage_url),
+                host=host,
+                incarnation=secrets.token_hex(4),
+                tell=self._tell,
+                peers=RayPeers(self._run_hash),
+                domain=_domain(domain_labels),
+            )
+            loop.start()
+            self._notice = Notice(
+                lambda within_s, why: self._tell(HostLeaving(host=host, within_s=within_s, reason=why)), metadata_url=metadata_url
+            )
+            self._notice.start()
+        except BaseException:  # it may be tried again in this process
+            self._notice = None
+            if loop is None:
+                arena.close()
+            else:
+                loop.close(remove_arena=False)
+            raise
         self._opened = loop
 
     def _on_sigterm(self, number: int, frame: Any) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import ActorUnavailableError
 
 from raystate.actors.host import create_host
 from raystate.actors.naming import find_actor, find_hosts, host_name
@@ -18,7 +19,7 @@ from raystate.core.messages import Advice, Copy, EndTrainers, HostId, Invalidate
 
 CLOSE_HOST_TIMEOUT_S = 20.0
 CLOSE_AGAIN_S = 0.1
-KNOWN_S = 1.0  # a HostActor says within it whether it only waits
+WAITS_S = 0.5  # a HostActor says within it whether it only waits
 
 
 class RayHosts:
@@ -29,6 +30,9 @@ class RayHosts:
         self._run_hash = run_hash
         self._job = job  # whose driver shows their lines
         self._handles: dict[HostId, Any] = {}
+        self._lock = threading.Lock()  # `prepare` beside `close_all`
+        self._waiting: set[HostId] = set()  # of whose HostActors nobody has wanted more than that they wait
+        self._closed = False
         self._writes: dict[tuple[HostId, str], Future[Any]] = {}  # by save: an order is given again, and takes one call
 
     def _handle(self, host: HostId) -> Any | None:
@@ -52,21 +56,32 @@ class RayHosts:
             waits=waits,
         )
 
-    def prepare(self, host: HostId) -> None:
-        """Have a HostActor wait there."""
-        self._create(host, waits=True)
+    def prepare(self, hosts: Collection[HostId]) -> None:
+        """Have HostActors wait on these nodes, and on no others. Not for an event loop: it waits for answers."""
+        with self._lock:
+            if self._closed:
+                return
+            idle = {host: handle for host in self._waiting.difference(hosts) if (handle := self._handle(host)) is not None}
+            for host in _who_says_yes({host: handle.give_up.remote() for host, handle in idle.items()}):
+                ray.kill(idle[host], no_restart=True)
+                self._handles.pop(host, None)
+            self._waiting.intersection_update(hosts)
+            for host in hosts:
+                if self._handle(host) is None:
+                    self._waiting.add(host)
+                    self._create(host, waits=True).preload.remote()
 
     def known(self) -> tuple[HostId, ...]:
         """The hosts that were the run's when this process started: those whose HostActors don't say that they only wait."""
         hosts = find_hosts(self._run_hash)
         handles = {host: self._handle(host) for host in hosts}
         # One that an older raystate has left can't wait.
-        asked = {handle.waits.remote(): host for host, handle in handles.items() if handle is not None and hasattr(handle, "waits")}
-        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=KNOWN_S) if asked else ([], [])
-        waiting = {asked[answer] for answer in ready if _is_true(answer)}
-        return tuple(host for host in hosts if host not in waiting)
+        asked = {host: one.waits.remote() for host, one in handles.items() if one is not None and hasattr(one, "waits")}
+        self._waiting = _who_says_yes(asked)
+        return tuple(host for host in hosts if host not in self._waiting)
 
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
+        self._waiting.discard(host)
         # Each time: the one that was there may have been ended, or have failed to start.
         handle = self._handles[host] = self._create(host)
 
@@ -113,7 +128,12 @@ class RayHosts:
         return self._writes[key]
 
     def close_all(self, *, remove_arena: bool) -> None:
+        with self._lock:
+            self._closed = True
         found = {host: self._handle(host) for host in {*self._handles, *find_hosts(self._run_hash)}}
+        for host in self._waiting & found.keys():  # it has nothing to close
+            if (handle := found.pop(host)) is not None:
+                ray.kill(handle, no_restart=True)
         handles = [handle for handle in found.values() if handle is not None]
         deadline_s = time.monotonic() + CLOSE_HOST_TIMEOUT_S
         left = handles
@@ -128,8 +148,8 @@ class RayHosts:
             ray.kill(handle, no_restart=True)
 
 
-def _is_true(answer: Any) -> bool:
-    try:
-        return ray.get(answer) is True
-    except RayError:  # it has died
-        return False
+def _who_says_yes(asked: dict[HostId, Any]) -> set[HostId]:
+    """Not by ray.get, of which Ray warns in an async actor. `asked`: host -> its answer's ObjectRef."""
+    answers = {host: ref.future() for host, ref in asked.items()}
+    concurrent.futures.wait(answers.values(), timeout=WAITS_S)
+    return {host for host, one in answers.items() if one.done() and one.exception() is None and one.result() is True}

@@ -120,7 +120,7 @@ class Elastic:
         self._wish: Wish | None = None  # was asked for in the present group
         self._asked_s = -math.inf
         self._worked: int | None = None  # the present group is the outcome of a growth; from this size
-        self._taken_back = False  # the next group has the size before the growth, for the larger one did not do
+        self._ceiling: int | None = None  # a larger group only failed: no more than this until a growth is asked for again
         self._seen: list[tuple[float, int]] = []  # (since when, room), as far back as matters
         self._chance_s: float | None = None  # since when a growth is due
 
@@ -130,7 +130,7 @@ class Elastic:
         """Workers of the next group. Without room for the fewest it is these, and they wait for it."""
         if self._limit is not None and self._limit < self.sizes.fewest:
             self._limit = None  # no size was placed: from the beginning
-        size = self.sizes.fitting(room if self._limit is None else min(room, self._limit))
+        size = self.sizes.fitting(min([room, *(most for most in (self._limit, self._ceiling) if most is not None)]))
         self._tried = self.sizes.fewest if size is None else size
         return self._tried
 
@@ -139,11 +139,14 @@ class Elastic:
         self._limit = self._tried - 1
 
     def take_back(self) -> bool:
-        """The present group has failed for good. Whether a smaller one worked before it grew: then the next one has that size again."""
+        """The present group has failed for good. Whether a smaller one worked before it grew: then the next one has that size again.
+
+        Once for each growth that was asked for: what fails in the smaller size, too, has failed.
+        """
         worked = self._workers if self._tried > self._workers > 0 else self._worked
-        if worked is None:
+        if worked is None or self._ceiling is not None:
             return False
-        self._limit, self._taken_back = worked, True
+        self._ceiling = worked
         return True
 
     def outcome(self, workers: int) -> str:
@@ -160,14 +163,14 @@ class Elastic:
         workers = self._tried
         fell_short = wish is not None and workers < wish.workers
         soon_lost = self._worked is not None and workers < before and lived_s < GROWN_FOR * self._every_s
-        if self._taken_back:
+        if self._ceiling is not None:
             self._patience = MOST_PATIENCE
         elif fell_short or soon_lost:
             self._patience = min(2 * self._patience, MOST_PATIENCE)
         elif workers < before:
             self._patience = 1
         self._worked = before if workers > before > 0 else self._worked if workers == before else None
-        self._workers, self._started_s, self._wish, self._limit, self._taken_back = workers, now_s, None, None, False
+        self._workers, self._started_s, self._wish, self._limit = workers, now_s, None, None
         self._seen, self._chance_s = [], None
 
     # ---------------------------------------------------------------- a group runs
@@ -199,7 +202,7 @@ class Elastic:
 
     def asked(self, wish: Wish, now_s: float) -> None:
         """The ranks have been asked to stop for it. They are asked again if they don't."""
-        self._wish, self._asked_s = wish, now_s
+        self._wish, self._asked_s, self._ceiling = wish, now_s, None
 
     def _see(self, room: int, now_s: float) -> None:
         if not self._seen or self._seen[-1][1] != room:

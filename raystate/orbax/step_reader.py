@@ -224,10 +224,11 @@ class StepReader:
 
     def own_files(self, item: str) -> dict[str, bytes]:
         """What a user's checkpointable wrote: name relative to the item's folder -> bytes."""
-        found = {name.removeprefix(f"{item}/"): self._files.read(name) for name in self._files.names(f"{item}/")}
-        for name in found:
+        names = [name.removeprefix(f"{item}/") for name in self._files.names(f"{item}/")]
+        for name in names:
             self._check_inside(name, f"file {name!r} of item {item!r}")
-        return {name: data for name, data in found.items() if data is not None and name != MARKER}
+        found = {name: self._files.read(f"{item}/{name}") for name in names if name != MARKER}
+        return {name: data for name, data in found.items() if data is not None}
 
     def metrics(self) -> dict[str, Any]:
         """What was given to save; empty if nothing was."""

@@ -275,7 +275,7 @@ class RayTrainCallback(_Callback):
             self._pins_failed = True  # not the cluster's fault yet: next time without pins
             return
         reason = self._policy.ended(ending, self._probe(), time.monotonic())
-        if reason is not None and self._elastic is not None and endings.may_depend_on_size(ending) and self._elastic.take_back():
+        if reason is not None and endings.may_depend_on_size(ending) and self._elastic is not None and self._elastic.take_back():
             logger.warning("raystate: gave up on %s, %s", workers_text(len(self._rank_nodes)), reason)
             self._policy.begin_again()
             reason = None
@@ -366,11 +366,11 @@ class RayTrainCallback(_Callback):
             self._expected |= new
             coordinator.expect.remote(tuple(sorted(new)))
 
-    def _prepare(self, node: str) -> None:
-        """Let a HostActor wait on a node that may be needed."""
+    def _prepare(self, nodes: frozenset[str]) -> None:
+        """Let a HostActor wait on each of these nodes, which may be needed, and on no other."""
         coordinator = find_actor(coordinator_name(self._run_hash))
         if coordinator is not None:
-            coordinator.prepare.remote((node,))
+            coordinator.prepare.remote(tuple(sorted(nodes)))
 
     def _all_leaving(self) -> frozenset[str]:
         return self._leaving | nodes.leaving(self._run_hash)

@@ -168,7 +168,7 @@ def _with_unread(found: Mapping[int, RankFailure], told: Sequence[End]) -> dict[
 
 def may_depend_on_size(ending: Ending) -> bool:
     """Whether a worker group of another size could do what this one can't: its batches and shapes are others."""
-    return not isinstance(ending.error, (StaleAttemptError, RunInUseError, StepOrderError))
+    return ending.kind in ("failed", "final") and not isinstance(ending.error, (StaleAttemptError, RunInUseError, StepOrderError))
 
 
 def is_final(error: BaseException) -> bool:

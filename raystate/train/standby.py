@@ -58,7 +58,7 @@ class Standby:
         storage: the run's; its client library is loaded, too.
         placed: is told the nodes of the next group's ranks, before its processes start.
         room: for how many more workers there is room, by node, the group's own nodes left out.
-        prepare: is told of each node without a trainer on which processes wait.
+        prepare: is told the nodes without a trainer on which processes wait, whenever they are others than before.
     """
 
     def __init__(
@@ -66,12 +66,13 @@ class Standby:
         storage: str,
         placed: Callable[[Sequence[str]], None],
         room: Callable[[], Mapping[str, int]],
-        prepare: Callable[[str], None],
+        prepare: Callable[[frozenset[str]], None],
     ) -> None:
         self._storage = storage
         self._placed = placed
         self._room = room
         self._prepare = prepare
+        self._prepared: frozenset[str] = frozenset()  # what `prepare` was told last
         self._waiting: list[_Waiting] = []
         self._due_s: float | None = None
         self._group: Any = None
@@ -130,7 +131,9 @@ class Standby:
         spares = {each.node for each in stay} - self._own.keys()
         for node in sorted(node for node, count in room.items() if count and node not in spares)[: MOST_SPARES - len(spares)]:
             self._start(node, min(most, room[node]))
-            self._prepare(node)
+        if (now := frozenset(self.spares())) != self._prepared:
+            self._prepared = now
+            self._prepare(now)
 
     def spares(self) -> list[str]:
         """The nodes without a trainer on which processes wait, each as often as one waits there."""

@@ -192,7 +192,7 @@ def test_a_rank_whose_node_is_gone_takes_a_process_that_waits() -> None:
 
 
 def test_processes_wait_where_a_rank_could_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    room, killed, prepared = {"c": 3, "d": 1, "e": 5, "f": 0}, list[str](), list[str]()
+    room, killed, prepared = {"c": 3, "d": 1, "e": 5, "f": 0}, list[str](), list[Any]()
     waits = standby.Standby("/runs/a", lambda _: None, lambda: room, prepared.append)
 
     def start(node: str, count: int) -> None:
@@ -205,9 +205,11 @@ def test_processes_wait_where_a_rank_could_go(monkeypatch: pytest.MonkeyPatch) -
         start(node, count)
     waits._look_for_spares()
     assert waits.spares() == ["c", "c", "d"], "as many as one node's ranks, where there is room, on few nodes"
+    waits._look_for_spares()
+    assert prepared == [{"c", "d"}], "told once"
     del room["c"]
     waits._look_for_spares()
-    assert (waits.spares(), killed, prepared) == (["d", "e", "e"], ["c", "c"], ["c", "d", "e"])
+    assert (waits.spares(), killed, prepared) == (["d", "e", "e"], ["c", "c"], [{"c", "d"}, {"d", "e"}])
 
 
 def test_a_smaller_group_takes_the_processes_that_wait_on_its_nodes() -> None:

@@ -232,6 +232,23 @@ def test_a_growth_that_brings_only_failures_is_taken_back():
     assert run.grow() == MOST_PATIENCE * EVERY_S
 
 
+def test_what_was_taken_back_stays_so_until_a_growth_is_asked_for():
+    """Restarts for other reasons, and places that are not found, don't bring the larger size again."""
+    run = Run((2, 4), room=2)
+    run.room = 4
+    run.grow()
+    assert run.elastic.take_back()
+    assert run.start() == 2
+    run.train(10.0)
+    assert run.start() == 2
+    run.elastic.not_placed()
+    assert run.start() == 2
+    assert not run.elastic.take_back(), "the run ends"
+    run.grow()
+    assert run.workers == 4
+    assert run.elastic.take_back(), "another growth, another try"
+
+
 def test_a_larger_group_that_never_trains_is_taken_back_too():
     run = Run((1, 4), room=1)
     run.room = 3
