@@ -28,7 +28,10 @@ from typing import Any
 
 POLL_S = 0.02
 DEADLINE_S = 240.0
-SETTLE_S = 12.0  # of training before a kill: failures come in mid-training, seldom in the first seconds
+SETTLE_S = (
+    20.0  # of training before a kill: failures come in mid-training, seldom in the first seconds; on 2 cores raystate's waiting
+)
+# processes are ready after about 10
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}  # room for one trainer
 PHASES = ("function", "manager", "restored", "step")
 

@@ -299,7 +299,7 @@ def test_a_drained_node_and_one_that_dies_while_the_run_grows(two_nodes: Any, ma
 def test_a_size_that_the_program_cannot_do_is_taken_back(two_nodes: Any, make_run: Any, tmp_path: Path) -> None:
     """It trained well before it grew: its growth must not end it."""
     out = tmp_path / "out"
-    training = begin(make_run(), out, train_but_never_with_two_again, max_failures=1)
+    training = begin(make_run(), out, train_but_never_with_two_again, max_failures=2)
     _, node = raylet_of_a_trainer(training, two_nodes)
     (out / NO_MORE_TWO).touch()
     lose_node(two_nodes, node, run_hash(training.config.storage, training.config.run))
@@ -309,8 +309,9 @@ def test_a_size_that_the_program_cannot_do_is_taken_back(two_nodes: Any, make_ru
     wait_for_start(training, 3)
     result = training.finish()
     assert [event["world"] for event in starts(training)] == [2, 1, 1]
-    _, grown, back = result.recoveries
+    _, grown, again, back = result.recoveries
     assert (grown.workers, grown.interrupted) == (2, True)
+    assert (again.workers, again.interrupted) == (2, False)
     assert (back.workers, back.interrupted) == (1, False)
     assert re.search(r"raised ValueError: never two; the run goes on with 1 worker instead of 2", back.cause)
     check(training)
