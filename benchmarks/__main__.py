@@ -25,6 +25,7 @@ QUICK = {
     "hold": ["--mib", "8", "--arrays", "4", "--steps", "2", "--rounds", "1"],
     "recovery": ["--ranks", "1", "--width", "64", "--save-every", "6", "--settle-s", "1"],
     "save_cost": ["--state-mib", "8", "--step-s", "0.05", "--steps", "4", "--every", "4", "--rounds", "1"],
+    "snapshots": ["--mib", "8", "--step-s", "0.1", "--steps", "4", "--rounds", "1"],
 }
 
 

@@ -20,23 +20,19 @@ from ray.train.v2.jax import JaxConfig, JaxTrainer
 
 from raystate import launch_context
 from raystate.actors.compiled import keep_compiled
-from raystate.actors.own_ray import has_dashboard, start_ray
+from raystate.actors.own_ray import start_ray
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
 from raystate.core.elastic import Sizes
 from raystate.core.errors import ConfigError, RaystateError, RunFailedError, StepNotFoundError
 from raystate.launch_context import Restart
 from raystate.manager.ending import is_clean_exit
-from raystate.ray_version import ray_internals
 from raystate.reader import Reader
 from raystate.train import endings
 from raystate.train.bar import run_bar
 from raystate.train.callback import MAX_FAILURES, Outcome, RayTrainCallback
 from raystate.train.jax_backend import QuickJaxConfig
-
-with ray_internals():
-    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
-    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from raystate.train.trainer import QuietJaxTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -162,43 +158,13 @@ def fit(
     if started_ray:
         start_ray()
     try:
-        trainer = _Trainer(entry, **arguments)
+        trainer = QuietJaxTrainer(entry, **arguments)
         with run_bar(config):
             result = _run(trainer, config, callback._launch)
         return _result(result, config)
     finally:
         if started_ray:
             ray.shutdown()
-
-
-class _NoDatasets:
-    """What a worker asks for its share of a dataset where none was given."""
-
-    def get_dataset_shard(self, dataset_info: Any) -> Any:
-        raise KeyError(f"there is no dataset {dataset_info.dataset_name!r}: give it to fit(…, datasets={{name: dataset}})")
-
-
-class _NoDatasetsCallback(DatasetsCallback):
-    """Ray's starts an actor for each worker group that imports all of Ray Data, datasets or none: it is on its way when a restarted
-    group needs the cores."""
-
-    def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
-        return {"dataset_shard_provider": [_NoDatasets()] * len(workers)}
-
-
-class _Trainer(JaxTrainer):
-    """Ray's, without an actor for datasets where there are none, and without the one that frees a dead controller's placement group
-    where there is no dashboard: it asks the dashboard whether the controller lives, and where nobody answers it does nothing but say
-    so every second. The group goes with the job."""
-
-    def _create_default_callbacks(self) -> list[Any]:
-        callbacks: list[Any] = super()._create_default_callbacks()
-        if not has_dashboard():
-            callbacks = [one for one in callbacks if not isinstance(one, PlacementGroupCleanerCallback)]
-        if not self.datasets:
-            none = _NoDatasetsCallback(train_run_context=self.train_run_context, datasets={})
-            callbacks = [none if isinstance(one, DatasetsCallback) else one for one in callbacks]
-        return callbacks
 
 
 def _run(trainer: JaxTrainer, config: Any, launch: str) -> Any:

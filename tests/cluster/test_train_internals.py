@@ -43,6 +43,7 @@ from raystate.core.elastic import Sizes
 from raystate.runtime.ends import End
 from raystate.train import bundles, elastic, endings, jax_backend, launch, nodes
 from raystate.train import callback as callback_module
+from raystate.train import trainer as trainer_module
 from raystate.train.callback import RayTrainCallback
 from tests.cluster.strikes import lose_node
 from tests.cluster.training import wait_for
@@ -276,11 +277,11 @@ def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, mon
 def test_where_there_is_no_dashboard_nobody_asks_it_every_second(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def cleaners() -> int:
-        trainer = launch._Trainer(print, scaling_config=ScalingConfig(num_workers=1))
-        return sum(isinstance(one, launch.PlacementGroupCleanerCallback) for one in trainer._create_default_callbacks())
+        trainer = trainer_module.QuietJaxTrainer(print, scaling_config=ScalingConfig(num_workers=1))
+        return sum(isinstance(one, trainer_module.PlacementGroupCleanerCallback) for one in trainer._create_default_callbacks())
 
     assert cleaners() == 0
-    monkeypatch.setattr(launch, "has_dashboard", lambda: True)
+    monkeypatch.setattr(trainer_module, "has_dashboard", lambda: True)
     assert cleaners() == 1
 
 
@@ -486,16 +487,16 @@ def test_a_start_ends_when_its_place_is_gone(ray_cluster: Any) -> None:
 
 def test_no_actor_for_datasets_where_there_are_none(monkeypatch: pytest.MonkeyPatch):
     """Ray Train makes them by these callbacks, from the trainer's own attributes."""
-    monkeypatch.setattr(launch, "has_dashboard", lambda: True)
+    monkeypatch.setattr(trainer_module, "has_dashboard", lambda: True)
 
     def of_datasets(datasets: dict[str, Any]) -> list[type]:
-        trainer = launch._Trainer(lambda: None, scaling_config=ScalingConfig(num_workers=2), datasets=datasets)
-        return [type(one) for one in trainer._create_default_callbacks() if isinstance(one, launch.DatasetsCallback)]
+        trainer = trainer_module.QuietJaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=2), datasets=datasets)
+        return [type(one) for one in trainer._create_default_callbacks() if isinstance(one, trainer_module.DatasetsCallback)]
 
-    assert of_datasets({}) == [launch._NoDatasetsCallback]
-    assert of_datasets({"train": lambda: None}) == [launch.DatasetsCallback]
-    none = launch._Trainer(lambda: None, scaling_config=ScalingConfig(num_workers=2))._create_default_callbacks()
-    (callback,) = [one for one in none if isinstance(one, launch.DatasetsCallback)]
+    assert of_datasets({}) == [trainer_module._NoDatasetsCallback]
+    assert of_datasets({"train": lambda: None}) == [trainer_module.DatasetsCallback]
+    none = trainer_module.QuietJaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=2))._create_default_callbacks()
+    (callback,) = [one for one in none if isinstance(one, trainer_module.DatasetsCallback)]
     (given,) = callback.before_init_train_context([None, None]).values()
     assert len(given) == 2
     with pytest.raises(KeyError, match="there is no dataset 'train': give it to fit"):

@@ -1,0 +1,44 @@
+"""Ray Train's JaxTrainer, without what a run of raystate's does not need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.train.v2.jax import JaxTrainer
+
+from raystate.actors.own_ray import has_dashboard
+from raystate.ray_version import ray_internals
+
+with ray_internals():
+    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+
+
+class _NoDatasets:
+    """What a worker asks for its share of a dataset where none was given."""
+
+    def get_dataset_shard(self, dataset_info: Any) -> Any:
+        raise KeyError(f"there is no dataset {dataset_info.dataset_name!r}: give it to fit(…, datasets={{name: dataset}})")
+
+
+class _NoDatasetsCallback(DatasetsCallback):
+    """Ray's starts an actor for each worker group that imports all of Ray Data, datasets or none: it is on its way when a restarted
+    group needs the cores."""
+
+    def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
+        return {"dataset_shard_provider": [_NoDatasets()] * len(workers)}
+
+
+class QuietJaxTrainer(JaxTrainer):
+    """Ray's, without an actor for datasets where there are none, and without the one that frees a dead controller's placement group
+    where there is no dashboard: it asks the dashboard whether the controller lives, and where nobody answers it does nothing but say
+    so every second. The group goes with the job."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        callbacks: list[Any] = super()._create_default_callbacks()
+        if not has_dashboard():
+            callbacks = [one for one in callbacks if not isinstance(one, PlacementGroupCleanerCallback)]
+        if not self.datasets:
+            none = _NoDatasetsCallback(train_run_context=self.train_run_context, datasets={})
+            callbacks = [none if isinstance(one, DatasetsCallback) else one for one in callbacks]
+        return callbacks
