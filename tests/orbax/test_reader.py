@@ -19,6 +19,7 @@ import pytest
 import raystate
 from raystate.core.tree import Package
 from raystate.inspection import places
+from raystate.orbax.step_files import StepFiles
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import StepFolder, StorageWrapper, open_storage
 from tests.orbax.published import publish
@@ -132,14 +133,14 @@ class Moment:
             def before(self, operation: str, name: str) -> None:
                 moment.look()
 
-        for name in ("_file", "_names", "read"):
-            monkeypatch.setattr(StepReader, name, self.hooked(getattr(StepReader, name)))
+        for owner, name in ((StepFiles, "read"), (StepFiles, "names"), (StepReader, "read")):
+            monkeypatch.setattr(owner, name, self.hooked(getattr(owner, name)))
         monkeypatch.setattr(places, "open_storage", lambda url: Looked(open_storage(url)))
 
     def hooked(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def called(reader: StepReader, *args: Any) -> Any:
+        def called(of: StepFiles | StepReader, *args: Any) -> Any:
             self.look()
-            return method(reader, *args)
+            return method(of, *args)
 
         return called
 
