@@ -47,10 +47,11 @@ def train(config: dict[str, Any]) -> None:
     events = open(os.path.join(config["out"], f"events-{os.getpid()}.jsonl"), "a", buffering=1)  # noqa: SIM115 - ends with the process
     who = {"pid": os.getpid(), "rank": jax.process_index()}
     with raystate.StateManager() as manager:
-        state = manager.restore_or_init(lambda: {"w": jnp.zeros(size)}, placed).state
+        restored = manager.restore_or_init(lambda: {"w": jnp.zeros(size)}, placed)
+        state = restored.state
         name = coordinator_name(run_hash(manager.config.storage, manager.config.run))
         coordinator: Any = ray.get_actor(name, namespace=NAMESPACE)
-        for step in range(1, config["steps"] + 1):
+        for step in range(restored.step + 1, config["steps"] + 1):
             toy.pause(config["out"], step - 1)
             state = step_fn(state)
             manager.save(step, state)
@@ -93,7 +94,8 @@ def test_a_run_that_goes_on_takes_no_more_memory(ray_cluster: Any, make_run: Any
         assert shared(run) == first
     training.wait_step(snapshots)
     now = resident(run)
-    training.finish()
+    result = training.finish()
+    assert not result.recoveries, "a HostActor that begins again has forgotten what it had"
     assert now.keys() == before.keys()
     grown = {name: f"{(now[name] - was) / MIB:.1f} MiB" for name, was in before.items()}
     assert all(now[name] - was <= GROWTH_BYTES for name, was in before.items()), grown

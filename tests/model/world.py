@@ -609,7 +609,7 @@ class World:
                 rank.kill()
 
     def _turn(self, ranks: list[Rank]) -> None:
-        waiting = (len(self.tasks), len(self.events))
+        outstanding = (len(self.tasks), len(self.events))
         self.now_s += TURN_S if self._waiting < WAITING_TURNS else WAITING_TURN_S
         now_s = self.now_s
         choices: list[Callable[[], Any]] = [rank.step for rank in ranks if not rank.finished and rank.wake_s <= now_s]
@@ -624,7 +624,7 @@ class World:
                 choices += [lambda one=chosen, waiting=waiting: self._take(waiting, one)] * 3
         if choices:
             self.rng.choice(choices)()
-        self._waiting = self._waiting + 1 if waiting == (len(self.tasks), len(self.events)) else 0
+        self._waiting = self._waiting + 1 if outstanding == (len(self.tasks), len(self.events)) else 0
 
     @staticmethod
     def _take(waiting: list[tuple[float, Callable[[], None]]], one: tuple[float, Callable[[], None]]) -> None:
