@@ -17,6 +17,7 @@ LEAST_EVERY_S = 1.0
 SETTLE_S = 10.0  # room that has been there for so long counts as room that stays
 GROWN_FOR = 10  # times `every_s`: a larger group that loses its size sooner was not worth its restarts
 MOST_PATIENCE = 32  # times `every_s`: the longest that growths which bring nothing are put off
+MOST_HELD = 2048  # the same of one that was taken back: with 30 s, 17 hours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,7 @@ class Elastic:
     A growth costs a restart. So there are `every_s` seconds between the start of a group and the next growth, and the room for it has
     to have been there for a while. A growth that brings nothing, because the workers found no place or the larger group soon lost its
     size, doubles that time for the next one. One that brings failures until the launcher would give up is taken back: the run goes on with
-    the size that worked, and it is long until the next growth.
+    the size that worked, and has no more for 32 times `every_s`; after the next one that is taken back, for twice as long.
 
     Args:
         sizes: that the run may have.
@@ -119,8 +120,12 @@ class Elastic:
         self._patience = 1  # times `every_s` until the next growth
         self._wish: Wish | None = None  # was asked for in the present group
         self._asked_s = -math.inf
-        self._worked: int | None = None  # the present group is the outcome of a growth; from this size
-        self._ceiling: int | None = None  # a larger group only failed: no more than this until a growth is asked for again
+        self._runs = False  # the group that was started last
+        self._failed = False  # the one before
+        self._worked: int | None = None  # a size that the run has grown from, below the present one
+        self._ceiling: int | None = None  # a larger group only failed: no more than this
+        self._ceiling_until_s = -math.inf
+        self._held = 1  # times MOST_PATIENCE: how long the next ceiling stays
         self._seen: list[tuple[float, int]] = []  # (since when, room), as far back as matters
         self._chance_s: float | None = None  # since when a growth is due
 
@@ -138,16 +143,40 @@ class Elastic:
         """The group found no place: the next one is smaller, if it may be."""
         self._limit = self._tried - 1
 
-    def take_back(self) -> bool:
-        """The present group has failed for good. Whether a smaller one worked before it grew: then the next one has that size again.
+    def ended(self, *, failed: bool) -> None:
+        """The present group has ended. `failed`: by itself, and not because its node went or it was asked to stop."""
+        if not self._runs:
+            return  # its start has failed: that says nothing of the group before it
+        self._runs, self._failed = False, failed
+        if not failed and self._worked is not None:
+            self._held = 1  # this growth was good
 
-        Once for each growth that was asked for: what fails in the smaller size, too, has failed.
+    def take_back(self, now_s: float) -> bool:
+        """The present group has failed for good. Whether a smaller one worked before the run grew: then the next one has that size again.
+
+        Once for each growth: what fails in the smaller size, too, has failed.
         """
-        worked = self._workers if self._tried > self._workers > 0 else self._worked
+        worked = self._worked_below(self._tried)
         if worked is None or self._ceiling is not None:
             return False
-        self._ceiling = worked
+        self._ceiling, self._ceiling_until_s = worked, now_s + self._every_s * min(MOST_PATIENCE * self._held, MOST_HELD)
+        self._held *= 2
+        self._wish = None
         return True
+
+    def _worked_below(self, workers: int) -> int | None:
+        """The newest size, smaller than this, that was not left because it failed."""
+        before = self._workers
+        if 0 < before < workers and (self._worked is None or not self._failed):
+            return before
+        if before > workers and not self._failed:
+            return None  # the run shrinks from a size that worked, too
+        return self._worked if self._worked is not None and self._worked < workers else None
+
+    @property
+    def tried(self) -> int:
+        """Workers of the group that was started last, whether it trained or not."""
+        return self._tried
 
     def outcome(self, workers: int) -> str:
         """What becomes of the run's size in a group of so many, in words for "the run …"; "" if there is nothing to say."""
@@ -163,13 +192,12 @@ class Elastic:
         workers = self._tried
         fell_short = wish is not None and workers < wish.workers
         soon_lost = self._worked is not None and workers < before and lived_s < GROWN_FOR * self._every_s
-        if self._ceiling is not None:
-            self._patience = MOST_PATIENCE
-        elif fell_short or soon_lost:
+        if fell_short or soon_lost:
             self._patience = min(2 * self._patience, MOST_PATIENCE)
         elif workers < before:
             self._patience = 1
-        self._worked = before if workers > before > 0 else self._worked if workers == before else None
+        self._worked = self._worked_below(workers)
+        self._runs, self._failed = True, False
         self._workers, self._started_s, self._wish, self._limit = workers, now_s, None, None
         self._seen, self._chance_s = [], None
 
@@ -183,6 +211,10 @@ class Elastic:
             now_s: monotonic.
         """
         self._see(room, now_s)
+        if self._ceiling is not None and now_s >= self._ceiling_until_s:
+            self._ceiling = None
+        if self._ceiling is not None:
+            return None
         wait_s = self._every_s * self._patience
         if now_s - self._started_s < wait_s or now_s - self._asked_s < wait_s:
             return None
@@ -202,7 +234,7 @@ class Elastic:
 
     def asked(self, wish: Wish, now_s: float) -> None:
         """The ranks have been asked to stop for it. They are asked again if they don't."""
-        self._wish, self._asked_s, self._ceiling = wish, now_s, None
+        self._wish, self._asked_s = wish, now_s
 
     def _see(self, room: int, now_s: float) -> None:
         if not self._seen or self._seen[-1][1] != room:

@@ -20,7 +20,7 @@ from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
 
 from raystate.actors.draining import draining_nodes
 from raystate.core.desk import ranks_text
-from raystate.core.elastic import Elastic, Sizes, Wish, room_of
+from raystate.core.elastic import Elastic, Sizes, Wish, room_of, workers_text
 from raystate.train import nodes
 
 logger = logging.getLogger(__name__)
@@ -88,9 +88,13 @@ class ElasticGroups:
         """The group found no place."""
         self._decides.not_placed()
 
-    def take_back(self) -> bool:
-        """The group has failed for good. Whether the run goes on with the size that it had before it grew."""
-        return self._decides.take_back()
+    def ended(self, *, failed: bool) -> None:
+        """The group has ended. `failed`: it counts as a failure."""
+        self._decides.ended(failed=failed)
+
+    def take_back(self) -> str:
+        """The group has failed for good. If the run goes on with the size that it had before it grew: what is given up, in words."""
+        return workers_text(self._decides.tried) if self._decides.take_back(self._clock()) else ""
 
     def outcome(self, rank_nodes: Sequence[str]) -> str:
         """What becomes of the run's size in a group on these nodes, which doesn't hold them yet; in words for "the run …"."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raystate.core.elastic import GROWN_FOR, MOST_PATIENCE, SETTLE_S, Elastic, Sizes, Wish, room_of
+from raystate.core.elastic import GROWN_FOR, MOST_HELD, MOST_PATIENCE, SETTLE_S, Elastic, Sizes, Wish, room_of
 from raystate.core.errors import ConfigError
 from raystate.core.messages import EndTrainers, HostId, HostLeaving, Proposal, ResizeAsked, TrainerExited
 from tests.core.driver import Driver, running
@@ -72,13 +72,19 @@ class Run:
         self.told: list[str] = []
         self.start()
 
-    def start(self) -> int:
-        """A group starts; the group before has ended."""
+    def start(self, *, failed: bool = False) -> int:
+        """A group starts; the group before has ended, or failed."""
+        self.elastic.ended(failed=failed)
         self.workers = self.elastic.size_for(self.room)
         if told := self.elastic.outcome(self.workers):
             self.told.append(told)
         self.elastic.started(self.now_s)
         return self.workers
+
+    def fail(self) -> bool:
+        """The group fails for good. Whether its size is taken back."""
+        self.elastic.ended(failed=True)
+        return self.elastic.take_back(self.now_s)
 
     def train(self, seconds: float, room: int | None = None) -> list[tuple[float, Wish]]:
         """(seconds from now, wish) for each time the group is asked to make way; it doesn't stop for it."""
@@ -219,41 +225,63 @@ def test_a_node_that_dies_whenever_the_run_has_grown_is_tried_less_and_less():
 
 def test_a_growth_that_brings_only_failures_is_taken_back():
     run = Run((1, 4), room=1)
-    assert not run.elastic.take_back(), "no size is known to work"
+    assert not run.fail(), "no size is known to work"
+    run = Run((1, 4), room=1)
     run.room = 2
     run.grow()
     run.train(GROWN_FOR * EVERY_S)
-    assert run.start() == 2, "it failed, and is tried again"
-    assert run.elastic.take_back()
+    assert run.start(failed=True) == 2, "it failed, and is tried again"
+    assert run.fail()
     run.told.clear()
     assert run.start() == 1
     assert run.told == ["goes on with 1 worker instead of 2"]
-    assert not run.elastic.take_back(), "the size that worked fails too"
-    assert run.grow() == MOST_PATIENCE * EVERY_S
+    assert not run.fail(), "the size that worked fails too"
 
 
-def test_what_was_taken_back_stays_so_until_a_growth_is_asked_for():
-    """Restarts for other reasons, and places that are not found, don't bring the larger size again."""
+def test_what_was_taken_back_stays_so_for_long():
+    """Restarts for other reasons, and places that are not found, don't bring the larger size sooner, and don't put it off."""
     run = Run((2, 4), room=2)
     run.room = 4
     run.grow()
-    assert run.elastic.take_back()
+    assert run.fail()
+    since_s = run.now_s
     assert run.start() == 2
-    run.train(10.0)
-    assert run.start() == 2
+    for _ in range(MOST_PATIENCE - 1):
+        run.train(EVERY_S)
+        assert run.start(failed=True) == 2
     run.elastic.not_placed()
     assert run.start() == 2
-    assert not run.elastic.take_back(), "the run ends"
+    assert not run.fail(), "the run ends"
+    assert not run.train(EVERY_S - 1)
     run.grow()
     assert run.workers == 4
-    assert run.elastic.take_back(), "another growth, another try"
+    assert MOST_PATIENCE * EVERY_S <= run.now_s - since_s <= (MOST_PATIENCE + 2) * EVERY_S
+    assert run.fail(), "another growth, another try"
+
+
+def test_a_size_that_only_fails_is_tried_ever_less_and_one_that_was_good_begins_again():
+    run = Run((1, 2), room=1)
+    run.room = 2
+    run.grow()
+    held: list[float] = []
+    for _ in range(4):
+        assert run.fail()
+        run.start()
+        held.append(run.grow(MOST_HELD * EVERY_S) / EVERY_S)
+    assert held == [MOST_PATIENCE, 2 * MOST_PATIENCE, 4 * MOST_PATIENCE, 8 * MOST_PATIENCE]
+    run.train(EVERY_S)
+    assert run.start() == 2, "its node went, and came back"
+    assert run.fail()
+    run.start()
+    assert run.grow() == MOST_PATIENCE * EVERY_S
 
 
 def test_a_larger_group_that_never_trains_is_taken_back_too():
     run = Run((1, 4), room=1)
     run.room = 3
+    run.elastic.ended(failed=False)
     assert run.elastic.size_for(3) == 3
-    assert run.elastic.take_back()
+    assert run.fail()
     assert run.start() == 1
 
 
@@ -263,7 +291,36 @@ def test_a_size_that_the_run_shrank_to_is_no_growth():
     run.grow()
     run.room = 3
     run.start()
-    assert not run.elastic.take_back()
+    assert not run.fail()
+
+
+def test_the_size_that_worked_is_remembered_over_failures_of_others():
+    """A bad node comes, fails, and goes; or room comes while the larger group fails already."""
+    run = Run((1, 4), room=2)
+    run.room = 4
+    run.grow()
+    run.room = 3
+    assert run.start(failed=True) == 3
+    assert run.fail()
+    assert run.start() == 2
+
+    run = Run((1, 4), room=2)
+    run.room = 3
+    run.grow()
+    run.room = 4
+    assert run.start(failed=True) == 4
+    assert run.fail()
+    assert run.start() == 2, "3 has never worked"
+
+
+def test_a_size_that_the_run_had_before_is_not_taken_back():
+    run = Run((1, 4), room=2)
+    run.room = 4
+    run.grow()
+    run.room = 2
+    run.elastic.ended(failed=False)
+    assert run.elastic.size_for(2) == 2
+    assert not run.fail()
 
 
 # ---------------------------------------------------------------- the ranks stop for it
