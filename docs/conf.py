@@ -57,6 +57,8 @@ pygments_dark_style = "monokai"
 # ---------------------------------------------------------------- the reference, made from the code
 
 _FIRST = ("StateManager", "Restored", "StateConfig", "fit", "RunResult", "RayTrainCallback", "Reader", "load", "save", "metadata")
+# Nobody makes these, but everybody reads their attributes.
+_GIVEN = ("train.Recovery", "reader.StepMetadata", "reader.ArrayMetadata")
 
 
 def _public_names() -> str:
@@ -65,8 +67,9 @@ def _public_names() -> str:
     errors = [name for name in names if _is_error(name)]
     rest = [name for name in names if name not in (*_FIRST, *errors)]
     shown = [*(name for name in _FIRST if name in names), *rest]
-    parts = ["Names\n-----", *(_directive(name) for name in shown), "Errors\n------", *(_directive(name) for name in errors)]
-    return "\n\n".join(parts)
+    given = [f".. autoclass:: raystate.{name}()\n   :members:" for name in _GIVEN]
+    parts = ["Names\n-----", *(_directive(name) for name in shown), "What these give\n---------------", *given]
+    return "\n\n".join([*parts, "Errors\n------", *(_directive(name) for name in errors)])
 
 
 def _is_error(name: str) -> bool:

@@ -80,7 +80,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             durable.
         snapshot_slots: snapshots per trainer that host memory has room for, at least 2 (one is being filled, one is kept).
         replicas: copies of each host's snapshots in the memory of other hosts, in other failure domains where there are any; 0: none.
-            With 1 the loss of a node costs at most the snapshot in flight, with 2 the loss of two nodes at once, and so on. Each takes
+            With 1 the loss of a node costs no step that has its copies, with 2 the loss of two nodes at once, and so on. Each takes
             as much host memory again. Where there are fewer other hosts, there are as many copies as these; on one host there is none.
         domain_labels: names of Ray node labels that say which nodes are lost together: a node's failure domain is the first of them
             that it has. A node with none is a domain of its own.

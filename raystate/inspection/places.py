@@ -44,7 +44,7 @@ class Checkpoints:
     """Steps of a run, of a directory that Orbax alone wrote, or one checkpoint: the folder of a step, of a tree or of an item.
 
     Args:
-        url: gs://…, file://…, a directory or a PathLike. Nothing needs to be there yet.
+        url: gs://…, s3://…, file://…, a directory or a PathLike. Nothing needs to be there yet.
 
     Raises:
         ConfigError: it is no usable URL, or a file that is no checkpoint.

@@ -32,7 +32,7 @@ def save(
     Orbax, v0 and v1, reads it with no raystate installed.
 
     Args:
-        path: gs://bucket/…, file://…, a directory or a PathLike: the checkpoint's own folder, which must not exist yet.
+        path: gs://bucket/…, s3://bucket/…, file://…, a directory or a PathLike: the checkpoint's own folder, which must not exist yet.
         tree: any pytree of arrays, Python numbers and strings; a single array or number, too.
         items: name -> iterator (`get_state`/`set_state`), checkpointable (`async` `save`/`load`), tree with arrays, or JSON value.
         metrics: name -> number or 0-d array.
