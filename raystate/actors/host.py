@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.actor import exit_actor
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -87,11 +88,12 @@ class HostActor:
         with ThreadPoolExecutor(1, initializer=give_way) as pool:
             pool.submit(_preload, self._storage_url).result()
 
-    def give_up(self) -> bool:
-        """Whether it still only waits: it never is a host then, and may be killed."""
+    def give_up(self) -> None:
+        """End this actor for good, if it still only waits."""
         with self._opening:
-            self._gives_up = self._opened is None
-            return self._gives_up
+            if self._opened is None:
+                self._gives_up = True
+                exit_actor()
 
     def _open(self) -> None:
         from raystate.arena import HostArena, arena_path, default_root, parse_memory, sweep
@@ -151,10 +153,6 @@ class HostActor:
             self.open()
         assert self._opened is not None
         return self._opened
-
-    def waits(self) -> bool:
-        """Whether it is no host of the run yet."""
-        return self._opened is None
 
     def _tell(self, event: Event | Progress) -> None:
         # Fire and forget: a report that gets lost is repeated at the next heartbeat.

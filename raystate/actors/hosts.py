@@ -13,13 +13,20 @@ import ray
 from ray.exceptions import ActorUnavailableError
 
 from raystate.actors.host import create_host
+from raystate.actors.kept import Kept
 from raystate.actors.naming import find_actor, find_hosts, host_name
 from raystate.config import StateConfig
 from raystate.core.messages import Advice, Copy, EndTrainers, HostId, Invalidate, Write
 
 CLOSE_HOST_TIMEOUT_S = 20.0
-CLOSE_AGAIN_S = 0.1
-WAITS_S = 0.5  # a HostActor says within it whether it only waits
+CLOSE_IDLE_TIMEOUT_S = 2.0  # of those that only wait
+AGAIN_S = 0.1
+OPEN_AGAIN_FOR_S = 20.0  # a HostActor that is killed starts again within seconds
+
+
+def waiting_key(run_hash: str) -> str:
+    """Of the nodes whose HostActors only wait, in Ray's key-value store."""
+    return f"raystate:waiting:{run_hash}"
 
 
 class RayHosts:
@@ -30,10 +37,18 @@ class RayHosts:
         self._run_hash = run_hash
         self._job = job  # whose driver shows their lines
         self._handles: dict[HostId, Any] = {}
-        self._lock = threading.Lock()  # `prepare` beside `close_all`
-        self._waiting: set[HostId] = set()  # of whose HostActors nobody has wanted more than that they wait
+        self._lock = threading.Lock()  # `prepare` runs beside everything else
         self._closed = False
+        # Of whose HostActors nobody has wanted more than that they wait. Kept for a Coordinator that is started again: it must not take
+        # them for hosts of the run, and one whose node is gone can't be asked.
+        self._kept_waiting = Kept(waiting_key(run_hash))
+        self._waiting: frozenset[HostId] = self._kept_waiting.get() or frozenset()
         self._writes: dict[tuple[HostId, str], Future[Any]] = {}  # by save: an order is given again, and takes one call
+
+    def _set_waiting(self, waiting: frozenset[HostId]) -> None:
+        if waiting != self._waiting:
+            self._waiting = waiting
+            self._kept_waiting.put(waiting)
 
     def _handle(self, host: HostId) -> Any | None:
         if host not in self._handles:
@@ -57,42 +72,44 @@ class RayHosts:
         )
 
     def prepare(self, hosts: Collection[HostId]) -> None:
-        """Have HostActors wait on these nodes, and on no others. Not for an event loop: it waits for answers."""
+        """Have HostActors wait on these nodes, and on no others. To be said again and again: what fails once is done the next time."""
         with self._lock:
             if self._closed:
                 return
-            idle = {host: handle for host in self._waiting.difference(hosts) if (handle := self._handle(host)) is not None}
-            for host in _who_says_yes({host: handle.give_up.remote() for host, handle in idle.items()}):
-                ray.kill(idle[host], no_restart=True)
-                self._handles.pop(host, None)
-            self._waiting.intersection_update(hosts)
-            for host in hosts:
-                if self._handle(host) is None:
-                    self._waiting.add(host)
-                    self._create(host, waits=True).preload.remote()
+            for host in self._waiting.difference(hosts):
+                if (idle := self._handles.pop(host, None) or find_actor(host_name(self._run_hash, host))) is not None:
+                    idle.give_up.remote()
+            missing = [host for host in hosts if self._handle(host) is None]
+            self._set_waiting(self._waiting.intersection(hosts).union(missing))  # before they are there
+            for host in missing:
+                self._create(host, waits=True).preload.remote()
 
     def known(self) -> tuple[HostId, ...]:
-        """The hosts that were the run's when this process started: those whose HostActors don't say that they only wait."""
-        hosts = find_hosts(self._run_hash)
-        handles = {host: self._handle(host) for host in hosts}
-        # One that an older raystate has left can't wait.
-        asked = {host: one.waits.remote() for host, one in handles.items() if one is not None and hasattr(one, "waits")}
-        self._waiting = _who_says_yes(asked)
-        return tuple(host for host in hosts if host not in self._waiting)
+        """The hosts that were the run's when this process started."""
+        return tuple(host for host in find_hosts(self._run_hash) if host not in self._waiting)
 
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
-        self._waiting.discard(host)
-        # Each time: the one that was there may have been ended, or have failed to start.
-        handle = self._handles[host] = self._create(host)
-
-        def check(future: Future[Any]) -> None:
-            error = future.exception()
-            if error is not None:
-                self._handles.pop(host, None)
-                on_error((str(error).strip().splitlines() or [type(error).__name__])[-1])
-
+        with self._lock:
+            self._set_waiting(self._waiting - {host})
+            # Each time: the one that was there may have been ended, or have failed to start.
+            handle = self._handles[host] = self._create(host)
         if hasattr(handle, "show_to"):  # one that an older raystate has left has none
             handle.show_to.remote(self._job())
+        self._open(host, handle, on_error, time.monotonic() + OPEN_AGAIN_FOR_S)
+
+    def _open(self, host: HostId, handle: Any, on_error: Callable[[str], None], until_s: float) -> None:
+        def check(future: Future[Any]) -> None:
+            error = future.exception()
+            if error is None:
+                return
+            if isinstance(error, ActorUnavailableError) and time.monotonic() < until_s:  # it has died, and is being started again
+                again = threading.Timer(AGAIN_S, self._open, (host, handle, on_error, until_s))
+                again.daemon = True
+                again.start()
+                return
+            self._handles.pop(host, None)
+            on_error((str(error).strip().splitlines() or [type(error).__name__])[-1])
+
         start = handle.open if hasattr(handle, "open") else handle.pid
         start.remote().future().add_done_callback(check)
 
@@ -131,25 +148,19 @@ class RayHosts:
         with self._lock:
             self._closed = True
         found = {host: self._handle(host) for host in {*self._handles, *find_hosts(self._run_hash)}}
-        for host in self._waiting & found.keys():  # it has nothing to close
-            if (handle := found.pop(host)) is not None:
-                ray.kill(handle, no_restart=True)
-        handles = [handle for handle in found.values() if handle is not None]
+        handles = {host: handle for host, handle in found.items() if handle is not None}
         deadline_s = time.monotonic() + CLOSE_HOST_TIMEOUT_S
-        left = handles
+        left = {host: handle for host, handle in handles.items() if host not in self._waiting}
+        # They have nothing to close, unless one was made a host behind our back.
+        idle = [handles[host].close.remote(remove_arena).future() for host in self._waiting & handles.keys()]
         while left and (wait_s := deadline_s - time.monotonic()) > 0:
-            calls = {handle.close.remote(remove_arena).future(): handle for handle in left}
+            calls = {handle.close.remote(remove_arena).future(): host for host, handle in left.items()}
             done, _ = concurrent.futures.wait(calls, timeout=wait_s)
             # One that was killed a moment ago is being started again: until then its arena has nobody who removes it.
-            left = [calls[call] for call in done if isinstance(call.exception(), ActorUnavailableError)]
+            left = {calls[call]: left[calls[call]] for call in done if isinstance(call.exception(), ActorUnavailableError)}
             if left:
-                time.sleep(CLOSE_AGAIN_S)
-        for handle in handles:
+                time.sleep(AGAIN_S)
+        concurrent.futures.wait(idle, timeout=CLOSE_IDLE_TIMEOUT_S)
+        for handle in handles.values():
             ray.kill(handle, no_restart=True)
-
-
-def _who_says_yes(asked: dict[HostId, Any]) -> set[HostId]:
-    """Not by ray.get, of which Ray warns in an async actor. `asked`: host -> its answer's ObjectRef."""
-    answers = {host: ref.future() for host, ref in asked.items()}
-    concurrent.futures.wait(answers.values(), timeout=WAITS_S)
-    return {host for host, one in answers.items() if one.done() and one.exception() is None and one.result() is True}
+        self._kept_waiting.delete()

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -28,18 +29,15 @@ from ray.train.v2._internal.execution.controller.state import (
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
 from raystate import launch_context
-from raystate.actors.draining import draining_nodes
-from raystate.actors.naming import coordinator_name, find_actor
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
-from raystate.core.elastic import Sizes, workers_text
+from raystate.core.elastic import Sizes
 from raystate.core.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
-from raystate.core.messages import ResizeAsked
 from raystate.launch_context import LaunchContext, Restart
 from raystate.ray_version import is_tested, warn_if_untested
 from raystate.runtime.ends import End
 from raystate.storage import run_hash
-from raystate.train import bundles, endings, nodes
+from raystate.train import bundles, endings, nodes, telling
 from raystate.train.elastic import ElasticGroups
 from raystate.train.policy import Ending, Probe, RetryPolicy, pinned_nodes
 from raystate.train.standby import SWITCH, Standby
@@ -114,6 +112,7 @@ class RayTrainCallback(_Callback):
         self._told: tuple[End, ...] = ()  # what the Coordinator knew of their order
         self._groups = 0
         self._policy = RetryPolicy(self._max_failures, self._config.idle_timeout_s)
+        self._given_up = ""  # a size that was taken back: what is said of it, should the run end nevertheless
         self._threads: ThreadPoolExecutor | None = None
         self._pending: tuple[Ending, float] | None = None  # why the next group starts, and when that was noticed (monotonic)
         self._placement: Any = None  # ObjectRef of the group's placement group
@@ -174,11 +173,15 @@ class RayTrainCallback(_Callback):
         if isinstance(self._scaling.num_workers, tuple):
             self._elastic = ElasticGroups(self._scaling, sizes, leaving=self._all_leaving, grow=self._ask_to_grow)
             self._elastic.install()
+            if self._max_failures == -1:  # never gives up the run, but a size
+                self._policy = RetryPolicy(MAX_FAILURES, self._config.idle_timeout_s)
         if is_tested():
             bundles.install()
         on_cpu = not self._scaling.use_tpu and not self._scaling.use_gpu
         if on_cpu and self._wants_standby:
-            self._standby = Standby(self._config.storage, self._expect, self._room_elsewhere, self._prepare)
+            self._standby = Standby(
+                self._config.storage, self._expect, self._room_elsewhere, partial(telling.prepare, self._run_hash)
+            )
             self._standby.install()
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
@@ -247,7 +250,10 @@ class RayTrainCallback(_Callback):
             self._end_workers()
             return
         if self._standby is not None and not worker_group_status.finished:
-            self._standby.tick(time.monotonic())
+            try:
+                self._standby.tick(time.monotonic())
+            except Exception as error:  # Ray's head is out of reach for a moment: the training is fine
+                logger.warning("raystate: can't look after standby processes: %s: %s", type(error).__name__, error)
         if worker_group_status.finished and self._returns_outcome:
             # The controller takes rank 0's value from this object next: the only way to hand it something of the controller's.
             outcome = statuses[0].return_value
@@ -275,8 +281,9 @@ class RayTrainCallback(_Callback):
             self._pins_failed = True  # not the cluster's fault yet: next time without pins
             return
         reason = self._policy.ended(ending, self._probe(), time.monotonic())
-        if reason is not None and endings.may_depend_on_size(ending) and self._elastic is not None and self._elastic.take_back():
-            logger.warning("raystate: gave up on %s, %s", workers_text(len(self._rank_nodes)), reason)
+        if self._elastic is not None and ending.kind != "waiting":
+            self._elastic.ended(failed=ending.kind != "interrupted")
+        if reason is not None and self._goes_on(ending, reason):
             self._policy.begin_again()
             reason = None
         if reason is None:
@@ -286,23 +293,32 @@ class RayTrainCallback(_Callback):
             error = ending.error
             if not isinstance(error, (RunInUseError, StaleAttemptError)):  # those are nothing in the caller's lines
                 error.details |= {"rank": ending.rank, "traceback": ending.traceback}
+            if self._given_up:
+                error.add_note(self._given_up)
             raise error
         raise RunFailedError(
-            f"gave up, {reason}: {ending.cause}",
+            f"gave up, {reason}: {ending.cause}{self._given_up and f' ({self._given_up})'}",
             rank=ending.rank,
             error=ending.error,
             traceback=ending.traceback,
             restarts=self._restarts,
         ) from ending.error
 
+    def _goes_on(self, ending: Ending, reason: str) -> bool:
+        """Whether the run does, although this group is given up: with fewer workers, or because its user never gives up."""
+        larger = self._elastic.take_back() if self._elastic is not None and endings.may_depend_on_size(ending) else ""
+        if larger:
+            logger.warning("raystate: gave up on %s, %s", larger, reason)
+            self._given_up = f"{larger} had been given up before, {reason}: {ending.cause}"
+        return bool(larger) or (self._max_failures == -1 and ending.kind == "failed")
+
     def _again(self, ending: Ending) -> None:
         if self._pending is None or ending.kind != "waiting":  # a wait for room doesn't hide what led to it
             self._pending = (ending, time.monotonic())
         log = logger.info if ending.kind == "interrupted" else logger.warning
         log("raystate: %s; starting again", ending.cause)
-        coordinator = find_actor(coordinator_name(self._run_hash)) if self._failures else None
-        if coordinator is not None:
-            coordinator.blame.remote(self._group, ending.cause)  # its reports say the same
+        if self._failures:
+            telling.blame(self._run_hash, self._group, ending.cause)
 
     def _release(self, error: BaseException | None) -> None:
         """The newest snapshot durable, no actor left: what `fit` does, for a JaxTrainer of the user's own."""
@@ -352,40 +368,25 @@ class RayTrainCallback(_Callback):
             os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = self._start_timeout
 
     def _room_elsewhere(self) -> dict[str, int]:
-        """For how many workers there is room on each node that has none of the group's and is to stay."""
-        per_worker, own = self._scaling._resources_per_worker_not_none, self._own_selector
-        room = nodes.places(per_worker, held=self._rank_nodes, own=own, most=len(self._rank_nodes))
-        away = frozenset(self._rank_nodes) | draining_nodes().keys()
-        return {node: count for node, count in room.items() if node not in away}
+        return nodes.places_elsewhere(self._scaling._resources_per_worker_not_none, group=self._rank_nodes, own=self._own_selector)
 
     def _expect(self, places: Sequence[str]) -> None:
-        """Let the HostActors of nodes that are new to the run start while its trainers start there."""
         new = frozenset(places) - frozenset(self._rank_nodes) - self._expected if self._rank_nodes else frozenset[str]()
-        coordinator = find_actor(coordinator_name(self._run_hash)) if new else None
-        if coordinator is not None:
+        if telling.expect(self._run_hash, new):
             self._expected |= new
-            coordinator.expect.remote(tuple(sorted(new)))
-
-    def _prepare(self, nodes: frozenset[str]) -> None:
-        """Let a HostActor wait on each of these nodes, which may be needed, and on no other."""
-        coordinator = find_actor(coordinator_name(self._run_hash))
-        if coordinator is not None:
-            coordinator.prepare.remote(tuple(sorted(nodes)))
 
     def _all_leaving(self) -> frozenset[str]:
         return self._leaving | nodes.leaving(self._run_hash)
 
     def _ask_to_grow(self, reason: str) -> None:
-        coordinator = find_actor(coordinator_name(self._run_hash))
-        if coordinator is not None:  # else it is asked again later
-            coordinator.tell.remote(ResizeAsked(group=self._group, reason=reason))
+        telling.ask_to_grow(self._run_hash, self._group, reason)
 
     @property
     def _run_hash(self) -> str:
         return run_hash(self._config.storage, self._config.run)
 
     def _probe(self) -> Probe:
-        if self._threads is None or self._max_failures == -1:
+        if self._threads is None or (self._max_failures == -1 and self._elastic is None):
             return lambda: None
         future = self._threads.submit(newest_step, self._config)
 

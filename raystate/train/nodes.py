@@ -65,6 +65,12 @@ def places(per_worker: Mapping[str, float], *, held: Sequence[str], own: Any, mo
     return found
 
 
+def places_elsewhere(per_worker: Mapping[str, float], *, group: Sequence[str], own: Any) -> dict[str, int]:
+    """`places` on the nodes that are to stay and have none of the group's workers, which run on these nodes."""
+    away = frozenset(group) | draining_nodes().keys()
+    return {node: count for node, count in places(per_worker, held=group, own=own, most=len(group)).items() if node not in away}
+
+
 def _matches(labels: Mapping[str, str], own: Any) -> bool:
     """Ray's own matching of label selectors has no Python call."""
     if not own:

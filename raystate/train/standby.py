@@ -58,7 +58,7 @@ class Standby:
         storage: the run's; its client library is loaded, too.
         placed: is told the nodes of the next group's ranks, before its processes start.
         room: for how many more workers there is room, by node, the group's own nodes left out.
-        prepare: is told the nodes without a trainer on which processes wait, whenever they are others than before.
+        prepare: is told at each look the nodes without a trainer on which processes wait.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class Standby:
         self._placed = placed
         self._room = room
         self._prepare = prepare
-        self._prepared: frozenset[str] = frozenset()  # what `prepare` was told last
         self._waiting: list[_Waiting] = []
         self._due_s: float | None = None
         self._group: Any = None
@@ -131,9 +130,7 @@ class Standby:
         spares = {each.node for each in stay} - self._own.keys()
         for node in sorted(node for node, count in room.items() if count and node not in spares)[: MOST_SPARES - len(spares)]:
             self._start(node, min(most, room[node]))
-        if (now := frozenset(self.spares())) != self._prepared:
-            self._prepared = now
-            self._prepare(now)
+        self._prepare(frozenset(self.spares()))  # each time: who was told before may be gone
 
     def spares(self) -> list[str]:
         """The nodes without a trainer on which processes wait, each as often as one waits there."""

@@ -12,8 +12,9 @@ import pytest
 import ray
 
 import raystate
+from raystate.actors.hosts import waiting_key
+from raystate.actors.kept import Kept
 from raystate.actors.naming import NAMESPACE, coordinator_name, find_hosts, host_name
-from raystate.core.messages import HostId
 from raystate.storage import run_hash
 from raystate.train.standby import SWITCH
 from tests.cluster.strikes import drain, pid_of, raylet_of_a_trainer
@@ -89,8 +90,7 @@ def test_a_host_actor_waits_where_a_rank_could_go(
         return {host.host for host in report.status.hosts}
 
     def waits(host: str) -> bool:
-        answer: Any = ray.get_actor(host_name(name, HostId(host)), namespace=NAMESPACE).waits.remote()
-        return ray.get(answer, timeout=PATIENCE_S)
+        return host in (Kept(waiting_key(name)).get() or ())
 
     trainers = hosts()
     assert len(trainers) == 2

@@ -1,0 +1,109 @@
+"""HostActors that wait on nodes where a rank could go: real ones, called as a run's Coordinator calls them, at the worst moments."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+import raystate
+from raystate.actors.hosts import RayHosts, waiting_key
+from raystate.actors.kept import Kept
+from raystate.actors.naming import find_hosts, host_name
+from raystate.core.messages import HostId
+from raystate.storage import run_hash
+from tests.cluster.strikes import pid_of
+from tests.cluster.training import wait_for
+
+
+class Nodes:
+    """A run's HostActors on the nodes of the cluster, and whoever is its Coordinator now."""
+
+    def __init__(self, run: Any):
+        self.config = raystate.StateConfig(storage=run.storage, run=run.run)
+        self.name = run_hash(run.storage, run.run)
+        self.ids = [HostId(info["NodeID"]) for info in ray.nodes() if info["Alive"]]
+        self.errors: list[str] = []
+        self.coordinator = self.another()
+
+    def another(self) -> RayHosts:
+        """A Coordinator that is started again."""
+        self.coordinator = RayHosts(self.config, self.name, lambda: ray.get_runtime_context().get_job_id())
+        return self.coordinator
+
+    def pid(self, host: HostId) -> int:
+        return wait_for(lambda: pid_of(host_name(self.name, host)), "a HostActor")
+
+    def become_host(self, host: HostId) -> None:
+        """As the Coordinator does it: again after each failure, until there is an arena."""
+
+        def tried() -> bool:
+            self.errors.clear()
+            self.coordinator.ensure(host, self.errors.append)
+            return bool(wait_for(lambda: self.arena_is_there(host) or self.errors, "a host or an error")) and not self.errors
+
+        wait_for(tried, "a host")
+
+    def arena_is_there(self, host: HostId) -> bool:
+        actor: Any = self.coordinator._handle(host)
+        return actor is not None and any(host[:8] in path.name for path in self.arenas())
+
+    def arenas(self) -> list[Any]:
+        from raystate.arena import arena_path, default_root
+
+        return [path for host in self.ids if (path := arena_path(default_root(None), self.name, host)).exists()]
+
+
+@pytest.fixture
+def nodes(ray_cluster: Any, make_run: Any) -> Iterator[Nodes]:
+    del ray_cluster
+    nodes = Nodes(make_run())
+    yield nodes
+    nodes.coordinator.close_all(remove_arena=True)
+    wait_for(lambda: not find_hosts(nodes.name), "the end of all HostActors")
+    assert not nodes.arenas()
+    assert Kept(waiting_key(nodes.name)).get() is None
+
+
+def test_one_that_gives_up_late_is_no_obstacle(nodes: Nodes) -> None:
+    """It was asked to when it could not hear; meanwhile it is wanted again, and a rank comes."""
+    node = nodes.ids[0]
+    nodes.coordinator.prepare([node])
+    pid = nodes.pid(node)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        nodes.coordinator.prepare([])
+        nodes.coordinator.prepare([node])
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    nodes.become_host(node)
+    assert nodes.coordinator.known() == (node,)
+
+
+def test_a_coordinator_that_starts_again_takes_a_silent_one_for_no_host(nodes: Nodes) -> None:
+    waits, host = nodes.ids[:2]
+    nodes.become_host(host)
+    nodes.coordinator.prepare([waits])
+    pid = nodes.pid(waits)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert nodes.another().known() == (host,)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    nodes.coordinator.prepare([])
+    wait_for(lambda: tuple(find_hosts(nodes.name)) == (host,), "the end of the one that waited")
+    nodes.coordinator.prepare([host])
+    assert nodes.another().known() == (host,), "a host stays one"
+
+
+def test_one_that_is_killed_becomes_a_host_all_the_same(nodes: Nodes) -> None:
+    """The call that was to make it one may meet a process that has just died."""
+    node = nodes.ids[0]
+    nodes.coordinator.prepare([node])
+    os.kill(nodes.pid(node), signal.SIGKILL)
+    nodes.coordinator.ensure(node, nodes.errors.append)
+    wait_for(lambda: nodes.arena_is_there(node), "a host", failed=lambda: nodes.errors or None)
