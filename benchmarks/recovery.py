@@ -1,6 +1,6 @@
 """kill -9 of one trainer, or a notice that its node goes away: seconds until the first step that had not been done before.
 
-    python benchmarks/recovery.py                             # kills: of rank 1, then of rank 0, in three starts of each
+    python benchmarks/recovery.py                             # kills: of rank 1, then of rank 0; --rounds N: in N starts
     python benchmarks/recovery.py --drain 15 30               # notices of so many seconds, on three simulated nodes
     python benchmarks/recovery.py --goodput 120 --every-s 30  # useful steps per minute with a kill every so many seconds
 
@@ -28,10 +28,9 @@ from typing import Any
 
 POLL_S = 0.02
 DEADLINE_S = 240.0
-SETTLE_S = (
-    20.0  # of training before a kill: failures come in mid-training, seldom in the first seconds; on 2 cores raystate's waiting
-)
-# processes are ready after about 10
+# Of training before a kill: failures come in mid-training, seldom in the first seconds. On 2 cores raystate's waiting processes are
+# ready after about 10.
+SETTLE_S = 20.0
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}  # room for one trainer
 PHASES = ("function", "manager", "restored", "step")
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # it loads Ray
 
 
 def status(
-    storage: Annotated[
-        str | None, typer.Argument(metavar="[STORAGE]", help="only the run on this storage", show_default=False)
+    which: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="only the run on this storage, or of this name", show_default=False)
     ] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="only runs of this name")] = None,
     as_json: JsonOption = False,
@@ -37,22 +37,23 @@ def status(
     \b
     Examples:
       raystate status                        all runs of the cluster
-      raystate status gs://bucket/lm         one of them
+      raystate status gs://bucket/lm         one of them, by its storage
+      raystate status lm                     or by its name
       RAY_ADDRESS=head:6379 raystate status --json
     """
-    where = canonical_url(storage) if storage is not None else None
+    where = canonical_url(which) if which is not None else None
     with wait_progress("asking the Ray cluster", quiet=as_json):
         address = _join()
         from raystate.actors.reporting import run_reports
 
         reports = run_reports()
-    chosen = [one for one in reports if where in (None, one.storage) and run in (None, one.run)]
+    chosen = [one for one in reports if (where in (None, one.storage) or which == one.run) and run in (None, one.run)]
     if as_json:
         print_json({"cluster": address, "runs": [dataclasses.asdict(one) for one in chosen]})
         return
     if not chosen and (where is not None or run is not None):
         there = ", ".join(f"{one.run!r} on {one.storage}" for one in reports) or "none"
-        what = " ".join(filter(None, [f"{run!r}" if run else "", f"on {where}" if where else ""]))
+        what = " ".join(filter(None, [f"{run!r}" if run else "", f"named {which!r} or on {where}" if where else ""]))
         raise StepNotFoundError(f"there is no run {what} on the Ray cluster at {address}; its runs: {there}", path=where)
     if not chosen:
         out.print(f"no run on the Ray cluster at {address}")

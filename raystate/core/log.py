@@ -163,5 +163,5 @@ def _held(intent: Intent, attempt: int, dead: Collection[int], what: str) -> str
     attempts = f"attempt {late[0]}" if len(late) == 1 else f"attempts {', '.join(map(str, late))}"
     return (
         f"step {intent.step} cannot be {what}: a {intent.kind} of {attempts} (entry {intent.seq}) is open, and nobody knows "
-        f"that its process is dead; `raystate gc {' '.join(f'--assume-dead {one}' for one in late)}` releases it"
+        f"that its process is dead; `raystate gc STORAGE {' '.join(f'--assume-dead {one}' for one in late)}` releases it"
     )

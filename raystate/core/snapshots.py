@@ -269,7 +269,8 @@ class Snapshots:
         self._mark = -1 if group is None else group.newest
         self._calm = 0
         self.desk.stir = True
-        self.desk.log("info", f"snapshots every {interval * max(1, self.desk.settings.snapshot_every_steps)} steps from now: {why}")
+        every = interval * max(1, self.desk.settings.snapshot_every_steps)
+        self.desk.log("info", f"a snapshot every {f'{every} steps' if every > 1 else 'step'} from now: {why}")
 
     # ---------------------------------------------------------------- advice
 
