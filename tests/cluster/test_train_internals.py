@@ -41,7 +41,7 @@ from raystate.actors.draining import draining_nodes
 from raystate.config import StateConfig
 from raystate.core.elastic import Sizes
 from raystate.runtime.ends import End
-from raystate.train import bundles, elastic, endings, jax_backend, launch, nodes
+from raystate.train import bundles, elastic, endings, jax_backend, launch, nodes, telling
 from raystate.train import callback as callback_module
 from raystate.train import trainer as trainer_module
 from raystate.train.callback import RayTrainCallback
@@ -443,7 +443,7 @@ def test_ray_says_which_nodes_it_drains(ray_cluster: Any) -> None:
 def test_the_coordinator_hears_once_of_nodes_that_are_new_to_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, ...]] = []
     coordinator = SimpleNamespace(expect=SimpleNamespace(remote=told.append))
-    monkeypatch.setattr(callback_module, "find_actor", lambda _: coordinator)
+    monkeypatch.setattr(telling, "find_actor", lambda _: coordinator)
     callback = RayTrainCallback(CONFIG)
     callback._expect(["a", "b"])  # the first group: nobody has been let into the run yet
     assert told == []
