@@ -75,11 +75,11 @@ class HostActor:
         """Be a host of the run; nothing, if it is one already.
 
         Raises:
-            RaystateError: there is no room for an arena here, the storage is unusable, or it is about to end.
+            RaystateError: there is no room for an arena here, or the storage is unusable.
         """
         with self._opening:
             if self._gives_up:
-                raise RaystateError("this HostActor has waited in vain, and ends")
+                exit_actor()
             if self._opened is None:
                 self._open()
 
@@ -211,6 +211,7 @@ class HostActor:
 
     def close(self, remove_arena: bool) -> None:
         with self._opening:
+            self._gives_up = self._opened is None
             if self._opened is not None:
                 self._opened.close(remove_arena=remove_arena)
 

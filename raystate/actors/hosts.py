@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from raystate.actors.host import create_host
 from raystate.actors.kept import Kept
@@ -43,12 +43,13 @@ class RayHosts:
         # them for hosts of the run, and one whose node is gone can't be asked.
         self._kept_waiting = Kept(waiting_key(run_hash))
         self._waiting: frozenset[HostId] = self._kept_waiting.get() or frozenset()
+        self._giving_up: set[HostId] = set()  # of those
         self._writes: dict[tuple[HostId, str], Future[Any]] = {}  # by save: an order is given again, and takes one call
 
     def _set_waiting(self, waiting: frozenset[HostId]) -> None:
         if waiting != self._waiting:
-            self._waiting = waiting
             self._kept_waiting.put(waiting)
+            self._waiting = waiting  # not before it is kept
 
     def _handle(self, host: HostId) -> Any | None:
         if host not in self._handles:
@@ -76,44 +77,69 @@ class RayHosts:
         with self._lock:
             if self._closed:
                 return
-            for host in self._waiting.difference(hosts):
-                if (idle := self._handles.pop(host, None) or find_actor(host_name(self._run_hash, host))) is not None:
+            for host in (self._waiting - {*hosts}) | self._giving_up:
+                self._handles.pop(host, None)
+                if (idle := find_actor(host_name(self._run_hash, host))) is not None:
+                    self._giving_up.add(host)
                     idle.give_up.remote()
-            missing = [host for host in hosts if self._handle(host) is None]
-            self._set_waiting(self._waiting.intersection(hosts).union(missing))  # before they are there
+                else:
+                    self._giving_up.discard(host)
+                    self._set_waiting(self._waiting - {host})
+            missing = [host for host in hosts if host not in self._giving_up and self._handle(host) is None]
+            self._set_waiting(self._waiting.union(missing))  # before they are there
             for host in missing:
                 self._create(host, waits=True).preload.remote()
+
+    def _is_host(self, host: HostId) -> None:
+        with self._lock:
+            self._giving_up.discard(host)
+            self._set_waiting(self._waiting - {host})
 
     def known(self) -> tuple[HostId, ...]:
         """The hosts that were the run's when this process started."""
         return tuple(host for host in find_hosts(self._run_hash) if host not in self._waiting)
 
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
-        with self._lock:
-            self._set_waiting(self._waiting - {host})
-            # Each time: the one that was there may have been ended, or have failed to start.
-            handle = self._handles[host] = self._create(host)
+        if host in self._waiting:
+            self._is_host(host)
+        self._open(host, on_error, time.monotonic() + OPEN_AGAIN_FOR_S)
+
+    def _open(self, host: HostId, on_error: Callable[[str], None], until_s: float, *, anew: bool = False) -> None:
+        """Until then. `anew`: not the actor that is there now; it ends."""
+        if self._closed:
+            return
+
+        def later(*, anew: bool) -> None:
+            timer = threading.Timer(AGAIN_S, self._open, (host, on_error, until_s), {"anew": anew})
+            timer.daemon = True
+            timer.start()
+
+        if anew and time.monotonic() < until_s and find_actor(host_name(self._run_hash, host)) is not None:
+            later(anew=True)
+            return
+        # Each time: the one that was there may have been ended, or have failed to start.
+        handle = self._handles[host] = self._create(host)
         if hasattr(handle, "show_to"):  # one that an older raystate has left has none
             handle.show_to.remote(self._job())
-        self._open(host, handle, on_error, time.monotonic() + OPEN_AGAIN_FOR_S)
 
-    def _open(self, host: HostId, handle: Any, on_error: Callable[[str], None], until_s: float) -> None:
         def check(future: Future[Any]) -> None:
             error = future.exception()
-            if error is None:
-                return
-            if isinstance(error, ActorUnavailableError) and time.monotonic() < until_s:  # it has died, and is being started again
-                again = threading.Timer(AGAIN_S, self._open, (host, handle, on_error, until_s))
-                again.daemon = True
-                again.start()
+            if error is None or self._handles.get(host) not in (handle, None):
                 return
             self._handles.pop(host, None)
-            on_error((str(error).strip().splitlines() or [type(error).__name__])[-1])
+            restarts = isinstance(error, ActorUnavailableError)  # killed, and being started again
+            gave_up = isinstance(error, ActorDiedError) and not anew  # it waited, in vain until now
+            if (restarts or gave_up) and time.monotonic() < until_s:
+                later(anew=anew or gave_up)
+            else:
+                on_error((str(error).strip().splitlines() or [type(error).__name__])[-1])
 
         start = handle.open if hasattr(handle, "open") else handle.pid
         start.remote().future().add_done_callback(check)
 
     def _send(self, host: HostId, method: str, *args: Any) -> None:
+        if host in self._waiting:
+            self._is_host(host)  # it has found what it held before it was killed, and nobody had to open it
         handle = self._handle(host)
         if handle is not None:
             getattr(handle, method).remote(*args)
@@ -163,4 +189,8 @@ class RayHosts:
         concurrent.futures.wait(idle, timeout=CLOSE_IDLE_TIMEOUT_S)
         for handle in handles.values():
             ray.kill(handle, no_restart=True)
+        self.forget()
+
+    def forget(self) -> None:
+        """What is kept of HostActors that wait."""
         self._kept_waiting.delete()

@@ -7,7 +7,8 @@ agree on, once there has been room for a while, and not sooner after the last st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
@@ -18,6 +19,10 @@ SETTLE_S = 10.0  # room that has been there for so long counts as room that stay
 GROWN_FOR = 10  # times `every_s`: a larger group that loses its size sooner was not worth its restarts
 MOST_PATIENCE = 32  # times `every_s`: the longest that growths which bring nothing are put off
 MOST_HELD = 2048  # the same of one that was taken back: with 30 s, 17 hours
+FEW_STEPS = 3  # a group that fails after so few has not worked
+_MOST_ENDS = 64  # that are looked at together
+
+Newest = Callable[[], int | None]  # the newest step (snapshots included) when it was made; None: nobody could say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +106,8 @@ class Elastic:
 
     A growth costs a restart. So there are `every_s` seconds between the start of a group and the next growth, and the room for it has
     to have been there for a while. A growth that brings nothing, because the workers found no place or the larger group soon lost its
-    size, doubles that time for the next one. One that brings failures until the launcher would give up is taken back: the run goes on with
-    the size that worked, and has no more for 32 times `every_s`; after the next one that is taken back, for twice as long.
+    size, doubles that time for the next one. A size that has never worked and brings failures until the launcher would give up is taken
+    back: the run goes on with the next smaller one that has, and has no more for 32 times `every_s`; the next time for twice as long.
 
     Args:
         sizes: that the run may have.
@@ -121,21 +126,26 @@ class Elastic:
         self._wish: Wish | None = None  # was asked for in the present group
         self._asked_s = -math.inf
         self._runs = False  # the group that was started last
-        self._failed = False  # the one before
-        self._worked: int | None = None  # a size that the run has grown from, below the present one
+        self._grew = False  # it is the outcome of a growth
+        self._newest: Newest | int = -1  # the newest step before `_ends`
+        self._ends: list[
+            tuple[int, bool, Newest]
+        ] = []  # (workers, whether it failed, the newest step then) of groups not looked at yet
+        self._worked: set[int] = set()  # sizes that have made new steps
         self._ceiling: int | None = None  # a larger group only failed: no more than this
         self._ceiling_until_s = -math.inf
-        self._held = 1  # times MOST_PATIENCE: how long the next ceiling stays
+        self._taken_back: Counter[int] = Counter()  # how often, by size
         self._seen: list[tuple[float, int]] = []  # (since when, room), as far back as matters
         self._chance_s: float | None = None  # since when a growth is due
 
     # ---------------------------------------------------------------- a group starts
 
-    def size_for(self, room: int) -> int:
+    def size_for(self, room: int, now_s: float) -> int:
         """Workers of the next group. Without room for the fewest it is these, and they wait for it."""
         if self._limit is not None and self._limit < self.sizes.fewest:
             self._limit = None  # no size was placed: from the beginning
-        size = self.sizes.fitting(min([room, *(most for most in (self._limit, self._ceiling) if most is not None)]))
+        limits = self._limits(now_s) if self._limit is None else [*self._limits(now_s), self._limit]
+        size = self.sizes.fitting(min([room, *limits]))
         self._tried = self.sizes.fewest if size is None else size
         return self._tried
 
@@ -143,35 +153,50 @@ class Elastic:
         """The group found no place: the next one is smaller, if it may be."""
         self._limit = self._tried - 1
 
-    def ended(self, *, failed: bool) -> None:
-        """The present group has ended. `failed`: by itself, and not because its node went or it was asked to stop."""
-        if not self._runs:
-            return  # its start has failed: that says nothing of the group before it
-        self._runs, self._failed = False, failed
-        if not failed and self._worked is not None:
-            self._held = 1  # this growth was good
+    def ended(self, newest: Newest, *, failed: bool) -> None:
+        """The present group has ended.
+
+        Args:
+            newest: the newest step now. It is asked for when it matters.
+            failed: by itself, and not because its node went or it was asked to stop.
+        """
+        if self._runs:  # else its start has failed
+            self._runs = False
+            self._ends.append((self._workers, failed, newest))
+        if len(self._ends) == _MOST_ENDS:
+            self._look_back()
 
     def take_back(self, now_s: float) -> bool:
-        """The present group has failed for good. Whether a smaller one worked before the run grew: then the next one has that size again.
-
-        Once for each growth: what fails in the smaller size, too, has failed.
-        """
-        worked = self._worked_below(self._tried)
-        if worked is None or self._ceiling is not None:
+        """The present group has failed for good. Whether the next one is smaller, of a size that has worked, as this one never has."""
+        self._look_back()
+        below = [size for size in self._worked if size < self._tried]
+        if self._tried in self._worked or not below:
             return False
-        self._ceiling, self._ceiling_until_s = worked, now_s + self._every_s * min(MOST_PATIENCE * self._held, MOST_HELD)
-        self._held *= 2
+        held = min(MOST_PATIENCE * 2 ** self._taken_back[self._tried], MOST_HELD)
+        self._taken_back[self._tried] += 1
+        self._ceiling, self._ceiling_until_s = max(below), now_s + self._every_s * held
         self._wish = None
         return True
 
-    def _worked_below(self, workers: int) -> int | None:
-        """The newest size, smaller than this, that was not left because it failed."""
-        before = self._workers
-        if 0 < before < workers and (self._worked is None or not self._failed):
-            return before
-        if before > workers and not self._failed:
-            return None  # the run shrinks from a size that worked, too
-        return self._worked if self._worked is not None and self._worked < workers else None
+    def _look_back(self) -> None:
+        """Which of the sizes so far have worked."""
+        before = self._newest if isinstance(self._newest, int) else self._newest()
+        before = -1 if before is None else before
+        for workers, failed, newest in self._ends:
+            step = newest()
+            if step is None:
+                continue
+            if step - before > (FEW_STEPS if failed else 0):
+                self._worked.add(workers)
+            before = step
+        self._newest = before
+        self._ends.clear()
+
+    def _limits(self, now_s: float) -> list[int]:
+        """More workers than these are not tried now."""
+        if now_s >= self._ceiling_until_s:
+            self._ceiling = None
+        return [] if self._ceiling is None else [self._ceiling]
 
     @property
     def tried(self) -> int:
@@ -186,18 +211,19 @@ class Elastic:
             return f"goes on with {workers_text(workers)} all the same: the room was gone"
         return ""
 
-    def started(self, now_s: float) -> None:
-        """The group runs."""
+    def started(self, now_s: float, newest: Newest) -> None:
+        """The group runs. `newest`: as in `ended`."""
         before, wish, lived_s = self._workers, self._wish, now_s - self._started_s
         workers = self._tried
         fell_short = wish is not None and workers < wish.workers
-        soon_lost = self._worked is not None and workers < before and lived_s < GROWN_FOR * self._every_s
+        soon_lost = self._grew and workers < before and lived_s < GROWN_FOR * self._every_s
         if fell_short or soon_lost:
             self._patience = min(2 * self._patience, MOST_PATIENCE)
         elif workers < before:
             self._patience = 1
-        self._worked = self._worked_below(workers)
-        self._runs, self._failed = True, False
+        if not before:
+            self._newest = newest
+        self._runs, self._grew = True, workers > before > 0 or (workers == before and self._grew)
         self._workers, self._started_s, self._wish, self._limit = workers, now_s, None, None
         self._seen, self._chance_s = [], None
 
@@ -211,21 +237,17 @@ class Elastic:
             now_s: monotonic.
         """
         self._see(room, now_s)
-        if self._ceiling is not None and now_s >= self._ceiling_until_s:
-            self._ceiling = None
-        if self._ceiling is not None:
-            return None
         wait_s = self._every_s * self._patience
         if now_s - self._started_s < wait_s or now_s - self._asked_s < wait_s:
             return None
-        settled = self._settled(now_s)
-        size = None if settled is None else self.sizes.fitting(settled)
+        settled, limits = self._settled(now_s), self._limits(now_s)
+        size = None if settled is None else self.sizes.fitting(min([settled, *limits]))
         if size is None or size <= self._workers:
             self._chance_s = None
             return None
         if self._chance_s is None:
             self._chance_s = now_s
-        if (self.sizes.fitting(room) or size) > size and now_s - self._chance_s < self._settle_s:
+        if (self.sizes.fitting(min([room, *limits])) or size) > size and now_s - self._chance_s < self._settle_s:
             return None  # more has come just now: one restart for both
         return Wish(
             workers=size,

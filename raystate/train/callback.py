@@ -112,7 +112,6 @@ class RayTrainCallback(_Callback):
         self._told: tuple[End, ...] = ()  # what the Coordinator knew of their order
         self._groups = 0
         self._policy = RetryPolicy(self._max_failures, self._config.idle_timeout_s)
-        self._given_up = ""  # a size that was taken back: what is said of it, should the run end nevertheless
         self._threads: ThreadPoolExecutor | None = None
         self._pending: tuple[Ending, float] | None = None  # why the next group starts, and when that was noticed (monotonic)
         self._placement: Any = None  # ObjectRef of the group's placement group
@@ -224,14 +223,15 @@ class RayTrainCallback(_Callback):
         now_s = time.monotonic()
         if self._standby is not None:
             self._standby.group_started(worker_group, now_s)
-        if self._elastic is not None:
-            self._elastic.started()
         if self._pending is not None:
             _, noticed_s = self._pending
             self._restarts = (*self._restarts[:-1], dataclasses.replace(self._restarts[-1], seconds=now_s - noticed_s))
             self._pending = None
         self._pins_failed = False
-        self._policy.started(self._probe(), now_s)
+        probe = self._probe()
+        self._policy.started(probe, now_s)
+        if self._elastic is not None:
+            self._elastic.started(probe)
 
     # ------------------------------------------------------------ in the controller: a group ends
 
@@ -280,24 +280,26 @@ class RayTrainCallback(_Callback):
         if ending.kind == "waiting" and self._pins:
             self._pins_failed = True  # not the cluster's fault yet: next time without pins
             return
-        reason = self._policy.ended(ending, self._probe(), time.monotonic())
+        probe = self._probe()
+        reason = self._policy.ended(ending, probe, time.monotonic())
         if self._elastic is not None and ending.kind != "waiting":
-            self._elastic.ended(failed=ending.kind != "interrupted")
+            self._elastic.ended(probe, failed=ending.kind != "interrupted")
         if reason is not None and self._goes_on(ending, reason):
             self._policy.begin_again()
             reason = None
         if reason is None:
             self._again(ending)
             return
+        given_up = "" if self._elastic is None else self._elastic.given_up
         if ending.kind == "final" and isinstance(ending.error, RaystateError):
             error = ending.error
             if not isinstance(error, (RunInUseError, StaleAttemptError)):  # those are nothing in the caller's lines
                 error.details |= {"rank": ending.rank, "traceback": ending.traceback}
-            if self._given_up:
-                error.add_note(self._given_up)
+            if given_up:
+                error.add_note(given_up)
             raise error
         raise RunFailedError(
-            f"gave up, {reason}: {ending.cause}{self._given_up and f' ({self._given_up})'}",
+            f"gave up, {reason}: {ending.cause}{given_up and f' ({given_up})'}",
             rank=ending.rank,
             error=ending.error,
             traceback=ending.traceback,
@@ -306,11 +308,8 @@ class RayTrainCallback(_Callback):
 
     def _goes_on(self, ending: Ending, reason: str) -> bool:
         """Whether the run does, although this group is given up: with fewer workers, or because its user never gives up."""
-        larger = self._elastic.take_back() if self._elastic is not None and endings.may_depend_on_size(ending) else ""
-        if larger:
-            logger.warning("raystate: gave up on %s, %s", larger, reason)
-            self._given_up = f"{larger} had been given up before, {reason}: {ending.cause}"
-        return bool(larger) or (self._max_failures == -1 and ending.kind == "failed")
+        shrinks = self._elastic is not None and endings.may_depend_on_size(ending) and self._elastic.take_back(reason, ending.cause)
+        return shrinks or (self._max_failures == -1 and ending.kind == "failed")
 
     def _again(self, ending: Ending) -> None:
         if self._pending is None or ending.kind != "waiting":  # a wait for room doesn't hide what led to it

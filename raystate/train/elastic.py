@@ -20,7 +20,7 @@ from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
 
 from raystate.actors.draining import draining_nodes
 from raystate.core.desk import ranks_text
-from raystate.core.elastic import Elastic, Sizes, Wish, room_of, workers_text
+from raystate.core.elastic import Elastic, Newest, Sizes, Wish, room_of, workers_text
 from raystate.train import nodes
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class ElasticGroups:
         self._decides = Elastic(sizes, float(scaling.elastic_resize_monitor_interval_s))
         self._held: list[str] = []  # node id of each worker of the present group: its places are its own
         self._looked_s = float("-inf")
+        self.given_up = ""  # the size that was taken back last, in words, for an error of the smaller one
 
     def install(self) -> None:
         """Have this process's controller ask here."""
@@ -62,7 +63,7 @@ class ElasticGroups:
 
         def not_running(self: ElasticScalingPolicy) -> ResizeDecision:
             groups._request_most(self)
-            size = groups._decides.size_for(groups._room(self, leaving=groups._leaving()))
+            size = groups._decides.size_for(groups._room(self, leaving=groups._leaving()), groups._clock())
             return ResizeDecision(num_workers=size, resources_per_worker=groups._scaling._resources_per_worker_not_none)
 
         def running(self: ElasticScalingPolicy, worker_group_state: Any, worker_group_status: Any) -> NoopDecision:  # noqa: ARG001
@@ -88,13 +89,20 @@ class ElasticGroups:
         """The group found no place."""
         self._decides.not_placed()
 
-    def ended(self, *, failed: bool) -> None:
-        """The group has ended. `failed`: it counts as a failure."""
-        self._decides.ended(failed=failed)
+    def ended(self, newest: Newest, *, failed: bool) -> None:
+        """The group has ended. `newest`: the newest step. `failed`: it counts as a failure."""
+        if not failed:
+            self.given_up = ""
+        self._decides.ended(newest, failed=failed)
 
-    def take_back(self) -> str:
-        """The group has failed for good. If the run goes on with the size that it had before it grew: what is given up, in words."""
-        return workers_text(self._decides.tried) if self._decides.take_back(self._clock()) else ""
+    def take_back(self, reason: str, cause: str) -> bool:
+        """The group has failed for good, for this reason, the last time because of this. Whether the run goes on with fewer workers."""
+        taken_back = self._decides.take_back(self._clock())
+        if taken_back:
+            size = workers_text(self._decides.tried)
+            logger.warning("raystate: gave up on %s, %s", size, reason)
+            self.given_up = f"{size} had been given up before, {reason}: {cause}"
+        return taken_back
 
     def outcome(self, rank_nodes: Sequence[str]) -> str:
         """What becomes of the run's size in a group on these nodes, which doesn't hold them yet; in words for "the run …"."""
@@ -104,9 +112,9 @@ class ElasticGroups:
             return f"{told}, without the node of {ranks_text(without, without)}"
         return told
 
-    def started(self) -> None:
-        """The group trains."""
-        self._decides.started(self._clock())
+    def started(self, newest: Newest) -> None:
+        """The group trains. `newest`: the newest step."""
+        self._decides.started(self._clock(), newest)
 
     # ------------------------------------------------------------ room
 

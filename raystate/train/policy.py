@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from raystate.core.elastic import Newest
 from raystate.runtime.ends import End, first_to_fail
 
 NEAR_STEPS = 3  # two failures this close to each other are at the same place
 _SIGNATURE_CHARS = 300
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
-Probe = Callable[[], int | None]  # the newest step (snapshots included) when it was made; None: nobody could say
+Probe = Newest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

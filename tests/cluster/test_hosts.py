@@ -39,14 +39,8 @@ class Nodes:
         return wait_for(lambda: pid_of(host_name(self.name, host)), "a HostActor")
 
     def become_host(self, host: HostId) -> None:
-        """As the Coordinator does it: again after each failure, until there is an arena."""
-
-        def tried() -> bool:
-            self.errors.clear()
-            self.coordinator.ensure(host, self.errors.append)
-            return bool(wait_for(lambda: self.arena_is_there(host) or self.errors, "a host or an error")) and not self.errors
-
-        wait_for(tried, "a host")
+        self.coordinator.ensure(host, self.errors.append)
+        wait_for(lambda: self.arena_is_there(host), "a host", failed=lambda: self.errors or None)
 
     def arena_is_there(self, host: HostId) -> bool:
         actor: Any = self.coordinator._handle(host)
@@ -81,7 +75,20 @@ def test_one_that_gives_up_late_is_no_obstacle(nodes: Nodes) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     nodes.become_host(node)
-    assert nodes.coordinator.known() == (node,)
+    assert nodes.another().known() == (node,)
+
+
+def test_one_that_gives_up_is_made_again_when_it_is_gone(nodes: Nodes) -> None:
+    node = nodes.ids[0]
+    nodes.coordinator.prepare([node])
+    pid = nodes.pid(node)
+    nodes.coordinator.prepare([])
+
+    def is_another() -> bool:
+        nodes.coordinator.prepare([node])
+        return pid_of(host_name(nodes.name, node)) not in (None, pid)
+
+    wait_for(is_another, "another HostActor")
 
 
 def test_a_coordinator_that_starts_again_takes_a_silent_one_for_no_host(nodes: Nodes) -> None:
@@ -105,5 +112,5 @@ def test_one_that_is_killed_becomes_a_host_all_the_same(nodes: Nodes) -> None:
     node = nodes.ids[0]
     nodes.coordinator.prepare([node])
     os.kill(nodes.pid(node), signal.SIGKILL)
-    nodes.coordinator.ensure(node, nodes.errors.append)
-    wait_for(lambda: nodes.arena_is_there(node), "a host", failed=lambda: nodes.errors or None)
+    nodes.become_host(node)
+    assert nodes.another().known() == (node,)

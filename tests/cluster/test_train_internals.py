@@ -403,7 +403,7 @@ def test_what_the_policy_answers(ray_cluster: Any, monkeypatch: pytest.MonkeyPat
     wait_for(lambda: asked.make_decision_for_non_running_worker_group().num_workers == 1, "the one node that stays to be free")
     decision = asked.make_decision_for_non_running_worker_group()
     assert decision == scaling_policy.ResizeDecision(num_workers=1, resources_per_worker=each)
-    groups.started()
+    groups.started(lambda: None)
 
     def a_second_later() -> None:
         nonlocal now_s

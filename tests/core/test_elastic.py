@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from raystate.core.elastic import GROWN_FOR, MOST_HELD, MOST_PATIENCE, SETTLE_S, Elastic, Sizes, Wish, room_of
+from raystate.core.elastic import FEW_STEPS, GROWN_FOR, MOST_HELD, MOST_PATIENCE, SETTLE_S, Elastic, Sizes, Wish, room_of
 from raystate.core.errors import ConfigError
 from raystate.core.messages import EndTrainers, HostId, HostLeaving, Proposal, ResizeAsked, TrainerExited
 from tests.core.driver import Driver, running
@@ -62,28 +63,42 @@ def test_room_by_how_the_workers_are_placed():
 
 
 class Run:
-    """A launcher that does what `Elastic` says, second by second."""
+    """A launcher that does what `Elastic` says, second by second. A group of a size that works makes a step each second."""
 
-    def __init__(self, num_workers: Any = (1, 2), *, room: int, batch: int | None = None, every_s: float = EVERY_S):
+    def __init__(
+        self,
+        num_workers: Any = (1, 2),
+        *,
+        room: int,
+        batch: int | None = None,
+        every_s: float = EVERY_S,
+        broken: Sequence[int] = (),
+    ):
         self.elastic = Elastic(Sizes.of(num_workers, batch), every_s)
         self.now_s = 1000.0
         self.room = room
         self.workers = 0
+        self.broken = broken
+        self.step = 7  # restored
         self.told: list[str] = []
         self.start()
 
+    def newest(self) -> Callable[[], int]:
+        step = self.step
+        return lambda: step
+
     def start(self, *, failed: bool = False) -> int:
         """A group starts; the group before has ended, or failed."""
-        self.elastic.ended(failed=failed)
-        self.workers = self.elastic.size_for(self.room)
+        self.elastic.ended(self.newest(), failed=failed)
+        self.workers = self.elastic.size_for(self.room, self.now_s)
         if told := self.elastic.outcome(self.workers):
             self.told.append(told)
-        self.elastic.started(self.now_s)
+        self.elastic.started(self.now_s, self.newest())
         return self.workers
 
     def fail(self) -> bool:
         """The group fails for good. Whether its size is taken back."""
-        self.elastic.ended(failed=True)
+        self.elastic.ended(self.newest(), failed=True)
         return self.elastic.take_back(self.now_s)
 
     def train(self, seconds: float, room: int | None = None) -> list[tuple[float, Wish]]:
@@ -92,6 +107,7 @@ class Run:
         began_s, wishes = self.now_s, list[tuple[float, Wish]]()
         while self.now_s < began_s + seconds:
             self.now_s += 1.0
+            self.step += self.workers not in self.broken
             wish = self.elastic.look(self.room, self.now_s)
             if wish is not None:
                 self.elastic.asked(wish, self.now_s)
@@ -190,18 +206,18 @@ def test_room_that_is_gone_when_the_group_starts_again():
 
 def test_a_size_that_finds_no_place_is_followed_by_a_smaller_one():
     elastic = Elastic(Sizes.of((1, 8), 8), EVERY_S)
-    tried = [elastic.size_for(8)]
+    tried = [elastic.size_for(8, 0.0)]
     for _ in range(4):
         elastic.not_placed()
-        tried.append(elastic.size_for(8))
+        tried.append(elastic.size_for(8, 0.0))
     assert tried == [8, 4, 2, 1, 8]
 
 
 def test_to_wait_for_the_fewest_is_no_reason_for_less():
     elastic = Elastic(Sizes.of((2, 4)), EVERY_S)
-    assert elastic.size_for(0) == 2
+    assert elastic.size_for(0, 0.0) == 2
     elastic.not_placed()
-    assert elastic.size_for(4) == 4
+    assert elastic.size_for(4, 0.0) == 4
 
 
 def test_a_node_that_dies_whenever_the_run_has_grown_is_tried_less_and_less():
@@ -224,9 +240,7 @@ def test_a_node_that_dies_whenever_the_run_has_grown_is_tried_less_and_less():
 
 
 def test_a_growth_that_brings_only_failures_is_taken_back():
-    run = Run((1, 4), room=1)
-    assert not run.fail(), "no size is known to work"
-    run = Run((1, 4), room=1)
+    run = Run((1, 4), room=1, broken=(2,))
     run.room = 2
     run.grow()
     run.train(GROWN_FOR * EVERY_S)
@@ -238,9 +252,27 @@ def test_a_growth_that_brings_only_failures_is_taken_back():
     assert not run.fail(), "the size that worked fails too"
 
 
+def test_what_has_never_worked_is_not_gone_back_to():
+    run = Run((1, 4), room=1)
+    assert not run.fail()
+    run = Run((1, 4), room=1, broken=(1,))
+    run.room = 2
+    run.start(failed=True)
+    assert not run.fail()
+
+
+@pytest.mark.parametrize(("steps", "worked"), [(FEW_STEPS, False), (FEW_STEPS + 1, True)])
+def test_a_size_has_worked_if_it_made_more_than_a_few_steps_before_it_failed(steps: int, worked: bool):
+    run = Run((1, 4), room=1)
+    run.room = 2
+    run.grow()
+    run.train(steps)
+    assert run.fail() is not worked
+
+
 def test_what_was_taken_back_stays_so_for_long():
     """Restarts for other reasons, and places that are not found, don't bring the larger size sooner, and don't put it off."""
-    run = Run((2, 4), room=2)
+    run = Run((2, 4), room=2, broken=(4,))
     run.room = 4
     run.grow()
     assert run.fail()
@@ -251,16 +283,24 @@ def test_what_was_taken_back_stays_so_for_long():
         assert run.start(failed=True) == 2
     run.elastic.not_placed()
     assert run.start() == 2
-    assert not run.fail(), "the run ends"
-    assert not run.train(EVERY_S - 1)
     run.grow()
     assert run.workers == 4
     assert MOST_PATIENCE * EVERY_S <= run.now_s - since_s <= (MOST_PATIENCE + 2) * EVERY_S
     assert run.fail(), "another growth, another try"
 
 
-def test_a_size_that_only_fails_is_tried_ever_less_and_one_that_was_good_begins_again():
-    run = Run((1, 2), room=1)
+def test_the_time_passes_while_nothing_trains_too():
+    run = Run((2, 4), room=2, broken=(4,))
+    run.room = 4
+    run.grow()
+    assert run.fail()
+    run.now_s += MOST_PATIENCE * EVERY_S - 1
+    assert run.elastic.size_for(4, run.now_s) == 2
+    assert run.elastic.size_for(4, run.now_s + 1) == 4
+
+
+def test_a_size_that_only_fails_is_tried_ever_less():
+    run = Run((1, 2), room=1, broken=(2,))
     run.room = 2
     run.grow()
     held: list[float] = []
@@ -269,34 +309,44 @@ def test_a_size_that_only_fails_is_tried_ever_less_and_one_that_was_good_begins_
         run.start()
         held.append(run.grow(MOST_HELD * EVERY_S) / EVERY_S)
     assert held == [MOST_PATIENCE, 2 * MOST_PATIENCE, 4 * MOST_PATIENCE, 8 * MOST_PATIENCE]
+
+
+def test_a_size_that_works_is_not_taken_back_for_another_s_failures():
+    """A mistake of the program at step N, or storage that is out."""
+    run = Run((1, 4), room=1)
+    run.room = 2
+    run.grow()
     run.train(EVERY_S)
-    assert run.start() == 2, "its node went, and came back"
+    assert run.start(failed=True) == 2
+    assert not run.fail()
+
+
+def test_below_what_was_taken_back_the_run_grows_as_ever():
+    run = Run((1, 8), room=4, broken=(8,))
+    run.room = 8
+    run.grow()
     assert run.fail()
-    run.start()
-    assert run.grow() == MOST_PATIENCE * EVERY_S
+    assert run.start() == 4
+    run.room = 2
+    assert run.start() == 2
+    run.room = 8
+    run.grow()
+    assert run.workers == 4
 
 
 def test_a_larger_group_that_never_trains_is_taken_back_too():
     run = Run((1, 4), room=1)
+    run.train(EVERY_S)
     run.room = 3
-    run.elastic.ended(failed=False)
-    assert run.elastic.size_for(3) == 3
+    run.elastic.ended(run.newest(), failed=False)
+    assert run.elastic.size_for(3, run.now_s) == 3
     assert run.fail()
     assert run.start() == 1
 
 
-def test_a_size_that_the_run_shrank_to_is_no_growth():
-    run = Run((1, 4), room=1)
-    run.room = 4
-    run.grow()
-    run.room = 3
-    run.start()
-    assert not run.fail()
-
-
-def test_the_size_that_worked_is_remembered_over_failures_of_others():
+def test_the_sizes_that_worked_are_remembered_over_failures_of_others():
     """A bad node comes, fails, and goes; or room comes while the larger group fails already."""
-    run = Run((1, 4), room=2)
+    run = Run((1, 4), room=2, broken=(3, 4))
     run.room = 4
     run.grow()
     run.room = 3
@@ -304,7 +354,7 @@ def test_the_size_that_worked_is_remembered_over_failures_of_others():
     assert run.fail()
     assert run.start() == 2
 
-    run = Run((1, 4), room=2)
+    run = Run((1, 4), room=2, broken=(3, 4))
     run.room = 3
     run.grow()
     run.room = 4
@@ -313,14 +363,24 @@ def test_the_size_that_worked_is_remembered_over_failures_of_others():
     assert run.start() == 2, "3 has never worked"
 
 
-def test_a_size_that_the_run_had_before_is_not_taken_back():
-    run = Run((1, 4), room=2)
+def test_a_size_that_the_run_shrank_to_is_taken_back_if_it_never_worked():
+    run = Run((1, 4), room=1, broken=(3,))
     run.room = 4
     run.grow()
-    run.room = 2
-    run.elastic.ended(failed=False)
-    assert run.elastic.size_for(2) == 2
-    assert not run.fail()
+    run.train(EVERY_S)
+    run.room = 3
+    assert run.start() == 3
+    assert run.fail()
+    assert run.start() == 1
+
+
+def test_nobody_asks_for_the_newest_step_before_it_matters():
+    run = Run((1, 4), room=1)
+    asked: list[int] = []
+    for _ in range(50):
+        run.elastic.ended(lambda: asked.append(0) or 5, failed=True)
+        run.elastic.started(run.now_s, run.newest())
+    assert not asked
 
 
 # ---------------------------------------------------------------- the ranks stop for it
