@@ -6,8 +6,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from raystate.core.errors import StorageError
+
 # Of a file that is read whole: metadata, packages, log entries. Whoever can write one must not fill the memory of those who read it.
 MOST_READ_BYTES = 1 << 30
+
+
+class TooLargeError(StorageError):
+    """It has more than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import tensorstore as ts
 
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import Package
-from raystate.machine_memory import MOST_READ_BYTES
+from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
 from raystate.orbax import kv
 
 _MANIFEST = "manifest.ocdbt"
@@ -69,7 +69,10 @@ class StepFiles:
         if self._package is not None:
             return self._package.files.get(name)
         if self._objects is not None and not self._is_local:
-            return self._objects.find(self._prefix + name)
+            try:
+                return self._objects.find(self._prefix + name)
+            except TooLargeError as error:
+                raise CorruptCheckpointError(f"step {self._step}: {error}", step=self._step) from None
         kv.refuse_special(self.base, f"step {self._step}: {name}", name, step=self._step)
         with self._named(f"reading {name}"):
             return kv.read_key(self._store(), name, timeout_s=self._timeout_s)

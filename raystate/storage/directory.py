@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raystate.core.errors import StorageError
-from raystate.machine_memory import MOST_READ_BYTES
+from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
 from raystate.storage import posix
 from raystate.storage.attempts import attempt, describe
 from raystate.storage.base import (
@@ -78,7 +78,7 @@ class DirectoryStorage(Storage):
         def read() -> bytes:
             with open(posix.open_regular(path), "rb") as file:
                 if (size := os.fstat(file.fileno()).st_size) > MOST_READ_BYTES:
-                    raise StorageError(
+                    raise TooLargeError(
                         f"read {path} failed: it has {size:,} bytes; what is read whole has at most {MOST_READ_BYTES:,}",
                         operation="read", path=path, expected=MOST_READ_BYTES, got=size,
                     )  # fmt: skip

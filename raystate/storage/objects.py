@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raystate.core.errors import StorageError
-from raystate.machine_memory import MOST_READ_BYTES
+from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
 from raystate.storage.attempts import attempt
 from raystate.storage.base import (
     Listing,
@@ -197,7 +197,7 @@ class ObjectStorage(Storage):
 
     def _too_large(self, name: str) -> StorageError:
         path = f"{self.url}/{name}"
-        return StorageError(
+        return TooLargeError(
             f"read {path} failed: it is too large; what is read whole has at most {MOST_READ_BYTES:,} bytes",
             operation="read", path=path, expected=MOST_READ_BYTES,
         )  # fmt: skip

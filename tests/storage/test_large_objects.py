@@ -74,8 +74,8 @@ def test_s3_refuses_a_range_of_an_object_without_bytes(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("file", "error", "why"),
     [
-        ("_CHECKPOINT_METADATA", StorageError, "is too large; what is read whole has at most"),
-        ("state/_METADATA", StorageError, "is too large; what is read whole has at most"),
+        ("_CHECKPOINT_METADATA", CorruptCheckpointError, "is too large; what is read whole has at most"),
+        ("state/_METADATA", CorruptCheckpointError, "is too large; what is read whole has at most"),
         ("state/manifest.ocdbt", CorruptCheckpointError, "state/manifest.ocdbt has 1,048,577 bytes, at most 1,048,576 are read"),
     ],
 )
