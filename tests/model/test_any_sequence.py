@@ -35,8 +35,8 @@ KEPT = (
 # Where each planted bug is found first; the search goes on from seed 0 if it is not found there any more.
 KNOWN = {
     "a repeat is the same save": 6,
-    "a restored step counts as durable": 185,
-    "abandoned copies go on": 17,
+    "a restored step counts as durable": 215,
+    "abandoned copies go on": 158,
     "judged on older reports": 11,
     "long words are not sent": 6,
     "old slots are a dead trainer's": 1,
@@ -48,10 +48,10 @@ KNOWN = {
     "text is a metric": 0,
     "retention by number": 528,
     "due saves wait": 92,
-    "released under a new group": 592,
+    "released under a new group": 72,
     "slots replaced while one is to be filled": 342,
     "earlier commits are forgotten": 96,
-    "each rank decides what is due again": 234,
+    "each rank decides what is due again": 244,
 }
 
 
