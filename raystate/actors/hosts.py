@@ -106,8 +106,6 @@ class RayHosts:
 
     def _open(self, host: HostId, on_error: Callable[[str], None], until_s: float, *, anew: bool = False) -> None:
         """Until then. `anew`: not the actor that is there now; it ends."""
-        if self._closed:
-            return
 
         def later(*, anew: bool) -> None:
             timer = threading.Timer(AGAIN_S, self._open, (host, on_error, until_s), {"anew": anew})
@@ -117,8 +115,11 @@ class RayHosts:
         if anew and time.monotonic() < until_s and find_actor(host_name(self._run_hash, host)) is not None:
             later(anew=True)
             return
-        # Each time: the one that was there may have been ended, or have failed to start.
-        handle = self._handles[host] = self._create(host)
+        with self._lock:  # `close_all` ends it, or it is not made
+            if self._closed:
+                return
+            # Each time: the one that was there may have been ended, or have failed to start.
+            handle = self._handles[host] = self._create(host)
         if hasattr(handle, "show_to"):  # one that an older raystate has left has none
             handle.show_to.remote(self._job())
 

@@ -177,7 +177,7 @@ class CoordinatorLoop:
                 future = self._asks[event.ask] = Future()
                 if self.failed is not None:
                     future.set_result(self.failed)
-        if isinstance(event, Joined):
+        if isinstance(event, Joined) and self.failed is None:
             self._hosts.ensure(event.host, functools.partial(self._host_failed, event.host))
         self.post(event)
         return future
@@ -277,6 +277,8 @@ class CoordinatorLoop:
                 logger.warning("the run can't be claimed again yet: %s", error)
                 return
             self._fail_all(Failure(error=type(error).__name__, message=error.message, details=error.details))
+            if isinstance(error, ConfigError):  # no run can be here: those that were made for whoever asked hold nothing of one
+                self._hosts.close_all(remove_arena=True)
             self._on_end(error.message)
             self._ended.set()
             return

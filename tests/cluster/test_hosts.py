@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 
 import raystate
 from raystate.actors.hosts import RayHosts, waiting_key
 from raystate.actors.kept import Kept
-from raystate.actors.naming import find_hosts, host_name
+from raystate.actors.naming import find_hosts, host_name, run_actors
+from raystate.arena import arena_path, default_root
+from raystate.arena.files import PREFIX
 from raystate.core.messages import HostId
 from raystate.storage import run_hash
 from tests.cluster.strikes import pid_of
 from tests.cluster.training import wait_for
+from tests.patience import PATIENCE_S
 
 
 class Nodes:
@@ -47,8 +52,6 @@ class Nodes:
         return actor is not None and any(host[:8] in path.name for path in self.arenas())
 
     def arenas(self) -> list[Any]:
-        from raystate.arena import arena_path, default_root
-
         return [path for host in self.ids if (path := arena_path(default_root(None), self.name, host)).exists()]
 
 
@@ -114,3 +117,22 @@ def test_one_that_is_killed_becomes_a_host_all_the_same(nodes: Nodes) -> None:
     os.kill(nodes.pid(node), signal.SIGKILL)
     nodes.become_host(node)
     assert nodes.another().known() == (node,)
+
+
+def test_a_start_that_is_refused_leaves_nothing(ray_cluster: Any, tmp_path: Path) -> None:
+    del ray_cluster
+    raystate.save(tmp_path / "one", {"w": np.zeros(2)})
+    storage, run = str(tmp_path / "one" / "run"), f"in-{os.getpid()}"
+
+    @ray.remote(num_cpus=0)
+    def start() -> str:
+        try:
+            raystate.StateManager(raystate.StateConfig(storage=storage, run=run))
+        except raystate.ConfigError as error:
+            return str(error)
+        return "it has begun"
+
+    assert "no run can begin in" in ray.get(start.remote(), timeout=PATIENCE_S)
+    name = run_hash(raystate.StateConfig(storage=storage, run=run).storage, run)
+    wait_for(lambda: not run_actors(name), "the end of all that was started for it")
+    assert not list(default_root(None).glob(f"{PREFIX}{name}*"))
