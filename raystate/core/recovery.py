@@ -347,6 +347,8 @@ class Restores:
         for ask in self._wishes.everybody():
             self.desk.answer(ask, settled)
         what = f"restored step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"
+        if any(one.mistaken for one in self._tried.values()):
+            what = f"settled on step {step}, which a mistake of the caller kept from being restored"
         self.desk.log("info" if step >= 0 else "debug", f"{all_have(group.world)} {what}")  # that there is none was said
         self._enter("idle")
 

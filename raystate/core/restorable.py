@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raystate.core.desk import step_text
 from raystate.core.group import Group
 from raystate.core.journal import Journal
 from raystate.core.memory import Memory, Snap
@@ -132,7 +133,7 @@ class Restorable:
                 world=snap.world,
                 stored=snap.step in self.stored() and self._is_stored(snap),
                 reason=f"step {snap.step} is complete in memory (lineage {snap.lineage}); newest durable step: "
-                f"{self._journal.durable_step}",
+                f"{step_text(self._journal.durable_step)}",
                 set_aside=self.damaged,
             )
         if step is None:

@@ -86,6 +86,8 @@ def what_happened(event: Event) -> str:
         case RestoreAsked(rank=rank, step=step, rollback=rollback):
             what = "the newest step" if step is None else f"step {step}"
             return f"rank {rank} asks to restore {what}{', giving up newer ones' if rollback else ''}"
+        case RestoreTried(rank=rank, step=step, ok=True, mistaken=True):
+            return f"rank {rank} could not restore step {step}, by a mistake of its caller"
         case RestoreTried(rank=rank, step=step, ok=True, tier=tier):
             what = "nothing: the run has no step" if step < 0 else f"step {step}"
             return f"rank {rank} has restored {what}{f' from {tier}' if tier and step >= 0 else ''}"
