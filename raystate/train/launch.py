@@ -153,7 +153,7 @@ def fit(
         "datasets": _datasets(datasets),
         "run_config": _run_config(run_config, callback, on_cpu=on_cpu, env=env),
     }
-    entry = _entry(train_fn)
+    entry = _entry(train_fn, takes_config=bool(train_loop_config))
     started_ray = not ray.is_initialized()
     if started_ray:
         start_ray()
@@ -290,11 +290,14 @@ def _run_config(
     return run
 
 
-def _entry(train_fn: Callable[..., Any]) -> Callable[..., Any]:
+def _entry(train_fn: Callable[..., Any], *, takes_config: bool) -> Callable[..., Any]:
     """`train_fn`, returning an Outcome."""
+    parameters = inspect.signature(train_fn).parameters.values()
+    if takes_config and not parameters:  # Ray Train would leave it out
+        raise ConfigError("train_fn takes no argument: it would never see train_loop_config", field="train_fn")
     required = [
         parameter
-        for parameter in inspect.signature(train_fn).parameters.values()
+        for parameter in parameters
         if parameter.default is parameter.empty and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     if len(required) > 1:

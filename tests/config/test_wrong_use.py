@@ -125,6 +125,12 @@ def test_fit_wants_the_function_first():
         raystate.fit(config, print)  # pyright: ignore[reportArgumentType]
 
 
+def test_fit_drops_no_configuration_of_the_function():
+    config = raystate.StateConfig(storage="/nonexistent/lm", run="lm")
+    with pytest.raises(ConfigError, match="takes no argument: it would never see train_loop_config"):
+        raystate.fit(lambda: None, config, num_workers=1, train_loop_config={"lr": 0.1})
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
