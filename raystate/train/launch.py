@@ -290,7 +290,7 @@ def _run_config(
     return run
 
 
-def _entry(train_fn: Callable[..., Any], *, takes_config: bool) -> Callable[..., Any]:
+def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Callable[..., Any]:
     """`train_fn`, returning an Outcome."""
     parameters = inspect.signature(train_fn).parameters.values()
     if takes_config and not parameters:  # Ray Train would leave it out
