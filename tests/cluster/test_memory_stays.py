@@ -55,12 +55,12 @@ def train(config: dict[str, Any]) -> None:
             toy.pause(config["out"], step - 1)
             state = step_fn(state)
             manager.save(step, state)
-            end_s, complete = time.monotonic() + PATIENCE_S, -1
-            while complete < step:
-                assert time.monotonic() < end_s, f"snapshot {step} is not complete"
+            end_s, complete, durable = time.monotonic() + PATIENCE_S, -1, -1
+            while complete < step or durable < step - 1:  # else a step that storage is too slow for gives way, and close() says so
+                assert time.monotonic() < end_s, f"snapshot {step} is not complete, or step {step - 1} not durable"
                 time.sleep(POLL_S)
                 report: Any = ray.get(coordinator.status.remote(), timeout=PATIENCE_S)
-                complete = report.status.memory_step
+                complete, durable = report.status.memory_step, report.status.durable_step
             events.write(json.dumps({"t": time.time(), **who, "event": "step", "step": step}) + "\n")
 
 

@@ -206,10 +206,10 @@ def test_processes_wait_where_a_rank_could_go(monkeypatch: pytest.MonkeyPatch) -
     waits._look_for_spares()
     assert waits.spares() == ["c", "c", "d"], "as many as one node's ranks, where there is room, on few nodes"
     waits._look_for_spares()
-    assert prepared == [{"c", "d"}], "told once"
+    assert prepared == [{"c", "d"}, {"c", "d"}], "told at each look"
     del room["c"]
     waits._look_for_spares()
-    assert (waits.spares(), killed, prepared) == (["d", "e", "e"], ["c", "c"], [{"c", "d"}, {"d", "e"}])
+    assert (waits.spares(), killed, prepared) == (["d", "e", "e"], ["c", "c"], [{"c", "d"}, {"c", "d"}, {"d", "e"}])
 
 
 def test_a_smaller_group_takes_the_processes_that_wait_on_its_nodes() -> None:
