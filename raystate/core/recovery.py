@@ -329,9 +329,8 @@ class Restores:
         group.decide()
         step = choice.step
         self.saves.protect(-1)
-        tier = max(
-            (one.tier for one in self._tried.values()), key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default=""
-        )
+        tiers = [one.tier for one in self._tried.values()]
+        tier = max(tiers, key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")
         base = SnapshotId(choice.lineage, step, choice.again)
         durable = choice.tier == "storage" or self.saves.fate(base)[0] is True
         saving = not durable and base in self.saves.jobs
@@ -346,9 +345,8 @@ class Restores:
         )
         for ask in self._wishes.everybody():
             self.desk.answer(ask, settled)
-        what = f"restored step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"
-        if any(one.mistaken for one in self._tried.values()):
-            what = f"settled on step {step}, which a mistake of the caller kept from being restored"
+        told = "settled on" if any(one.mistaken for one in self._tried.values()) else "restored"  # it raises what was wrong
+        what = f"{told} step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"
         self.desk.log("info" if step >= 0 else "debug", f"{all_have(group.world)} {what}")  # that there is none was said
         self._enter("idle")
 
