@@ -131,7 +131,6 @@ class CoordinatorActor:
     def _end(self) -> None:
         self._left_all.wait(GOODBYE_S)
         self._kept_owner.delete()
-        self._hosts.forget()
         ray.kill(self._kill_me, no_restart=True)
 
     async def hello(self, owner: Owner, takeover: bool) -> Welcome | Failure:

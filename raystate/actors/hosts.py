@@ -90,7 +90,10 @@ class RayHosts:
             for host in missing:
                 self._create(host, waits=True).preload.remote()
 
-    def _is_host(self, host: HostId) -> None:
+    def _waits_no_more(self, host: HostId) -> None:
+        """It is a host of the run."""
+        if host not in self._waiting:
+            return
         with self._lock:
             self._giving_up.discard(host)
             self._set_waiting(self._waiting - {host})
@@ -100,8 +103,7 @@ class RayHosts:
         return tuple(host for host in find_hosts(self._run_hash) if host not in self._waiting)
 
     def ensure(self, host: HostId, on_error: Callable[[str], None]) -> None:
-        if host in self._waiting:
-            self._is_host(host)
+        self._waits_no_more(host)
         self._open(host, on_error, time.monotonic() + OPEN_AGAIN_FOR_S)
 
     def _open(self, host: HostId, on_error: Callable[[str], None], until_s: float, *, anew: bool = False) -> None:
@@ -139,8 +141,7 @@ class RayHosts:
         start.remote().future().add_done_callback(check)
 
     def _send(self, host: HostId, method: str, *args: Any) -> None:
-        if host in self._waiting:
-            self._is_host(host)  # it has found what it held before it was killed, and nobody had to open it
+        self._waits_no_more(host)  # it may have found what it held before it was killed, and nobody had to open it
         handle = self._handle(host)
         if handle is not None:
             getattr(handle, method).remote(*args)
@@ -177,21 +178,17 @@ class RayHosts:
         found = {host: self._handle(host) for host in {*self._handles, *find_hosts(self._run_hash)}}
         handles = {host: handle for host, handle in found.items() if handle is not None}
         deadline_s = time.monotonic() + CLOSE_HOST_TIMEOUT_S
-        left = {host: handle for host, handle in handles.items() if host not in self._waiting}
+        left = [handle for host, handle in handles.items() if host not in self._waiting]
         # They have nothing to close, unless one was made a host behind our back.
         idle = [handles[host].close.remote(remove_arena).future() for host in self._waiting & handles.keys()]
         while left and (wait_s := deadline_s - time.monotonic()) > 0:
-            calls = {handle.close.remote(remove_arena).future(): host for host, handle in left.items()}
+            calls = {handle.close.remote(remove_arena).future(): handle for handle in left}
             done, _ = concurrent.futures.wait(calls, timeout=wait_s)
             # One that was killed a moment ago is being started again: until then its arena has nobody who removes it.
-            left = {calls[call]: left[calls[call]] for call in done if isinstance(call.exception(), ActorUnavailableError)}
+            left = [calls[call] for call in done if isinstance(call.exception(), ActorUnavailableError)]
             if left:
                 time.sleep(AGAIN_S)
         concurrent.futures.wait(idle, timeout=CLOSE_IDLE_TIMEOUT_S)
         for handle in handles.values():
             ray.kill(handle, no_restart=True)
-        self.forget()
-
-    def forget(self) -> None:
-        """What is kept of HostActors that wait."""
-        self._kept_waiting.delete()
+        self._kept_waiting.delete()  # only here: HostActors that are not ended go on waiting, and the next Coordinator has to know

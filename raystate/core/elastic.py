@@ -119,7 +119,7 @@ class Elastic:
         self._every_s = max(every_s, LEAST_EVERY_S)
         self._settle_s = min(SETTLE_S, self._every_s)
         self._limit: int | None = None  # more were not placed although there seemed to be room
-        self._tried = 0  # the size of the group that was started last
+        self.tried = 0  # workers of the group that was started last, whether it trained or not
         self._workers = 0  # of the group that runs
         self._started_s = -math.inf
         self._patience = 1  # times `every_s` until the next growth
@@ -127,12 +127,11 @@ class Elastic:
         self._asked_s = -math.inf
         self._runs = False  # the group that was started last
         self._grew = False  # it is the outcome of a growth
-        self._newest: Newest | int = -1  # the newest step before `_ends`
-        self._ends: list[
-            tuple[int, bool, Newest]
-        ] = []  # (workers, whether it failed, the newest step then) of groups not looked at yet
+        self._newest: Newest = lambda: None  # before `_ends`
+        # Of groups that nobody has looked at yet: (workers, whether it failed, the newest step then).
+        self._ends: list[tuple[int, bool, Newest]] = []
         self._worked: set[int] = set()  # sizes that have made new steps
-        self._ceiling: int | None = None  # a larger group only failed: no more than this
+        self._ceiling = 0  # a larger group only failed: no more than this until then
         self._ceiling_until_s = -math.inf
         self._taken_back: Counter[int] = Counter()  # how often, by size
         self._seen: list[tuple[float, int]] = []  # (since when, room), as far back as matters
@@ -144,14 +143,14 @@ class Elastic:
         """Workers of the next group. Without room for the fewest it is these, and they wait for it."""
         if self._limit is not None and self._limit < self.sizes.fewest:
             self._limit = None  # no size was placed: from the beginning
-        limits = self._limits(now_s) if self._limit is None else [*self._limits(now_s), self._limit]
-        size = self.sizes.fitting(min([room, *limits]))
-        self._tried = self.sizes.fewest if size is None else size
-        return self._tried
+        most = self._below_ceiling(room, now_s)
+        size = self.sizes.fitting(most if self._limit is None else min(most, self._limit))
+        self.tried = self.sizes.fewest if size is None else size
+        return self.tried
 
     def not_placed(self) -> None:
         """The group found no place: the next one is smaller, if it may be."""
-        self._limit = self._tried - 1
+        self._limit = self.tried - 1
 
     def ended(self, newest: Newest, *, failed: bool) -> None:
         """The present group has ended.
@@ -169,18 +168,18 @@ class Elastic:
     def take_back(self, now_s: float) -> bool:
         """The present group has failed for good. Whether the next one is smaller, of a size that has worked, as this one never has."""
         self._look_back()
-        below = [size for size in self._worked if size < self._tried]
-        if self._tried in self._worked or not below:
+        below = [size for size in self._worked if size < self.tried]
+        if self.tried in self._worked or not below:
             return False
-        held = min(MOST_PATIENCE * 2 ** self._taken_back[self._tried], MOST_HELD)
-        self._taken_back[self._tried] += 1
+        held = min(MOST_PATIENCE * 2 ** self._taken_back[self.tried], MOST_HELD)
+        self._taken_back[self.tried] += 1
         self._ceiling, self._ceiling_until_s = max(below), now_s + self._every_s * held
         self._wish = None
         return True
 
     def _look_back(self) -> None:
         """Which of the sizes so far have worked."""
-        before = self._newest if isinstance(self._newest, int) else self._newest()
+        before = self._newest()
         before = -1 if before is None else before
         for workers, failed, newest in self._ends:
             step = newest()
@@ -189,19 +188,11 @@ class Elastic:
             if step - before > (FEW_STEPS if failed else 0):
                 self._worked.add(workers)
             before = step
-        self._newest = before
+        self._newest = lambda: before
         self._ends.clear()
 
-    def _limits(self, now_s: float) -> list[int]:
-        """More workers than these are not tried now."""
-        if now_s >= self._ceiling_until_s:
-            self._ceiling = None
-        return [] if self._ceiling is None else [self._ceiling]
-
-    @property
-    def tried(self) -> int:
-        """Workers of the group that was started last, whether it trained or not."""
-        return self._tried
+    def _below_ceiling(self, room: int, now_s: float) -> int:
+        return min(room, self._ceiling) if now_s < self._ceiling_until_s else room
 
     def outcome(self, workers: int) -> str:
         """What becomes of the run's size in a group of so many, in words for "the run …"; "" if there is nothing to say."""
@@ -214,7 +205,7 @@ class Elastic:
     def started(self, now_s: float, newest: Newest) -> None:
         """The group runs. `newest`: as in `ended`."""
         before, wish, lived_s = self._workers, self._wish, now_s - self._started_s
-        workers = self._tried
+        workers = self.tried
         fell_short = wish is not None and workers < wish.workers
         soon_lost = self._grew and workers < before and lived_s < GROWN_FOR * self._every_s
         if fell_short or soon_lost:
@@ -240,14 +231,14 @@ class Elastic:
         wait_s = self._every_s * self._patience
         if now_s - self._started_s < wait_s or now_s - self._asked_s < wait_s:
             return None
-        settled, limits = self._settled(now_s), self._limits(now_s)
-        size = None if settled is None else self.sizes.fitting(min([settled, *limits]))
+        settled = self._settled(now_s)
+        size = None if settled is None else self.sizes.fitting(self._below_ceiling(settled, now_s))
         if size is None or size <= self._workers:
             self._chance_s = None
             return None
         if self._chance_s is None:
             self._chance_s = now_s
-        if (self.sizes.fitting(min([room, *limits])) or size) > size and now_s - self._chance_s < self._settle_s:
+        if (self.sizes.fitting(self._below_ceiling(room, now_s)) or size) > size and now_s - self._chance_s < self._settle_s:
             return None  # more has come just now: one restart for both
         return Wish(
             workers=size,

@@ -31,7 +31,7 @@ from ray.util.placement_group import get_current_placement_group, remove_placeme
 from raystate import launch_context
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
-from raystate.core.elastic import Sizes
+from raystate.core.elastic import Newest, Sizes
 from raystate.core.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
 from raystate.launch_context import LaunchContext, Restart
 from raystate.ray_version import is_tested, warn_if_untested
@@ -39,7 +39,7 @@ from raystate.runtime.ends import End
 from raystate.storage import run_hash
 from raystate.train import bundles, endings, nodes, telling
 from raystate.train.elastic import ElasticGroups
-from raystate.train.policy import Ending, Probe, RetryPolicy, pinned_nodes
+from raystate.train.policy import Ending, RetryPolicy, pinned_nodes
 from raystate.train.standby import SWITCH, Standby
 
 logger = logging.getLogger(__name__)
@@ -384,7 +384,7 @@ class RayTrainCallback(_Callback):
     def _run_hash(self) -> str:
         return run_hash(self._config.storage, self._config.run)
 
-    def _probe(self) -> Probe:
+    def _probe(self) -> Newest:
         if self._threads is None or (self._max_failures == -1 and self._elastic is None):
             return lambda: None
         future = self._threads.submit(newest_step, self._config)

@@ -15,8 +15,6 @@ NEAR_STEPS = 3  # two failures this close to each other are at the same place
 _SIGNATURE_CHARS = 300
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
-Probe = Newest
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
@@ -61,16 +59,16 @@ class RetryPolicy:
         self._newest: int | None = None
         self._repeated = 0  # failures in a row with _signature, each within NEAR_STEPS of the one before
         self._signature = ""
-        self._base: Probe | None = None  # the newest step before the first failure
-        self._unseen: list[tuple[Probe, str]] = []  # failures, with their signatures, whose probes were not looked at yet
+        self._base: Newest | None = None  # the newest step before the first failure
+        self._unseen: list[tuple[Newest, str]] = []  # failures, with their signatures, whose probes were not looked at yet
         self._waiting_since_s: float | None = None
 
-    def started(self, probe: Probe, now_s: float) -> None:  # noqa: ARG002 - the same shape as `ended`
+    def started(self, probe: Newest, now_s: float) -> None:  # noqa: ARG002 - the same shape as `ended`
         """A worker group is running. The first one's probe is the base for the first failure's."""
         self._waiting_since_s = None
         self._base = self._base or probe
 
-    def ended(self, ending: Ending, probe: Probe, now_s: float) -> str | None:
+    def ended(self, ending: Ending, probe: Newest, now_s: float) -> str | None:
         """Decide after a worker group's end.
 
         Args:

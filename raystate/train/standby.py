@@ -105,18 +105,21 @@ class Standby:
         """Start the processes once the group has trained for a while, and on other nodes as they come."""
         if self._due_s is None or now_s < self._due_s:
             return
-        group, self._group, self._due_s = self._group, None, now_s + _LOOK_S
+        group = self._group
         if group is not None:
-            self._begin(group)
-        else:
-            self._look_for_spares()
-        if self._kind is None:
-            self._due_s = None
+            self.drop()
+        self._due_s = now_s + _LOOK_S  # also if this look fails
+        try:
+            if group is not None:
+                self._begin(group)
+            else:
+                self._look_for_spares()
+        finally:
+            if self._kind is None:
+                self._due_s = None
 
     def _begin(self, group: Any) -> None:
         """One more process for each of the group's workers."""
-        waiting, self._waiting, self._kind = self._waiting, [], None
-        _kill(waiting)
         self._kind = self._kind_for(group)
         if self._kind is not None:
             self._own = Counter(worker.metadata.node_id for worker in group.get_workers())

@@ -9,34 +9,28 @@ from raystate.actors.naming import coordinator_name, find_actor
 from raystate.core.messages import ResizeAsked
 
 
-def _coordinator(run_hash: str) -> Any | None:
-    return find_actor(coordinator_name(run_hash))
+def _tell(run_hash: str, method: str, *args: Any) -> bool:
+    coordinator = find_actor(coordinator_name(run_hash))
+    if coordinator is not None:
+        getattr(coordinator, method).remote(*args)
+    return coordinator is not None
 
 
 def expect(run_hash: str, nodes: Set[str]) -> bool:
     """Let the HostActors of nodes that are new to the run start while its trainers start there. Whether anybody was told."""
-    coordinator = _coordinator(run_hash) if nodes else None
-    if coordinator is not None:
-        coordinator.expect.remote(tuple(sorted(nodes)))
-    return coordinator is not None
+    return bool(nodes) and _tell(run_hash, "expect", tuple(sorted(nodes)))
 
 
 def prepare(run_hash: str, nodes: Set[str]) -> None:
     """Let a HostActor wait on each of these nodes, which may be needed, and on no other."""
-    coordinator = _coordinator(run_hash)
-    if coordinator is not None:
-        coordinator.prepare.remote(tuple(sorted(nodes)))
+    _tell(run_hash, "prepare", tuple(sorted(nodes)))
 
 
 def ask_to_grow(run_hash: str, group: str, reason: str) -> None:
     """Have the ranks of this worker group stop at one step, to go on with more. It is asked again if they don't."""
-    coordinator = _coordinator(run_hash)
-    if coordinator is not None:
-        coordinator.tell.remote(ResizeAsked(group=group, reason=reason))
+    _tell(run_hash, "tell", ResizeAsked(group=group, reason=reason))
 
 
 def blame(run_hash: str, group: str, cause: str) -> None:
     """Why this worker group ended: the Coordinator's reports say the same."""
-    coordinator = _coordinator(run_hash)
-    if coordinator is not None:
-        coordinator.blame.remote(group, cause)
+    _tell(run_hash, "blame", group, cause)

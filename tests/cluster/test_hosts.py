@@ -47,12 +47,11 @@ class Nodes:
         self.coordinator.ensure(host, self.errors.append)
         wait_for(lambda: self.arena_is_there(host), "a host", failed=lambda: self.errors or None)
 
-    def arena_is_there(self, host: HostId) -> bool:
-        actor: Any = self.coordinator._handle(host)
-        return actor is not None and any(host[:8] in path.name for path in self.arenas())
+    def arena(self, host: HostId) -> Path:
+        return arena_path(default_root(None), self.name, host)
 
-    def arenas(self) -> list[Any]:
-        return [path for host in self.ids if (path := arena_path(default_root(None), self.name, host)).exists()]
+    def arena_is_there(self, host: HostId) -> bool:
+        return self.coordinator._handle(host) is not None and self.arena(host).exists()
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def nodes(ray_cluster: Any, make_run: Any) -> Iterator[Nodes]:
     yield nodes
     nodes.coordinator.close_all(remove_arena=True)
     wait_for(lambda: not find_hosts(nodes.name), "the end of all HostActors")
-    assert not nodes.arenas()
+    assert not any(nodes.arena(host).exists() for host in nodes.ids)
     assert Kept(waiting_key(nodes.name)).get() is None
 
 

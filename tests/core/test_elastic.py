@@ -344,23 +344,15 @@ def test_a_larger_group_that_never_trains_is_taken_back_too():
     assert run.start() == 1
 
 
-def test_the_sizes_that_worked_are_remembered_over_failures_of_others():
-    """A bad node comes, fails, and goes; or room comes while the larger group fails already."""
+@pytest.mark.parametrize(("larger", "then"), [(4, 3), (3, 4)], ids=["its bad node goes", "more room comes"])
+def test_the_sizes_that_worked_are_remembered_over_failures_of_others(larger: int, then: int):
     run = Run((1, 4), room=2, broken=(3, 4))
-    run.room = 4
+    run.room = larger
     run.grow()
-    run.room = 3
-    assert run.start(failed=True) == 3
+    run.room = then
+    assert run.start(failed=True) == then
     assert run.fail()
-    assert run.start() == 2
-
-    run = Run((1, 4), room=2, broken=(3, 4))
-    run.room = 3
-    run.grow()
-    run.room = 4
-    assert run.start(failed=True) == 4
-    assert run.fail()
-    assert run.start() == 2, "3 has never worked"
+    assert run.start() == 2, "the only size that has worked"
 
 
 def test_a_size_that_the_run_shrank_to_is_taken_back_if_it_never_worked():
