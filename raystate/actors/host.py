@@ -215,6 +215,16 @@ class HostActor:
             if self._opened is not None:
                 self._opened.close(remove_arena=remove_arena)
 
+    def close_empty(self) -> None:
+        """End this actor for good, and its arena, unless a trainer has or had slots in it."""
+        with self._opening:
+            if self._opened is not None and self._opened.arena.sets:
+                return
+            self._gives_up = True
+            if self._opened is not None:
+                self._opened.close(remove_arena=True)
+            exit_actor()
+
 
 def _preload(storage_url: str) -> None:
     for module in ("raystate.arena", "raystate.runtime.host_loop", "raystate.runtime.notices", "raystate.storage"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -22,6 +24,9 @@ CLOSE_HOST_TIMEOUT_S = 20.0
 CLOSE_IDLE_TIMEOUT_S = 2.0  # of those that only wait
 AGAIN_S = 0.1
 OPEN_AGAIN_FOR_S = 20.0  # a HostActor that is killed starts again within seconds
+UNFIT_S = 60.0  # a node on which no HostActor could be made to wait is left alone for so long
+
+logger = logging.getLogger("raystate")
 
 
 def waiting_key(run_hash: str) -> str:
@@ -44,6 +49,7 @@ class RayHosts:
         self._kept_waiting = Kept(waiting_key(run_hash))
         self._waiting: frozenset[HostId] = self._kept_waiting.get() or frozenset()
         self._giving_up: set[HostId] = set()  # of those
+        self._unfit: dict[HostId, float] = {}  # until when none is made to wait there
         self._writes: dict[tuple[HostId, str], Future[Any]] = {}  # by save: an order is given again, and takes one call
 
     def _set_waiting(self, waiting: frozenset[HostId]) -> None:
@@ -85,10 +91,19 @@ class RayHosts:
                 else:
                     self._giving_up.discard(host)
                     self._set_waiting(self._waiting - {host})
-            missing = [host for host in hosts if host not in self._giving_up and self._handle(host) is None]
+            now_s = time.monotonic()
+            barred = self._giving_up | {host for host, until_s in self._unfit.items() if now_s < until_s}
+            missing = [host for host in hosts if host not in barred and self._handle(host) is None]
             self._set_waiting(self._waiting.union(missing))  # before they are there
             for host in missing:
-                self._create(host, waits=True).preload.remote()
+                preloaded = self._create(host, waits=True).preload.remote().future()
+                preloaded.add_done_callback(functools.partial(self._prepared, host))
+
+    def _prepared(self, host: HostId, preloaded: Future[Any]) -> None:
+        error = preloaded.exception()
+        if isinstance(error, ActorDiedError) and host in self._waiting - self._giving_up and not self._closed:
+            self._unfit[host] = time.monotonic() + UNFIT_S
+            logger.warning("no HostActor can wait on node %s: %s", host[:8], _last_line(error))
 
     def _waits_no_more(self, host: HostId) -> None:
         """It is a host of the run."""
@@ -135,7 +150,7 @@ class RayHosts:
             if (restarts or gave_up) and time.monotonic() < until_s:
                 later(anew=anew or gave_up)
             else:
-                on_error((str(error).strip().splitlines() or [type(error).__name__])[-1])
+                on_error(_last_line(error))
 
         start = handle.open if hasattr(handle, "open") else handle.pid
         start.remote().future().add_done_callback(check)
@@ -172,11 +187,19 @@ class RayHosts:
             return under_way
         return self._writes[key]
 
-    def close_all(self, *, remove_arena: bool) -> None:
+    def _close(self) -> dict[HostId, Any]:
+        """Make no more of them. Returns all that there are."""
         with self._lock:
             self._closed = True
         found = {host: self._handle(host) for host in {*self._handles, *find_hosts(self._run_hash)}}
-        handles = {host: handle for host, handle in found.items() if handle is not None}
+        return {host: handle for host, handle in found.items() if handle is not None}
+
+    def close_empty(self) -> None:
+        calls = [handle.close_empty.remote().future() for handle in self._close().values() if hasattr(handle, "close_empty")]
+        concurrent.futures.wait(calls, timeout=CLOSE_IDLE_TIMEOUT_S)
+
+    def close_all(self, *, remove_arena: bool) -> None:
+        handles = self._close()
         deadline_s = time.monotonic() + CLOSE_HOST_TIMEOUT_S
         left = [handle for host, handle in handles.items() if host not in self._waiting]
         # They have nothing to close, unless one was made a host behind our back.
@@ -192,3 +215,7 @@ class RayHosts:
         for handle in handles.values():
             ray.kill(handle, no_restart=True)
         self._kept_waiting.delete()  # only here: HostActors that are not ended go on waiting, and the next Coordinator has to know
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

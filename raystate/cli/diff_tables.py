@@ -45,7 +45,7 @@ def show_comparison(found: Comparison, *, sort: DiffSort, depth: int | None, eve
         _show_arrays(arrays if everything else arrays[:MOST_ROWS])
     else:
         hidden += _show_groups(found.arrays, depth=depth, sort=sort, everything=everything)
-    if found.values:
+    if found.values and found.differing:
         out.print()
     _show_values(found.values if everything else found.values[:MOST_ROWS])
     if hidden and not everything:
@@ -115,12 +115,14 @@ def _kind(array: ArraySpec | None) -> str:
 def _show_values(values: tuple[ValueDifference, ...]) -> None:
     for one in values:
         name = one.name if one.item == "state" else f"{one.item}:{one.name}" if one.name else one.item
-        out.print(f"{escape(name)}: {escape(_text(one.a))} became {escape(_text(one.b))}")
+        if one.only_in:
+            what = f"only in {one.only_in}: {_text(one.a if one.only_in == 'A' else one.b)}"
+        else:
+            what = f"{_text(one.a)} became {_text(one.b)}"
+        out.print(f"{escape(name)}: {escape(what)}")
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return "nothing"
     text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from enum import StrEnum
@@ -109,6 +110,8 @@ def inspect(
         if item in (None, one)
         for arrays in [found.arrays(one)]
     }
+    if not as_json and not any(chosen.values()) and (glob is not None or regex is not None):
+        raise ConfigError(f"no array of step {found.step} matches{_near(found, glob)}", field="filter", got=glob)
     with wait_progress("looking at how it is stored", quiet=as_json):
         stored = _stored(chosen)
     if as_json:
@@ -117,11 +120,18 @@ def inspect(
         _show_step(found, chosen, stored, nbytes, whole=glob is None and regex is None and item is None)
         for one, arrays in chosen.items():
             _show_arrays(found, one, arrays, stored[one], depth=depth, sort=sort, long=long, everything=everything)
-        if not any(chosen.values()) and (glob is not None or regex is not None):
-            raise ConfigError("no array matches: raystate inspect without --filter and --regex shows which there are")
     for problem in (one for one in stored.values() if isinstance(one, str)):
         progress_out.print(f"[red]{escape(problem)}[/]", soft_wrap=True)
         raise typer.Exit(1)
+
+
+def _near(found: StepMetadata, glob: str | None) -> str:
+    beginnings = {".".join(map(str, one.path[:1])) for item in found.trees for one in found.arrays(item).values()}
+    beginnings.discard("")
+    close = difflib.get_close_matches((glob or "").partition(".")[0], beginnings, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; their paths begin with {', '.join(sorted(beginnings)[:5])}{' …' if len(beginnings) > 5 else ''}" if beginnings else ""
 
 
 def _stored(chosen: Found) -> dict[str, dict[str, StoredArray] | str]:

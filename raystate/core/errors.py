@@ -29,6 +29,10 @@ class RaystateError(Exception):
         """The sentence for a person."""
         return str(self.args[0])
 
+    def add(self, sentence: str) -> None:
+        """End the message with one thing more: whoever it passes may know what to do."""
+        self.args = (f"{self.message}; {sentence}",)
+
     def __getattr__(self, name: str) -> Any:
         # Only reached for names that are not real attributes.
         if name.startswith("__") or name == "details":

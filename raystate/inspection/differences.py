@@ -53,12 +53,19 @@ class ArrayDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class ValueDifference:
-    """A scalar, string, JSON item, iterator, metric or the custom value that is not the same; None where a step has none."""
+    """A scalar, string, iterator or metric, or a member of a JSON item or of the custom value, that is not the same.
+
+    Attributes:
+        item, name: which; a member of an object has its keys as its name, with dots between them.
+        a, b: what each step has.
+        only_in: the step that has it, "A" or "B", if the other one has not.
+    """
 
     item: str
     name: str
     a: Any
     b: Any
+    only_in: Literal["", "A", "B"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +106,7 @@ def compare(
     kinds = [shown_items(reader) for reader in (a, b)]
     sides = [_leaves(reader, found, wanted) for reader, found in zip((a, b), kinds, strict=True)]
     arrays = [{key: (i, leaf.array) for key, (i, leaf) in side.items() if leaf.array is not None} for side in sides]
-    values = [{key: leaf.plain for key, (_, leaf) in side.items() if leaf.array is None} for side in sides]
+    values = [{(item, (name,)): leaf.plain for (item, name), (_, leaf) in side.items() if leaf.array is None} for side in sides]
     for reader, found, into in zip((a, b), kinds, values, strict=True):
         into.update(_others(reader, found, wanted))
     keys = list(dict.fromkeys([*values[0], *values[1]]))
@@ -127,7 +134,16 @@ def compare(
         outcome[key] = tallies[key].outcome(key, arrays[0][key][1], arrays[1][key][1])
     return Comparison(
         arrays=tuple(outcome[key] for key in dict.fromkeys([*arrays[0], *arrays[1]])),
-        values=tuple(ValueDifference(item=key[0], name=key[1], a=values[0].get(key), b=values[1].get(key)) for key in unequal),
+        values=tuple(
+            ValueDifference(
+                item=key[0],
+                name=".".join(key[1]),
+                a=values[0].get(key),
+                b=values[1].get(key),
+                only_in="B" if key not in values[0] else "A" if key not in values[1] else "",
+            )
+            for key in unequal
+        ),
         same_values=len(keys) - len(unequal),
     )
 
@@ -149,24 +165,36 @@ def _leaves(reader: StepReader, kinds: dict[str, Any], wanted: Callable[[str, st
     }
 
 
-def _others(reader: StepReader, kinds: dict[str, Any], wanted: Callable[[str, str], bool]) -> Iterator[tuple[_Key, Any]]:
+def _others(
+    reader: StepReader, kinds: dict[str, Any], wanted: Callable[[str, str], bool]
+) -> Iterator[tuple[tuple[str, tuple[str, ...]], Any]]:
+    """((item, path in it), value) of what is not in a tree."""
     for item, kind in kinds.items():
         if not wanted(item, ""):
             continue
         if kind == "json":
-            yield (item, ""), reader.json(item)
+            yield from (((item, path), value) for path, value in _members(reader.json(item)))
         elif kind == "iterator":
             states, world = reader.iterator_states(item)
             for process, state in states.items():
-                yield (item, f"process {process} of {world}"), state.decode(errors="replace")
+                yield (item, (f"process {process} of {world}",)), state.decode(errors="replace")
         elif kind == "files":
             for name, data in reader.own_files(item).items():
-                yield (item, name), data.decode(errors="replace")
+                yield (item, (name,)), data.decode(errors="replace")
     for name, value in reader.metrics().items():
         if wanted("metrics", name):
-            yield ("metrics", name), value
+            yield ("metrics", (name,)), value
     if wanted("custom", "") and (custom := reader.custom()) is not None:
-        yield ("custom", ""), custom
+        yield from ((("custom", path), value) for path, value in _members(custom))
+
+
+def _members(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Of a JSON object its members, at all depths; of anything else itself."""
+    if not isinstance(value, dict) or not value:
+        yield path, value
+        return
+    for key, member in value.items():
+        yield from _members(member, (*path, str(key)))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -11,6 +11,7 @@ from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFou
 from raystate.legacy import LegacyCheckpoint, legacy_checkpoint
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import (
+    RunLog,
     Storage,
     StorageUrl,
     describe_foreign,
@@ -133,6 +134,11 @@ class Checkpoints:
             except StepNotFoundError:
                 if step is not None or self.steps()[-1:] in ([], [chosen]):
                     raise
+            except CorruptCheckpointError as error:
+                if others := [one for one in self.steps() if one != chosen]:
+                    named = f"step {others[0]}" if len(others) == 1 else f"{len(others):,} other steps, the newest is {others[-1]}"
+                    error.add(f"{self.storage.url} also has {named}; raystate verify tells what is whole")
+                raise
 
     def read_existing(self, step: int, read: Callable[[StepReader], T]) -> T:
         """The one place that tells damage from a step that somebody else has retired, or saved anew, while it was read.
@@ -165,6 +171,8 @@ class Checkpoints:
             return f"{url} has no step: {empty}"
         if found := foreign_checkpoints(self.storage):
             return f"{url} has no step: {describe_foreign(url, found)}; raystate.load(…) reads one by its own path"
+        if (claimed := RunLog(self.storage).tail()) is not None:
+            return f"{url} has no step: none of run {claimed.run!r} is durable yet"
         there = [info.name for info in self.storage.list(recursive=False)]
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
         return f"{url} has no step: expected folders of steps, such as 1200/; there is {', '.join(map(repr, there[:3]))}{more}"

@@ -28,6 +28,8 @@ _CURL = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "20", "TENSORSTORE_CURL_LOW_
 # The status codes by which TensorStore says that what it read is wrong or is not there, rather than that it could not read.
 _STATUS = re.compile(r"[A-Z_]+: ")
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
+_FOR_DEVELOPERS = (" [tensorstore_spec=", " [source locations=")  # what TensorStore adds to its sentence: it fills a screen
+_MOST_OF_A_SENTENCE = 500
 
 
 def context(*, io_concurrency: int, copy_concurrency: int | None = None) -> ts.Context:
@@ -160,8 +162,16 @@ def named_errors(what: str, *, damage: bool, **details: Any) -> Iterator[None]:
     except TimeoutError as error:
         raise StorageError(f"{what}: no answer from storage before the deadline", **details) from error
     except Exception as error:  # TensorStore has no class of its own: a ValueError whose text begins with the status code
-        text = str(error).strip().splitlines()[0][:500] if str(error).strip() else type(error).__name__
+        text = _its_words(error)
         # INVALID_ARGUMENT is a ValueError without its name.
         damaged = text.startswith(_DAMAGE) or isinstance(error, KeyError) or not _STATUS.match(text)
         kind = CorruptCheckpointError if damage and damaged else StorageError
         raise kind(f"{what}: {text}", **details) from error
+
+
+def _its_words(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    ends = [end for mark in _FOR_DEVELOPERS if (end := lines[0].find(mark)) >= 0]
+    return lines[0][: min(ends, default=len(lines[0]))][:_MOST_OF_A_SENTENCE]

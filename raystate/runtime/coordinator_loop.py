@@ -72,6 +72,7 @@ class Hosts(Protocol):
     def end_trainers(self, order: EndTrainers) -> None: ...
     def write(self, order: Write) -> Future[Any]: ...
     def copy(self, order: Copy) -> None: ...
+    def close_empty(self) -> None: ...
     def close_all(self, *, remove_arena: bool) -> None: ...
 
 
@@ -277,8 +278,7 @@ class CoordinatorLoop:
                 logger.warning("the run can't be claimed again yet: %s", error)
                 return
             self._fail_all(Failure(error=type(error).__name__, message=error.message, details=error.details))
-            if isinstance(error, ConfigError):  # no run can be here: those that were made for whoever asked hold nothing of one
-                self._hosts.close_all(remove_arena=True)
+            self._hosts.close_empty()  # those that were made for whoever asked; others may hold steps that the next attempt needs
             self._on_end(error.message)
             self._ended.set()
             return

@@ -292,14 +292,11 @@ def _run_config(
 
 def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Callable[..., Any]:
     """`train_fn`, returning an Outcome."""
+    one = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(train_fn).parameters.values()
-    if takes_config and not parameters:  # Ray Train would leave it out
-        raise ConfigError("train_fn takes no argument: it would never see train_loop_config", field="train_fn")
-    required = [
-        parameter
-        for parameter in parameters
-        if parameter.default is parameter.empty and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
+    if takes_config and not any(parameter.kind in (*one, inspect.Parameter.VAR_POSITIONAL) for parameter in parameters):
+        raise ConfigError("train_fn takes no positional argument: it would never see train_loop_config", field="train_fn")
+    required = [parameter for parameter in parameters if parameter.default is parameter.empty and parameter.kind in one]
     if len(required) > 1:
         raise ConfigError(f"train_fn takes {len(required)} arguments; it may take train_loop_config or nothing", field="train_fn")
 
@@ -319,6 +316,8 @@ def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Calla
             launch_context.check_world(context.world)
         return Outcome(value, launch_context.summary())
 
+    if takes_config:  # to an argument that has a default Ray Train would not pass it
+        vars(run)["__signature__"] = inspect.Signature([inspect.Parameter("train_loop_config", inspect.Parameter.POSITIONAL_ONLY)])
     return run
 
 

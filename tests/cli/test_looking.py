@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -21,11 +22,12 @@ import typer.main
 
 from raystate.cli import app, main
 from raystate.cli.console import size
+from raystate.core.errors import CorruptCheckpointError
 from raystate.core.log import claim_entry
 from raystate.inspection import Checkpoints, differences
 from raystate.inspection.differences import compare
 from raystate.orbax.step_reader import StepReader
-from raystate.reader import save
+from raystate.reader import load, save
 from raystate.storage import RunLog, Storage, open_storage
 from tests.orbax import from_state
 from tests.patience import PATIENCE_S
@@ -264,8 +266,9 @@ def test_row21_diff_says_what_changed_and_by_how_much(raystate: Command, written
     assert code == 1 and fits(out.replace(str(written), ""))
     lines = out.splitlines()
     assert "        1         11  2 of 12                   params.dense.kernel" in lines
-    assert {"step: 10 became 20", 'vocabulary: {"size": 10} became {"size": 20}', "metrics:loss: 0.1 became 0.05"} <= set(lines)
+    assert {"step: 10 became 20", "vocabulary:size: 10 became 20", "metrics:loss: 0.1 became 0.05"} <= set(lines)
     assert lines[-1] == "1 of 7 arrays differ (1 in values); 4 of 6 other values"
+    assert not any(before == after == "" for before, after in itertools.pairwise(lines))
     code, out, _ = raystate("diff", written, 10, "--json", "-f", "params")
     found = json.loads(out)
     assert (code, found["b"]["step"], found["equal_arrays"]) == (1, 20, 2), "B is the newest"
@@ -293,6 +296,38 @@ def test_row21_diff_goes_on_where_an_array_is_damaged(raystate: Command, damaged
         data.write_bytes(bytes(255 - byte for byte in whole))
     code, out, complaint = raystate("diff", damaged, 10, 20)
     assert code == 1 and ("unreadable" in out or "step 10" in complaint)
+    assert "tensorstore_spec" not in out + complaint
+
+
+def test_row21_damage_names_the_other_steps(raystate: Command, damaged: Path):
+    (damaged / "20/ema/_METADATA").write_bytes(b"[]")
+    assert raystate("inspect", damaged)[2].endswith(f"; file://{damaged} also has step 10; raystate verify tells what is whole\n")
+    with pytest.raises(CorruptCheckpointError, match="also has step 10"):
+        load(damaged)
+
+
+def test_row21_ls_of_a_run_without_a_step(raystate: Command, tmp_path: Path):
+    RunLog(open_storage(tmp_path)).claim(lambda tail: claim_entry(tail, "writer", "lm"))
+    assert raystate("ls", tmp_path) == (2, "", f"raystate: file://{tmp_path} has no step: none of run 'lm' is durable yet\n")
+
+
+def test_row21_a_filter_that_nothing_matches(raystate: Command, written: Path):
+    for glob, said in {"parms.*": "did you mean 'params'?", "optimizer": "their paths begin with layers, params, table, w"}.items():
+        code, out, complaint = raystate("inspect", written, "-f", glob)
+        assert (code, out) == (2, "") and said in complaint
+
+
+def test_row21_diff_of_json_by_member(raystate: Command, written: Path, damaged: Path):
+    (damaged / "20/vocabulary/metadata").write_text(json.dumps({"size": 20, "words": {"a.b": 1, "a": {"b": 2}}}))
+    (damaged / "10/vocabulary/metadata").write_text(json.dumps({"size": 20, "words": {"a.b": 3, "a": {"b": 2}}, "more": None}))
+    code, out, _ = raystate("diff", damaged, 10, "--item", "vocabulary")
+    assert code == 1
+    assert out.splitlines()[-4:] == [
+        "vocabulary:words.a.b: 3 became 1",
+        "vocabulary:more: only in A: null",
+        "",
+        "2 of 4 other values differ",
+    ]
 
 
 def test_row21_diff_measures_every_kind_of_array(tmp_path: Path):

@@ -20,6 +20,7 @@ from raystate.arena import arena_path, default_root
 from raystate.arena.files import PREFIX
 from raystate.core.messages import HostId
 from raystate.storage import run_hash
+from raystate.storage.names import log_name
 from tests.cluster.strikes import pid_of
 from tests.cluster.training import wait_for
 from tests.patience import PATIENCE_S
@@ -35,9 +36,10 @@ class Nodes:
         self.errors: list[str] = []
         self.coordinator = self.another()
 
-    def another(self) -> RayHosts:
+    def another(self, **changed: Any) -> RayHosts:
         """A Coordinator that is started again."""
-        self.coordinator = RayHosts(self.config, self.name, lambda: ray.get_runtime_context().get_job_id())
+        config = self.config.model_copy(update=changed)
+        self.coordinator = RayHosts(config, self.name, lambda: ray.get_runtime_context().get_job_id())
         return self.coordinator
 
     def pid(self, host: HostId) -> int:
@@ -118,20 +120,61 @@ def test_one_that_is_killed_becomes_a_host_all_the_same(nodes: Nodes) -> None:
     assert nodes.another().known() == (node,)
 
 
-def test_a_start_that_is_refused_leaves_nothing(ray_cluster: Any, tmp_path: Path) -> None:
+def test_a_node_on_which_none_can_start_is_told_of_once(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    node = nodes.ids[0]
+    coordinator = nodes.another(arena_dir="/nonexistent")
+    coordinator.prepare([node])
+    wait_for(lambda: "no HostActor can wait on node" in caplog.text, "a line")
+    wait_for(lambda: not find_hosts(nodes.name), "its end")
+    coordinator.prepare([node])
+    assert not find_hosts(nodes.name)
+    assert "arena_dir" in caplog.text
+    nodes.another()
+
+
+def test_a_run_that_is_refused_keeps_what_it_has_in_memory(nodes: Nodes) -> None:
+    """Such as one that a newer raystate has left: who may read its log takes the steps from there."""
+    holds, empty, waits = nodes.ids[:3]
+    nodes.become_host(holds)
+    nodes.become_host(empty)
+    nodes.coordinator.prepare([waits])
+    sizes = {"data_bytes": 4096, "table_bytes": 100, "buffer_bytes": 4096, "slots": 1}
+    handle = nodes.coordinator._handle(holds)
+    ray.get(handle.allot.remote(incarnation="t", rank=0, pid=os.getpid(), **sizes), timeout=PATIENCE_S)
+    nodes.another().close_empty()
+    wait_for(lambda: tuple(find_hosts(nodes.name)) == (holds,), "the end of those that hold nothing")
+    assert nodes.arena(holds).exists()
+    assert not nodes.arena(empty).exists()
+    nodes.another()
+
+
+def inside_another(root: Path) -> tuple[Path, str]:
+    raystate.save(root / "one", {"w": np.zeros(2)})
+    return root / "one" / "run", "no run can begin in"
+
+
+def with_a_broken_log(root: Path) -> tuple[Path, str]:
+    first = root / "run" / log_name(1)
+    first.parent.mkdir(parents=True)
+    first.write_text("{")
+    return root / "run", "is not a log entry"
+
+
+@pytest.mark.parametrize("refused", [inside_another, with_a_broken_log])
+def test_a_start_that_is_refused_leaves_nothing(ray_cluster: Any, tmp_path: Path, refused: Any) -> None:
     del ray_cluster
-    raystate.save(tmp_path / "one", {"w": np.zeros(2)})
-    storage, run = str(tmp_path / "one" / "run"), f"in-{os.getpid()}"
+    place, words = refused(tmp_path)
+    storage, run = str(place), f"{refused.__name__}-{os.getpid()}"
 
     @ray.remote(num_cpus=0)
     def start() -> str:
         try:
             raystate.StateManager(raystate.StateConfig(storage=storage, run=run))
-        except raystate.ConfigError as error:
+        except (raystate.ConfigError, raystate.CorruptCheckpointError) as error:
             return str(error)
         return "it has begun"
 
-    assert "no run can begin in" in ray.get(start.remote(), timeout=PATIENCE_S)
+    assert words in ray.get(start.remote(), timeout=PATIENCE_S)
     name = run_hash(raystate.StateConfig(storage=storage, run=run).storage, run)
     wait_for(lambda: not run_actors(name), "the end of all that was started for it")
     assert not list(default_root(None).glob(f"{PREFIX}{name}*"))

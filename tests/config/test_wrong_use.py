@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from ray.train import RunConfig
+from ray.train._internal.utils import construct_train_func
 
 import raystate
 from raystate.actors import own_ray
@@ -22,6 +24,7 @@ from raystate.arrays import describe
 from raystate.core.errors import ConfigError, ReferenceMismatchError
 from raystate.manager import StateManager
 from raystate.other_names import FIELDS, MEMBERS
+from raystate.train import launch
 from tests.model.world import Rank, World
 from tests.patience import PATIENCE_S
 from tests.processes import free_port
@@ -125,10 +128,23 @@ def test_fit_wants_the_function_first():
         raystate.fit(config, print)  # pyright: ignore[reportArgumentType]
 
 
-def test_fit_drops_no_configuration_of_the_function():
+def only_by_name(*, config: Any = None) -> Any:
+    return config
+
+
+@pytest.mark.parametrize("train_fn", [lambda: None, only_by_name])
+def test_fit_drops_no_configuration_of_the_function(train_fn: Any):
     config = raystate.StateConfig(storage="/nonexistent/lm", run="lm")
-    with pytest.raises(ConfigError, match="takes no argument: it would never see train_loop_config"):
-        raystate.fit(lambda: None, config, num_workers=1, train_loop_config={"lr": 0.1})
+    with pytest.raises(ConfigError, match="takes no positional argument: it would never see train_loop_config"):
+        raystate.fit(train_fn, config, num_workers=1, train_loop_config={"lr": 0.1})
+
+
+@pytest.mark.parametrize("train_fn", [lambda given: given, lambda given=None: given, lambda *given: given[0]])
+def test_the_function_gets_its_configuration_although_its_argument_has_a_default(train_fn: Any):
+    """Ray Train calls it without, then."""
+    given = {"lr": 0.1}
+    as_ray_calls_it = construct_train_func(launch._entry(train_fn, takes_config=True), given, contextlib.nullcontext)
+    assert as_ray_calls_it().value == given
 
 
 @pytest.mark.parametrize(

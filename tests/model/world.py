@@ -550,6 +550,13 @@ class World:
             return []
         return [staged for loop in loops if loop is not None for _, _, staged in loop.contents()]
 
+    def close_empty(self) -> None:
+        for host in self.hosts.values():
+            if host.loop is not None and not host.loop.arena.sets:
+                host.loop.close(remove_arena=True)
+                host.loop = None
+                self.at(0.05, host.start)
+
     def close_all(self, *, remove_arena: bool) -> None:
         for host in self.hosts.values():
             if host.loop is not None:
