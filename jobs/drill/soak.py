@@ -167,7 +167,13 @@ class Soak:
             try:
                 self._one(fault)
             except TooLate as error:
-                raise TooLate(f"fault {fault.number} ({fault.kind.name}): {error}") from None
+                raise TooLate(f"fault {fault.number} ({fault.kind.name}): {error}; {self._as_it_is()}") from None
+
+    def _as_it_is(self) -> str:
+        ranks = self._watch.of_ranks().values()
+        dead = [str(one["rank"]) for one in ranks if not self._machines.is_alive(one["node"], one["pid"])]
+        trainers = f"ranks {', '.join(dead)} are dead" if dead else "all ranks live"
+        return f"the newest step is {self._watch.newest}, {trainers}, the Coordinator says {self._run.status()}"
 
     def _one(self, fault: Fault) -> None:
         time.sleep(fault.gap_s)
@@ -176,7 +182,7 @@ class Soak:
         strike, before = self._aim(fault)
         why = "its target was not found" if strike is None else why_not_counted(before, self._struck_at)
         began_s = time.monotonic()
-        old = {event["pid"] for event in self._watch.events if event["event"] == "start"}
+        old = {event["trainer"] for event in self._watch.events if event["event"] == "start"}
         if strike is None or why or not strike.begin():
             self._not_counted.append(f"fault {fault.number} ({fault.kind.name}): {why or 'its target was not alive'}")
             self._struck_at = before.trained
@@ -231,7 +237,7 @@ class Soak:
         return strike, Before(alive=alive, trained=self._watch.newest, stable=stable, durable=durable, phase=phase)
 
     def _recover(
-        self, fault: Fault, strike: Strike, outcome: Outcome, began_s: float, old: set[int], ended: threading.Event
+        self, fault: Fault, strike: Strike, outcome: Outcome, began_s: float, old: set[str], ended: threading.Event
     ) -> None:
         """Wait until it trains again, and what it trains is safe; then look at what must hold."""
         watch, kept = self._watch, self._kept
@@ -239,13 +245,15 @@ class Soak:
         restarts = fault.kind.restarts or fault.aim == RECOVERING
 
         def reached() -> int:
-            return max((event["step"] for event in watch.events if event["event"] == "step" and event["pid"] in old), default=NONE)
+            return max(
+                (event["step"] for event in watch.events if event["event"] == "step" and event["trainer"] in old), default=NONE
+            )
 
         def new() -> dict[str, Any] | None:
             """The first new step after it: of new workers, where they have to be new."""
             beyond = reached() if restarts else outcome.before.trained
             for event in watch.events:
-                if event["event"] == "step" and event["step"] > beyond and (event["pid"] not in old or not restarts):
+                if event["event"] == "step" and event["step"] > beyond and (event["trainer"] not in old or not restarts):
                     return event
             return None
 
@@ -259,7 +267,7 @@ class Soak:
         trained, end_s = watch.newest, time.monotonic()
         self._wait(lambda: self._is_safe(trained, strike), f"step after {trained} that is safe again", patience_s)
         outcome.safe_s = time.monotonic() - end_s
-        starts = [event for event in watch.events if event["event"] == "start" and event["pid"] not in old]
+        starts = [event for event in watch.events if event["event"] == "start" and event["trainer"] not in old]
         if starts:
             went_on = [event for event in starts if event["t"] <= first["t"]] or starts
             outcome.start, outcome.tier, outcome.reached = went_on[-1]["step"], went_on[-1]["tier"], reached()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import time
 from typing import Any
 
@@ -157,7 +158,9 @@ def train(config: dict[str, Any]) -> None:
     mesh, init, shardings, step_fn = build()
     split = NamedSharding(mesh, PartitionSpec("data"))
     rank, world = jax.process_index(), jax.process_count()
-    who = {"rank": rank, "world": world, "pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+    node = ray.get_runtime_context().get_node_id()
+    # A pid does not tell one process from another: in a long drill Linux gives each of them again.
+    who = {"rank": rank, "world": world, "trainer": secrets.token_hex(8), "pid": os.getpid(), "node": node}
     batches = Batches()
     goal = config["steps"]
     with raystate.StateManager() as manager:

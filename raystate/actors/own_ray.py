@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -22,6 +23,7 @@ logger = logging.getLogger("raystate")
 
 _ANSWER_S = 10.0  # for the port of a cluster that has just been started to open
 _PROBE_S = 0.2  # between two looks
+_SILENT_S = 15.0  # until a wait is told
 
 
 def has_dashboard() -> bool:
@@ -81,11 +83,17 @@ def start_ray() -> None:
     with warnings.catch_warnings():
         # Of a fork in a process that uses JAX. Ray only starts programs, which is safe.
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+        address = os.environ.get("RAY_ADDRESS", "the cluster of this machine, or a new one")
+        slow = threading.Timer(_SILENT_S, logger.warning, ("raystate: waits for Ray to answer: %s", address))
+        slow.daemon = True
+        slow.start()
         try:
             check_address()
             ray.init(include_dashboard=False, logging_level=logging.WARNING)
         except Exception as error:  # Ray has no class for it: OSError, RuntimeError, ConnectionError, ValueError, …
             raise RaystateError(why_not_joined(error, "Ray could not be started on this machine"), phase="start") from None
+        finally:
+            slow.cancel()
     node = worker._global_node
     # Warnings, because nothing less is shown unless the script has set logging up; Ray's own line about it is off.
     if node is None or not node.is_head():

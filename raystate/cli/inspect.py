@@ -131,7 +131,9 @@ def _near(found: StepMetadata, glob: str | None) -> str:
     close = difflib.get_close_matches((glob or "").partition(".")[0], beginnings, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; their paths begin with {', '.join(sorted(beginnings)[:5])}{' …' if len(beginnings) > 5 else ''}" if beginnings else ""
+    return (
+        f"; their paths begin with {', '.join(sorted(beginnings)[:5])}{' …' if len(beginnings) > 5 else ''}" if beginnings else ""
+    )
 
 
 def _stored(chosen: Found) -> dict[str, dict[str, StoredArray] | str]:

@@ -31,7 +31,7 @@ class RaystateError(Exception):
 
     def add(self, sentence: str) -> None:
         """End the message with one thing more: whoever it passes may know what to do."""
-        self.args = (f"{self.message}; {sentence}",)
+        super().__init__(f"{self.message}; {sentence}")
 
     def __getattr__(self, name: str) -> Any:
         # Only reached for names that are not real attributes.

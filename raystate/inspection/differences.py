@@ -106,7 +106,9 @@ def compare(
     kinds = [shown_items(reader) for reader in (a, b)]
     sides = [_leaves(reader, found, wanted) for reader, found in zip((a, b), kinds, strict=True)]
     arrays = [{key: (i, leaf.array) for key, (i, leaf) in side.items() if leaf.array is not None} for side in sides]
-    values = [{(item, (name,)): leaf.plain for (item, name), (_, leaf) in side.items() if leaf.array is None} for side in sides]
+    values: list[dict[_Place, Any]] = [
+        {(item, (name,)): leaf.plain for (item, name), (_, leaf) in side.items() if leaf.array is None} for side in sides
+    ]
     for reader, found, into in zip((a, b), kinds, values, strict=True):
         into.update(_others(reader, found, wanted))
     keys = list(dict.fromkeys([*values[0], *values[1]]))
@@ -151,6 +153,7 @@ def compare(
 # ---------------------------------------------------------------- inside
 
 _Key = tuple[str, str]  # item, name
+_Place = tuple[str, tuple[str, ...]]  # item, path in it
 _Arrays = dict[_Key, tuple[int, ArraySpec]]  # leaf index, array
 _Part = tuple[_Key, tuple[int, ...], tuple[int, ...]]  # which, start, shape
 
@@ -165,10 +168,8 @@ def _leaves(reader: StepReader, kinds: dict[str, Any], wanted: Callable[[str, st
     }
 
 
-def _others(
-    reader: StepReader, kinds: dict[str, Any], wanted: Callable[[str, str], bool]
-) -> Iterator[tuple[tuple[str, tuple[str, ...]], Any]]:
-    """((item, path in it), value) of what is not in a tree."""
+def _others(reader: StepReader, kinds: dict[str, Any], wanted: Callable[[str, str], bool]) -> Iterator[tuple[_Place, Any]]:
+    """What is not in a tree."""
     for item, kind in kinds.items():
         if not wanted(item, ""):
             continue

@@ -375,7 +375,8 @@ class StateManager:
 
     def _check_open(self) -> None:
         if self._ending.detached:
-            raise RaystateError("this StateManager is closed", rank=self._rank)
+            another = ": this process has opened another one since" if _managers.has(self.config) else ""
+            raise RaystateError(f"this StateManager is closed{another}", rank=self._rank)
 
 
 _managers = OpenManagers()

@@ -45,6 +45,10 @@ class OpenManagers:
         if self._by_run.get(name) is manager:
             del self._by_run[name]
 
+    def has(self, config: StateConfig) -> bool:
+        """Whether one is open for this run."""
+        return run_hash(config.storage, config.run) in self._by_run
+
     def close_earlier(self, config: StateConfig, *, takeover: bool) -> None:
         """A notebook's cell that is run again opens its manager again: the one before is closed first.
 

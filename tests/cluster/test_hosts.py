@@ -139,7 +139,7 @@ def test_a_run_that_is_refused_keeps_what_it_has_in_memory(nodes: Nodes) -> None
     nodes.become_host(empty)
     nodes.coordinator.prepare([waits])
     sizes = {"data_bytes": 4096, "table_bytes": 100, "buffer_bytes": 4096, "slots": 1}
-    handle = nodes.coordinator._handle(holds)
+    handle: Any = nodes.coordinator._handle(holds)
     ray.get(handle.allot.remote(incarnation="t", rank=0, pid=os.getpid(), **sizes), timeout=PATIENCE_S)
     nodes.another().close_empty()
     wait_for(lambda: tuple(find_hosts(nodes.name)) == (holds,), "the end of those that hold nothing")

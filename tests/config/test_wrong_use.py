@@ -143,7 +143,8 @@ def test_fit_drops_no_configuration_of_the_function(train_fn: Any):
 def test_the_function_gets_its_configuration_although_its_argument_has_a_default(train_fn: Any):
     """Ray Train calls it without, then."""
     given = {"lr": 0.1}
-    as_ray_calls_it = construct_train_func(launch._entry(train_fn, takes_config=True), given, contextlib.nullcontext)
+    context: Any = contextlib.nullcontext  # Ray calls it
+    as_ray_calls_it = construct_train_func(launch._entry(train_fn, takes_config=True), given, context)
     assert as_ray_calls_it().value == given
 
 
