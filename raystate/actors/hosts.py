@@ -196,7 +196,7 @@ class RayHosts:
 
     def close_empty(self) -> None:
         calls = [handle.close_empty.remote().future() for handle in self._close().values() if hasattr(handle, "close_empty")]
-        concurrent.futures.wait(calls, timeout=CLOSE_IDLE_TIMEOUT_S)
+        concurrent.futures.wait(calls, timeout=CLOSE_HOST_TIMEOUT_S)  # some are still starting, and would not hear it after our end
 
     def close_all(self, *, remove_arena: bool) -> None:
         handles = self._close()

@@ -329,7 +329,7 @@ class Restores:
         group.decide()
         step = choice.step
         self.saves.protect(-1)
-        tiers = [one.tier for one in self._tried.values() if not one.mistaken]
+        tiers = [choice.tier if one.mistaken else one.tier for one in self._tried.values()]
         tier = max(tiers, key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")
         base = SnapshotId(choice.lineage, step, choice.again)
         durable = choice.tier == "storage" or self.saves.fate(base)[0] is True

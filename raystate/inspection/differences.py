@@ -18,6 +18,7 @@ from raystate.orbax.step_reader import StepReader
 
 _BATCH_BYTES = 32 << 20  # of each step, per read; a larger chunk comes alone
 _PIECE = 1 << 20  # elements that are compared at a time
+_DEEPEST = 16  # keys of a member of a JSON object; what lies deeper is compared as one value
 
 Status = Literal["equal", "values", "dtype", "shape", "only in A", "only in B", "unreadable"]
 
@@ -190,8 +191,8 @@ def _others(reader: StepReader, kinds: dict[str, Any], wanted: Callable[[str, st
 
 
 def _members(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Of a JSON object its members, at all depths; of anything else itself."""
-    if not isinstance(value, dict) or not value:
+    """Of a JSON object its members, and theirs; of anything else itself."""
+    if not isinstance(value, dict) or not value or len(path) == _DEEPEST:
         yield path, value
         return
     for key, member in value.items():

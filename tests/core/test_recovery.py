@@ -327,6 +327,16 @@ def test_a_rollback_that_no_rank_can_use_costs_no_step(bad: dict[str, Any]):
     assert 4 in driver.core.journal.live
 
 
+def test_a_rank_whose_reference_does_not_fit_changes_nothing_about_where_the_step_came_from():
+    driver = Driver(tail=history(2, 4), dead=(1,), hosts=("a", "b"))
+    driver.join(AB, "h")
+    for host in AB:
+        driver.report(host)
+    choice = driver.restore(ok=False)
+    driver.tried(choice, mistaken=True, ok=True, tier="init")
+    assert {settled.tier for settled in driver.replies(RestoreSettled)} == {"storage"}
+
+
 # ---------------------------------------------------------------- who holds it
 
 
