@@ -167,13 +167,8 @@ class Soak:
             try:
                 self._one(fault)
             except TooLate as error:
-                raise TooLate(f"fault {fault.number} ({fault.kind.name}): {error}; {self._as_it_is()}") from None
-
-    def _as_it_is(self) -> str:
-        ranks = self._watch.of_ranks().values()
-        dead = [str(one["rank"]) for one in ranks if not self._machines.is_alive(one["node"], one["pid"])]
-        trainers = f"ranks {', '.join(dead)} are dead" if dead else "all ranks live"
-        return f"the newest step is {self._watch.newest}, {trainers}, the Coordinator says {self._run.status()}"
+                now = f"the newest step is {self._watch.newest}, the Coordinator says {self._run.status()}"
+                raise TooLate(f"fault {fault.number} ({fault.kind.name}): {error}; {now}") from None
 
     def _one(self, fault: Fault) -> None:
         time.sleep(fault.gap_s)
