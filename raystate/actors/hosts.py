@@ -92,8 +92,8 @@ class RayHosts:
                     self._giving_up.discard(host)
                     self._set_waiting(self._waiting - {host})
             now_s = time.monotonic()
-            barred = self._giving_up | {host for host, until_s in self._unfit.items() if now_s < until_s}
-            missing = [host for host in hosts if host not in barred and self._handle(host) is None]
+            free = [host for host in hosts if host not in self._giving_up and now_s >= self._unfit.get(host, 0.0)]
+            missing = [host for host in free if self._handle(host) is None]
             self._set_waiting(self._waiting.union(missing))  # before they are there
             for host in missing:
                 preloaded = self._create(host, waits=True).preload.remote().future()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -57,6 +57,11 @@ def path_filter(glob: str | None, regex: str | None) -> Callable[[str], bool]:
         return matches and (found is None or found(path) is not None)
 
     return wanted
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """The end of a sentence about a name that is none of those there are; "" without a close one."""
+    return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from raystate.cli.choosing import (
     PathSum,
     RegexOption,
     Row,
+    did_you_mean,
     groups,
     path_filter,
 )
@@ -42,6 +43,8 @@ from raystate.cli.one_array import show_array, the_array
 from raystate.core.errors import ConfigError, CorruptCheckpointError
 from raystate.inspection.metadata import ArrayMetadata, StepMetadata, StoredArray, bytes_of_items, look
 from raystate.inspection.places import Checkpoints
+
+_BEGINNINGS = 5  # that are named where nothing matches
 
 Found = dict[str, dict[str, ArrayMetadata]]  # item -> name -> array
 
@@ -126,14 +129,12 @@ def inspect(
 
 
 def _near(found: StepMetadata, glob: str | None) -> str:
-    beginnings = {".".join(map(str, one.path[:1])) for item in found.trees for one in found.arrays(item).values()}
-    beginnings.discard("")
+    beginnings = sorted({str(one.path[0]) for item in found.trees for one in found.arrays(item).values() if one.path})
     close = difflib.get_close_matches((glob or "").partition(".")[0], beginnings, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return (
-        f"; their paths begin with {', '.join(sorted(beginnings)[:5])}{' …' if len(beginnings) > 5 else ''}" if beginnings else ""
-    )
+    if close or not beginnings:
+        return did_you_mean(close)
+    more = " …" if len(beginnings) > _BEGINNINGS else ""
+    return f"; their paths begin with {', '.join(beginnings[:_BEGINNINGS])}{more}"
 
 
 def _stored(chosen: Found) -> dict[str, dict[str, StoredArray] | str]:

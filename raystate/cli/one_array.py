@@ -12,6 +12,7 @@ import numpy as np
 from rich.markup import escape
 
 from raystate.cli.array_words import array_document, kind_text, shape_text, sharding_text
+from raystate.cli.choosing import did_you_mean
 from raystate.cli.console import count, out, print_json, size
 from raystate.core.errors import ConfigError
 from raystate.inspection.metadata import ArrayMetadata, StepMetadata
@@ -36,8 +37,7 @@ def the_array(found: StepMetadata, item: str | None, path: str) -> ArrayMetadata
         raise ConfigError(f"--array: {path!r} is in the items {[one.item for one in matches]}: name one with --item", field="array")
     names = [name for in_item in found.trees for name in found.arrays(in_item)]
     close = difflib.get_close_matches(path, names, n=3, cutoff=0.5) or [name for name in names if path in name][:3]
-    hint = f"; did you mean {' or '.join(repr(name) for name in close)}?" if close else ""
-    raise ConfigError(f"--array: step {found.step} has no array {path!r}{hint}", field="array", got=path)
+    raise ConfigError(f"--array: step {found.step} has no array {path!r}{did_you_mean(close)}", field="array", got=path)
 
 
 def show_array(one: ArrayMetadata, *, values: bool, at: str | None, as_json: bool) -> None:

@@ -292,11 +292,13 @@ def _run_config(
 
 def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Callable[..., Any]:
     """`train_fn`, returning an Outcome."""
-    one = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(train_fn).parameters.values()
-    if takes_config and not any(parameter.kind in (*one, inspect.Parameter.VAR_POSITIONAL) for parameter in parameters):
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    positional = [parameter for parameter in inspect.signature(train_fn).parameters.values() if parameter.kind not in by_name]
+    if takes_config and not positional:
         raise ConfigError("train_fn takes no positional argument: it would never see train_loop_config", field="train_fn")
-    required = [parameter for parameter in parameters if parameter.default is parameter.empty and parameter.kind in one]
+    required = [
+        parameter for parameter in positional if parameter.default is parameter.empty and parameter.kind != parameter.VAR_POSITIONAL
+    ]
     if len(required) > 1:
         raise ConfigError(f"train_fn takes {len(required)} arguments; it may take train_loop_config or nothing", field="train_fn")
 

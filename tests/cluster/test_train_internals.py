@@ -479,6 +479,8 @@ def test_a_start_ends_when_its_place_is_gone(ray_cluster: Any) -> None:
     placement = ray.util.placement_group([{"CPU": 1, "doomed": 1}])
     assert placement.wait(PATIENCE_S)
     lose_node(ray_cluster, doomed, "none")
+    # Until Ray's head knows, it sends the worker to the lost node, and the worker dies there: another end of a start.
+    wait_for(lambda: ray.util.placement_group_table(placement)["state"] != "CREATED", "Ray to miss the node")
     there = PlacementGroupSchedulingStrategy(placement_group=placement, placement_group_bundle_index=0)
     late = ray.remote(Late).options(num_cpus=1, resources={"doomed": 1}, scheduling_strategy=there).remote()
     with pytest.raises(WorkerGroupStartupTimeoutError):

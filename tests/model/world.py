@@ -551,15 +551,11 @@ class World:
         return [staged for loop in loops if loop is not None for _, _, staged in loop.contents()]
 
     def close_empty(self) -> None:
-        for host in self.hosts.values():
-            if host.loop is not None and not host.loop.arena.sets:
-                host.loop.close(remove_arena=True)
-                host.loop = None
-                self.at(0.05, host.start)
+        self.close_all(remove_arena=True, only_empty=True)
 
-    def close_all(self, *, remove_arena: bool) -> None:
+    def close_all(self, *, remove_arena: bool, only_empty: bool = False) -> None:
         for host in self.hosts.values():
-            if host.loop is not None:
+            if host.loop is not None and not (only_empty and host.loop.arena.sets):
                 host.loop.close(remove_arena=remove_arena)
                 host.loop = None
                 self.at(0.05, host.start)
