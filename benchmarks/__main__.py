@@ -1,6 +1,6 @@
 """The benchmarks, each in a process of its own: all of them, or one with its own options.
 
-    python -m benchmarks [--quick]             all; one table, build/bench/bench.json and a chart beside it
+    python -m benchmarks [--quick]             all; tables, and their JSON and charts in build/bench
     python -m benchmarks --list
     python -m benchmarks recovery --help
     python -m benchmarks save_cost --state-mib 128
@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 # Options of a run in seconds: it shows that the benchmark works; its numbers say nothing.
 QUICK = {
     "beside": ["--quick"],
+    "growth": ["--quick"],
     "hold": ["--mib", "8", "--arrays", "4", "--steps", "2", "--rounds", "1"],
     "recovery": ["--ranks", "1", "--width", "64", "--save-every", "6", "--settle-s", "1"],
     "save_cost": ["--state-mib", "8", "--step-s", "0.05", "--steps", "4", "--every", "4", "--rounds", "1"],
@@ -30,6 +31,7 @@ QUICK = {
 
 
 IN_THE_TABLE = ("recovery", "save_cost")  # beside runs them, and has their figures in its table
+REPORTS = {"beside": "bench.json", "growth": "growth.json"}
 REPORT = HERE.parent / "build" / "bench"
 
 
@@ -63,8 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
         options = [*(QUICK[name] if asked.quick else []), *asked.options]
         if asked.name is None:
             print(f"\n== {name}: {title(name)}", flush=True)
-            if name == "beside":
-                options += ["--json", str(REPORT / "bench.json"), "--chart", str(REPORT)]
+            if name in REPORTS:
+                options += ["--json", str(REPORT / REPORTS[name]), "--chart", str(REPORT)]
         if run(name, options):
             failed.append(name)
     if failed:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.side import rows as table  # noqa: E402
 from benchmarks.side.chart import draw  # noqa: E402
 from benchmarks.side.machine import describe_machine, is_busy, others_share, said  # noqa: E402
+from benchmarks.side.process import json_of, on_cpu  # noqa: E402
 from benchmarks.side.savers import OURS, SAVERS  # noqa: E402
 from benchmarks.side.show import show  # noqa: E402
 from benchmarks.side.states import Case  # noqa: E402
@@ -53,7 +53,6 @@ OTHERS = {  # benchmarks whose figures are in the table, too: (options, options 
     ),
     "recovery": (["--ranks", "1", "0", "1", "0"], ["--ranks", "1", "--width", "64", "--save-every", "6", "--settle-s", "1"]),
 }
-LIMIT_S = 1500.0  # for one part
 
 
 def main() -> int:
@@ -175,28 +174,13 @@ def _start(asked: argparse.Namespace) -> list[table.Row]:
 
 
 def _other(name: str, options: list[str]) -> list[table.Row]:
-    found = _json_of([sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options, "--json"], dict(os.environ))
+    found = json_of([sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options, "--json"])
     return table.rows_of_save_cost(found) if name == "save_cost" else table.rows_of_recovery(found)
 
 
 def _own_process(asked: argparse.Namespace, options: list[str], *, devices: int = 1) -> Any:
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "RAY_AUTH_MODE": "disabled",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-    }
     where = ["--dir", asked.dir] if asked.dir else []
-    return _json_of([sys.executable, str(Path(__file__).resolve()), *options, *where], environment)
-
-
-def _json_of(command: list[str], environment: dict[str, str]) -> Any:
-    places = filter(None, [str(ROOT), environment.get("PYTHONPATH")])
-    environment = {**environment, "PYTHONPATH": os.pathsep.join(places)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment)
-    if done.returncode:
-        raise ValueError(f"exit status {done.returncode}\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return json_of([sys.executable, str(Path(__file__).resolve()), *options, *where], on_cpu(devices))
 
 
 if __name__ == "__main__":

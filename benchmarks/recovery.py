@@ -53,7 +53,7 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS if args.only in (None, name)}
     load = os.getloadavg()[0]
-    with started_ray(nodes=bool(args.drain)) as add_node:
+    with started_ray(nodes=2 if args.drain else 0) as add_node:
         for _ in range(args.rounds):
             for name in found:
                 rows = measure(name, args, add_node)
@@ -68,8 +68,8 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def started_ray(*, nodes: bool) -> Iterator[Callable[[], Any]]:
-    """A Ray of this benchmark's own: one node, or a head and two nodes with room for one trainer each. Gives what adds one more."""
+def started_ray(*, nodes: int) -> Iterator[Callable[[], Any]]:
+    """A Ray of this benchmark's own: one node, or a head and so many nodes with room for one trainer each. Gives what adds one more."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before the import
     import ray
     from ray.cluster_utils import Cluster
@@ -81,7 +81,7 @@ def started_ray(*, nodes: bool) -> Iterator[Callable[[], Any]]:
     try:
         if nodes:
             cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
-            for _ in range(2):
+            for _ in range(nodes):
                 cluster.add_node(**NODE)
             ray.init(cluster.address, log_to_driver=False)
         else:

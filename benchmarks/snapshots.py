@@ -125,7 +125,7 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
     )  # fmt: skip
     loop = {"mib": args.mib, "step_s": args.step_s, "steps": args.steps, "rounds": args.rounds, "out": str(folder / "facts")}
     try:
-        with started_ray(nodes=True):
+        with started_ray(nodes=2):
             from ray.train import RunConfig
 
             raystate.fit(

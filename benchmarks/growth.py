@@ -1,0 +1,309 @@
+"""How what saving and restoring cost grows: with bytes, arrays, kept steps and hosts, each with a fitted slope.
+
+    python benchmarks/growth.py [--quick] [--json FILE] [--chart FOLDER] [--only TEXT …]
+
+Real saves of one process for bytes, arrays and kept steps; real trainers on simulated nodes of this machine for 1, 2 and 4 hosts; and
+the Coordinator's own CPU time with up to 4,096 hosts that answer at once. The slope is that of log(figure) over log(size) in the larger
+half of the sizes: 1 grows with the size, 0 not at all. Hosts of one machine share its cores and its disk: what they write together
+takes longer with each. raystate alone; beside.py has its peers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.recovery import started_ray  # noqa: E402
+from benchmarks.side.machine import describe_machine, is_busy, others_share, said  # noqa: E402
+from benchmarks.side.process import json_of, on_cpu  # noqa: E402
+from benchmarks.side.savers import OURS  # noqa: E402
+from benchmarks.side.states import Case  # noqa: E402
+
+STEEP = 1.15  # a slope above this is more than noise
+FIGURES = ("blocked, ready", "durable", "restore from memory", "restore from storage")
+LINES = {
+    "bytes": ("MiB in 16 arrays", (16, 64, 256, 1024), (4, 8)),
+    "arrays": ("arrays, 64 MiB", (64, 256, 1024, 4096), (16, 32)),
+    "kept steps": ("steps kept in storage", (10, 30, 100, 300), (2, 4)),
+    "hosts": ("hosts of 32 MiB", (1, 2, 4), (1, 2)),
+    "simulated hosts": ("simulated hosts, CPU time of the Coordinator", (16, 64, 256, 1024, 4096), (16, 64)),
+}  # name -> (what its sizes are, sizes, sizes of --quick)
+
+Line = dict[str, list[float]]  # figure -> one value in ms per size
+
+
+def main() -> int:
+    """Exit status 0: all was measured; 1: a part failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs")
+    parser.add_argument("--rounds", type=int, default=3, help="of each size; medians")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--chart", type=Path, metavar="FOLDER", help="write growth.png and growth.svg")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="lines whose name has one of these in it")
+    parser.add_argument("--part", choices=sorted(PARTS), help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("--sizes", type=int, nargs="+", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.part:
+        print(json.dumps(PARTS[asked.part](asked.sizes, asked.rounds)))
+        return 0
+    machine, lines, failed = describe_machine(), {}, []
+    for name, (_, full, quick) in LINES.items():
+        if asked.only and not any(text in name for text in asked.only):
+            continue
+        sizes = quick if asked.quick else full
+        print(f"measuring: {name}", file=sys.stderr, flush=True)
+        try:
+            lines[name] = measured(name, sizes, 1 if asked.quick else asked.rounds)
+        except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
+            failed.append(f"{name}: {error}")
+    machine["load_after"] = round(others_share(), 3)
+    show(lines, machine, quick=asked.quick)
+    if asked.json:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.write_text(
+            json.dumps({"machine": machine, "busy": is_busy(machine), "lines": lines, "failed": failed}, indent=1) + "\n"
+        )
+    if asked.chart:
+        try:
+            print("charts: " + ", ".join(str(path) for path in draw(lines, machine, asked.chart, quick=asked.quick)))
+        except ImportError as error:
+            print(f"no chart: {error} (pip install 'raystate[bench]')", file=sys.stderr)
+    for text in failed:
+        print(f"failed: {text}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def measured(name: str, sizes: tuple[int, ...], rounds: int) -> Line:
+    """One line: a process for each size of a state, one for all sizes of the rest."""
+    if name not in ("bytes", "arrays"):
+        me = str(Path(__file__).resolve())
+        return json_of([sys.executable, me, "--part", name, "--rounds", str(rounds), "--sizes", *map(str, sizes)], on_cpu())
+    line: Line = {}
+    for size in sizes:
+        case = Case(mib=size, rounds=rounds) if name == "bytes" else Case(mib=64, shape="small", arrays=size, rounds=rounds)
+        options = ["--part", "case", "--case", json.dumps(asdict(case)), "--peers"]
+        found = json_of([sys.executable, str(ROOT / "benchmarks" / "beside.py"), *options], on_cpu())
+        for figure in FIGURES:
+            line.setdefault(figure, []).append(1e3 * statistics.median(found["seconds"][figure][OURS]))
+    return line
+
+
+# ------------------------------------------------------------ each in a process of its own
+
+
+def kept_steps(sizes: list[int], rounds: int) -> Line:
+    """A small state, saved until so many steps are kept; the figures are those of the last saves, and of restores then."""
+    import jax
+    import jax.numpy as jnp
+
+    import raystate
+    from benchmarks.side.measure import own_cluster
+
+    line: Line = {}
+    state = {f"w{i}": jnp.arange(4096.0) + i for i in range(8)}
+    with own_cluster(None) as folder:
+        config = raystate.StateConfig(storage=str(folder / "kept"), run=f"growth-{os.getpid()}", save_every_steps=1, keep_last=None)
+        manager, step = raystate.StateManager(config), 0
+        with manager:
+            for size in sizes:
+                took: Line = {}
+                while step < size:
+                    step += 1
+                    begin_s = time.perf_counter()
+                    manager.save(step, state)
+                    manager.wait_until_finished()
+                    if step > size - rounds:
+                        took.setdefault("durable", []).append(time.perf_counter() - begin_s)
+                for _ in range(rounds):
+                    begin_s = time.perf_counter()
+                    jax.block_until_ready(manager.restore(state).state)
+                    took.setdefault("restore from memory", []).append(time.perf_counter() - begin_s)
+                    begin_s = time.perf_counter()
+                    jax.block_until_ready(raystate.Reader(config.storage).restore(state).state)
+                    took.setdefault("restore from storage", []).append(time.perf_counter() - begin_s)
+                _add(line, took)
+    return line
+
+
+def hosts(sizes: list[int], rounds: int) -> Line:
+    """So many trainers, each on a simulated node of its own."""
+    line: Line = {}
+    for size in sizes:
+        _add(line, _on_hosts(size, rounds))
+    return line
+
+
+def _on_hosts(count: int, rounds: int) -> Line:
+    from ray.train import RunConfig
+
+    import raystate
+
+    folder = Path(tempfile.mkdtemp(prefix="growth-"))
+    config = raystate.StateConfig(storage=str(folder / "storage"), run="growth", save_every_steps=1, replicas=0)
+    loop = {"rounds": rounds, "out": str(folder / "facts")}
+    try:
+        with started_ray(nodes=count):
+            raystate.fit(
+                _train,
+                config,
+                num_workers=count,
+                train_loop_config=loop,
+                run_config=RunConfig(storage_path=str(folder / "results")),
+            )
+        return json.loads((folder / "facts").read_text())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _train(config: dict[str, Any]) -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.experimental.multihost_utils import sync_global_devices
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    import raystate
+
+    rows = 256 * jax.process_count()  # 16 arrays of 2 MiB for each host
+    split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    names = [f"w{i}" for i in range(16)]
+
+    def init() -> Any:
+        return {name: jax.random.normal(jax.random.key(i), (rows, 2048), jnp.float32) for i, name in enumerate(names)}
+
+    took: Line = {}
+
+    def timed(figure: str, work: Any) -> Any:
+        sync_global_devices(figure)
+        begin_s = time.perf_counter()
+        result = jax.block_until_ready(work())
+        took.setdefault(figure, []).append(time.perf_counter() - begin_s)
+        return result
+
+    with raystate.StateManager() as manager:
+        shardings = dict.fromkeys(names, split)
+        state = manager.restore_or_init(init, shardings).state
+        reference = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split), state)
+        for step in range(1, config["rounds"] + 2):
+            if step == 2:
+                took.clear()  # the first round warms up
+            timed("blocked, ready", functools.partial(manager.save, step, state))
+            begin_s = time.perf_counter()
+            manager.wait_until_finished()
+            took.setdefault("durable", []).append(time.perf_counter() - begin_s)
+            restored = timed("restore from memory", lambda: manager.restore(reference).state)
+            timed("restore from storage", lambda: raystate.Reader(manager.config.storage).restore(reference).state)
+            state = restored
+    if jax.process_index() == 0:
+        Path(config["out"]).write_text(json.dumps(took))
+
+
+def simulated_hosts(sizes: list[int], rounds: int) -> Line:
+    """CPU time of the Coordinator's decisions: one rank on each host, no network, no storage."""
+    from tests.core.fleet import PHASES, ready
+
+    line: Line = {}
+    for size in sizes:
+        took: Line = {}
+        for _ in range(rounds):
+            fleet = ready(size)
+            for name, phase in PHASES.items():
+                begin_s = time.process_time()
+                phase(fleet)
+                took.setdefault(name, []).append(time.process_time() - begin_s)
+        _add(line, took)
+    return line
+
+
+def _add(line: Line, took: Line) -> None:
+    for figure, seconds in took.items():
+        line.setdefault(figure, []).append(1e3 * statistics.median(seconds))
+
+
+PARTS = {"kept steps": kept_steps, "hosts": hosts, "simulated hosts": simulated_hosts}
+
+
+# ------------------------------------------------------------ what it says
+
+
+def slope(sizes: tuple[int, ...], values: list[float]) -> float:
+    """Of log(value) over log(size), fitted by least squares to the larger half of the sizes."""
+    keep = max(2, (len(sizes) + 1) // 2)
+    points = [(math.log(size), math.log(max(value, 1e-6))) for size, value in list(zip(sizes, values, strict=True))[-keep:]]
+    x0, y0 = (statistics.fmean(axis) for axis in zip(*points, strict=True))
+    return sum((x - x0) * (y - y0) for x, y in points) / sum((x - x0) ** 2 for x, _ in points)
+
+
+def show(lines: dict[str, Line], machine: dict[str, Any], *, quick: bool) -> None:
+    """A table for each line."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=120)
+    for name, line in lines.items():
+        what, full, few = LINES[name]
+        sizes = few if quick else full
+        table = Table(title=f"{name}: ms by {what}", title_justify="left", pad_edge=False)
+        table.add_column("figure")
+        for size in sizes:
+            table.add_column(f"{size:,}", justify="right")
+        table.add_column("slope", justify="right")
+        for figure, values in line.items():
+            steep = slope(sizes, values)
+            told = f"[red]{steep:.2f}[/red]" if steep > STEEP else f"{steep:.2f}"
+            table.add_row(figure, *(f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in values), told)
+        console.print(table)
+    console.print(said(machine))
+
+
+def draw(lines: dict[str, Line], machine: dict[str, Any], folder: Path, *, quick: bool) -> list[Path]:
+    """Write growth.png and growth.svg. Raises ImportError without matplotlib (`pip install 'raystate[bench]'`)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, all_axes = pyplot.subplots(2, 3, figsize=(13, 7.5))
+    for axes, (name, line) in zip(all_axes.flat, lines.items(), strict=False):
+        what, full, few = LINES[name]
+        sizes = few if quick else full
+        for place, (label, values) in enumerate(line.items()):
+            axes.plot(
+                sizes, values, marker="o", ms=3, lw=1.2, color=f"C{place}", label=f"{label}: slope {slope(sizes, values):.2f}"
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7)
+        axes.set_title(what, fontsize=9)
+        axes.set_ylabel("ms", fontsize=8)
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize=6.5)
+    for axes in all_axes.flat[len(lines) :]:
+        axes.set_axis_off()
+    figure.suptitle(said(machine), fontsize=7, x=0.01, ha="left")
+    figure.tight_layout()
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / "growth.png", folder / "growth.svg"]
+    for path in paths:
+        figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+    return paths
+
+
+if __name__ == "__main__":
+    sys.exit(main())

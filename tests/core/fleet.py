@@ -1,0 +1,193 @@
+"""A Coordinator with one rank on each of many hosts: what an event costs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raystate.core.coordinator import Coordinator
+from raystate.core.log import claim_entry
+from raystate.core.messages import (
+    Advise,
+    Answer,
+    Append,
+    Appended,
+    Ask,
+    BuildPackage,
+    Claimed,
+    Command,
+    EndTrainers,
+    Event,
+    HostId,
+    HostReported,
+    HostSummary,
+    HostUp,
+    Invalidate,
+    Invalidated,
+    Joined,
+    JoinReply,
+    Log,
+    Packaged,
+    Publish,
+    PublishDone,
+    RestoreAsked,
+    RestoreChoice,
+    RestoreSettled,
+    RestoreTried,
+    Settings,
+    Staged,
+    Tick,
+    TrainerExited,
+    TrainerSeen,
+    Write,
+    Written,
+)
+
+
+class Fleet:
+    """One rank on each of many hosts, and a Coordinator; answers to its commands wait in `later` until `settle`."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self.core = Coordinator(Settings(run="r", storage="s", host_timeout_s=1e6, replicas=0))
+        self.now_s = 0.0
+        self.later: list[Event] = []
+        self.seq = [0] * count
+        self.held: list[tuple[Staged, ...]] = [()] * count
+        self.seen: list[tuple[TrainerSeen, ...]] = [()] * count
+        self.advised: list[tuple[int, int] | None] = [None] * count
+        self.dirty: dict[int, None] = {}
+        self.lineage = ""
+        self.number = 0
+        self.asks = 0
+        self.said: list[Any] = []
+        self.send(Claimed(entry=claim_entry(None, "w", "r")))
+
+    # ---------------------------------------------------------------- events
+
+    def send(self, event: Event) -> None:
+        self.now_s += 1e-4
+        for command in self.core.handle(event, self.now_s):
+            self._obey(command)
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Advise):
+            host = int(command.host)
+            self.advised[host] = (command.advice.attempt, command.advice.seq)
+            self.dirty[host] = None
+        elif isinstance(command, Invalidate):
+            self.later.append(Invalidated(host=command.host, lineage=command.lineage, step=command.step))
+        elif isinstance(command, Write):
+            self.later.append(Written(host=command.host, save=command.save))
+        elif isinstance(command, BuildPackage):
+            self.later.append(Packaged(save=command.save, kept=(command.step, *(one.step for one in command.live))))
+        elif isinstance(command, Append):
+            self.later.append(Appended(seq=command.entry.seq, outcome="ok"))
+        elif isinstance(command, Publish):
+            self.later.append(PublishDone(step=command.step, save=command.save))
+        elif isinstance(command, Answer):
+            self.said.append(command.reply)
+        else:
+            assert isinstance(command, Log | EndTrainers), command
+
+    def settle(self) -> None:
+        """Answers, and the reports that say which advice has come, until nothing is left."""
+        while self.later or self.dirty:
+            waiting, self.later = self.later, []
+            for event in waiting:
+                self.send(event)
+            told, self.dirty = self.dirty, {}
+            for host in told:
+                self.report(host)
+            self.send(Tick())
+
+    def report(self, host: int) -> None:
+        self.seq[host] += 1
+        self.send(
+            HostReported(
+                summary=HostSummary(
+                    host=HostId(str(host)),
+                    incarnation=f"i{host}",
+                    seq=self.seq[host],
+                    staged=self.held[host],
+                    trainers=self.seen[host],
+                    advised=self.advised[host],
+                    attempt=1,
+                )
+            )
+        )
+
+    def word(self, host: int, step: int, pending: tuple[int, ...] = ()) -> None:
+        seen = TrainerSeen(rank=host, world=self.count, lineage=self.lineage, newest_step=step, number=self.number, pending=pending)
+        self.seen[host] = (seen,)
+        self.report(host)
+
+    def ask(self) -> Ask:
+        self.asks += 1
+        return Ask(f"q{self.asks}")
+
+    # ---------------------------------------------------------------- what a run does
+
+    def join(self, group: str) -> None:
+        for host in range(self.count):
+            if not self.seq[host]:
+                self.send(HostUp(host=HostId(str(host)), incarnation=f"i{host}"))
+            self.seen[host] = ()
+            self.report(host)
+        for host in range(self.count):
+            self.send(
+                Joined(ask=self.ask(), group=group, rank=host, world=self.count, host=HostId(str(host)), nonce=f"{group}{host}")
+            )
+        self.settle()
+        self.lineage = next(one.lineage for one in reversed(self.said) if isinstance(one, JoinReply))
+
+    def restore(self) -> RestoreChoice:
+        self.number += 1
+        for host in range(self.count):
+            self.word(host, -1)
+        for host in range(self.count):
+            self.send(RestoreAsked(ask=self.ask(), lineage=self.lineage, rank=host, word=self.number))
+        self.settle()
+        choice = next(one for one in reversed(self.said) if isinstance(one, RestoreChoice))
+        self.lineage = choice.begins
+        for host in range(self.count):
+            self.word(host, choice.step)
+        for host in range(self.count):
+            self.send(RestoreTried(ask=self.ask(), lineage=self.lineage, rank=host, step=choice.step, ok=True, tier=choice.tier))
+        self.settle()
+        assert sum(isinstance(one, RestoreSettled) for one in self.said[-self.count :]) == self.count
+        return choice
+
+    def step(self, step: int, *, promised: bool = False) -> None:
+        """Each rank calls save(), stages, and its host reports both."""
+        for host in range(self.count):
+            self.word(host, step, (step,))
+        for host in range(self.count):
+            piece = Staged(rank=host, world=self.count, lineage=self.lineage, step=step, layout="L", promised=promised)
+            self.held[host] = (*self.held[host][-2:], piece)
+            self.word(host, step)
+        self.settle()
+        assert self.core.snapshots.stable == (step, 0)
+        assert not promised or self.core.journal.durable_step == step
+
+    def recover(self, group: str) -> None:
+        """A rank dies; the next group restores what all hold."""
+        self.send(TrainerExited(host=HostId("0"), lineage=self.lineage, rank=0, clean=False, reason="killed"))
+        self.settle()
+        self.join(group)
+        assert self.restore().tier == "memory"
+
+
+def ready(count: int) -> Fleet:
+    fleet = Fleet(count)
+    fleet.join("g")
+    fleet.restore()
+    fleet.step(1)
+    return fleet
+
+
+PHASES: dict[str, Callable[[Fleet], None]] = {
+    "a snapshot": lambda fleet: fleet.step(2),
+    "a durable step": lambda fleet: fleet.step(3, promised=True),
+    "a recovery": lambda fleet: fleet.recover("h"),
+}
