@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 # Options of a run in seconds: it shows that the benchmark works; its numbers say nothing.
 QUICK = {
     "beside": ["--quick"],
+    "bucket": ["--mib", "1", "--arrays", "4", "--rounds", "1"],
     "growth": ["--quick"],
     "hold": ["--mib", "8", "--arrays", "4", "--steps", "2", "--rounds", "1"],
     "recovery": ["--ranks", "1", "--width", "64", "--save-every", "6", "--settle-s", "1"],

@@ -131,7 +131,7 @@ def kept_steps(sizes: list[int], rounds: int) -> Line:
                         took.setdefault("durable", []).append(time.perf_counter() - begin_s)
                 for _ in range(rounds):
                     begin_s = time.perf_counter()
-                    jax.block_until_ready(manager.restore(state).state)
+                    jax.block_until_ready(_newest(manager, state))
                     took.setdefault("restore from memory", []).append(time.perf_counter() - begin_s)
                     begin_s = time.perf_counter()
                     jax.block_until_ready(raystate.Reader(config.storage).restore(state).state)
@@ -206,11 +206,18 @@ def _train(config: dict[str, Any]) -> None:
             begin_s = time.perf_counter()
             manager.wait_until_finished()
             took.setdefault("durable", []).append(time.perf_counter() - begin_s)
-            restored = timed("restore from memory", lambda: manager.restore(reference).state)
+            restored = timed("restore from memory", lambda: _newest(manager, reference))
             timed("restore from storage", lambda: raystate.Reader(manager.config.storage).restore(reference).state)
             state = restored
     if jax.process_index() == 0:
         Path(config["out"]).write_text(json.dumps(took))
+
+
+def _newest(manager: Any, reference: Any) -> Any:
+    restored = manager.restore(reference)
+    if restored is None or restored.tier != "memory":
+        raise RuntimeError(f"not restored from memory but from {restored.tier if restored else 'nowhere'}")
+    return restored.state
 
 
 def simulated_hosts(sizes: list[int], rounds: int) -> Line:

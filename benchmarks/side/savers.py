@@ -11,7 +11,7 @@ OURS = "raystate"
 
 
 class Saver(Protocol):
-    """One contestant with a folder of its own."""
+    """One contestant with a folder, or a URL, of its own."""
 
     def save(self, step: int, state: Any) -> None:
         """What a training loop calls."""
@@ -31,12 +31,12 @@ class Saver(Protocol):
 class Raystate:
     """A StateManager; `Reader` for what comes from storage."""
 
-    def __init__(self, folder: Path, arena_dir: Path | None = None):
+    def __init__(self, folder: Path | str, arena_dir: Path | None = None):
         import raystate
 
-        self.folder = folder
+        self.folder = str(folder)
         self.config = raystate.StateConfig(
-            storage=str(folder), run=f"bench-{os.getpid()}-{folder.name}", save_every_steps=1, keep_last=2,
+            storage=self.folder, run=f"bench-{os.getpid()}-{os.path.basename(self.folder)}", save_every_steps=1, keep_last=2,
             arena_dir=None if arena_dir is None else str(arena_dir),
         )  # fmt: skip
         self.manager = raystate.StateManager(self.config)
@@ -51,7 +51,7 @@ class Raystate:
     def restore(self, step: int, reference: Any) -> Any:
         import raystate
 
-        restored = raystate.Reader(str(self.folder)).restore(reference, step)
+        restored = raystate.Reader(self.folder).restore(reference, step)
         self.bytes_read = restored.bytes_from.get("storage", 0)
         return restored.state
 
@@ -69,7 +69,7 @@ class Raystate:
 class OrbaxManager:
     """Orbax v0's CheckpointManager, asynchronous as by default."""
 
-    def __init__(self, folder: Path, *, compress: bool = True):
+    def __init__(self, folder: Path | str, *, compress: bool = True):
         import orbax.checkpoint as ocp
 
         self._ocp, self._compress = ocp, compress
@@ -99,7 +99,7 @@ class OrbaxManager:
 class OrbaxV1:
     """Orbax v1's training.Checkpointer."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path | str):
         from orbax.checkpoint import v1
 
         policy: Any = v1.training.preservation_policies.LatestN(2)
@@ -123,7 +123,7 @@ class OrbaxV1:
         self._checkpointer.close()
 
 
-SAVERS: dict[str, Callable[[Path], Saver]] = {
+SAVERS: dict[str, Callable[[Path | str], Saver]] = {
     OURS: Raystate,
     "Orbax v0": OrbaxManager,
     "Orbax v0, uncompressed": lambda folder: OrbaxManager(folder, compress=False),
