@@ -1,5 +1,6 @@
 # Everything runs in .venv, which is made on the first call from nothing but python3, pip and make.
-#   make demo [GCS=1] [ARGS=…]   make test   make test-first   make test-core   make test-timed   make test-long   make test-all
+#   make demo [GCS=1] [ARGS=…]
+#   make test   make test-first   make test-core   make test-ray   make test-timed   make test-long   make test-all
 #   make check
 #   make docs   make bench [ARGS=--quick]    make format   make clean
 
@@ -13,13 +14,16 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 # What shows most mistakes in the first minute: no cluster, no program that trains, no server.
 FIRST := $(addprefix tests/,config arena arrays orbax testing cli compat package actors record)
 TIMED := tests/timed
-ELSEWHERE := $(addprefix --ignore=,tests/house tests/core tests/model tests/cluster $(TIMED))  # have a target or a line of their own
+# Each of these starts processes of Ray, for 10 to 100 s of two cores: `make test` has one of each kind, `make test-ray` the others.
+RAY := tests/cluster tests/programs tests/docs/test_examples_on_ray.py
+ONE_OF_EACH := $(addprefix tests/cluster/,test_any_sequence.py test_train_fit.py test_train_internals.py test_status.py)
+LATER := $(addprefix --ignore=,tests/house tests/core $(FIRST) $(TIMED))  # have a target of their own
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 # Whole files, in the order of tests/conftest.py: the longest first. By itself xdist begins with those that have the most tests, and
 # one of a single test that takes minutes comes last, beside an idle core.
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-first test-core test-long test-timed test-all check docs bench format clean venv
+.PHONY: demo test test-first test-core test-ray test-long test-timed test-all check docs bench format clean venv
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -39,10 +43,14 @@ demo: $(STAMP)
 # Fast layers first: what core decides is wrong long before a cluster shows it.
 test: test-first
 	$(PYTEST) -n 2 tests/model $(ARGS)
-	$(PYTEST) $(BY_FILE) tests $(ELSEWHERE) $(addprefix --ignore=,$(FIRST)) $(ARGS)
-	$(PYTEST) $(BY_FILE) -rP tests/cluster $(ARGS)
+	$(PYTEST) $(BY_FILE) tests $(LATER) $(addprefix --ignore=,tests/model $(RAY)) $(ARGS)
+	$(PYTEST) $(BY_FILE) $(ONE_OF_EACH) $(ARGS)
 
-# What `make test` leaves out: more deaths of real processes, more programs.
+# All that trains on Ray: real deaths, drills, other people's programs, the pages of the documents.
+test-ray: $(STAMP)
+	$(PYTEST) $(BY_FILE) -rP $(RAY) $(addprefix --ignore=,$(ONE_OF_EACH)) $(ARGS)
+
+# What these leave out: more deaths of real processes, more programs.
 test-long: $(STAMP)
 	$(PYTEST) $(BY_FILE) -m long tests --ignore=tests/cluster $(ARGS)
 	$(PYTEST) $(BY_FILE) -rP -m long tests/cluster $(ARGS)
@@ -51,11 +59,11 @@ test-long: $(STAMP)
 test-timed: $(STAMP)
 	$(PYTEST) -rP $(TIMED) $(ARGS)
 
-# Both, and every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other, failing
+# All of it, and every kind of death in every phase of a save, the deaths that meet, runs beside each other, every topology to every other, failing
 # buckets and disks, every crash point, 30,000 sequences of calls, arrays under meshes that are set: hours.
 test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster $(ARGS)
-	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests $(ELSEWHERE) $(addprefix --ignore=,$(filter-out tests/compat,$(FIRST))) $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests $(filter-out %=tests/compat,$(LATER)) $(addprefix --ignore=,tests/model tests/cluster) $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh auto $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh auto $(ARGS)

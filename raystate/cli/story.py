@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -19,6 +20,7 @@ from raystate.core.errors import ConfigError, StepNotFoundError
 from raystate.runtime.record import AttemptRecord, read_record, run_folders
 from raystate.runtime.story import Decision, Moment, Story, known_steps, tell
 
+_LOG_DIR = "--log_dir="  # of a raylet, Ray's process on each node
 _INDENT = 16  # below the time
 _STYLES = {"warning": "yellow", "error": "red"}
 
@@ -29,7 +31,7 @@ def story(
         Path | None,
         typer.Argument(
             metavar="FOLDER",
-            help="the run's `record_dir`, on the node of its Coordinator; without it the logs of this node's newest Ray session",
+            help="the run's `record_dir`, on the node of its Coordinator; without it this node's newest Ray session, or the Ray that runs",
         ),
     ] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="where there are several runs: this one")] = None,
@@ -58,9 +60,9 @@ def story(
 
 def _record(folder: Path | None, run: str | None) -> tuple[Path, list[AttemptRecord]]:
     root = folder if folder is not None else _ray_logs() / "raystate"
-    found = {path: read_record(path) for path in run_folders(root)}
-    if run is not None:
-        found = {path: attempts for path, attempts in found.items() if any(one.settings.run == run for one in attempts)}
+    found = _records([root], run)
+    if not found and folder is None:
+        found = _records([logs / "raystate" for logs in logs_of_raylets()], run)
     if len(found) == 1:
         ((path, attempts),) = found.items()
         return path, attempts
@@ -78,11 +80,29 @@ def _record(folder: Path | None, run: str | None) -> tuple[Path, list[AttemptRec
     )
 
 
+def _records(roots: list[Path], run: str | None) -> dict[Path, list[AttemptRecord]]:
+    found = {path: read_record(path) for root in roots for path in run_folders(root)}
+    if run is None:
+        return found
+    return {path: attempts for path, attempts in found.items() if any(one.settings.run == run for one in attempts)}
+
+
 def _ray_logs() -> Path:
     """Where Ray keeps the logs of the newest session, by Ray's own rule."""
     on_linux = sys.platform.startswith("linux")
     root = os.environ.get("RAY_TMPDIR") or (os.environ.get("TMPDIR") if on_linux else None)
     return Path(root or ("/tmp" if os.name == "posix" else tempfile.gettempdir())) / "ray" / "session_latest" / "logs"
+
+
+def logs_of_raylets() -> list[Path]:
+    """The logs of every Ray that runs on this node, wherever its `--temp-dir` is: their command lines name them."""
+    found: dict[Path, None] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            program, *options = (process / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
+            if os.path.basename(program) == "raylet":
+                found |= {Path(one.removeprefix(_LOG_DIR)): None for one in options if one.startswith(_LOG_DIR)}
+    return list(found)
 
 
 def _what_there_is(attempts: list[AttemptRecord]) -> str:

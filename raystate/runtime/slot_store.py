@@ -33,7 +33,8 @@ class SlotStore:
     def found(self, held: SlotSet) -> SetFound:
         """What lies in a set: first the words, then the slots."""
         self._read.pop(held.index, None)
-        word = self._word(held)
+        told = held.trainer_cell.read()
+        word = self._word(held, told) if told is not None else None
         cell = held.host_cell.read()
         try:
             said = host_word_from_json(cell[1]) if cell is not None else None
@@ -49,22 +50,22 @@ class SlotStore:
         """The sets whose trainers have written a new word."""
         changed: list[SetRead] = []
         for held in self.arena.sets:
-            before = self._read.get(held.index)
-            word = self._word(held)
-            if word is not None and self._read.get(held.index) != before:
+            told = held.trainer_cell.read()
+            if told is None or told[0] == self._read.get(held.index):
+                continue
+            word = self._word(held, told)
+            if word is not None:
                 changed.append(SetRead(index=held.index, word=word, contents=_contents(held)))
         return changed
 
-    def _word(self, held: SlotSet) -> TrainerWord | None:
-        cell = held.trainer_cell.read()
-        if cell is None:
-            return None
+    def _word(self, held: SlotSet, told: tuple[int, bytes]) -> TrainerWord | None:
+        number, data = told
         try:
-            word = trainer_word_from_json(cell[1])
+            word = trainer_word_from_json(data)
         except ValueError as error:
             logger.warning("the trainer's word in %s can't be read: %s", held.path, error)
             return None
-        self._read[held.index] = cell[0]
+        self._read[held.index] = number
         return word
 
     def unlocked(self, index: int) -> Unlocked | None:

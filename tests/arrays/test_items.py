@@ -147,17 +147,18 @@ def test_with_the_same_count_a_missing_state_is_an_error():
 
 
 BATCH = 8
+FEW_AHEAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)  # by itself grain reads 500 batches ahead
 
 
 def _rows_of(process, processes):
     share = BATCH // processes
     order = grain.MapDataset.range(40).seed(1).shuffle().repeat().batch(BATCH)
-    return iter(order.map(lambda rows: rows[process * share : (process + 1) * share]).to_iter_dataset())
+    return iter(order.map(lambda rows: rows[process * share : (process + 1) * share]).to_iter_dataset(FEW_AHEAD))
 
 
 def _every_nth(process, processes):
     order = grain.MapDataset.range(40).seed(1).shuffle().repeat()
-    return iter(order[process::processes].batch(BATCH // processes).to_iter_dataset())
+    return iter(order[process::processes].batch(BATCH // processes).to_iter_dataset(FEW_AHEAD))
 
 
 def _sharded_loader(process, processes):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,24 +14,20 @@ import pytest
 from raystate.core.log import claim_entry
 from raystate.core.tree import Package
 from raystate.storage import RunLog, StepFolder, open_storage
+from tests.cli.conftest import Command
 from tests.orbax.published import publish
 from tests.patience import PATIENCE_S
 from tests.record.a_record import play
 from tests.storage.backends import a_package
 
 
-def raystate(*arguments: object, **environment: str) -> tuple[int, str, str]:
-    """(exit code, standard output, standard error)."""
-    done = subprocess.run(
-        [sys.executable, "-m", "raystate", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout, done.stderr
+def test_as_a_program(tmp_path: Path) -> None:
+    """The others call it in their own process."""
+    command = [sys.executable, "-m", "raystate", "verify", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("raystate: ")
+    assert "has no step" in done.stderr
 
 
 @pytest.fixture
@@ -48,7 +43,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_verify_says_what_is_fine_and_what_cannot_be_known(run: Path) -> None:
+def test_verify_says_what_is_fine_and_what_cannot_be_known(raystate: Command, run: Path) -> None:
     code, out, _ = raystate("verify", run)
     assert code == 0
     assert "ok   step 7: " in out and "against its package" in out
@@ -56,7 +51,7 @@ def test_verify_says_what_is_fine_and_what_cannot_be_known(run: Path) -> None:
     assert out.splitlines()[-1] == f"2 steps of file://{run}: nothing bad"
 
 
-def test_verify_lists_what_is_bad(run: Path) -> None:
+def test_verify_lists_what_is_bad(raystate: Command, run: Path) -> None:
     data = next(path for path in (run / "7/state").rglob("d/*") if path.stat().st_size > 4000)
     whole = data.read_bytes()
     data.write_bytes(whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:])
@@ -74,7 +69,7 @@ def test_verify_lists_what_is_bad(run: Path) -> None:
     assert {one["step"]: len(one["bad"]) for one in found["steps"]} == {7: 3, 9: 0}
 
 
-def test_verify_reads_a_step_without_a_package(run: Path) -> None:
+def test_verify_reads_a_step_without_a_package(raystate: Command, run: Path) -> None:
     for data in (run / "9/state").rglob("d/*"):
         if data.stat().st_size > 4000:
             whole = data.read_bytes()
@@ -84,7 +79,7 @@ def test_verify_reads_a_step_without_a_package(run: Path) -> None:
     assert "BAD  step 9" in out
 
 
-def test_gc_lists_and_removes_what_a_crashed_attempt_left(tmp_path: Path) -> None:
+def test_gc_lists_and_removes_what_a_crashed_attempt_left(raystate: Command, tmp_path: Path) -> None:
     storage = open_storage(tmp_path)
     for writer in ("one", "two"):
         if writer == "two":
@@ -112,7 +107,7 @@ def ray_tmp(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_story_tells_a_step_from_the_logs_of_ray(ray_tmp: Path) -> None:
+def test_story_tells_a_step_from_the_logs_of_ray(raystate: Command, ray_tmp: Path) -> None:
     code, out, _ = raystate("story", 20, RAY_TMPDIR=str(ray_tmp), TZ="UTC")
     assert code == 0
     first, *lines, last = [line for line in out.splitlines() if line]
@@ -127,7 +122,7 @@ def test_story_tells_a_step_from_the_logs_of_ray(ray_tmp: Path) -> None:
     assert last.startswith("In short  staged 15:06:4") and "durable +2." in last
 
 
-def test_story_as_json(ray_tmp: Path) -> None:
+def test_story_as_json(raystate: Command, ray_tmp: Path) -> None:
     code, out, _ = raystate("story", 30, ray_tmp / "ray/session_latest/logs/raystate/lm-0123", "--json")
     told: dict[str, Any] = json.loads(out)
     assert (code, told["step"], told["run"]) == (0, 30, "lm")
@@ -135,7 +130,7 @@ def test_story_as_json(ray_tmp: Path) -> None:
     assert all({"text", "reason", "level"} == decision.keys() for moment in told["moments"] for decision in moment["decisions"])
 
 
-def test_story_of_what_it_does_not_know(ray_tmp: Path) -> None:
+def test_story_of_what_it_does_not_know(raystate: Command, ray_tmp: Path) -> None:
     logs = ray_tmp / "ray/session_latest/logs/raystate"
     code, _, complaint = raystate("story", 77, logs)
     assert code == 2
@@ -154,7 +149,17 @@ def test_story_of_what_it_does_not_know(ray_tmp: Path) -> None:
     assert out.startswith("Step 10 of run mt")
 
 
-def test_story_of_a_damaged_record(ray_tmp: Path) -> None:
+def test_story_from_the_logs_of_a_ray_that_has_its_own_folder(raystate: Command, ray_tmp: Path, tmp_path: Path) -> None:
+    """`ray start --temp-dir`: nothing but the command line of its processes says where."""
+    command = ["/opt/ray/raylet", "-c", "read _", f"--log_dir={ray_tmp / 'ray/session_latest/logs'}"]
+    with subprocess.Popen(command, executable="/bin/sh", stdin=subprocess.PIPE) as raylet:
+        code, out, _ = raystate("story", 20, "--run", "lm", RAY_TMPDIR=str(tmp_path / "nothing"))
+        raylet.communicate()
+    assert code == 0
+    assert out.startswith("Step 20 of run lm")
+
+
+def test_story_of_a_damaged_record(raystate: Command, ray_tmp: Path) -> None:
     folder = ray_tmp / "ray/session_latest/logs/raystate/lm-0123"
     (folder / "000001-000000.jsonl").write_text("what is this?\n")
     code, _, complaint = raystate("story", 10, folder)
@@ -180,7 +185,7 @@ def test_story_of_a_damaged_record(ray_tmp: Path) -> None:
         (["polish"], "No such command"),
     ],
 )
-def test_bad_usage(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_bad_usage(raystate: Command, tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     there = {"EMPTY": str(tmp_path / "empty"), "FILE": str(tmp_path / "file")}
@@ -191,7 +196,7 @@ def test_bad_usage(tmp_path: Path, arguments: list[str], said: str) -> None:
     assert said in complaint
 
 
-def test_what_is_no_run_is_not_looked_after(tmp_path: Path) -> None:
+def test_what_is_no_run_is_not_looked_after(raystate: Command, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     code, _, complaint = raystate("gc", str(tmp_path))
     assert code == 2
@@ -201,12 +206,12 @@ def test_what_is_no_run_is_not_looked_after(tmp_path: Path) -> None:
     assert "expected folders of steps, such as 1200/; there is 'notes.txt'" in complaint
 
 
-def test_an_attempt_that_never_was_is_not_taken_for_dead(run: Path) -> None:
+def test_an_attempt_that_never_was_is_not_taken_for_dead(raystate: Command, run: Path) -> None:
     code, _, complaint = raystate("gc", str(run), "--assume-dead", "3")
     assert code == 2
     assert "attempt 3 of" in complaint
 
 
-def test_latest_is_a_step(run: Path) -> None:
+def test_latest_is_a_step(raystate: Command, run: Path) -> None:
     for command in ("inspect", "verify"):
         assert raystate(command, str(run), "latest")[0] == 0

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import pytest
 import tensorstore as ts
 import typer.main
 
-from raystate.cli import app, main
+from raystate.cli import app
 from raystate.cli.console import size
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.log import claim_entry
@@ -29,30 +28,10 @@ from raystate.inspection.differences import compare
 from raystate.orbax.step_reader import StepReader
 from raystate.reader import load, save
 from raystate.storage import RunLog, Storage, open_storage
+from tests.cli.conftest import Command
 from tests.orbax import from_state
 from tests.patience import PATIENCE_S
 from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def raystate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command; gives (exit code, standard output, standard error)."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TZ", "UTC")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["raystate", *map(str, arguments)])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code
-        said = capsys.readouterr()
-        return code or 0, said.out, said.err
-
-    return run
 
 
 def state(step: int) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from ray.train.v2.api.preemption import PreemptionInfo
 import raystate
 from raystate.actors.blame import raised
 from raystate.actors.draining import draining_nodes
+from raystate.cli import story
 from raystate.config import StateConfig
 from raystate.core.elastic import Sizes
 from raystate.runtime.ends import End
@@ -485,6 +486,13 @@ def test_a_start_ends_when_its_place_is_gone(ray_cluster: Any) -> None:
     late = ray.remote(Late).options(num_cpus=1, resources={"doomed": 1}, scheduling_strategy=there).remote()
     with pytest.raises(WorkerGroupStartupTimeoutError):
         bundles.first_answers([late], placement, timeout_s=0.5)
+
+
+def test_where_a_ray_that_runs_has_its_logs(ray_cluster: Any) -> None:
+    """`raystate story` looks there."""
+    import ray
+
+    assert Path(ray._private.worker._global_node.get_logs_dir_path()) in story.logs_of_raylets()
 
 
 def test_no_actor_for_datasets_where_there_are_none(monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,8 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +21,19 @@ from raystate.storage import ObjectMissingError, RunLog, Storage, StorageWrapper
 from raystate.storage.names import BASES, LOG, base_name, base_number, log_name
 from raystate.testing.storage import DiedError, DyingAt, Failing, LosingAnswers, Recording
 from raystate.verification import verify_log
+from tests.storage.backends import BACKENDS
 
 SEED = int(os.environ["RAYSTATE_SEED"])
 SMALL = 900  # bytes of an entry: half a dozen steps
+
+
+# A base is an object like others, and the contract suite holds every back end to the same. A hundred entries take seconds in a bucket.
+@pytest.fixture(
+    params=[name if name in ("directory", "memory") else pytest.param(name, marks=pytest.mark.long) for name in sorted(BACKENDS)]
+)
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    with BACKENDS[request.param](tmp_path) as storage:
+        yield storage
 
 
 @pytest.fixture

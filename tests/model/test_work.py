@@ -1,0 +1,136 @@
+"""What a save and a restore cost in messages, calls and requests, whatever the machine: more than this is a step back.
+
+Each limit is what was counted when it was written, and a little more: the order of turns is drawn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raystate.runtime.link import HostCall
+from tests.model.world import ModelLink, Rank, Weather, World
+
+RANKS = 2
+STEP_S = 0.5
+STATE = {"w": np.zeros((64, 64), np.float32), "b": np.zeros(64, np.float32)}
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Of what goes from one process to another, by what it is, since it was cleared."""
+    found: Counter[str] = Counter()
+
+    def counted(owner: type, name: str, what: Callable[..., str], number: Callable[..., int] = lambda *_: 1) -> None:
+        real = getattr(owner, name)
+
+        def call(self: Any, *arguments: Any, **rest: Any) -> Any:
+            found[what(*arguments)] += number(*arguments)
+            return real(self, *arguments, **rest)
+
+        monkeypatch.setattr(owner, name, call)
+
+    def calls(several: Sequence[HostCall], *_: Any) -> int:
+        return len(several)
+
+    counted(World, "tell", lambda event: f"told {type(event).__name__}")
+    counted(ModelLink, "ask", lambda event, _: f"asked {type(event).__name__}")
+    counted(ModelLink, "call_host", lambda _host, method, *_: f"called {method}")
+    counted(ModelLink, "call_hosts", lambda *_: "called for pieces", calls)
+    for order in ("advise", "invalidate", "copy", "end_trainers", "write"):
+        counted(World, order, lambda *_, order=order: f"ordered {order}")
+    counted(Weather, "before", lambda operation, _: f"storage {operation}")
+    return found
+
+
+def play(counts: Counter[str], script: Callable[[Rank, Callable[[str], None]], None], **config: Any) -> dict[str, Counter[str]]:
+    """What was counted before each mark that rank 0 sets."""
+    world = World(7, ranks=RANKS, nodes=RANKS, **config)
+    marks: dict[str, Counter[str]] = {}
+
+    def of(rank: Rank) -> None:
+        def mark(name: str) -> None:
+            if rank.number == 0:
+                marks[name] = Counter(counts)
+                counts.clear()
+
+        script(rank, mark)
+
+    try:
+        world.play(of, RANKS)
+    finally:
+        world.close()
+    return marks
+
+
+def saving(steps: int) -> Callable[[Rank, Callable[[str], None]], None]:
+    def script(rank: Rank, mark: Callable[[str], None]) -> None:
+        manager = rank.open("group")
+        manager.restore(STATE)
+        for step in range(1, 1 + 2 * steps):
+            if step == steps + 1:
+                mark("before")
+            manager.save(step, STATE)
+            rank.rest(STEP_S)
+        mark("saves")
+        rank.rest(10 * STEP_S)  # until rank 0, too, is here
+        manager.close()
+
+    return script
+
+
+def check(found: Counter[str], per: int, limits: dict[str, float]) -> None:
+    """Nothing else, and of each no more."""
+    share = {what: number / per for what, number in found.items()}
+    assert {what: number for what, number in share.items() if number > limits.get(what, 0)} == {}, f"the limits are {limits}"
+
+
+def test_a_snapshot(counts: Counter[str]):
+    """Of each rank: it calls save(), it has staged, and what its host was told has come."""
+    steps = 10
+    found = play(counts, saving(steps), save_every_steps=10_000)["saves"]
+    check(found, steps, {"told HostReported": 3 * RANKS, "ordered advise": RANKS + 1})
+
+
+def test_a_durable_step(counts: Counter[str]):
+    """The array data goes to storage beside what is counted: TensorStore writes it."""
+    steps = 10
+    found = play(counts, saving(steps), save_every_steps=1, keep_last=2)["saves"]
+    messages = {
+        "told HostReported": 5 * RANKS + 1,
+        "ordered advise": 3 * RANKS + 1,
+        "ordered write": RANKS,
+        "asked AgainAsked": 0.5,
+    }
+    # Five of the step's own small files, its package, the log's entry, the ledger's; markers and small files are read back.
+    objects = {"create": 8, "kvstore": RANKS, "checksum": 4, "read": 5, "delete": 1}
+    # Of a directory: what is there is listed and set right before the step is moved to its place.
+    folders = {"list": 6 + 2 * RANKS + 1, "sweep": 1, "fsync_tree": 1, "rename_tree": 2, "delete_tree": 1}
+    check(found, steps, messages | {f"storage {name}": number for name, number in (objects | folders).items()})
+
+
+def test_a_restore(counts: Counter[str]):
+    """From memory, of a living group: each rank asks which step, and tells that it has it. Nothing comes from storage."""
+
+    def script(rank: Rank, mark: Callable[[str], None]) -> None:
+        manager = rank.open("group")
+        manager.restore(STATE)
+        for step in (1, 2):
+            manager.save(step, STATE)
+            rank.rest(STEP_S)
+        manager.wait_until_finished()
+        rank.rest(STEP_S)
+        mark("before")
+        restored = manager.restore(STATE)
+        assert restored is not None and restored.tier == "memory"
+        mark("restore")
+        rank.rest(10 * STEP_S)
+        manager.close()
+
+    found = play(counts, script, save_every_steps=1)["restore"]
+    asked = {"asked RestoreAsked": 1, "asked RestoreTried": 1, "called for pieces": 1}
+    check(found, RANKS, asked | {"told HostReported": 6, "told Invalidated": 1, "ordered advise": 3, "ordered invalidate": 1})
