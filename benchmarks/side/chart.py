@@ -33,7 +33,7 @@ def draw(rows: list[Row], machine: dict[str, Any], folder: Path) -> list[Path]:
             )  # fmt: skip
             axes.annotate(
                 f"{value['median']:,.0f} ms" if value["median"] >= 10 else f"{value['median']:.1f} ms",
-                (value["median"] / base, number + (place - 1.5) * height), xytext=(3, 0), textcoords="offset points",
+                (value["high"] / base, number + (place - 1.5) * height), xytext=(3, 0), textcoords="offset points",
                 va="center", fontsize=6,
             )  # fmt: skip
         for goal in row.goals:

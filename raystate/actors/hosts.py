@@ -41,6 +41,7 @@ class RayHosts:
         self._config = config
         self._run_hash = run_hash
         self._job = job  # whose driver shows their lines
+        self._found = frozenset(find_hosts(run_hash))  # when this process started
         self._handles: dict[HostId, Any] = {}
         self._lock = threading.Lock()  # `prepare` runs beside everything else
         self._closed = False
@@ -102,8 +103,10 @@ class RayHosts:
     def _prepared(self, host: HostId, preloaded: Future[Any]) -> None:
         error = preloaded.exception()
         if isinstance(error, ActorDiedError) and host in self._waiting - self._giving_up and not self._closed:
+            self._handles.pop(host, None)
+            if host not in self._unfit:
+                logger.warning("no HostActor can wait on node %s: %s", host[:8], _last_line(error))
             self._unfit[host] = time.monotonic() + UNFIT_S
-            logger.warning("no HostActor can wait on node %s: %s", host[:8], _last_line(error))
 
     def _waits_no_more(self, host: HostId) -> None:
         """It is a host of the run."""
@@ -195,8 +198,13 @@ class RayHosts:
         return {host: handle for host, handle in found.items() if handle is not None}
 
     def close_empty(self) -> None:
-        calls = [handle.close_empty.remote().future() for handle in self._close().values() if hasattr(handle, "close_empty")]
-        concurrent.futures.wait(calls, timeout=CLOSE_HOST_TIMEOUT_S)  # some are still starting, and would not hear it after our end
+        handles = {host: handle for host, handle in self._close().items() if hasattr(handle, "close_empty")}
+        calls = {host: handle.close_empty.remote().future() for host, handle in handles.items()}
+        concurrent.futures.wait(calls.values(), timeout=CLOSE_IDLE_TIMEOUT_S)
+        # Those that were made for this start may still be starting, and would not hear it after our end. Nobody has slots in them.
+        own = {call: host for host, call in calls.items() if host not in self._found}
+        for call in concurrent.futures.wait(own, timeout=CLOSE_HOST_TIMEOUT_S).not_done:
+            ray.kill(handles[own[call]], no_restart=True)
 
     def close_all(self, *, remove_arena: bool) -> None:
         handles = self._close()

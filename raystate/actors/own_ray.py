@@ -83,7 +83,7 @@ def start_ray() -> None:
     with warnings.catch_warnings():
         # Of a fork in a process that uses JAX. Ray only starts programs, which is safe.
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
-        address = os.environ.get("RAY_ADDRESS", "the cluster of this machine, or a new one")
+        address = os.environ.get("RAY_ADDRESS") or "the cluster of this machine, or a new one"
         slow = threading.Timer(_SILENT_S, logger.warning, ("raystate: waits for Ray to answer: %s", address))
         slow.daemon = True
         slow.start()

@@ -31,13 +31,17 @@ def newest_step(config: StateConfig) -> int | None:
     return max([in_memory, *visible_steps(open_storage(config.storage))])
 
 
-def release(config: StateConfig, reason: str, deadline_s: float, *, launch: str | None = None) -> int | None:
+def release(
+    config: StateConfig, reason: str, deadline_s: float, *, launch: str | None = None, after: BaseException | None = None
+) -> int | None:
     """Make the newest complete snapshot durable and end the run's actors, if any are left.
 
     Args:
         reason: for the log.
         deadline_s: seconds; afterwards what is left is killed.
         launch: only if the run belongs to this launch; None: whoever has it.
+        after: what the launch has failed with. If the run was refused before it began, its HostActors with what they hold stay for a
+            start that is not refused.
 
     Returns:
         The durable last step if the Coordinator said it, else None.
@@ -45,7 +49,11 @@ def release(config: StateConfig, reason: str, deadline_s: float, *, launch: str 
     Raises:
         RaystateError: the newest snapshot could not be made durable (everything is ended nevertheless), or this process has left Ray.
     """
-    return release_by_hash(run_hash(config.storage, config.run), reason, deadline_s, launch=launch)
+    name = run_hash(config.storage, config.run)
+    if _was_refused(after):
+        _wait_or_kill(name, QUICK_S, but_hosts=True)
+        return None
+    return release_by_hash(name, reason, deadline_s, launch=launch)
 
 
 def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | None = None) -> int | None:
@@ -73,15 +81,25 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
             failure = error_from_name(reply.error, reply.message, reply.details)
         coordinator.left.remote(0, 1)  # it has been read: the Coordinator need not wait
         break
-    _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()))
+    _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()), but_hosts=_was_refused(failure))
     if failure is not None:
         raise failure
     return step
 
 
-def _wait_or_kill(name: str, timeout_s: float) -> None:
-    if wait_until_gone(name, min(timeout_s, 2 * QUICK_S)):
-        return
+def _was_refused(error: BaseException | None) -> bool:
+    """Whether a Coordinator could not claim the run: what it holds in memory is not this launch's to end."""
+    while error is not None:
+        facts = error.details if isinstance(error, RaystateError) else {}
+        if facts.get("begun") is False:
+            return True
+        error = facts.get("error") or error.__cause__
+    return False
+
+
+def _wait_or_kill(name: str, timeout_s: float, *, but_hosts: bool = False) -> None:
+    if but_hosts or wait_until_gone(name, min(timeout_s, 2 * QUICK_S)):
+        return  # a Coordinator that was refused ends by itself, with all that hold nothing
     for left in run_actors(name):
         actor = find_actor(left)
         if actor is None:

@@ -38,8 +38,9 @@ class _Terminal(Console):
             yield segment if segment.control else Segment(shown(segment.text), segment.style)
 
 
-out = _Terminal(highlight=False, soft_wrap=True)
-progress_out = _Terminal(stderr=True)
+# emoji: a name such as `vocabulary:a:` is a name.
+out = _Terminal(highlight=False, soft_wrap=True, emoji=False)
+progress_out = _Terminal(stderr=True, emoji=False)
 
 
 def print_json(document: Any) -> None:

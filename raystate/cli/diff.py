@@ -67,7 +67,9 @@ def diff(
                     wanted=lambda one, name: item in (None, one) and (wanted(name) if name else glob is None and regex is None),
                     on_bytes=lambda done, total: progress.update(task, completed=done, total=total, visible=True),
                 ),
+                alone=False,
             ),
+            alone=False,
         )
     if not found.arrays and not found.values and not found.same_values:
         raise ConfigError("nothing to compare: neither step has anything that --item, --filter and --regex let through")

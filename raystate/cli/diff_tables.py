@@ -123,8 +123,17 @@ def _show_values(values: tuple[ValueDifference, ...]) -> None:
 
 
 def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    bare = isinstance(value, str) and value.isprintable() and not _reads_as_another(value)
+    text = value if bare else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"
+
+
+def _reads_as_another(text: str) -> bool:
+    """A string that would look like a number, a truth value, null or nothing."""
+    try:
+        return not isinstance(json.loads(text), dict | list)
+    except ValueError:
+        return not text
 
 
 def _show_sum(found: Comparison, arrays: list[ArrayDifference]) -> None:

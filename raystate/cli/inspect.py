@@ -114,7 +114,9 @@ def inspect(
         for arrays in [found.arrays(one)]
     }
     if not as_json and not any(chosen.values()) and (glob is not None or regex is not None):
-        raise ConfigError(f"no array of step {found.step} matches{_near(found, glob)}", field="filter", got=glob)
+        raise ConfigError(
+            f"no array of step {found.step} matches{_near(found, item, glob if regex is None else None)}", field="filter", got=glob
+        )
     with wait_progress("looking at how it is stored", quiet=as_json):
         stored = _stored(chosen)
     if as_json:
@@ -128,10 +130,17 @@ def inspect(
         raise typer.Exit(1)
 
 
-def _near(found: StepMetadata, glob: str | None) -> str:
-    beginnings = sorted({str(one.path[0]) for item in found.trees for one in found.arrays(item).values() if one.path})
-    close = difflib.get_close_matches((glob or "").partition(".")[0], beginnings, n=1)
-    if close or not beginnings:
+def _near(found: StepMetadata, item: str | None, glob: str | None) -> str:
+    """What the filter may have meant, or what there is."""
+    arrays = {name: one for tree in found.trees if item in (None, tree) for name, one in found.arrays(tree).items()}
+    beginnings = sorted({str(one.path[0]) for one in arrays.values() if one.path})
+    if not beginnings:
+        return ""
+    key = (glob or "").partition(".")[0]
+    close = (
+        difflib.get_close_matches(glob or "", arrays, n=1) if key in beginnings else difflib.get_close_matches(key, beginnings, n=1)
+    )
+    if close:
         return did_you_mean(close)
     more = " …" if len(beginnings) > _BEGINNINGS else ""
     return f"; their paths begin with {', '.join(beginnings[:_BEGINNINGS])}{more}"

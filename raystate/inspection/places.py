@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
+from raystate.core.entries import LogEntry
+from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
 from raystate.legacy import LegacyCheckpoint, legacy_checkpoint
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import (
@@ -121,8 +122,11 @@ class Checkpoints:
             raise StepNotFoundError(message, step=step, path=self.storage.url)
         return step
 
-    def read(self, step: int | None, read: Callable[[int, StepReader], T]) -> T:
+    def read(self, step: int | None, read: Callable[[int, StepReader], T], *, alone: bool = True) -> T:
         """Read exactly this step; or, None, the newest, also if it is retired under our hands and another one is the newest then.
+
+        Args:
+            alone: nothing else is read in `read`, so that damage is this step's.
 
         Raises:
             StepNotFoundError: there is none, or it was retired meanwhile. Whatever `read` raises.
@@ -135,7 +139,8 @@ class Checkpoints:
                 if step is not None or self.steps()[-1:] in ([], [chosen]):
                     raise
             except CorruptCheckpointError as error:
-                if others := [one for one in self.steps() if one != chosen]:
+                if alone and (others := [one for one in self.steps() if one != chosen]):
+                    error.details["other_steps"] = tuple(others)
                     named = f"step {others[0]}" if len(others) == 1 else f"{len(others):,} other steps, the newest is {others[-1]}"
                     error.add(f"{self.storage.url} also has {named}; raystate verify tells what is whole")
                 raise
@@ -171,11 +176,21 @@ class Checkpoints:
             return f"{url} has no step: {empty}"
         if found := foreign_checkpoints(self.storage):
             return f"{url} has no step: {describe_foreign(url, found)}; raystate.load(…) reads one by its own path"
-        if (claimed := RunLog(self.storage).tail()) is not None:
-            return f"{url} has no step: none of run {claimed.run!r} is durable yet"
+        if (claimed := self._claimed()) is not None:
+            if not claimed.live:
+                return f"{url} has no step: none of run {claimed.run!r} is durable yet"
+            live = [one.step for one in claimed.live]
+            return f"{url} has no step, but the log of run {claimed.run!r} has {live[-10:]}: their folders or markers are lost"
         there = [info.name for info in self.storage.list(recursive=False)]
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
         return f"{url} has no step: expected folders of steps, such as 1200/; there is {', '.join(map(repr, there[:3]))}{more}"
+
+    def _claimed(self) -> LogEntry | None:
+        """The newest entry of the run's log; None: there is none, or it can't be read."""
+        try:
+            return RunLog(self.storage).tail()
+        except RaystateError:
+            return None
 
 
 class SingleCheckpoint:

@@ -375,7 +375,7 @@ class StateManager:
 
     def _check_open(self) -> None:
         if self._ending.detached:
-            another = ": this process has opened another one since" if _managers.has(self.config) else ""
+            another = ": this process has opened another one since" if _managers.has_another(self.config, self) else ""
             raise RaystateError(f"this StateManager is closed{another}", rank=self._rank)
 
 

@@ -45,9 +45,9 @@ class OpenManagers:
         if self._by_run.get(name) is manager:
             del self._by_run[name]
 
-    def has(self, config: StateConfig) -> bool:
-        """Whether one is open for this run."""
-        return run_hash(config.storage, config.run) in self._by_run
+    def has_another(self, config: StateConfig, manager: Closable) -> bool:
+        """Whether one that is not this is open for its run."""
+        return self._by_run.get(run_hash(config.storage, config.run), manager) is not manager
 
     def close_earlier(self, config: StateConfig, *, takeover: bool) -> None:
         """A notebook's cell that is run again opens its manager again: the one before is closed first.

@@ -323,8 +323,9 @@ class RayTrainCallback(_Callback):
         """The newest snapshot durable, no actor left: what `fit` does, for a JaxTrainer of the user's own."""
         assert self._threads is not None
         reason = f"failed: {error}".splitlines()[0]
+        how = {"launch": self._launch, "after": endings.ours(error)}
         try:
-            self._threads.submit(release, self._config, reason, self._config.save_timeout_s, launch=self._launch).result()
+            self._threads.submit(release, self._config, reason, self._config.save_timeout_s, **how).result()
         except Exception as failure:  # the training's own error is what the user has to see
             logger.warning("raystate: the run could not be released: %s: %s", type(failure).__name__, failure)
 

@@ -218,7 +218,7 @@ def leaving_nodes(error: TrainingFailedError) -> frozenset[str]:
     return frozenset(error.preemption_info.preempted_node_ids) if isinstance(error, PreemptionError) else frozenset()
 
 
-def ours(error: BaseException) -> RaystateError | None:
+def ours(error: BaseException | None) -> RaystateError | None:
     """The raystate error inside Ray Train's or Ray's wrapping, None if there isn't one."""
     if isinstance(error, RaystateError):
         return error

@@ -172,6 +172,7 @@ def _run(trainer: JaxTrainer, config: Any, launch: str) -> Any:
         result = trainer.fit()
     except TrainingFailedError as wrapped:
         error, cause = _unwrap(wrapped)
+        error.__cause__ = cause  # before anybody asks what it failed with
         _release(config, launch, f"failed: {error}", after=error)
         raise error from cause
     except BaseException as error:  # the driver is being stopped: the run can go on later
@@ -199,7 +200,7 @@ def _release(config: Any, launch: str, reason: str, *, after: BaseException | No
     After an error, a failure to do so is noted on it and doesn't replace it.
     """
     try:
-        release(config, reason, getattr(config, "save_timeout_s", _RELEASE_S), launch=launch)
+        release(config, reason, getattr(config, "save_timeout_s", _RELEASE_S), launch=launch, after=after)
     except Exception as error:
         if after is None:
             raise

@@ -281,8 +281,12 @@ def test_row21_diff_goes_on_where_an_array_is_damaged(raystate: Command, damaged
 def test_row21_damage_names_the_other_steps(raystate: Command, damaged: Path):
     (damaged / "20/ema/_METADATA").write_bytes(b"[]")
     assert raystate("inspect", damaged)[2].endswith(f"; file://{damaged} also has step 10; raystate verify tells what is whole\n")
-    with pytest.raises(CorruptCheckpointError, match="also has step 10"):
+    with pytest.raises(CorruptCheckpointError, match="also has step 10") as caught:
         load(damaged)
+    assert caught.value.other_steps == (10,)
+    for steps in ((10, 20), (20, 10)):
+        complaint = raystate("diff", damaged, *steps)[2]
+        assert "of step 20" in complaint and "also has" not in complaint, "whose others would it be?"
 
 
 def test_row21_ls_of_a_run_without_a_step(raystate: Command, tmp_path: Path):
@@ -290,10 +294,27 @@ def test_row21_ls_of_a_run_without_a_step(raystate: Command, tmp_path: Path):
     assert raystate("ls", tmp_path) == (2, "", f"raystate: file://{tmp_path} has no step: none of run 'lm' is durable yet\n")
 
 
+def test_row21_ls_of_a_run_whose_steps_are_lost(raystate: Command, tmp_path: Path):
+    RunLog(open_storage(tmp_path)).claim(lambda tail: claim_entry(tail, "writer", "lm", (10, 20)))
+    told = "has no step, but the log of run 'lm' has [10, 20]: their folders or markers are lost"
+    assert raystate("ls", tmp_path) == (2, "", f"raystate: file://{tmp_path} {told}\n")
+    for entry in (tmp_path / ".raystate/log").iterdir():
+        entry.write_text("{")
+    code, _, complaint = raystate("inspect", tmp_path)
+    assert code == 2 and "has no step: " in complaint
+
+
 def test_row21_a_filter_that_nothing_matches(raystate: Command, written: Path):
-    for glob, said in {"parms.*": "did you mean 'params'?", "optimizer": "their paths begin with layers, params, table, w"}.items():
-        code, out, complaint = raystate("inspect", written, "-f", glob)
-        assert (code, out) == (2, "") and said in complaint
+    all_of_them = "their paths begin with layers, params, table, w"
+    for options, said in {
+        ("-f", "parms.*"): "did you mean 'params'?",
+        ("-f", "optimizer"): all_of_them,
+        ("-f", "params.dense.kernl"): "did you mean 'params.dense.kernel'?",
+        ("-f", "params.*", "-r", "nosuch"): all_of_them,
+        ("--item", "ema", "-f", "params.*"): "their paths begin with w",
+    }.items():
+        code, out, complaint = raystate("inspect", written, *options)
+        assert (code, out) == (2, "") and complaint.rstrip().endswith(said), complaint
 
 
 def test_row21_diff_of_json_by_member(raystate: Command, written: Path, damaged: Path):
@@ -307,6 +328,14 @@ def test_row21_diff_of_json_by_member(raystate: Command, written: Path, damaged:
         "",
         "2 of 4 other values differ",
     ]
+
+
+def test_row21_diff_tells_text_from_numbers(raystate: Command, damaged: Path):
+    for step, values in {10: ["20", "null", "", "a", "\x1b[2J\n"], 20: [20, None, 0, "b", "\x1b[2K\n"]}.items():
+        (damaged / f"{step}/vocabulary/metadata").write_text(json.dumps(dict(zip("abcde", values, strict=True))))
+    out = raystate("diff", damaged, 10, "--item", "vocabulary")[1]
+    told = ['"20" became 20', '"null" became null', '"" became 0', "a became b", r'"\u001b[2J\n" became "\u001b[2K\n"']
+    assert out.splitlines()[-7:-2] == [f"vocabulary:{name}: {text}" for name, text in zip("abcde", told, strict=True)]
 
 
 def test_row21_diff_measures_every_kind_of_array(tmp_path: Path):

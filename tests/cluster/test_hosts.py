@@ -16,6 +16,7 @@ import raystate
 from raystate.actors.hosts import RayHosts, waiting_key
 from raystate.actors.kept import Kept
 from raystate.actors.naming import find_hosts, host_name, run_actors
+from raystate.actors.release import release
 from raystate.arena import arena_path, default_root
 from raystate.arena.files import PREFIX
 from raystate.core.messages import HostId
@@ -129,6 +130,10 @@ def test_a_node_on_which_none_can_start_is_told_of_once(nodes: Nodes, caplog: py
     coordinator.prepare([node])
     assert not find_hosts(nodes.name)
     assert "arena_dir" in caplog.text
+    coordinator._unfit[node] = 0.0  # a minute later
+    coordinator.prepare([node])
+    wait_for(lambda: coordinator._unfit[node], "another try")
+    assert caplog.text.count("no HostActor can wait on node") == 1
     nodes.another()
 
 
@@ -145,6 +150,10 @@ def test_a_run_that_is_refused_keeps_what_it_has_in_memory(nodes: Nodes) -> None
     wait_for(lambda: tuple(find_hosts(nodes.name)) == (holds,), "the end of those that hold nothing")
     assert nodes.arena(holds).exists()
     assert not nodes.arena(empty).exists()
+    refused = raystate.CorruptCheckpointError("the log can't be read", begun=False)
+    for error in (refused, raystate.RunFailedError("three times", error=refused)):
+        release(nodes.config, "the launch that was refused ends", PATIENCE_S, after=error)
+        assert tuple(find_hosts(nodes.name)) == (holds,)
     nodes.another()
 
 
@@ -171,10 +180,11 @@ def test_a_start_that_is_refused_leaves_nothing(ray_cluster: Any, tmp_path: Path
         try:
             raystate.StateManager(raystate.StateConfig(storage=storage, run=run))
         except (raystate.ConfigError, raystate.CorruptCheckpointError) as error:
-            return str(error)
+            return f"{error} begun: {error.begun}"
         return "it has begun"
 
-    assert words in ray.get(start.remote(), timeout=PATIENCE_S)
+    said = ray.get(start.remote(), timeout=PATIENCE_S)
+    assert words in said and said.endswith("begun: False")
     name = run_hash(raystate.StateConfig(storage=storage, run=run).storage, run)
     wait_for(lambda: not run_actors(name), "the end of all that was started for it")
     assert not list(default_root(None).glob(f"{PREFIX}{name}*"))

@@ -490,9 +490,9 @@ def test_a_start_ends_when_its_place_is_gone(ray_cluster: Any) -> None:
 
 def test_where_a_ray_that_runs_has_its_logs(ray_cluster: Any) -> None:
     """`raystate story` looks there."""
-    import ray
+    from ray._private import worker
 
-    assert Path(ray._private.worker._global_node.get_logs_dir_path()) in story.logs_of_raylets()
+    assert Path(worker._global_node.get_logs_dir_path()) in story.logs_of_raylets()
 
 
 def test_no_actor_for_datasets_where_there_are_none(monkeypatch: pytest.MonkeyPatch):

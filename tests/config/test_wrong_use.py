@@ -16,7 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from ray.train import RunConfig
-from ray.train._internal.utils import construct_train_func
+from ray.train.v2._internal.util import construct_train_func
 
 import raystate
 from raystate.actors import own_ray

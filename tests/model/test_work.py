@@ -6,7 +6,7 @@ Each limit is what was counted when it was written, and a little more: the order
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ def saving(steps: int) -> Callable[[Rank, Callable[[str], None]], None]:
     return script
 
 
-def check(found: Counter[str], per: int, limits: dict[str, float]) -> None:
+def check(found: Counter[str], per: int, limits: Mapping[str, float]) -> None:
     """Nothing else, and of each no more."""
     share = {what: number / per for what, number in found.items()}
     assert {what: number for what, number in share.items() if number > limits.get(what, 0)} == {}, f"the limits are {limits}"
