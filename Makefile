@@ -12,19 +12,16 @@ BIN := $(VENV)/bin
 # Named by what was installed: a change of either file sets up again, anything else does not.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # What shows most mistakes in the first minute: no cluster, no program that trains, no server.
-FIRST := $(addprefix tests/,core config arena arrays orbax testing cli compat package actors record)
-THEN := $(addprefix tests/,model storage gcs damage reshard compilation)
-# Each of these starts processes of Ray or of a training, for 10 to 100 s of two cores: `make test` has one of each kind, `make test-ray` the
-# others.
-RAY := $(addprefix tests/,cluster programs docs jobs)
-ONE_OF_EACH := $(addprefix tests/cluster/,test_any_sequence.py test_train_fit.py test_train_internals.py test_status.py)
+FIRST := $(addprefix tests/,config arena arrays orbax testing cli compat package actors record)
 TIMED := tests/timed
+# Each of these starts processes of Ray, for 10 to 100 s of two cores: `make test` has one of each kind, `make test-ray` the others.
+RAY := tests/cluster tests/programs tests/docs/test_examples_on_ray.py
+ONE_OF_EACH := $(addprefix tests/cluster/,test_any_sequence.py test_train_fit.py test_train_internals.py test_status.py)
+LATER := $(addprefix --ignore=,tests/house tests/core $(FIRST) $(TIMED))  # have a target of their own
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 # Whole files, in the order of tests/conftest.py: the longest first. By itself xdist begins with those that have the most tests, and
 # one of a single test that takes minutes comes last, beside an idle core.
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
-# The same, but the longest files of all in pieces. Three, because each waits for a disk or a thread now and then: two left 13% of two cores idle.
-IN_PIECES := -n 3 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo test test-first test-core test-ray test-long test-timed test-all check docs bench format clean venv
 .DEFAULT_GOAL := test
@@ -45,9 +42,11 @@ demo: $(STAMP)
 
 # Fast layers first: what core decides is wrong long before a cluster shows it.
 test: test-first
-	$(PYTEST) $(IN_PIECES) $(THEN) $(ONE_OF_EACH) $(ARGS)
+	$(PYTEST) -n 2 tests/model $(ARGS)
+	$(PYTEST) $(BY_FILE) tests $(LATER) $(addprefix --ignore=,tests/model $(RAY)) $(ARGS)
+	$(PYTEST) $(BY_FILE) $(ONE_OF_EACH) $(ARGS)
 
-# Real deaths on Ray, drills, other people's programs, our example jobs, the documents and every example in them.
+# All that trains on Ray: real deaths, drills, other people's programs, the pages of the documents.
 test-ray: $(STAMP)
 	$(PYTEST) $(BY_FILE) -rP $(RAY) $(addprefix --ignore=,$(ONE_OF_EACH)) $(ARGS)
 
@@ -64,15 +63,15 @@ test-timed: $(STAMP)
 # buckets and disks, every crash point, 30,000 sequences of calls, arrays under meshes that are set: hours.
 test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) -rP tests/cluster $(ARGS)
-	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests/compat $(filter-out tests/model,$(THEN)) $(filter-out tests/cluster,$(RAY)) $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) $(BY_FILE) -rP tests $(filter-out %=tests/compat,$(LATER)) $(addprefix --ignore=,tests/model tests/cluster) $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh auto $(ARGS)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh auto $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) -n 2 tests/model $(ARGS)
 
-test-first: $(STAMP)
-	$(PYTEST) $(IN_PIECES) $(FIRST) $(ARGS)
+test-first: test-core
+	$(PYTEST) -n 2 --dist loadfile $(FIRST) $(ARGS)
 
 test-core: $(STAMP)
 	$(PYTEST) -n 2 tests/core $(ARGS)

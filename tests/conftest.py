@@ -104,7 +104,6 @@ _LAYERS = (
     "compat",
     "package",
     "actors",
-    "record",
     "model",
     "storage",
     "gcs",
@@ -116,8 +115,6 @@ _LAYERS = (
     "cluster",
     "timed",
 )
-_FAST = _LAYERS[: _LAYERS.index("model")]
-_IN_PIECES = ("core/test_simulator.py", "model/test_any_sequence.py")  # hundreds of seeds, and nothing that they share
 # Files that take half a minute or more, here or in `make test-long`, the longest first. The processes of pytest-xdist begin them before all
 # others: one that comes last leaves the other core with nothing to do.
 _LONGEST = (
@@ -228,16 +225,9 @@ def _layer(item: pytest.Item) -> str:
     return relative.parts[0] if len(relative.parts) > 1 else ""
 
 
-def _file(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).as_posix()
-
-
-def _longest_first(item: pytest.Item) -> tuple[int, int]:
-    """After the fast layers. What goes to the processes of pytest-xdist in pieces comes last: it leaves none of them idle."""
-    file = _file(item)
-    if _layer(item) in _FAST:
-        return 0, 0
-    return (2 if file in _IN_PIECES else 1), (_LONGEST.index(file) if file in _LONGEST else len(_LONGEST))
+def _longest_first(item: pytest.Item) -> int:
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    return _LONGEST.index(file) if file in _LONGEST else len(_LONGEST)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -252,9 +242,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: _LAYERS.index(_layer(item)) if _layer(item) in _LAYERS else len(_LAYERS))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_longest_first)
-        for item in items:
-            if _file(item) not in _IN_PIECES:  # for --dist loadgroup: a file's tests share its fixtures
-                item.add_marker(pytest.mark.xdist_group(_file(item)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
