@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.side.process import on_cpu
-from benchmarks.side.savers import SAVERS, Saver
+from benchmarks.side.savers import SAVERS, Saver, folder_name
 from benchmarks.side.states import Case, build
 
 Figures = dict[str, list[float]]  # what is counted -> one value per round
@@ -66,9 +66,7 @@ def _in_turn(server: Any, case: Case, rounds: int) -> dict[str, Figures]:
 
     state = build(case)
     reference = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
-    savers: dict[str, Saver] = {
-        name: make("gs://bench/" + name.replace(" ", "-").replace(",", "")) for name, make in SAVERS.items()
-    }
+    savers: dict[str, Saver] = {name: make(f"gs://bench/{folder_name(name)}") for name, make in SAVERS.items()}
     found: dict[str, Figures] = {name: {} for name in savers}
     try:
         for step in range(1, rounds + 2):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.side.limits import Limits
-from benchmarks.side.savers import OURS, SAVERS, Saver
+from benchmarks.side.savers import OURS, SAVERS, Saver, folder_name
 from benchmarks.side.states import Case, build, on_axis, step_function
 
 Seconds = dict[str, dict[str, list[float]]]  # figure -> contestant or limit -> one value per round
@@ -38,7 +38,7 @@ class Bench:
         self._savers: dict[str, Saver] = {}
         for name in names:
             begin = time.perf_counter()
-            self._savers[name] = SAVERS[name](folder / name.replace(" ", "-").replace(",", ""))
+            self._savers[name] = SAVERS[name](self._folder_of(name))
             self._note("start", name, time.perf_counter() - begin)
 
     def run(self) -> None:
@@ -141,7 +141,7 @@ class Bench:
         return sum(value.nbytes for value in self._state.values())
 
     def _folder_of(self, name: str) -> Path:
-        return self._folder / name.replace(" ", "-").replace(",", "")
+        return self._folder / folder_name(name)
 
 
 def size_of(folder: Path) -> float:

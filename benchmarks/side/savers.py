@@ -10,6 +10,11 @@ from typing import Any, Protocol
 OURS = "raystate"
 
 
+def folder_name(name: str) -> str:
+    """What a contestant's folder is called."""
+    return name.replace(" ", "-").replace(",", "")
+
+
 class Saver(Protocol):
     """One contestant with a folder, or a URL, of its own."""
 

@@ -49,11 +49,9 @@ def release(
     Raises:
         RaystateError: the newest snapshot could not be made durable (everything is ended nevertheless), or this process has left Ray.
     """
-    name = run_hash(config.storage, config.run)
     if _was_refused(after):
-        _wait_or_kill(name, QUICK_S, but_hosts=True)
-        return None
-    return release_by_hash(name, reason, deadline_s, launch=launch)
+        return None  # its Coordinator ends by itself, with all that hold nothing
+    return release_by_hash(run_hash(config.storage, config.run), reason, deadline_s, launch=launch)
 
 
 def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | None = None) -> int | None:
@@ -81,7 +79,8 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
             failure = error_from_name(reply.error, reply.message, reply.details)
         coordinator.left.remote(0, 1)  # it has been read: the Coordinator need not wait
         break
-    _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()), but_hosts=_was_refused(failure))
+    if not _was_refused(failure):
+        _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()))
     if failure is not None:
         raise failure
     return step
@@ -97,9 +96,9 @@ def _was_refused(error: BaseException | None) -> bool:
     return False
 
 
-def _wait_or_kill(name: str, timeout_s: float, *, but_hosts: bool = False) -> None:
-    if but_hosts or wait_until_gone(name, min(timeout_s, 2 * QUICK_S)):
-        return  # a Coordinator that was refused ends by itself, with all that hold nothing
+def _wait_or_kill(name: str, timeout_s: float) -> None:
+    if wait_until_gone(name, min(timeout_s, 2 * QUICK_S)):
+        return
     for left in run_actors(name):
         actor = find_actor(left)
         if actor is None:
