@@ -22,6 +22,8 @@ PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 # Whole files, in the order of tests/conftest.py: the longest first. By itself xdist begins with those that have the most tests, and
 # one of a single test that takes minutes comes last, beside an idle core.
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
+# Without Ray: two processes that keep to a core each.
+ONE_CORE := -n 2 -p tests.one_core
 
 .PHONY: demo test test-first test-core test-ray test-long test-timed test-all check docs bench format clean venv
 .DEFAULT_GOAL := test
@@ -42,7 +44,7 @@ demo: $(STAMP)
 
 # Fast layers first: what core decides is wrong long before a cluster shows it.
 test: test-first
-	$(PYTEST) -n 2 tests/model $(ARGS)
+	$(PYTEST) $(ONE_CORE) tests/model $(ARGS)
 	$(PYTEST) $(BY_FILE) tests $(LATER) $(addprefix --ignore=,tests/model $(RAY)) $(ARGS)
 	$(PYTEST) $(BY_FILE) $(ONE_OF_EACH) $(ARGS)
 
@@ -68,10 +70,10 @@ test-all: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile tests/arrays tests/orbax --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh auto $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh explicit $(ARGS)
-	RAYSTATE_ALL=1 $(PYTEST) -n 2 tests/model $(ARGS)
+	RAYSTATE_ALL=1 $(PYTEST) $(ONE_CORE) tests/model $(ARGS)
 
 test-first: test-core
-	$(PYTEST) -n 2 --dist loadfile $(FIRST) $(ARGS)
+	$(PYTEST) $(ONE_CORE) --dist loadfile $(FIRST) $(ARGS)
 
 test-core: $(STAMP)
 	$(PYTEST) -n 2 tests/core $(ARGS)

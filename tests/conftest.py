@@ -22,7 +22,7 @@ import pytest
 from hypothesis import settings
 
 from raystate.arena import sweep
-from tests.processes import xla_flags
+from tests.processes import collect_rarely, xla_flags
 
 # Before anything imports jax, ray or gcsfs; child processes inherit it.
 _ENVIRONMENT = {
@@ -86,6 +86,8 @@ if _COMPILED not in os.environ:  # the workers of pytest-xdist share that of the
     atexit.register(shutil.rmtree, os.environ[_COMPILED], ignore_errors=True)
 
 os.environ.setdefault("RAYSTATE_SEED", str(secrets.randbelow(1000)))
+
+collect_rarely()  # a tenth of the time of many tests; they leave little
 
 # Wall-clock deadlines per example say nothing on a shared machine.
 settings.register_profile("house", deadline=None, print_blob=True)

@@ -9,6 +9,7 @@ import os
 import pytest
 
 from tests.core import test_host, test_saves
+from tests.processes import collect_rarely
 from tests.sim import simulate
 from tests.sim.mutations import MUTATIONS, WITH_COPIES, WITH_TWO_COPIES
 
@@ -75,7 +76,7 @@ def play(first: int) -> tuple[list[str], int, int, int, int]:
 
 def test_invariants_hold_in_all_schedules():
     context = multiprocessing.get_context("forkserver")
-    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(2, context, initializer=collect_rarely) as pool:
         results = list(pool.map(play, range(0, SEEDS, CHUNK)))
     for bad, *_ in results:
         assert not bad, bad[0]
@@ -180,7 +181,7 @@ def test_invariants_hold_with_peer_copies(replicas: int, seeds: int):
     context = multiprocessing.get_context("forkserver")
     starts = range(0, seeds, CHUNK // 5)
     ends = [min(start + CHUNK // 5, seeds) for start in starts]
-    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(2, context, initializer=collect_rarely) as pool:
         for bad in pool.map(play_with_copies, starts, ends, [replicas] * len(ends)):
             assert not bad, bad[0]
 
