@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from raystate.aligned import aligned
 from raystate.arrays.holdings import BytesTaken, Elsewhere, FarBox, Holding
 from raystate.arrays.paths import shown
 from raystate.arrays.restore import ReadRequest
@@ -210,6 +211,7 @@ class MemorySource:
         """Take what has been dealt out. What came to nothing is to be dealt out again, without who failed."""
         again: list[Missing] = []
         far: list[Take] = []
+        parts: list[tuple[np.ndarray, np.ndarray]] = []
         self._check(takes)
         for take in takes:
             if take.host != HERE:
@@ -222,8 +224,13 @@ class MemorySource:
                 continue
             array = self._leaf(reading.requests[take.number].leaf)[1]
             view = source.array(np.dtype(array.dtype))
-            reading.put(take.number, take.box, view[slices(take.box, source.box.start)], array)
-            self._tally.memory += take.box.size * view.itemsize
+            got = view[slices(take.box, source.box.start)]
+            if (place := reading.place(take.number, take.box, array)) is None:
+                reading.put(take.number, take.box, got, array)
+            else:
+                parts.append((place, got))
+            self._tally.memory += got.nbytes
+        in_threads(lambda pair: np.copyto(*pair), parts, sum(got.nbytes for _, got in parts))
         if far:
             again += self._take_far(reading, far)
         return again
@@ -253,7 +260,9 @@ class MemorySource:
                 again.append(Missing(take.number, take.box))
                 continue
             array = self._leaf(reading.requests[take.number].leaf)[1]
-            reading.put(take.number, take.box, got.view(np.dtype(array.dtype)).reshape(take.box.shape), array)
+            came = got.view(np.dtype(array.dtype)).reshape(take.box.shape)
+            came.flags.writeable = False  # it may share its memory with what else came
+            reading.put(take.number, take.box, came, array)
             self._tally.peer += got.nbytes
             self._load[take.host] = self._load.get(take.host, 0) + got.nbytes
         return again
@@ -326,16 +335,22 @@ class _Reading:
 
     def put(self, number: int, box: Box, got: np.ndarray, array: ArraySpec) -> None:
         """Elements of the request's box have come."""
+        if (place := self.place(number, box, array)) is None:
+            self._results[number] = got  # where it lies
+        else:
+            place[...] = got
+
+    def place(self, number: int, box: Box, array: ArraySpec) -> np.ndarray | None:
+        """Where elements of the request's box go; None: they are all of it."""
         request = self.requests[number]
         if tuple(box.shape) == tuple(request.shape):
-            self._results[number] = got  # all of it: where it lies
-            return
-        self.result(number, array)[slices(box, tuple(request.start))] = got
+            return None
+        return self.result(number, array)[slices(box, tuple(request.start))]
 
     def result(self, number: int, array: ArraySpec) -> np.ndarray:
         """What has come so far."""
         if number not in self._results:
-            self._results[number] = np.empty(self.requests[number].shape, array.dtype)
+            self._results[number] = aligned(self.requests[number].shape, np.dtype(array.dtype))
         return self._results[number]
 
 

@@ -34,8 +34,8 @@ class Placing:
     """Collects what is to be placed, and places it.
 
     Args:
-        lent: the boxes may be views of memory that is used again once the arrays are ready. Otherwise they are nobody else's, and
-            become the arrays themselves where the devices are CPUs and the boxes lie as these want it.
+        lent: boxes that are read-only may be views of memory that is used again once the arrays are ready. All others are nobody
+            else's, and become the arrays themselves where the devices are CPUs and the boxes lie as these want it.
     """
 
     def __init__(self, *, lent: bool = True) -> None:
@@ -71,7 +71,8 @@ class Placing:
         self._wants.append((position, want, numbers))
 
     def _must_copy(self, box: np.ndarray, dtype: np.dtype) -> bool:
-        return self._lent or box.dtype != dtype or box.nbytes <= SMALL_BYTES or not is_aligned(box)
+        lent = self._lent and not box.flags.writeable
+        return lent or box.dtype != dtype or box.nbytes <= SMALL_BYTES or not is_aligned(box)
 
     def arrays(self) -> dict[int, jax.Array]:
         """Position -> array; transfers to devices may still run."""

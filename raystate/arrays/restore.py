@@ -51,7 +51,7 @@ class PieceSource(Protocol):
     """The arrays of one tree, in any tier.
 
     Attributes:
-        lends: what `read` gives may be views of memory that is reused later, or that others may write to.
+        lends: what `read` gives may be views of memory that is reused later, or that others may write to; such views are read-only.
     """
 
     lends: bool
@@ -254,7 +254,10 @@ class HostArrays:
     def read(self, requests: Sequence[ReadRequest]) -> list[np.ndarray]:
         """See `PieceSource.read`."""
         boxes = [(r.leaf, tuple(slice(a, a + n) for a, n in zip(r.start, r.shape, strict=True))) for r in requests]
-        return [np.asarray(self.arrays[leaf][box]) for leaf, box in boxes]  # of shape () it would be a scalar
+        views = [np.asarray(self.arrays[leaf][box]).view() for leaf, box in boxes]  # of shape () it would be a scalar
+        for view in views:
+            view.flags.writeable = False
+        return views
 
 
 def host_tree(item: str, path: Path, value: Any) -> tuple[TreeSpec, PieceSource]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any, NamedTuple
@@ -10,9 +11,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
+from raystate.aligned import SMALL_BYTES
 from raystate.core.boxes import Box, Index
 from raystate.core.tree import CHUNK_BYTES
 
+LEAST_PART_BYTES = 256 << 10  # of parts on average: each takes a line in the layout
 MOST_PARTS = 64  # that an axis is cut into at once: the length of a shard may have large prime factors only
 
 
@@ -86,6 +89,31 @@ def _parts(length: int, *, sharded: bool) -> int:
             return factor
     # Shards begin on chunk boundaries; only where there are none inside may the last chunk be a shorter one.
     return 1 if sharded else min(length, 2)
+
+
+def straight_boxes(box: Box, chunk: Index, itemsize: int) -> list[Box]:
+    """A shard's box in parts, each of which holds the elements of each of its chunks one after the other, in row-major order.
+
+    Such a part is written to storage from where it lies in a slot. Of any other TensorStore makes a copy first, in fresh memory, and
+    keeps it until all is written: three times as slow, and as much memory again. A small shard stays whole: it may be held as bytes.
+
+    Args:
+        box: made of whole chunks.
+        chunk: from `chunk_shape`.
+        itemsize: bytes.
+    """
+    first = next(
+        (axis for axis, (size, length) in enumerate(zip(chunk, box.shape, strict=True)) if min(size, length) > 1), len(chunk)
+    )
+    steps = [size if axis > first else max(1, length) for axis, (size, length) in enumerate(zip(chunk, box.shape, strict=True))]
+    parts = math.prod(-(-length // step) for length, step in zip(box.shape, steps, strict=True))
+    if parts <= 1 or box.size * itemsize < max(parts * LEAST_PART_BYTES, SMALL_BYTES + 1):
+        return [box]
+    found: list[Box] = []
+    for low in itertools.product(*(range(0, length, step) for length, step in zip(box.shape, steps, strict=True))):
+        shape = tuple(min(step, length - at) for at, length, step in zip(low, box.shape, steps, strict=True))
+        found.append(Box(tuple(a + o for a, o in zip(box.start, low, strict=True)), shape))
+    return found
 
 
 def sharding_json(sharding: Sharding, *, process_count: int) -> str | None:

@@ -9,7 +9,9 @@ benchmarks/hold.py measures what the alternatives cost the training.
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,8 +21,11 @@ from raystate import checksum
 from raystate.arrays.spare import Buffers, Spare, enqueue
 from raystate.arrays.threads import in_threads
 from raystate.arrays.tree import Described, Plan
+from raystate.core.boxes import Box, cut, slices
 from raystate.core.errors import CapacityError
 from raystate.core.tree import Piece
+
+_ROOM_BYTES = 512 << 10
 
 
 class HeldState:
@@ -28,7 +33,7 @@ class HeldState:
 
     def __init__(self, plan: Plan, parts: list[Any], *, spare: Spare | None = None, buffers: Buffers | None = None):
         self.plan = plan
-        # Per piece: a single-device jax.Array, (array, position) in one that was held whole, or numpy: the array, or its bytes.
+        # Per shard: a single-device jax.Array, (array, position) in one that was held whole, or numpy: the array, or its bytes.
         self._parts = parts
         self._spare = spare
         self._buffers = buffers
@@ -38,9 +43,9 @@ class HeldState:
         asked for a shard, and another thread that asks meanwhile misses some."""
         self._parts = [part[0].addressable_data(part[1]) if isinstance(part, tuple) else part for part in self._parts]
 
-    def take(self, piece: int) -> Any:
-        """The array of a piece; this drops it from here."""
-        part, self._parts[piece] = self._parts[piece], None
+    def take(self, shard: int) -> Any:
+        """The array of a shard; this drops it from here."""
+        part, self._parts[shard] = self._parts[shard], None
         return part
 
     def release(self, *, reuse: bool = False) -> None:
@@ -61,9 +66,9 @@ def hold(described: Described, spare: Spare | None = None) -> HeldState:
         spare: memory to use again (CPU backend).
     """
     parts: list[Any] = []
-    near: list[tuple[int, jax.Array]] = []  # (piece, array on one CPU device)
+    near: list[tuple[int, jax.Array]] = []  # (shard, array on one CPU device)
     arrays: list[jax.Array] = []
-    places: list[list[tuple[int, int]]] = []  # per array to copy otherwise: (piece, addressable position in it)
+    places: list[list[tuple[int, int]]] = []  # per array to copy otherwise: (shard, addressable position in it)
     for leaf in described.plan.arrays:
         value = described.leaves[leaf.position]
         if leaf.numpy:
@@ -84,13 +89,13 @@ def hold(described: Described, spare: Spare | None = None) -> HeldState:
     buffers: Buffers | None = None
     if near and spare is not None:
         copies, buffers = enqueue(described.plan, [array for _, array in near], spare)
-        for (piece, _), copied in zip(near, copies, strict=True):
-            parts[piece] = copied
+        for (shard, _), copied in zip(near, copies, strict=True):
+            parts[shard] = copied
     if arrays:
         copies = jax.device_put(arrays, [_copy_target(array) for array in arrays], may_alias=False)
         for copied, where in zip(copies, places, strict=True):
-            for piece, position in where:
-                parts[piece] = (copied, position)
+            for shard, position in where:
+                parts[shard] = (copied, position)
     return HeldState(described.plan, parts, spare=spare, buffers=buffers)
 
 
@@ -120,8 +125,11 @@ def host_arrays(held: HeldState) -> list[np.ndarray]:
     Waits for the computation. The arrays are only to be read: they may be views of what the caller of `hold` or `views` has.
     """
     held.separate()
-    arrays = (np.asarray(held.take(index)) for index in range(len(held.plan.layout.pieces)))
-    return [array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")) for array in arrays]
+    pieces, arrays = held.plan.layout.pieces, list[np.ndarray]()
+    for number, part in enumerate(held.plan.parts):
+        shard = _native(np.asarray(held.take(number)))
+        arrays += [shard] if len(part) == 1 else [shard[_place(pieces[index], pieces[part[0]])] for index in part]
+    return arrays
 
 
 def _on_cpu(array: jax.Array) -> bool:
@@ -164,14 +172,14 @@ def copy(held: HeldState, data: np.ndarray) -> tuple[int, ...]:
         raise CapacityError(text, needed_bytes=layout.data_bytes, slot_bytes=data.nbytes)
     pieces = layout.pieces
 
-    def one(index: int) -> int:
-        return _copy_piece(held.take(index), pieces[index], data)
+    def one(number: int) -> list[int]:
+        return _copy_shard(held.take(number), [pieces[index] for index in held.plan.parts[number]], data)
 
     try:
         held.separate()
-        crcs = tuple(in_threads(one, range(len(pieces)), layout.data_bytes, cores=_copy_cores()))
+        crcs = in_threads(one, range(len(held.plan.parts)), layout.data_bytes, cores=_copy_cores())
         held.release(reuse=True)
-        return crcs
+        return tuple(itertools.chain.from_iterable(crcs))
     finally:
         held.release()
 
@@ -181,14 +189,41 @@ def _copy_cores() -> int:
     return len(os.sched_getaffinity(0)) // 2
 
 
-def _copy_piece(array: Any, piece: Piece, data: np.ndarray) -> int:
-    source = _bytes_of(np.asarray(array))
-    checksum.copy(data[piece.offset : piece.offset + piece.nbytes], source)
-    return checksum.crc32c(source)
+def _copy_shard(array: Any, pieces: Sequence[Piece], data: np.ndarray) -> list[int]:
+    """The crc32c of each of its pieces."""
+    shard = _native(np.asarray(array))
+    if len(pieces) > 1:
+        return [_copy_part(shard[_place(piece, pieces[0])], _slot_of(piece, data)) for piece in pieces]
+    source = np.ascontiguousarray(shard).reshape(-1).view(np.uint8)
+    checksum.copy(_slot_of(pieces[0], data), source)
+    return [checksum.crc32c(source)]
 
 
-def _bytes_of(array: np.ndarray) -> np.ndarray:
-    """A flat uint8 view in C order and native byte order (a copy only where the array is laid out otherwise)."""
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def _copy_part(part: np.ndarray, slot: np.ndarray) -> int:
+    """A part of a shard whose elements don't lie one after the other. It goes through memory small enough to stay in the processor's
+    cache, and is not read from the slot."""
+    crc, at = 0, 0
+    room = np.empty(0, part.dtype)
+    for box in cut(Box((0,) * part.ndim, part.shape), _ROOM_BYTES // part.itemsize):
+        if box.size > room.size:
+            room = np.empty(box.size, part.dtype)
+        gathered = room[: box.size].reshape(box.shape)
+        np.copyto(gathered, part[slices(box, (0,) * part.ndim)])
+        flat = gathered.reshape(-1).view(np.uint8)
+        checksum.copy(slot[at : at + flat.size], flat)
+        crc = checksum.crc32c(flat, crc)
+        at += flat.size
+    return crc
+
+
+def _slot_of(piece: Piece, data: np.ndarray) -> np.ndarray:
+    return data[piece.offset : piece.offset + piece.nbytes]
+
+
+def _place(piece: Piece, first: Piece) -> tuple[slice, ...]:
+    """Where a piece is in its shard, which begins where its first piece does."""
+    return slices(Box(piece.start, piece.shape), first.start)
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -5,7 +5,6 @@ A state keeps its structure for a whole training, so nearly every call takes the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
@@ -17,8 +16,9 @@ from jax.core import Tracer
 from raystate.arrays.checks import check_text, kind, of_a_class, plain_scalar, shown
 from raystate.arrays.names import argument_of, check_names, mistake
 from raystate.arrays.paths import TreeNode, cannot_flatten, empty_kind, flatten
-from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json
+from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json, straight_boxes
 from raystate.arrays.uncollected import uncollected
+from raystate.core.boxes import Box
 from raystate.core.errors import ConfigError
 from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec, WriteOptions
 
@@ -64,6 +64,7 @@ class Plan:
     layout_hash: str  # Layout.global_hash(): equal on all processes
     layout_bytes: bytes  # Layout.to_bytes()
     arrays: tuple[ArrayLeaf, ...]  # in the order of the layout's pieces
+    parts: tuple[range, ...]  # per shard of these, in their order: its pieces in the layout
     scalars: tuple[tuple[int, ...], ...]  # per tree: positions of its scalar and string leaves
     structure: Any  # jax's, of all trees together
     signatures: tuple[Signature, ...]  # per leaf; holding the leaves themselves would keep a second state on the devices
@@ -194,6 +195,7 @@ def _plan(trees: Mapping[str, Any], leaves: Sequence[Any], structure: Any, proce
         layout_hash=layout.global_hash(),
         layout_bytes=layout.to_bytes(),
         arrays=tuple(builder.arrays),
+        parts=tuple(builder.parts),
         scalars=tuple(builder.scalars),
         structure=structure,
         signatures=tuple(map(_signature, leaves)),
@@ -217,6 +219,7 @@ class _Builder:
         self.process = process
         self.options = options
         self.pieces: list[Piece] = []
+        self.parts: list[range] = []
         self.arrays: list[ArrayLeaf] = []
         self.scalars: list[tuple[int, ...]] = []
         self._trees = 0
@@ -334,19 +337,17 @@ class _Builder:
         self.arrays.append(array)
         itemsize = np.dtype(spec.dtype).itemsize
         for shard in array.shards:
-            nbytes = math.prod(shard.shape) * itemsize
-            self.pieces.append(
-                Piece(
-                    tree=array.tree,
-                    leaf=array.leaf,
-                    start=shard.start,
-                    shape=shard.shape,
-                    offset=self._offset,
-                    nbytes=nbytes,
-                    owned=shard.owned,
+            whole = Box(shard.start, shard.shape)
+            # What is compressed is copied in any case.
+            boxes = [whole] if self.options.zstd_level is not None else straight_boxes(whole, spec.chunk, itemsize)
+            self.parts.append(range(len(self.pieces), len(self.pieces) + len(boxes)))
+            for box in boxes:
+                nbytes, at = box.size * itemsize, self._offset
+                where = Piece(
+                    tree=array.tree, leaf=array.leaf, start=box.start, shape=box.shape, offset=at, nbytes=nbytes, owned=shard.owned
                 )
-            )
-            self._offset += -(-nbytes // PIECE_ALIGNMENT_BYTES) * PIECE_ALIGNMENT_BYTES
+                self.pieces.append(where)
+                self._offset += -(-nbytes // PIECE_ALIGNMENT_BYTES) * PIECE_ALIGNMENT_BYTES
 
 
 class _UnsupportedError(Exception):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +17,15 @@ from raystate.core.tree import DataObject, Layout, Piece, SlotTable, TreeSpec
 from raystate.runtime.parts import HostPart
 from raystate.runtime.share import write_share
 from raystate.storage import StepFolder, Storage
+
+
+class _Kept(NamedTuple):
+    """A piece in a slot, and its checksum when it was staged."""
+
+    data: np.ndarray
+    expected: int
+    name: str
+    rank: int
 
 
 def write_slots(
@@ -41,6 +52,7 @@ def write_slots(
     tables: dict[int, SlotTable] = {}
     local: dict[int, dict[str, int]] = {}
     pieces: dict[int, list[tuple[int, tuple[int, ...], np.ndarray]]] = {}
+    kept: list[_Kept] = []
     for rank, slot in sorted(slots.items()):
         content = slot.read()
         if content is None:
@@ -57,21 +69,24 @@ def write_slots(
             if not piece.owned:
                 continue
             data = content.data[piece.offset : piece.offset + piece.nbytes]
-            if crc32c(data) != expected:
-                name = layout.trees[piece.tree].leaves[piece.leaf].name
-                raise CorruptCheckpointError(
-                    f"step {order.step}: {name!r} of rank {rank} was damaged in the memory of host {host[:8]}",
-                    step=order.step, rank=rank, path=name, host=host,
-                )  # fmt: skip
+            kept.append(_Kept(data, expected, layout.trees[piece.tree].leaves[piece.leaf].name, rank))
             pieces.setdefault(piece.tree, []).append((piece.leaf, piece.start, as_array(data, layout, piece)))
-    on_begin(order.save, sum(array.nbytes for mine in pieces.values() for _, _, array in mine))
+    on_begin(order.save, sum(one.data.nbytes for one in kept))
     objects: dict[str, list[DataObject]] = {}
     claims: dict[str, list[tuple[int, tuple[int, ...], tuple[int, ...]]]] = {}
-    for index, tree in enumerate(trees):
-        mine = pieces.get(index, [])
-        claims[tree.item] = [(leaf, start, array.shape) for leaf, start, array in mine]
-        if mine:
-            objects[tree.item] = write_share(storage, folder.write_prefix, writer, tree, mine)
+    # Beside the writing, which mostly waits. What was damaged before it was written still is when it is looked at.
+    with ThreadPoolExecutor(1, thread_name_prefix="raystate-check") as pool:
+        damaged = pool.submit(lambda: next((one for one in kept if crc32c(one.data) != one.expected), None))
+        for index, tree in enumerate(trees):
+            mine = pieces.get(index, [])
+            claims[tree.item] = [(leaf, start, array.shape) for leaf, start, array in mine]
+            if mine:
+                objects[tree.item] = write_share(storage, folder.write_prefix, writer, tree, mine)
+        if (found := damaged.result()) is not None:
+            raise CorruptCheckpointError(
+                f"step {order.step}: {found.name!r} of rank {found.rank} was damaged in the memory of host {host[:8]}",
+                step=order.step, rank=found.rank, path=found.name, host=host,
+            )  # fmt: skip
     fault_points.reached("writing")
     return HostPart(host=host, writer=writer, trees=trees, objects=objects, claims=claims, tables=tables, local=local)
 

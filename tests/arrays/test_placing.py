@@ -32,7 +32,10 @@ class Given:
     lends: bool
 
     def read(self, requests: Sequence[Any]) -> list[np.ndarray]:
-        return [self.arrays[r.leaf][tuple(slice(a, a + n) for a, n in zip(r.start, r.shape, strict=True))] for r in requests]
+        boxes = [self.arrays[r.leaf][tuple(slice(a, a + n) for a, n in zip(r.start, r.shape, strict=True))] for r in requests]
+        for box in boxes:
+            box.flags.writeable = not self.lends
+        return boxes
 
 
 class Calls:

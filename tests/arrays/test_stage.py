@@ -1,6 +1,7 @@
 """hold() and copy(): the bits of this step, whatever the next one does to its arrays."""
 
 import functools
+import itertools
 import sys
 
 import google_crc32c
@@ -9,13 +10,16 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from raystate import checksum
 from raystate.aligned import SMALL_BYTES
-from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, restore_tree
+from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, placing, restore_tree, shards
+from raystate.arrays.stage import host_arrays
+from raystate.core.boxes import Box, slices
 from raystate.core.errors import CapacityError, CorruptCheckpointError
+from raystate.core.tree import WriteOptions
 
 
 @pytest.fixture(scope="module")
@@ -256,3 +260,40 @@ def test_several_copy_threads_take_the_shards_of_one_array(mesh, monkeypatch):
             assert copy(hold(described), data) == expected
     finally:
         sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.parametrize("spec", [P(), P("x"), P(None, "x")], ids=str)
+def test_a_shard_whose_chunks_are_columns_lies_in_the_slot_column_by_column(mesh, spec, monkeypatch):
+    """Written to storage from there without a copy; restored into memory that becomes the array, without another one."""
+    monkeypatch.setattr(shards, "LEAST_PART_BYTES", 1)
+    values = np.arange(16 * 8 * SMALL_BYTES // 16, dtype=np.float32).reshape(16, -1)
+    bits = values.astype(ml_dtypes.bfloat16)[::-1]  # not contiguous, no buffer
+    tree = {"a": jax.device_put(values, NamedSharding(mesh, spec)), "b": bits, "c": np.float32(3), "d": np.zeros((0, 4), np.int8)}
+    described = describe({"state": tree}, options=WriteOptions(chunk_bytes=16384))
+    layout = described.layout
+    pairs = itertools.pairwise(layout.pieces)
+    cut = {one.leaf for one, other in pairs if one.start[:1] == other.start[:1] and one.start != other.start}
+    assert {0, 1} <= cut
+    assert layout.write_buffer_bytes == 0
+    copied: list[int] = []
+    monkeypatch.setattr(placing, "_copy", lambda pair: copied.append(pair[0].nbytes))
+    for spare in (None, Spare()):
+        data = _slot(described)
+        crc32c = copy(hold(described, spare), data)
+        for piece, crc in zip(layout.pieces, crc32c, strict=True):
+            assert crc == google_crc32c.value(data[piece.offset : piece.offset + piece.nbytes].tobytes())
+        raw = _raw(described, data, crc32c)
+        assert all(np.array_equal(raw[name], np.asarray(tree[name])) for name in tree)
+        source = MemorySource([Holding(layout=layout, data=data, crc32c=crc32c)], "state")
+        reference = {**tree, "a": jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=SingleDeviceSharding(jax.devices()[0]))}
+        whole = restore_tree(reference, layout.trees[0].with_values(described.values[0]), source)["a"]
+        assert copied == []
+        data[:] = 0
+        assert np.array_equal(whole, values), "it is not in the slot"
+    assert all(np.array_equal(one, other) for one, other in zip(_by_piece(described), host_arrays(hold(described)), strict=True))
+
+
+def _by_piece(described):
+    values = [np.asarray(leaf) for leaf in described.leaves]
+    for piece in described.layout.pieces:
+        yield values[piece.leaf][slices(Box(piece.start, piece.shape), (0,) * len(piece.start))]

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from raystate.arrays import shards, spare, tree
 from tests.model.planted import PLANTED
 from tests.model.script import Sequence, play
 
@@ -60,6 +61,17 @@ def test_what_failed_once(seed: int) -> None:
     assert not play(seed)
 
 
+@pytest.fixture
+def _columns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every other chunk of seeds these small arrays are cut as those of many megabytes are: into columns of small chunks."""
+    if request.node.callspec.params["first"] // CHUNK % 2:
+        monkeypatch.setattr(tree, "chunk_shape", lambda shard, shape, itemsize, _: shards.chunk_shape(shard, shape, itemsize, 64))
+        monkeypatch.setattr(shards, "LEAST_PART_BYTES", 1)
+        monkeypatch.setattr(shards, "SMALL_BYTES", 0)
+        monkeypatch.setattr(spare, "SMALL_BYTES", 0)  # none is held as bytes
+
+
+@pytest.mark.usefixtures("_columns")
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_any_sequence_of_calls(first: int) -> None:
     broken = [text for seed in range(first, min(first + CHUNK, SEEDS)) if (text := play(seed))]
