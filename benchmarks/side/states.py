@@ -18,7 +18,8 @@ class Case:
     Attributes:
         shape: "big" (16 arrays), "mixed" (150, as a transformer with its optimizer has them) or "small" (`arrays`, all alike).
         devices: the arrays are cut over so many.
-        rounds: at most so many, each with every contestant once; two at least, also when `budget_s` is spent.
+        rounds: at most so many, each with every contestant once; two of them also when `budget_s` is spent.
+        without: contestants that are left out.
     """
 
     mib: int
@@ -28,6 +29,7 @@ class Case:
     devices: int = 1
     rounds: int = 5
     budget_s: float = 300.0
+    without: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
