@@ -80,7 +80,7 @@ def restore_tree(
             checkpoint; in place of a subtree, all of it as nested dicts and lists), or `...` (skipped, stays `...`). Shardings without
             devices are taken to be on the mesh in force. None: the raw tree, as `raw_wants` says.
         spec: what the checkpoint holds, with the values of its scalars (`TreeSpec.with_values`).
-        source: where its bytes are. None of its memory is kept: everything that is returned is a copy.
+        source: where its bytes are. What is returned is a copy, or memory that is nobody else's (`PieceSource.lends`).
         partial: paths that only the reference has keep its value instead of being an error.
         cast: convert dtypes instead of refusing.
         shapes: "checkpoint" takes the checkpoint's shape where the reference has another.
@@ -222,7 +222,8 @@ def _fill(results: list[Any], batch: list[_Part], source: PieceSource) -> None:
     for part in batch:
         boxes = {box: next(arrays) for box in part.boxes}
         if isinstance(part.want, Numpy):
-            results[part.position] = _as_numpy(part.want, next(iter(boxes.values())))
+            (box,) = boxes.values()
+            results[part.position] = _as_numpy(part.want, box, own=source.lends and box.flags.writeable)
         else:
             placing.add(part.position, part.want, boxes)
     placed = placing.arrays()
@@ -232,8 +233,9 @@ def _fill(results: list[Any], batch: list[_Part], source: PieceSource) -> None:
     jax.block_until_ready(list(placed.values()))
 
 
-def _as_numpy(want: Numpy, box: np.ndarray) -> Any:
-    array = np.array(box, dtype=want.dtype)
+def _as_numpy(want: Numpy, box: np.ndarray, *, own: bool) -> Any:
+    """`own`: the box is nobody else's, and may be the array itself."""
+    array = np.asarray(box, want.dtype) if own else np.array(box, want.dtype)
     if want.scalar is None:
         return array
     if issubclass(want.scalar, np.generic):

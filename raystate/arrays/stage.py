@@ -126,7 +126,7 @@ def host_arrays(held: HeldState) -> list[np.ndarray]:
     """
     held.separate()
     pieces, arrays = held.plan.layout.pieces, list[np.ndarray]()
-    for number, part in enumerate(held.plan.parts):
+    for number, part in enumerate(held.plan.pieces_of):
         shard = _native(np.asarray(held.take(number)))
         arrays += [shard] if len(part) == 1 else [shard[_place(pieces[index], pieces[part[0]])] for index in part]
     return arrays
@@ -154,7 +154,7 @@ def _has_pinned_host(device: Any) -> bool:
 
 
 def copy(held: HeldState, data: np.ndarray) -> tuple[int, ...]:
-    """Move the held bytes into a slot. For a background thread: waits for the computation; releases `held` piece by piece.
+    """Move the held bytes into a slot. For a background thread: waits for the computation; releases `held` shard by shard.
 
     Args:
         held: from `hold`.
@@ -173,11 +173,11 @@ def copy(held: HeldState, data: np.ndarray) -> tuple[int, ...]:
     pieces = layout.pieces
 
     def one(number: int) -> list[int]:
-        return _copy_shard(held.take(number), [pieces[index] for index in held.plan.parts[number]], data)
+        return _copy_shard(held.take(number), [pieces[index] for index in held.plan.pieces_of[number]], data)
 
     try:
         held.separate()
-        crcs = in_threads(one, range(len(held.plan.parts)), layout.data_bytes, cores=_copy_cores())
+        crcs = in_threads(one, range(len(held.plan.pieces_of)), layout.data_bytes, cores=_copy_cores())
         held.release(reuse=True)
         return tuple(itertools.chain.from_iterable(crcs))
     finally:

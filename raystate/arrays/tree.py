@@ -64,7 +64,7 @@ class Plan:
     layout_hash: str  # Layout.global_hash(): equal on all processes
     layout_bytes: bytes  # Layout.to_bytes()
     arrays: tuple[ArrayLeaf, ...]  # in the order of the layout's pieces
-    parts: tuple[range, ...]  # per shard of these, in their order: its pieces in the layout
+    pieces_of: tuple[range, ...]  # per shard of these, in their order: its pieces in the layout
     scalars: tuple[tuple[int, ...], ...]  # per tree: positions of its scalar and string leaves
     structure: Any  # jax's, of all trees together
     signatures: tuple[Signature, ...]  # per leaf; holding the leaves themselves would keep a second state on the devices
@@ -195,7 +195,7 @@ def _plan(trees: Mapping[str, Any], leaves: Sequence[Any], structure: Any, proce
         layout_hash=layout.global_hash(),
         layout_bytes=layout.to_bytes(),
         arrays=tuple(builder.arrays),
-        parts=tuple(builder.parts),
+        pieces_of=tuple(builder.pieces_of),
         scalars=tuple(builder.scalars),
         structure=structure,
         signatures=tuple(map(_signature, leaves)),
@@ -219,7 +219,7 @@ class _Builder:
         self.process = process
         self.options = options
         self.pieces: list[Piece] = []
-        self.parts: list[range] = []
+        self.pieces_of: list[range] = []
         self.arrays: list[ArrayLeaf] = []
         self.scalars: list[tuple[int, ...]] = []
         self._trees = 0
@@ -340,7 +340,7 @@ class _Builder:
             whole = Box(shard.start, shard.shape)
             # What is compressed is copied in any case.
             boxes = [whole] if self.options.zstd_level is not None else straight_boxes(whole, spec.chunk, itemsize)
-            self.parts.append(range(len(self.pieces), len(self.pieces) + len(boxes)))
+            self.pieces_of.append(range(len(self.pieces), len(self.pieces) + len(boxes)))
             for box in boxes:
                 nbytes, at = box.size * itemsize, self._offset
                 where = Piece(

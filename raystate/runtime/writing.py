@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -70,25 +69,28 @@ def write_slots(
                 continue
             data = content.data[piece.offset : piece.offset + piece.nbytes]
             kept.append(_Kept(data, expected, layout.trees[piece.tree].leaves[piece.leaf].name, rank))
+            if data.nbytes != piece.nbytes:
+                raise _damaged(order, host, kept[-1])
             pieces.setdefault(piece.tree, []).append((piece.leaf, piece.start, as_array(data, layout, piece)))
     on_begin(order.save, sum(one.data.nbytes for one in kept))
     objects: dict[str, list[DataObject]] = {}
     claims: dict[str, list[tuple[int, tuple[int, ...], tuple[int, ...]]]] = {}
-    # Beside the writing, which mostly waits. What was damaged before it was written still is when it is looked at.
-    with ThreadPoolExecutor(1, thread_name_prefix="raystate-check") as pool:
-        damaged = pool.submit(lambda: next((one for one in kept if crc32c(one.data) != one.expected), None))
-        for index, tree in enumerate(trees):
-            mine = pieces.get(index, [])
-            claims[tree.item] = [(leaf, start, array.shape) for leaf, start, array in mine]
-            if mine:
-                objects[tree.item] = write_share(storage, folder.write_prefix, writer, tree, mine)
-        if (found := damaged.result()) is not None:
-            raise CorruptCheckpointError(
-                f"step {order.step}: {found.name!r} of rank {found.rank} was damaged in the memory of host {host[:8]}",
-                step=order.step, rank=found.rank, path=found.name, host=host,
-            )  # fmt: skip
+    for index, tree in enumerate(trees):
+        mine = pieces.get(index, [])
+        claims[tree.item] = [(leaf, start, array.shape) for leaf, start, array in mine]
+        if mine:
+            objects[tree.item] = write_share(storage, folder.write_prefix, writer, tree, mine)
+    # Afterwards: what was damaged before it was written still is, and storage has a valid checksum of it.
+    for one in kept:
+        if crc32c(one.data) != one.expected:
+            raise _damaged(order, host, one)
     fault_points.reached("writing")
     return HostPart(host=host, writer=writer, trees=trees, objects=objects, claims=claims, tables=tables, local=local)
+
+
+def _damaged(order: Write, host: HostId, kept: _Kept) -> CorruptCheckpointError:
+    text = f"step {order.step}: {kept.name!r} of rank {kept.rank} was damaged in the memory of host {host[:8]}"
+    return CorruptCheckpointError(text, step=order.step, rank=kept.rank, path=kept.name, host=host)
 
 
 def as_array(data: np.ndarray, layout: Layout, piece: Piece) -> np.ndarray:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from raystate import checksum
 from raystate.aligned import SMALL_BYTES
-from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, placing, restore_tree, shards
+from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, placing, restore_tree, shards, threads
 from raystate.arrays.stage import host_arrays
 from raystate.core.boxes import Box, slices
 from raystate.core.errors import CapacityError, CorruptCheckpointError
@@ -275,6 +275,8 @@ def test_a_shard_whose_chunks_are_columns_lies_in_the_slot_column_by_column(mesh
     cut = {one.leaf for one, other in pairs if one.start[:1] == other.start[:1] and one.start != other.start}
     assert {0, 1} <= cut
     assert layout.write_buffer_bytes == 0
+    monkeypatch.setattr(threads, "_BYTES_PER_THREAD", 1)
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: range(16))
     copied: list[int] = []
     monkeypatch.setattr(placing, "_copy", lambda pair: copied.append(pair[0].nbytes))
     for spare in (None, Spare()):
@@ -286,10 +288,12 @@ def test_a_shard_whose_chunks_are_columns_lies_in_the_slot_column_by_column(mesh
         assert all(np.array_equal(raw[name], np.asarray(tree[name])) for name in tree)
         source = MemorySource([Holding(layout=layout, data=data, crc32c=crc32c)], "state")
         reference = {**tree, "a": jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=SingleDeviceSharding(jax.devices()[0]))}
-        whole = restore_tree(reference, layout.trees[0].with_values(described.values[0]), source)["a"]
+        restored = restore_tree(reference, layout.trees[0].with_values(described.values[0]), source)
         assert copied == []
+        assert restored["b"].base is not None, "put together, and not copied then"
         data[:] = 0
-        assert np.array_equal(whole, values), "it is not in the slot"
+        assert np.array_equal(restored["a"], values), "it is not in the slot"
+        assert np.array_equal(restored["b"], bits)
     assert all(np.array_equal(one, other) for one, other in zip(_by_piece(described), host_arrays(hold(described)), strict=True))
 
 
