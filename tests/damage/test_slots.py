@@ -9,7 +9,7 @@ import pytest
 from raystate.arrays import copy, describe
 from raystate.arrays.stage import views
 from raystate.core.errors import CorruptCheckpointError
-from raystate.core.messages import HostId, Write
+from raystate.core.messages import HostId, SaveId, Write
 from raystate.core.tree import SlotTable
 from raystate.runtime import writing
 from raystate.runtime.parts import HostPart
@@ -27,7 +27,7 @@ def staged():
 
 def written(path, described, data, table) -> HostPart:
     slot = cast(Any, SimpleNamespace(read=lambda: SimpleNamespace(table=table, data=data)))
-    order = Write(host=HostId("a" * 12), step=1, save="a1k1", lineage="l", ranks=(0,))
+    order = Write(host=HostId("a" * 12), step=1, save=SaveId("a1k1"), lineage="l", ranks=(0,))
     return writing.write_slots(open_storage(str(path)), order.host, order, {0: slot}, lambda _: described.layout_bytes)
 
 
