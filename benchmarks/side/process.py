@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,19 @@ def json_of(command: list[str], environment: dict[str, str] | None = None) -> An
     if done.returncode:
         raise ValueError(f"exit status {done.returncode}\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def on_gpu() -> dict[str, str]:
+    """The environment of a process that sees this machine's GPUs."""
+    return {"JAX_PLATFORMS": "cuda,cpu", "RAY_AUTH_MODE": "disabled"}
+
+
+def gpus() -> int:
+    """How many JAX sees; a process of its own asks, since who asks takes most of their memory."""
+    try:
+        return json_of([sys.executable, "-c", "import jax; print(len(jax.devices('gpu')))"], on_gpu())
+    except ValueError:  # no driver, or a JAX without CUDA
+        return 0
 
 
 def on_cpu(devices: int = 1) -> dict[str, str]:

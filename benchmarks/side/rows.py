@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.side.measure import spread
@@ -31,16 +31,22 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line. Values are {"median", "low", "high", "n"}, in `unit`."""
+    """One line. Values are {"median", "low", "high", "n"}, in `unit`.
+
+    Attributes:
+        limit: what the machine itself takes, and its "name".
+        limits: of a case's first line: all that the machine itself takes for as many bytes, by name, in ms.
+    """
 
     figure: str
     case: str
     unit: str
     ours: dict[str, float]
     peers: dict[str, dict[str, float]]
-    limit: dict[str, Any] | None  # a spread and its "name"
+    limit: dict[str, Any] | None
     goals: tuple[Goal, ...] = ()
     note: str = ""
+    limits: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
 
     def base(self, goal: Goal) -> float | None:
         """What a goal is a multiple of; None: it was not measured."""
@@ -109,6 +115,7 @@ def rows_of(found: dict[str, Any], shape: str) -> list[Row]:
                 limit=beside,
                 goals=of_small if shape == "small" else goals,
                 note=f"{note:.3f} x the bytes needed were read" if note is not None else "",
+                limits={} if rows else {name: spread([1e3 * value for value in values]) for name, values in limits.items()},
             )
         )
     return rows

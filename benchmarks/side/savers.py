@@ -104,11 +104,13 @@ class OrbaxManager:
 class OrbaxV1:
     """Orbax v1's training.Checkpointer."""
 
-    def __init__(self, folder: Path | str):
+    def __init__(self, folder: Path | str, *, compress: bool = True):
         from orbax.checkpoint import v1
 
         policy: Any = v1.training.preservation_policies.LatestN(2)
-        self._checkpointer = v1.training.Checkpointer(str(folder), preservation_policy=policy)
+        context = v1.Context()
+        context.array.saving.use_compression = compress
+        self._checkpointer = v1.training.Checkpointer(str(folder), context=context, preservation_policy=policy)
         self._response: Any = None
 
     def save(self, step: int, state: Any) -> None:
@@ -133,4 +135,5 @@ SAVERS: dict[str, Callable[[Path | str], Saver]] = {
     "Orbax v0": OrbaxManager,
     "Orbax v0, uncompressed": lambda folder: OrbaxManager(folder, compress=False),
     "Orbax v1": OrbaxV1,
+    "Orbax v1, uncompressed": lambda folder: OrbaxV1(folder, compress=False),
 }

@@ -16,7 +16,7 @@ WIDTH = 200
 def show(rows: list[Row], machine: dict[str, Any]) -> None:
     """Print it."""
     names = list(dict.fromkeys(name for row in rows for name in row.peers))
-    printed = Table(caption=said(machine), caption_justify="left", pad_edge=False)
+    printed = Table(caption="\n".join([*limits_text(rows), said(machine)]), caption_justify="left", pad_edge=False)
     printed.add_column("figure", overflow="fold")
     for column in ("raystate", *names, "limit", "ratio", "goal"):
         printed.add_column(column, justify="right", overflow="fold")
@@ -38,6 +38,16 @@ def show(rows: list[Row], machine: dict[str, Any]) -> None:
             "" if row.met is None else "[green]yes[/green]" if row.met else "[red]no[/red]",
         )
     Console(width=WIDTH).print(printed)
+
+
+def limits_text(rows: list[Row]) -> list[str]:
+    """What the machine itself takes, a line for each case."""
+    found: list[str] = []
+    for row in rows:
+        if row.limits:
+            each = ", ".join(f"{name} {number(value['median'])}" for name, value in row.limits.items())
+            found.append(f"the machine itself, ms, {row.case}: {each}")
+    return found
 
 
 def value_text(value: dict[str, Any] | None, unit: str) -> str:

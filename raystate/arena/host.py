@@ -128,6 +128,7 @@ class HostArena:
         rank: int | None = None,
         pid: int | None = None,
         copies: int = 0,
+        replaced: bool = False,
         given: Callable[[SlotSet], None] = lambda _: None,
     ) -> SlotSet:
         """Give a trainer's incarnation a set of slots of its own, whose contents stay readable until it writes.
@@ -144,6 +145,8 @@ class HostArena:
             data_bytes, table_bytes: what each slot must hold at least.
             buffer_bytes: what writing one of them to storage takes beside it; counted under the cap.
             copies: of other hosts' snapshots for each of its own: room is asked for with a trainer's first set, taken when they come.
+            replaced: also hand on a set whose trainer lives, with larger slots. What lies in it may be needed until every rank has
+                staged that step, the one that asks included: it could wait for itself.
             pid: the trainer's process on this node, so that a trainer that dies before it attaches doesn't keep its set.
             given: called with the set before anybody else can look at it as that trainer's.
 
@@ -156,7 +159,7 @@ class HostArena:
         need = _need(data_bytes, table_bytes, slots, buffer_bytes)
         with self.allotting:
             with self.guard:
-                held = self._find(trainer, (data_bytes, table_bytes, slots, buffer_bytes), rank, pid)
+                held = self._find(trainer, (data_bytes, table_bytes, slots, buffer_bytes), rank, pid, replaced=replaced)
                 if held is not None:
                     given(held)
                     return held
@@ -168,7 +171,7 @@ class HostArena:
                 given(held)
             return held
 
-    def _find(self, trainer: str, least: tuple[int, ...], rank: int | None, pid: int | None) -> SlotSet | None:
+    def _find(self, trainer: str, least: tuple[int, ...], rank: int | None, pid: int | None, *, replaced: bool) -> SlotSet | None:
         """A set that is the trainer's, or that it can have now."""
         fits = [held for held in self.sets if held.info.copies_of < 0 and _is_as_large(held.info, least)]
         for held in fits:
@@ -178,9 +181,16 @@ class HostArena:
             if held.trainer == trainer and self.trainer_state(held) == "expected":
                 self.release(held)  # it asks for a larger one, so it won't come for this one
         for held in sorted(fits, key=lambda held: (not _has_rank(held, rank), held.info.data_bytes, held.index)):
-            if self.trainer_state(held) == "gone" and self._hand_over(held, trainer, pid):
+            if self.trainer_state(held) != "gone" or (self._is_replaced(held) and not replaced):
+                continue
+            if self._hand_over(held, trainer, pid):
                 return held
         return None
+
+    def _is_replaced(self, held: SlotSet) -> bool:
+        """Whether its trainer lives, with other slots."""
+        others = (one for one in self.sets if one is not held and one.trainer == held.trainer != "")
+        return any(self.trainer_state(one) != "gone" for one in others)
 
     def make_copies(self, rank: int, *, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int) -> SlotSet:
         """Reserve a set for copies of that rank's pieces, which takes about half a second per GiB. It counts once it is in `sets`.

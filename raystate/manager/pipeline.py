@@ -27,6 +27,7 @@ logger = logging.getLogger("raystate")
 NO_PROGRESS_S = 4.0  # for so long a promised step may hold up the next one while storage does nothing
 FIRST_PROGRESS_S = 8.0  # the same until a step has become durable: what writes it may still be loading
 PROGRESS_LOOK_S = 0.1
+GIVE_UP_S = 1.0  # so long after `save_timeout_s` at the latest, a copy without a slot has given up, and its step is named as lost
 GRANT_WAIT_S = 5.0  # then training begins without; slots come when the HostActor is back
 LEAST_TABLE_BYTES = 64 << 10  # for items, metrics and custom
 REMEMBERED_ERRORS = 8
@@ -309,28 +310,27 @@ class Pipeline:
 
     def drain(self) -> None:
         """Return when everything that was kept is staged, or is known to be lost. Raises BarrierTimeoutError."""
-        timeout_s = self._session.config.save_timeout_s
-        if not self._wait(lambda: self._running is None and not self._jobs, timeout_s):
-            raise BarrierTimeoutError(
-                f"rank {self._session.rank}: staging did not end within {timeout_s:.0f} s",
-                rank=self._session.rank, phase="staging", waited_s=timeout_s,
-            )  # fmt: skip
+        self._await_copies(lambda: self._running is None and not self._jobs, self._session.config.save_timeout_s + GIVE_UP_S)
 
     @contextmanager
     def paused(self) -> Generator[None, None, None]:
         """What has a slot is copied into it, and nothing else begins. Raises BarrierTimeoutError."""
-        timeout_s = self._session.config.save_timeout_s
-        if not self._wait(self._pause_if_idle, timeout_s):
-            raise BarrierTimeoutError(
-                f"rank {self._session.rank}: a copy of the state did not end within {timeout_s:.0f} s",
-                rank=self._session.rank, phase="staging", waited_s=timeout_s,
-            )  # fmt: skip
+        self._await_copies(self._pause_if_idle, self._session.config.save_timeout_s)
         try:
             yield
         finally:
             with self._changed:
                 self._paused -= 1
                 self._changed.notify_all()
+
+    def _await_copies(self, done: Callable[[], bool], timeout_s: float) -> None:
+        if not self._wait(done, timeout_s):
+            with self._lock:
+                steps = ", ".join(str(job.snapshot.step) for job in (self._running, *self._jobs) if job is not None)
+            raise BarrierTimeoutError(
+                f"rank {self._session.rank}: the copy of step {steps} into host memory did not end within {timeout_s:.0f} s",
+                rank=self._session.rank, phase="staging", waited_s=timeout_s,
+            )  # fmt: skip
 
     def _is_idle(self) -> bool:
         return self._running is None and all(job.slot is None for job in self._jobs)

@@ -319,7 +319,7 @@ class HostLoop:
             except CapacityError:
                 with self._lock:
                     self._drop_unneeded()
-                held = allot()
+                held = allot(replaced=True)
             return str(held.path), held.index
 
     def _drop_unneeded(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raystate.arena import HostArena, TrainerArena, slot_set
+from raystate.arena import HostArena, SlotHeader, TrainerArena, slot_set
 from raystate.arena import host as arena_host
 from raystate.core.errors import RaystateError
 from raystate.core.host_messages import RemoveSet
@@ -218,3 +218,19 @@ def test_a_set_that_was_to_go_goes(node: Node):
     old.close()
     node.loop.turn()
     assert not Path(path).exists() and node.arena.sets == []
+
+
+def test_replaced_slots_are_handed_on_where_there_is_no_room_for_others(node: Node):
+    """A save then waits until they are free, rather than failing."""
+    path, index = node.loop.allot(incarnation="one", **REQUEST)
+    old = TrainerArena.attach(Path(path), trainer="one")
+    node.loop.meet(1, os.getpid(), Hello(incarnation="one", rank=0, world=2, lineage=LINEAGE, set_index=index))
+    old.slots[0].begin()
+    old.slots[0].commit(SlotHeader(lineage=LINEAGE, step=1, rank=0, world=2, layout="l", promised=True, data_bytes=5000), b"")
+    old.trainer_cell.write(trainer_word_to_json(TrainerWord(lineage=LINEAGE, rank=0, world=2, newest_step=1)))
+    node.loop.turn()
+    larger, _ = node.loop.allot(incarnation="one", **{**REQUEST, "data_bytes": 50_000})
+    with TrainerArena.attach(Path(larger), trainer="one"):
+        old.close()
+        node.arena.cap_bytes = 1
+        assert node.loop.allot(incarnation="two", **{**REQUEST, "rank": 1}) == (path, index)

@@ -209,6 +209,28 @@ def test_a_set_that_its_trainer_never_came_for_does_not_stay_with_it_when_it_ask
     assert host.trainer_state(small) == "gone" and remove_gone(host) == [0]
 
 
+def test_slots_that_a_living_trainer_has_replaced_go_to_others_only_by_request(open_host: OpenHost):
+    """They may hold a step that all ranks have to stage before it is dispensable: who gets them would wait for itself."""
+    host = open_host()
+    small = host.allot(trainer="t1", **SIZES)
+    old = TrainerArena.attach(small.path, trainer="t1")
+    with TrainerArena.attach(host.allot(trainer="t1", data_bytes=81920, table_bytes=100).path, trainer="t1"):
+        old.close()
+        assert host.trainer_state(small) == "gone"
+        other = host.allot(trainer="t2", **SIZES)
+        assert other is not small and host.sets[-1] is other
+        assert host.allot(trainer="t3", replaced=True, **SIZES) is small
+
+
+def test_slots_that_a_trainer_had_replaced_before_it_died_are_handed_on(open_host: OpenHost):
+    host = open_host()
+    small = host.allot(trainer="t1", **SIZES)
+    old = TrainerArena.attach(small.path, trainer="t1")
+    TrainerArena.attach(host.allot(trainer="t1", data_bytes=81920, table_bytes=100).path, trainer="t1").close()
+    old.close()
+    assert host.allot(trainer="t2", **SIZES) is small
+
+
 @pytest.mark.parametrize("slots", [0, -1, MAX_SLOTS + 1])
 def test_a_number_of_slots_that_no_word_could_tell_of_is_refused(open_host: OpenHost, slots: int):
     host = open_host()

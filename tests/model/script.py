@@ -138,7 +138,7 @@ class Sequence:
             **impatient,
         )
         self.donates = self.ranks == 1 and rng.random() < 0.5
-        self.truth = Truth(storage=self.world.config.storage, ranks=self.ranks)
+        self.truth = Truth(storage=self.world.config.storage, ranks=self.ranks, clock=self.world.clock)
         self.world.published = self.truth.publish
         self.calls = [draw(rng, number, mood) for number in range(CALLS)]
         self.trouble = rng.random() < 0.5

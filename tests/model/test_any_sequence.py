@@ -26,6 +26,10 @@ KEPT = (
     235,  # a restored step whose save was under way: force said that it needs no other, and nobody waited for it
     389,  # a rank whose newest step was restored counted as having skipped the forced save of that step
     459,  # a rollback returned while the newer steps could still be seen in slow storage
+    2662,  # a rank whose state had grown got another rank's old slots, which held what only its own next step made dispensable
+    2018,  # a wait that ended just before the copies gave up said nothing of which steps are lost
+    3313,  # a step that close had saved once more, and that was durable, was told as lost
+    3454,  # the same
     12677,  # nothing saved after a restore from memory: a new Coordinator ended the run without having heard the hosts that held it
     96,  # what a Coordinator had committed, and retention removed, was told as lost by the next one
     234,  # a rank that had waited saved a lost step again, and another, which had not, did not

@@ -7,7 +7,7 @@ call they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,15 +30,20 @@ class Line:
     saved: bool = False  # by a call of this line
 
 
+ANSWER_S = 0.5  # an answer is on its way for at most so long
+
+
 @dataclass
 class Truth:
     """All ranks' together."""
 
     storage: str
     ranks: int
+    clock: Callable[[], float]
     given: dict[float, int] = field(default_factory=dict)  # token -> step
     called: dict[float, set[int]] = field(default_factory=dict)  # token -> ranks whose save took it
     published: dict[int, set[float]] = field(default_factory=dict)  # step -> tokens that were ever in storage under it
+    published_s: dict[float, float] = field(default_factory=dict)  # token -> when it was first in storage
     given_up: dict[float, str] = field(default_factory=dict)  # tokens that must never be seen again, and since when
     line_of: dict[float, int] = field(default_factory=dict)
     line: int = 0  # grows with each settled restore
@@ -62,6 +67,7 @@ class Truth:
             raise Violation(f"step {step} in storage mixes calls: the state is of {token}, the iterators of {tokens}")
         self._known(f"step {step} in storage", step, token)
         self.published.setdefault(step, set()).add(token)
+        self.published_s.setdefault(token, self.clock())
 
     @staticmethod
     def token_of(where: str, state: Any) -> float:
@@ -103,7 +109,9 @@ class Truth:
         for step in sorted({step for step, _ in given}):
             tokens = {token for one, token in given if one == step}
             named = re.search(rf"\bstep {step}\b", error) and f"step {step} was durable already" not in error
-            named = named and f"step {step} is committed but not published" not in error  # when the deadline came
+            if re.search(rf"\bstep {step} is not committed[^;]*\(after|step {step} is committed but not published", error):
+                # That was so when the deadline came, and the answer was given.
+                named = named and all(self.clock() - self.published_s.get(token, 0.0) > ANSWER_S for token in tokens)
             if named and tokens <= self.published.get(step, set()):
                 raise Violation(f"{who} is told that step {step} is not durable, and it was in storage: {error}")
 
