@@ -305,8 +305,7 @@ class StateManager:
 
     def check_for_errors(self) -> None:
         """Raise StorageError if a due step could not be made durable since the last durable one."""
-        word = self._session.host_word()
-        errors = (*self._pipeline.errors, *(word.save_errors if word is not None else ()))
+        errors = (*self._pipeline.errors, *self._session.save_errors())
         if errors:
             raise StorageError("not durable: " + "; ".join(errors), errors=errors)
 

@@ -164,12 +164,12 @@ class Pipeline:
                 return
         self._wait(lambda: self._running is None, self._session.config.save_timeout_s)
         link, progress, since_s = self._session.link, self._progress(), self._session.link.clock()
+        errors = self._session.save_errors()  # what failed before says nothing of now
         while self._slots_come and not self._wait(lambda: self.machine.held is None, PROGRESS_LOOK_S):
             if self._progress() != progress:
                 since_s, progress = link.clock(), self._progress()
-            word = self._session.host_word()
             patience_s = FIRST_PROGRESS_S if progress[0] == self._session.joined.newest_step else NO_PROGRESS_S
-            if link.clock() - since_s > patience_s or (word is not None and word.save_errors):
+            if link.clock() - since_s > patience_s or self._session.save_errors() not in ((), errors):
                 self._slots_come = False  # until one does
 
     def _progress(self) -> tuple[int, tuple[int, ...]]:
@@ -240,8 +240,7 @@ class Pipeline:
         return arena is not None and table_bytes_of(described, given) <= arena.table_capacity_bytes
 
     def _is_granted(self) -> bool:
-        word = self._session.host_word()
-        return word is not None and any(word.grants)
+        return (word := self._session.host_word()) is not None and any(word.grants)
 
     # ------------------------------------------------------------ the background turn
 

@@ -228,6 +228,11 @@ class Session:
                     self._host_word = host_word_from_json(cell[1])
             return self._host_word
 
+    def save_errors(self) -> tuple[str, ...]:
+        """What has failed since the last durable step, as the HostActor told it last."""
+        word = self.host_word()
+        return () if word is None else word.save_errors
+
     def write_word(self, word: TrainerWord) -> None:
         """Tell the HostActor, and ring."""
         with self._word_lock:

@@ -117,13 +117,13 @@ class Recorder:
             )
         )
 
-    def close(self) -> None:
-        """Everything so far is in the files."""
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Return when everything so far is in the files, or `timeout_s` have gone by: nobody's end waits longer for the record."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._closing.set()
             self._waiting.put(None)
-            thread.join(timeout=10.0)
+            thread.join(timeout=timeout_s)
 
     # ------------------------------------------------------------ its own thread
 

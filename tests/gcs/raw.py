@@ -54,7 +54,7 @@ class Raw:
     def send(self, method: str, target: str, body: bytes | Any = None, **headers: str) -> Reply:
         """`body`: bytes, or a value that is sent as JSON. Header names with underscores for dashes."""
         address = urlsplit(self.control.url)
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=PATIENCE_S)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         if body is not None and not isinstance(body, bytes | memoryview):
             body = json.dumps(body).encode()

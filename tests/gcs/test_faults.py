@@ -242,7 +242,7 @@ def test_a_part_of_a_batch_fails(raw: Raw, server: GcsServer):
 def test_an_upload_in_progress_ends_with_its_client_or_is_whole(raw: Raw, server: GcsServer):
     """A client that dies in the middle of its body makes nothing."""
     address = server.url.removeprefix("http://")
-    connection = http.client.HTTPConnection(address, timeout=30)
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
     connection.putrequest("POST", f"{raw.uploads}?uploadType=media&name=name")
     connection.putheader("Content-Length", "1000")
     connection.endheaders(b"x" * 500)

@@ -109,8 +109,8 @@ class Truth:
         for step in sorted({step for step, _ in given}):
             tokens = {token for one, token in given if one == step}
             named = re.search(rf"\bstep {step}\b", error) and f"step {step} was durable already" not in error
-            if re.search(rf"\bstep {step} is not committed[^;]*\(after|step {step} is committed but not published", error):
-                # That was so when the deadline came, and the answer was given.
+            named = named and f"step {step} is committed but not published" not in error  # when the deadline came
+            if re.search(rf"\bstep {step} is not committed[^;]*\(after", error):  # it was not then; it may be since
                 named = named and all(self.clock() - self.published_s.get(token, 0.0) > ANSWER_S for token in tokens)
             if named and tokens <= self.published.get(step, set()):
                 raise Violation(f"{who} is told that step {step} is not durable, and it was in storage: {error}")

@@ -193,7 +193,7 @@ def record_ticks(recorder: Recorder, count: int) -> None:
     recorder.begin(1, SETTINGS)
     for number in range(count):
         recorder.record(Tick(), (), float(number))
-    recorder.close()
+    recorder.close(PATIENCE_S)
 
 
 def test_it_stays_small_and_keeps_the_newest(tmp_path: Path) -> None:

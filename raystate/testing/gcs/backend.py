@@ -68,7 +68,7 @@ class Backend:
             process = await asyncio.create_subprocess_exec(
                 binary, "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory", "-log-level", "error",
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for the process that started it
+                process_group=0,  # Ctrl-C is for the process that started it
                 preexec_fn=_die_with_parent(),
             )  # fmt: skip
             backend = cls(process, port, said)

@@ -87,7 +87,7 @@ class GcsServer(GcsControl):
         """
         # Its standard input is the lifeline: the system closes it when this process ends. Ctrl-C is for this process.
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
         )
         assert self._process.stdout is not None
         too_late = threading.Timer(_START_TIMEOUT_S, self._process.kill)

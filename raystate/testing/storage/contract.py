@@ -51,7 +51,7 @@ class StorageContract:
         won: list[bytes] = []
 
         def create(data: bytes) -> None:
-            start.wait(timeout=30)
+            start.wait(timeout=300)
             try:
                 storage.create("folder/name", data)
             except ObjectExistsError:
@@ -62,7 +62,7 @@ class StorageContract:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=30)
+            thread.join(timeout=300)
         assert [storage.read("folder/name")] == won
         assert list(tree(storage)) == ["folder/name"]
 
