@@ -43,4 +43,6 @@ class Repeats:
         its = save.again if save.lineage == group.lineage else -1  # of a lineage before: it was restored
         if any(one.newest_step == save.step and one.again > its for one in group.seen.values()):
             return True
+        if any(one.newest_step > save.step for one in group.seen.values()):  # and so was one that is past the step by now
+            return self._promises.is_held_again(SnapshotId(group.lineage, save.step, its))
         return self._promises.is_lost(save)

@@ -29,6 +29,7 @@ CALLS = 14
 TROUBLED_STARTS = 6
 MOST_FLOATS = 300_000  # of an array; the slots of three ranks have to fit into a host's memory
 LARGE_CHARS = 100_000  # more than the first slots of a rank have room for beside the arrays
+SLOW_STORAGE = "gave way to newer ones: storage is slower than the steps between saves"
 MOST_WAIT_S = (
     12.0  # of one due save: an outage is noticed meanwhile, even before the first step is durable, and a staging copy ends
 )
@@ -465,8 +466,11 @@ class Player:
             raise Violation(f"{where} on rank {self.me}: step {self.last_true} is not in storage any more")
 
     def excuse(self, error: Exception, promises: list[tuple[int, float]]) -> None:
-        """Where nothing was in the way, only what a restore has given up may be lost. What is in storage, or was, is not lost."""
-        if self.sequence.calm and "restore" not in str(error):
+        """Where nothing was in the way, only what a restore has given up may be lost, and what made too many steps durable for storage:
+        while ranks wait, time goes faster, and storage is as slow. What is in storage, or was, is not lost."""
+        errors = getattr(error, "errors", None) or (str(error),)
+        lost = [text for text in errors if "restore" not in text and SLOW_STORAGE not in text]
+        if self.sequence.calm and lost:
             raise Violation(f"rank {self.me}: {error}")
         self.truth.told_lost(f"rank {self.me}", str(error), promises)
 

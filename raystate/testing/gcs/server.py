@@ -86,9 +86,7 @@ class GcsServer(GcsControl):
             StorageError: it doesn't start; says why.
         """
         # Its standard input is the lifeline: the system closes it when this process ends. Ctrl-C is for this process.
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
-        )
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
         assert self._process.stdout is not None
         too_late = threading.Timer(_START_TIMEOUT_S, self._process.kill)
         too_late.start()
