@@ -133,9 +133,9 @@ class HostArena:
     ) -> SlotSet:
         """Give a trainer's incarnation a set of slots of its own, whose contents stay readable until it writes.
 
-        A set that nobody has and that is large enough is handed on, with empty control words; one with a snapshot of `rank` is
-        preferred, then the smallest. The same trainer asking again gets the same set. Otherwise a new one is reserved and touched,
-        which takes about half a second per GiB.
+        A set that nobody has and that is large enough is handed on (see `replaced`), with empty control words; one with a snapshot of
+        `rank` is preferred, then the smallest. The same trainer asking again gets the same set. Otherwise a new one is reserved and
+        touched, which takes about half a second per GiB.
 
         A trainer that needs larger slots than it has asks again: it gets a second set, and the first stays its own, attached and
         readable, until it detaches. One that it never came for is not kept for it.
@@ -145,8 +145,8 @@ class HostArena:
             data_bytes, table_bytes: what each slot must hold at least.
             buffer_bytes: what writing one of them to storage takes beside it; counted under the cap.
             copies: of other hosts' snapshots for each of its own: room is asked for with a trainer's first set, taken when they come.
-            replaced: also hand on a set whose trainer lives, with larger slots. What lies in it may be needed until every rank has
-                staged that step, the one that asks included: it could wait for itself.
+            replaced: also hand on a set whose trainer lives, with larger slots. A step that lies there may be needed until every rank
+                has staged it. If `trainer` has not yet, it will wait for slots that only its own copy would free.
             pid: the trainer's process on this node, so that a trainer that dies before it attaches doesn't keep its set.
             given: called with the set before anybody else can look at it as that trainer's.
 

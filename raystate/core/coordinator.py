@@ -91,7 +91,7 @@ class Coordinator:
         self.agreement = Agreement(desk, self.joins, self.journal, self.saves, self.snapshots)
         self.notices = Notices(desk, self.joins, self.agreement)
         self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
-        self.repeats = Repeats(desk, self.joins, self.promises)
+        self.repeats = Repeats(desk, self.memory, self.joins, self.snapshots, self.promises)
         self.hangs = Hangs(desk, self.joins, self.saves, self.promises)
         self.deletes = Deletes(desk, self.journal, self.saves)
         self.leaving = Leaving(
@@ -252,6 +252,7 @@ class Coordinator:
             self.notices.turn()
             self.agreement.turn()
             self.promises.turn()
+            self.repeats.turn()
             self.deletes.turn()
             self.leaving.turn()
             self.journal.turn()

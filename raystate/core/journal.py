@@ -172,10 +172,10 @@ class Journal:
         assert self.tail is not None
         return refuse_retire(self.tail, step, attempt=self.desk.attempt, carried=self.carried, dead=self.dead)
 
-    def trouble(self, text: str) -> None:
-        """Note a failure of storage: users are told of it until a step has been published again."""
+    def trouble(self, text: str, *, of_storage: bool = True) -> None:
+        """Log it, and note a failure of storage: users are told of it until a step has been published again."""
         self.desk.log("warning", text)
-        if not self.troubles or self.troubles[-1] != text:
+        if of_storage and self.troubles[-1:] != [text]:
             self.troubles = [*self.troubles[-4:], text]
         self.desk.stir = True
 

@@ -57,7 +57,7 @@ class SnapshotId(NamedTuple):
     Attributes:
         lineage: the line of training.
         step: completed steps.
-        again: 0 for the first `save` of the step; one more for each further one that takes its place (`force=True`).
+        again: 0 for the first `save` of the step; grows with each further one by force, whether or not that takes its place.
     """
 
     lineage: str

@@ -95,10 +95,6 @@ class Promises:
         """Whether a promised snapshot can't become durable any more."""
         return self._fate(key)[0] is False
 
-    def is_held_again(self, key: SnapshotId) -> bool:
-        """Whether a host holds a piece of a later save() of that step."""
-        return any((one.lineage, one.step) == (key.lineage, key.step) and one.again > key.again for one in self._memory.snaps)
-
     def _fate(self, key: SnapshotId) -> tuple[bool | None, str]:
         """As `Saves.fate`; also of a snapshot that nobody will complete."""
         durable, why = self._saves.fate(key)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from raystate.core.desk import Desk
 from raystate.core.group import Joins
-from raystate.core.messages import AgainAsked, AgainReply, SnapshotId
+from raystate.core.memory import Memory
+from raystate.core.messages import AgainAsked, AgainReply, Ask, SnapshotId
 from raystate.core.promises import Promises
+from raystate.core.snapshots import Snapshots
 
 _REMEMBERED = 256  # ranks ask at the same call: the last one is never far behind
 
@@ -17,32 +19,46 @@ _REMEMBERED = 256  # ranks ask at the same call: the last one is never far behin
 class Repeats:
     """Answers each question once for all ranks."""
 
-    def __init__(self, desk: Desk, joins: Joins, promises: Promises):
+    def __init__(self, desk: Desk, memory: Memory, joins: Joins, snapshots: Snapshots, promises: Promises):
         self._desk = desk
+        self._memory = memory
         self._joins = joins
+        self._snapshots = snapshots
         self._promises = promises
         self._told: dict[tuple[SnapshotId, int], bool] = {}  # by what the ranks ask
+        self._waiting: dict[Ask, AgainAsked] = {}
 
     def asked(self, event: AgainAsked) -> None:
         """A rank is in such a call of save()."""
-        if not self._joins.check(event.ask, event.lineage, event.rank):
+        self._waiting[event.ask] = event
+        self.turn()
+
+    def turn(self) -> None:
+        """Answer. Not before all hosts have said what they hold: a new Coordinator knows by that what the one before has answered."""
+        if self._snapshots.gathering:
             return
+        waiting, self._waiting = self._waiting, {}
+        for event in waiting.values():
+            if self._joins.check(event.ask, event.lineage, event.rank):
+                self._answer(event)
+
+    def _answer(self, event: AgainAsked) -> None:
         if event.broken:
             self._promises.copy_broke(event.save, event.rank, event.broken)
         key = (event.save, event.number)
         if key not in self._told:
             if len(self._told) >= _REMEMBERED:
                 del self._told[next(iter(self._told))]
-            self._told[key] = self._is_due(event.save)
+            self._told[key] = self._is_due(event.save, event.number)
         self._desk.answer(event.ask, AgainReply(due=self._told[key]))
 
-    def _is_due(self, save: SnapshotId) -> bool:
+    def _is_due(self, save: SnapshotId, number: int) -> bool:
         group = self._joins.group
         assert group is not None
-        # A rank that goes on from it in its very step was told so by the Coordinator before this one.
-        its = save.again if save.lineage == group.lineage else -1  # of a lineage before: it was restored
-        if any(one.newest_step == save.step and one.again > its for one in group.seen.values()):
-            return True
-        if any(one.newest_step > save.step for one in group.seen.values()):  # and so was one that is past the step by now
-            return self._promises.is_held_again(SnapshotId(group.lineage, save.step, its))
+        again = save.again if save.lineage == group.lineage else -1  # of a lineage before: it was restored
+        asked = SnapshotId(group.lineage, save.step, again + 1 + number)  # what this very call would save
+        seen = [one for one in group.seen.values() if one.newest_step >= save.step]
+        if any((one.newest_step, one.again) > (save.step, again) for one in seen):
+            # The Coordinator before has answered another rank. Whether with yes, its save tells, if there is one.
+            return asked in self._memory.snaps or any((one.newest_step, one.again) == asked.place for one in seen)
         return self._promises.is_lost(save)

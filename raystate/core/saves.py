@@ -385,7 +385,9 @@ class Saves:
         if len(self.failed) >= _REMEMBERED:
             del self.failed[next(iter(self.failed))]
         self.failed[key] = why
-        self.journal.trouble(f"step {key.step} will not be durable: {why}")
+        group = self.joins.group
+        given_up = group is not None and key.lineage != group.lineage  # by a restore: that says nothing of storage
+        self.journal.trouble(f"step {key.step} will not be durable: {why}", of_storage=not given_up)
 
     def abort_after(self, step: int, why: str) -> None:
         """Give up the saves of later steps, unless their commit is already being written."""

@@ -220,7 +220,8 @@ class Trainer:
                     self._promises = (*self._promises, asked[0])
             self._stop_at(step, stop)
             return self._decide("none", False, None, f"step {step} will be durable already", stop=stop, ignored=True)
-        self.again = self.again + 1 if repeated else 0
+        # Calls that changed nothing count, too: ranks that take different calls for the one that counts don't mix their bytes.
+        self.again = self.again + 1 + self._kept_again if repeated else 0
         self._kept_again = 0
         self.newest = step
         self.phase = "running"

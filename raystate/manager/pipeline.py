@@ -164,12 +164,11 @@ class Pipeline:
                 return
         self._wait(lambda: self._running is None, self._session.config.save_timeout_s)
         link, progress, since_s = self._session.link, self._progress(), self._session.link.clock()
-        errors = self._session.save_errors()  # what failed before says nothing of now
         while self._slots_come and not self._wait(lambda: self.machine.held is None, PROGRESS_LOOK_S):
             if self._progress() != progress:
                 since_s, progress = link.clock(), self._progress()
             patience_s = FIRST_PROGRESS_S if progress[0] == self._session.joined.newest_step else NO_PROGRESS_S
-            if link.clock() - since_s > patience_s or self._session.save_errors() not in ((), errors):
+            if link.clock() - since_s > patience_s or self._session.save_errors():
                 self._slots_come = False  # until one does
 
     def _progress(self) -> tuple[int, tuple[int, ...]]:
@@ -323,13 +322,14 @@ class Pipeline:
                 self._changed.notify_all()
 
     def _await_copies(self, done: Callable[[], bool], timeout_s: float) -> None:
-        if not self._wait(done, timeout_s):
-            with self._lock:
-                steps = ", ".join(str(job.snapshot.step) for job in (self._running, *self._jobs) if job is not None)
-            raise BarrierTimeoutError(
-                f"rank {self._session.rank}: the copy of step {steps} into host memory did not end within {timeout_s:.0f} s",
-                rank=self._session.rank, phase="staging", waited_s=timeout_s,
-            )  # fmt: skip
+        if self._wait(done, timeout_s):
+            return
+        with self._lock:
+            steps = [job.snapshot.step for job in (self._running, *self._jobs) if job is not None]
+        raise BarrierTimeoutError(
+            f"rank {self._session.rank}: not copied into host memory within {timeout_s:.0f} s: {', '.join(f'step {n}' for n in steps)}",
+            rank=self._session.rank, phase="staging", waited_s=timeout_s, steps=steps,
+        )  # fmt: skip
 
     def _is_idle(self) -> bool:
         return self._running is None and all(job.slot is None for job in self._jobs)

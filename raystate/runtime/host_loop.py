@@ -319,7 +319,10 @@ class HostLoop:
             except CapacityError:
                 with self._lock:
                     self._drop_unneeded()
-                held = allot(replaced=True)
+                try:
+                    held = allot()
+                except CapacityError:
+                    held = allot(replaced=True)
             return str(held.path), held.index
 
     def _drop_unneeded(self) -> None:

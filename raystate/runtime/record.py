@@ -118,7 +118,7 @@ class Recorder:
         )
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Return when everything so far is in the files, or `timeout_s` have gone by: nobody's end waits longer for the record."""
+        """Return when everything so far is in the files, or after `timeout_s`: then the newest events are missing there."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._closing.set()

@@ -135,7 +135,7 @@ class RaySequence:
         )
         self.hash = run_hash(self.config.storage, run)
         self.calls = [draw(self.rng, number) for number in range(CALLS)]
-        self.truth = Truth(ranks=RANKS, storage=storage, clock=lambda: 0.0)  # no answer is held to be late
+        self.truth = Truth(ranks=RANKS, storage=storage, clock=time.monotonic)
         self.launch = secrets.token_hex(4)
         self.starts = 0
         self.actors: list[Any] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from raystate.core.messages import (
     Advise,
     AgainAsked,
@@ -397,6 +399,32 @@ def test_a_rank_that_has_lost_its_copy_says_so():
     assert not ask_again(driver, 0, driver.key(4))
     assert not ask_again(driver, 1, driver.key(4), broken="no slot was free"), "the first answer counts for all"
     assert ask_again(driver, 0, driver.key(4), 1)
+
+
+def _after_a_crash() -> Driver:
+    """A new Coordinator; both ranks have promised step 5, and nobody has reported yet."""
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    return driver
+
+
+def test_a_new_coordinator_answers_when_the_hosts_have_reported():
+    driver = _after_a_crash()
+    driver.send(AgainAsked(ask=driver.ask(), lineage=driver.lineage, rank=1, save=driver.key(5), number=0, broken="no slot"))
+    assert not driver.replies(AgainReply)
+    driver.hold(0, 7, promised=True)  # past the step: it was told that nothing is lost
+    driver.word(1, 5)
+    assert [reply.due for reply in driver.replies(AgainReply)] == [False]
+
+
+@pytest.mark.parametrize(("number", "due"), [(0, False), (1, True), (2, False)])
+def test_a_new_coordinator_tells_the_calls_of_one_step_apart(number: int, due: bool):
+    """A rank that has passed the step had saved it again at its second call by force; it was told no at the first."""
+    driver = _after_a_crash()
+    driver.hold(0, 5, promised=True, again=2)
+    driver.word(0, 7)
+    driver.hold(1, 5, promised=True)
+    assert ask_again(driver, 1, driver.key(5), number) == due
 
 
 def test_a_new_coordinator_gives_the_answer_of_the_one_before():

@@ -466,10 +466,13 @@ class Player:
             raise Violation(f"{where} on rank {self.me}: step {self.last_true} is not in storage any more")
 
     def excuse(self, error: Exception, promises: list[tuple[int, float]]) -> None:
-        """Where nothing was in the way, only what a restore has given up may be lost, and what made too many steps durable for storage:
-        while ranks wait, time goes faster, and storage is as slow. What is in storage, or was, is not lost."""
+        """Where nothing was in the way, only what a restore has given up may be lost, and what gave way to newer steps because storage is
+        slow: while all ranks wait, time goes faster. What is in storage, or was, is not lost."""
+        if "from another past" in str(error):
+            self.sequence.calm = False  # it counts as a failure, and nobody waits for storage that fails
         errors = getattr(error, "errors", None) or (str(error),)
-        lost = [text for text in errors if "restore" not in text and SLOW_STORAGE not in text]
+        gave_way = {f"the snapshot of step {step} {SLOW_STORAGE}" for step, _ in promises if step < self.last_true}
+        lost = [text for text in errors if "restore" not in text and not any(why in text for why in gave_way)]
         if self.sequence.calm and lost:
             raise Violation(f"rank {self.me}: {error}")
         self.truth.told_lost(f"rank {self.me}", str(error), promises)
