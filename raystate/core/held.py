@@ -29,6 +29,7 @@ class HeldSet:
     index: int
     trainer: str
     slots: list[HeldSlot]
+    given: int  # the later, the greater
     word: TrainerWord | None = None
     said: HostWord | None = None  # the host's word
     told: Advice | None = None  # what it was made of
@@ -71,6 +72,7 @@ class Held:
         self.base = base
         self.sets: dict[int, HeldSet] = {}
         self.out: list[HostCommand] = []
+        self._given = 0
 
     def contents(self) -> list[tuple[Place, Staged]]:
         """What is held here and may be read."""
@@ -104,10 +106,12 @@ class Held:
         """A set is there, perhaps handed on to another trainer."""
         old = self.sets.get(event.index)
         count = len(event.contents)
+        self._given += 1
         one = HeldSet(
             index=event.index,
             trainer=event.trainer,
             slots=[HeldSlot() for _ in range(count)],
+            given=self._given,
             word=event.word,
             copies_of=event.copies_of,
         )
@@ -137,13 +141,13 @@ class Held:
                 self.discard(one, number)
 
     def drop_replaced(self, advice: Advice | None, is_connected: Callable[[HeldSet], bool]) -> None:
-        """A trainer whose state has grown has other slots: the old ones go once nobody needs what they hold."""
+        """A trainer whose state has grown has other slots: the old ones go once nobody needs what they hold.
+
+        Not before it has come with the others. Which were given later, their numbers don't say: a set may be handed on.
+        """
+        come = {one.trainer: one.given for one in self.sets.values() if one.trainer and is_connected(one)}
         for one in list(self.sets.values()):
-            newer = any(
-                other.index != one.index and other.trainer == one.trainer and other.index > one.index
-                for other in self.sets.values()
-            )
-            if one.trainer and newer and not is_connected(one) and not self.is_needed(one.index, advice):
+            if one.given < come.get(one.trainer, 0) and not self.is_needed(one.index, advice):
                 del self.sets[one.index]
                 self.out.append(RemoveSet(index=one.index, trainer=one.trainer, reason=f"trainer {one.trainer} has larger slots"))
 

@@ -284,6 +284,17 @@ def test_a_trainer_that_has_grown_keeps_its_old_slots_until_nobody_needs_them():
     assert [one.index for one in node.took(RemoveSet)] == [0]
 
 
+def test_slots_of_a_lower_number_that_a_trainer_was_handed_are_not_its_old_ones():
+    node = Node()
+    node.send(SetFound(index=0, trainer="dead", word=None, contents=(None,) * 3))
+    node.connect(1)
+    node.send(SetFound(index=0, trainer="t", word=None, contents=(None,) * 3))
+    node.advise()
+    assert node.took(RemoveSet) == [], "it has not come for them yet"
+    node.connect(0)
+    assert [one.index for one in node.took(RemoveSet)] == [1]
+
+
 def test_the_end_of_a_trainer_is_told_once_with_its_cause():
     node = Node()
     node.connect()
