@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,7 @@ class Limits:
         found["write, fsync"] = self._write(sync=True)
         begin = time.perf_counter()
         with self._path.open("rb", buffering=0) as file:
-            view, at = memoryview(self._target), 0
-            while got := file.readinto(view[at : at + BLOCK_BYTES]):
-                at += got
+            self._fill(file.readinto)
         found["read"] = time.perf_counter() - begin
         self._path.unlink()
         begin = time.perf_counter()
@@ -68,10 +67,13 @@ class Limits:
             with receiver:
                 thread = threading.Thread(target=sender.sendall, args=(memoryview(self._source),))
                 thread.start()
-                view, at = memoryview(self._target), 0
-                while at < len(view) and (got := receiver.recv_into(view[at : at + BLOCK_BYTES])):
-                    at += got
+                self._fill(receiver.recv_into)
                 thread.join()
+
+    def _fill(self, read: Callable[[memoryview], int]) -> None:
+        view, at = memoryview(self._target), 0
+        while at < len(view) and (got := read(view[at : at + BLOCK_BYTES])):
+            at += got
 
     def _write(self, *, sync: bool) -> float:
         self._path.unlink(missing_ok=True)

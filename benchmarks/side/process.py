@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -29,6 +30,7 @@ def on_gpu() -> dict[str, str]:
     return {"JAX_PLATFORMS": "cuda,cpu", "RAY_AUTH_MODE": "disabled"}
 
 
+@functools.cache
 def gpus() -> int:
     """How many JAX sees; a process of its own asks, since who asks takes most of their memory."""
     try:

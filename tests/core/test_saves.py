@@ -428,8 +428,7 @@ def test_a_new_coordinator_tells_the_calls_of_one_step_apart(number: int, due: b
 
 
 def test_a_new_coordinator_gives_the_answer_of_the_one_before():
-    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver = _after_a_crash()
     for rank in range(2):
         driver.hold(rank, 5, promised=True)
     driver.word(0, 5, again=1)  # it was told that the step is lost, and has saved it again
