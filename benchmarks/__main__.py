@@ -15,12 +15,14 @@ import ast
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
 # Options of a run in seconds: it shows that the benchmark works; its numbers say nothing.
 QUICK = {
+    "barrier": ["--hosts", "4", "--steps", "3"],
     "beside": ["--quick"],
     "bucket": ["--mib", "1", "--arrays", "4", "--rounds", "1"],
     "growth": ["--quick"],
@@ -68,8 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"\n== {name}: {title(name)}", flush=True)
             if name in REPORTS:
                 options += ["--json", str(REPORT / REPORTS[name]), "--chart", str(REPORT)]
+        begin_s = time.monotonic()
         if run(name, options):
             failed.append(name)
+        if asked.name is None:
+            print(f"({name} took {time.monotonic() - begin_s:.0f} s)", flush=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,13 @@ def main() -> int:
     machine, rows, failed = describe_machine(), [], []
     print(said(machine), flush=True)
     for name, work in works(asked):
-        print(f"measuring: {name}", file=sys.stderr, flush=True)
+        print(f"measuring: {name}", end="", file=sys.stderr, flush=True)
+        begin_s = time.monotonic()
         try:
             rows += work()
         except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
             failed.append(f"{name}: {error}")
+        print(f" ({time.monotonic() - begin_s:.0f} s)", file=sys.stderr, flush=True)
         write(asked, machine, rows, failed)  # what was measured is kept if the rest is not waited for
     machine["load_after"] = round(others_share(), 3)
     show(rows, machine)
@@ -142,10 +145,10 @@ def part(asked: argparse.Namespace) -> Any:
         case = Case(**asked.case)
         return measure(case, [name for name in _contestants(asked) if name not in case.without], asked.dir)
     if asked.part == "memory":
-        from benchmarks.side.measure import own_cluster
+        from benchmarks.side.measure import own_cluster, own_folder
         from benchmarks.side.memory import peak_mib
 
-        with own_cluster(asked.dir) as folder:
+        with (own_cluster if asked.saver == OURS else own_folder)(asked.dir) as folder:
             return peak_mib(Case(**asked.case), asked.saver, folder / "saves")
     from benchmarks.side.start import started
 

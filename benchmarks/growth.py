@@ -66,11 +66,13 @@ def main() -> int:
         if asked.only and not any(text in name for text in asked.only):
             continue
         sizes = quick if asked.quick else full
-        print(f"measuring: {name}", file=sys.stderr, flush=True)
+        print(f"measuring: {name}", end="", file=sys.stderr, flush=True)
+        begin_s = time.monotonic()
         try:
             lines[name] = measured(name, sizes, 1 if asked.quick else asked.rounds)
         except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
             failed.append(f"{name}: {error}")
+        print(f" ({time.monotonic() - begin_s:.0f} s)", file=sys.stderr, flush=True)
     machine["load_after"] = round(others_share(), 3)
     show(lines, machine, quick=asked.quick)
     if asked.json:

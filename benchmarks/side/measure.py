@@ -150,19 +150,28 @@ def size_of(folder: Path) -> float:
 
 
 @contextlib.contextmanager
+def own_folder(parent: str | None) -> Iterator[Path]:
+    """A folder that ends with the block."""
+    folder = Path(tempfile.mkdtemp(prefix="raystate-bench-", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def own_cluster(parent: str | None) -> Iterator[Path]:
     """A Ray cluster and a folder that end with the block."""
     import logging
 
     import ray
 
-    folder = Path(tempfile.mkdtemp(prefix="raystate-bench-", dir=parent))
-    ray.init("local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-    try:
-        yield folder
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    with own_folder(parent) as folder:
+        ray.init("local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        try:
+            yield folder
+        finally:
+            ray.shutdown()
 
 
 def measure(case: Case, names: list[str], parent: str | None) -> dict[str, Any]:

@@ -220,7 +220,7 @@ class Copying:
         if snap is not None and now_s - self._ordered_s >= RESEND_S:
             self._order(snap)
         limit_s = self.desk.settings.copy_timeout_s
-        if snap is not None and now_s - self._since_s >= limit_s and not self.is_safe(snap):
+        if snap is not None and now_s - self._since_s >= limit_s and not self.is_safe(snap) and not self._may_lose_one():
             late = sorted({peer for rank in snap.pieces for peer in self._lacking(snap, rank) if self._is_waited_for(peer)})
             self._excused |= dict.fromkeys(late, now_s + EXCUSED_FOR * limit_s)
             self._changed = True
@@ -230,6 +230,12 @@ class Copying:
                 f"them until they do, and the loss of a host may cost what they would have had",
             )
         self.desk.stir = self.desk.stir or self._changed
+
+    def _may_lose_one(self) -> bool:
+        """Whether a host has been silent, and is soon heard or down: until then nothing that has its copies may go for a snapshot that
+        has none."""
+        silent_s = self.desk.settings.host_timeout_s / 2
+        return any(view.up and self.desk.now_s - view.heard_s >= silent_s for view in self.memory.views)
 
     def _say_once(self, level: str, text: str) -> None:
         if text not in self._told_of:

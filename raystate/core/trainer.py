@@ -56,6 +56,7 @@ class Trainer:
         self.error = ""
         self.stopped_at: int | None = None
         self.held: int | None = None
+        self.late: int | None = None  # the newest step, if it was skipped: it may still be snapshotted until the next one is saved
         self._stored_step = stored_step
         self._first = stored_step < 0  # nothing is durable or promised yet
         self._ahead: frozenset[int] = frozenset()
@@ -87,7 +88,7 @@ class Trainer:
         self.newest = step = base.step if base is not None else -1
         self.kept = base
         self.again = -1
-        self.held = None
+        self.held = self.late = None
         self.stopped_at = None
         self._ack = None
         self._stored_step = -1
@@ -153,7 +154,8 @@ class Trainer:
     def word(self) -> TrainerWord:
         """The trainer's word as of now, with the next number."""
         self._number += 1
-        pending = sorted(set(self._staging.values()) | ({self.held} if self.held is not None else set()))
+        late = self.late if self.phase == "running" else None
+        pending = sorted({*self._staging.values(), *(step for step in (self.held, late) if step is not None)})
         return TrainerWord(
             lineage=self.lineage,
             rank=self.rank,
@@ -218,15 +220,16 @@ class Trainer:
                 self._kept_again += 1
                 if asked[0] not in self._promises:  # whoever was told that it is late waits for it once more
                     self._promises = (*self._promises, asked[0])
-            self._stop_at(step, stop)
+            self.stopped_at = step if stop else self.stopped_at
             return self._decide("none", False, None, f"step {step} will be durable already", stop=stop, ignored=True)
         # Calls that changed nothing count, too: ranks that take different calls for the one that counts don't mix their bytes.
         self.again = self.again + 1 + self._kept_again if repeated else 0
         self._kept_again = 0
         self.newest = step
+        self.late = None
         self.phase = "running"
         promised, why = self._is_due(step, force, agreed)
-        self._stop_at(step, stop)
+        self.stopped_at = step if stop else self.stopped_at
         interval = 1 if host_word is None else max(1, host_word.interval)
         every = self.snapshot_every * interval
         if not promised and (every == 0 or step % every):
@@ -246,6 +249,7 @@ class Trainer:
             "the stager is busy" if stager_busy else "no slot is free" if slot is None else f"step {self.held} waits for the slot"
         )
         if not promised:
+            self.late = step
             return self._decide("skip", False, None, f"step {step} is skipped: {lack}")
         dropped = self.held if self.held is not None and self.held != step else None
         self.held = step
@@ -255,10 +259,6 @@ class Trainer:
     def _refuse_other_pasts(self, step: int) -> None:
         stored = self._stored_step if self.phase == "joined" else -1
         refuse_other_pasts(step, rank=self.rank, newest=self.newest, stored=stored, ahead=self._ahead)
-
-    def _stop_at(self, step: int, stop: bool) -> None:
-        if stop:
-            self.stopped_at = step
 
     def would_be_durable(self, step: int) -> bool:
         """Whether save(step) would be durable by the step rule."""
@@ -364,13 +364,14 @@ class Trainer:
         self._done[slot] = max(self._done[slot], self._grants[slot])
 
     def take_slot(self, host_word: HostWord | None, *, stager_busy: bool = False) -> tuple[int, int] | None:
-        """A slot for the held copy as (slot, step), or None. The step stays pending until `staged`."""
-        if self.held is None or stager_busy:
+        """A slot as (slot, step) for the held copy, else for the newest step if it was skipped; or None. Pending until `staged`."""
+        step = self.late if self.held is None else self.held
+        slot = self._free_slot(host_word) if step is not None and not stager_busy else None
+        if step is None or slot is None:
             return None
-        slot = self._free_slot(host_word)
-        if slot is None:
-            return None
-        step, self.held = self.held, None
+        if self.held is None:
+            self.late, self.kept = None, SnapshotId(self.lineage, step, self.again)
+        self.held = None
         self._staging[slot] = step
         return slot, step
 

@@ -140,7 +140,7 @@ class StateManager:
             rollback=rollback,
         )
         restored, settled = self._events.restoring(lambda: self._restoring.restore(wanted))
-        self._last.keep(None)
+        self._last.forget()
         self._durable.settled(settled)
         return restored
 
@@ -232,7 +232,9 @@ class StateManager:
         )
         decision = self._pipeline.save(given, force=force)
         if not decision.ignored:
-            self._last.keep(given)
+            self._last.keep(kept := given.kept())
+            if decision.action == "skip":
+                self._pipeline.keep_skipped(kept)
         if decision.promised:
             self._events.saved(given.step, began_s, self._pipeline.data_bytes)
         self._events.durable(self._durable.told())
@@ -360,12 +362,12 @@ class StateManager:
             note(step=max(reply.step, 0), metrics=self._last.metrics(), recoveries=self._session.link.recoveries())
 
     def _detach(self) -> None:
-        self._last.keep(None)
+        self._last.forget()
         self._forget()
         self._ending.detach()
 
     def _fail(self, error: BaseException) -> None:
-        self._last.keep(None)
+        self._last.forget()
         self._forget()
         self._ending.fail(error)
 

@@ -25,9 +25,13 @@ class NewestSave:
         self._pipeline = pipeline
         self._given: SaveArguments | None = None
 
-    def keep(self, given: SaveArguments | None) -> None:
-        """It is the newest now; None: there is none."""
-        self._given = given.kept() if given is not None else None
+    def keep(self, given: SaveArguments) -> None:
+        """It is the newest now. `given`: from `SaveArguments.kept`."""
+        self._given = given
+
+    def forget(self) -> None:
+        """There is none."""
+        self._given = None
 
     @property
     def step(self) -> int | None:

@@ -17,16 +17,15 @@ from raystate.core.errors import BarrierTimeoutError
 from raystate.core.messages import SnapshotId
 from raystate.core.save_decision import SaveDecision
 from raystate.core.trainer import Trainer
+from raystate.manager.pace import AgreedStep, StoragePace
 from raystate.manager.session import Session
+from raystate.manager.skipped import SkippedStep
 from raystate.manager.staging import SaveArguments, StepCopy, keep, stage, table_bytes_of
 from raystate.orbax.save_policies import due_by_step
 from raystate.restored import STATE
 
 logger = logging.getLogger("raystate")
 
-NO_PROGRESS_S = 4.0  # for so long a promised step may hold up the next one while storage does nothing
-FIRST_PROGRESS_S = 8.0  # the same until a step has become durable: what writes it may still be loading
-PROGRESS_LOOK_S = 0.1
 GIVE_UP_S = 1.0  # so long after `save_timeout_s` at the latest, a copy without a slot has given up, and its step is named as lost
 GRANT_WAIT_S = 5.0  # then training begins without; slots come when the HostActor is back
 LEAST_TABLE_BYTES = 64 << 10  # for items, metrics and custom
@@ -60,9 +59,10 @@ class Pipeline:
         self._buffer_bytes = 0  # that writing one of the slots takes
         self._jobs: deque[StepCopy] = deque()
         self._running: StepCopy | None = None
+        self._skipped = SkippedStep()
         self._paused = 0
-        self._slots_come = True  # the last wait for a slot found one
-        self._waited_since_s: float | None = None  # at an agreed step
+        self._pace = StoragePace(session)
+        self._agreed = AgreedStep(session)
         self._compared = ""  # the lineage whose first snapshot says what this rank holds for itself
         self._lost: dict[SnapshotId, str] = {}  # promises that were broken here, and not told yet
         self._end: Callable[[], None] | None = None
@@ -99,7 +99,7 @@ class Pipeline:
             if not decision.wait:
                 return decision
             # At an agreed step: wait until all ranks have acknowledged it, or it is withdrawn.
-            self._agreed_or_raise(given.step)
+            self._agreed.wait_or_raise(given.step)
 
     def _is_lost(self, step: int, force: bool) -> bool:
         """Whether this step was promised, and that save is lost: the Coordinator tells it to all ranks alike."""
@@ -116,65 +116,64 @@ class Pipeline:
                 given.step, force=force, host_word=self._session.host_word(), stager_busy=busy, lost=lost
             )
             try:
-                job = self._keep(given, described, decision) if decision.action in ("stage", "hold") else None
+                job = None
+                if decision.action in ("stage", "hold"):
+                    job = self._keep(given, described, again=decision.again, slot=decision.slot, promised=decision.promised)
             except BaseException:
                 self.machine.put_back(memento)
                 raise
             self._plan = described.plan
             self._session.write_word(decision.word)
+            if self.machine.late is None:
+                self._skipped.forget()
             if decision.dropped is not None:
                 self._drop(decision.dropped)
             if job is not None:
                 self._jobs.append(job)
                 self._changed.notify_all()
             if not decision.wait:
-                self._waited_since_s = None
+                self._agreed.over()
             return decision
 
-    def _agreed_or_raise(self, step: int) -> None:
-        link, limit_s = self._session.link, self._session.config.barrier_timeout_s
-        now_s = link.clock()
-        if self._waited_since_s is None:
-            self._waited_since_s = now_s
-        if now_s - self._waited_since_s > limit_s:
-            self._waited_since_s = None
-            raise BarrierTimeoutError(
-                f"rank {self._session.rank} (host {self._session.host[:8]}) waited {limit_s:.0f} s at step {step} for the other ranks",
-                rank=self._session.rank, step=step, phase="agreement", waited_s=limit_s,
-            )  # fmt: skip
-        link.rest()
-
-    def _keep(self, given: SaveArguments, described: Described, decision: SaveDecision) -> StepCopy:
+    def _keep(self, given: SaveArguments, described: Described, *, again: int, slot: int | None, promised: bool) -> StepCopy:
         return keep(
             given,
             described,
             self._spare,
-            snapshot=SnapshotId(self.machine.lineage, given.step, decision.again),
-            slot=decision.slot,
-            promised=decision.promised,
+            snapshot=SnapshotId(self.machine.lineage, given.step, again),
+            slot=slot,
+            promised=promised,
             give_up_s=self._session.link.clock() + self._session.config.save_timeout_s,
         )
 
+    def keep_skipped(self, given: SaveArguments) -> None:
+        """save() found no slot for this step, the newest: one may come while the training thread does something else."""
+        with self._lock:
+            if self.machine.late == given.step:
+                self._skipped.keep(given, self._session.link.clock())
+
+    def _catch_up(self) -> bool:
+        """Whether the step that was skipped is kept now."""
+        given = self._skipped.due(self.machine.late, self._session.link.clock())
+        if given is None or (taken := self.machine.take_slot(self._session.host_word())) is None:
+            return False
+        self._skipped.forget()
+        try:
+            described = self.describe(given.state, given.items)
+            self._jobs.append(self._keep(given, described, again=self.machine.again, slot=taken[0], promised=False))
+        except Exception:  # it was donated before a slot came
+            self.machine.released(taken[0])
+            self._session.write_word(self.machine.word())
+        return True
+
     def _wait_for_turn(self, step: int, force: bool) -> None:
         """A promised step before this one still has no slot, and this one would take its place; two copies of the state beside it would
-        be too many. So a loop that runs ahead of its devices waits for its own computation, and one that makes more steps durable than
-        storage can write goes at storage's pace. When storage fails or makes no progress at all, training goes on."""
+        be too many. So a loop that runs ahead of its devices waits for its own computation, and then at storage's pace."""
         with self._lock:
             if self.machine.held is None or not (force or self.machine.would_be_durable(step)):
                 return
         self._wait(lambda: self._running is None, self._session.config.save_timeout_s)
-        link, progress, since_s = self._session.link, self._progress(), self._session.link.clock()
-        while self._slots_come and not self._wait(lambda: self.machine.held is None, PROGRESS_LOOK_S):
-            if self._progress() != progress:
-                since_s, progress = link.clock(), self._progress()
-            patience_s = FIRST_PROGRESS_S if progress[0] == self._session.joined.newest_step else NO_PROGRESS_S
-            if link.clock() - since_s > patience_s or self._session.save_errors():
-                self._slots_come = False  # until one does
-
-    def _progress(self) -> tuple[int, tuple[int, ...]]:
-        """Changes when a step becomes durable or slots are granted."""
-        word = self._session.host_word()
-        return (-1, ()) if word is None else (word.durable_step, word.grants)
+        self._pace.wait_for_slot(lambda limit_s: self._wait(lambda: self.machine.held is None, limit_s))
 
     def _drop(self, step: int) -> None:
         """A newer promised step takes the place of one that still waits for a slot."""
@@ -194,9 +193,9 @@ class Pipeline:
                 stops, wait = self.machine.reached(step, self._session.host_word())
                 self._session.write_word(self.machine.word())
                 if not wait:
-                    self._waited_since_s = None
+                    self._agreed.over()
                     return stops
-            self._agreed_or_raise(step)
+            self._agreed.wait_or_raise(step)
 
     # ------------------------------------------------------------ slots
 
@@ -247,7 +246,7 @@ class Pipeline:
         """Carry the next step into its slot; False if there is none, or no slot for it."""
         with self._lock:
             if self._paused or not self._jobs:
-                return False
+                return not self._paused and self._catch_up()
             job = self._jobs[0]
             if job.slot is None and not self._find_slot(job):
                 return False
@@ -281,7 +280,7 @@ class Pipeline:
         taken = self.machine.take_slot(self._session.host_word())
         if taken is not None:
             job.slot = taken[0]
-            self._slots_come = True
+            self._pace.slots_come = True
         elif self._session.link.clock() > job.give_up_s:
             self._jobs.popleft()
             self.machine.give_up_held()
@@ -369,6 +368,7 @@ class Pipeline:
                     self.machine.released(job.slot)
                 self._break_promise(job, "it was given up by a restore")
             self._jobs.clear()
+            self._skipped.forget()
             self.machine.begin(lineage, base)
             self._session.begin(lineage)
             self._session.write_word(self.machine.word())
@@ -390,6 +390,7 @@ class Pipeline:
         self._wait(self._is_idle, self._session.config.save_timeout_s)
         with self._lock:
             self._paused += 1
+            self._skipped.forget()
         if self._end is not None:
             self._end()
             self._end = None

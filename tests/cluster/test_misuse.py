@@ -226,7 +226,7 @@ def test_a_coordinator_that_does_not_answer(config: raystate.StateConfig, monkey
 
         def wait() -> None:
             while True:
-                manager._pipeline._agreed_or_raise(7)  # as at a step that was agreed and never confirmed
+                manager._pipeline._agreed.wait_or_raise(7)  # as at a step that was agreed and never confirmed
 
         with (
             impatient(manager, barrier_timeout_s=1.0),

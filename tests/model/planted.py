@@ -18,6 +18,7 @@ import raystate.core.saves as saves
 import raystate.core.trainer as trainer
 import raystate.manager.facade as facade
 import raystate.manager.newest as newest
+import raystate.manager.pace as pace
 import raystate.manager.pipeline as pipeline
 import raystate.manager.restoring as restoring
 import raystate.runtime.slot_store as slot_store
@@ -154,7 +155,7 @@ def _checked_after_the_decision() -> Any:
 def _due_saves_wait() -> Any:
     """(13) A due save waits for storage, however long that is out."""
     return _patched(
-        *((pipeline, name, 1e6) for name in ("NO_PROGRESS_S", "FIRST_PROGRESS_S")),
+        *((pace, name, 1e6) for name in ("NO_PROGRESS_S", "FIRST_PROGRESS_S")),
         *((saves, name, 1e6) for name in ("GIVES_WAY_S", "FIRST_GIVES_WAY_S")),
     )
 

@@ -185,3 +185,4 @@ class Launcher(Network):
         if not self.safe_losses:
             self.safe_step = -1
         self.floor = min(self.floor, kept)
+        self.floor_after_loss = True

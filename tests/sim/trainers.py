@@ -334,6 +334,7 @@ class TrainerProc(Proc):
         busy = machine.staging and world.random() < 0.5
         if world.random() < 0.05:
             mistakes.make(machine, step, force, out, busy)
+        late = machine.late
         try:
             decision = machine.on_save(step, force=force, host_word=out, stager_busy=busy, lost=lost)
         except StepOrderError:
@@ -360,8 +361,12 @@ class TrainerProc(Proc):
         elif decision.action == "hold":
             self.held = self.saved
             world.on(self, 0.5, self._unhold, decision.again, self.saved)
+        elif decision.action == "skip":
+            world.on(self, 0.2 + world.random(), self._catch_up, step, decision.again, self.saved)
         else:
             world.skipped.add((machine.lineage, step))
+        if late is not None and machine.late != late:
+            world.skipped.add((machine.lineage, late))
         if decision.dropped is not None:
             world.skipped.add((machine.lineage, decision.dropped))
         world.check_acted(self, step, decision.stop)
@@ -416,6 +421,18 @@ class TrainerProc(Proc):
             self._begin_slot(taken[0], taken[1], again, True, saved)
         else:
             self.world.on(self, 0.5, self._unhold, again, saved)
+
+    def _catch_up(self, step: int, again: int, saved: Saved) -> None:
+        """The loop stands still: what was skipped is snapshotted as soon as there is a slot."""
+        machine = self.machine
+        assert machine is not None
+        if machine.late != step or machine.again != again or machine.held is not None or saved != self.saved or self.leaving:
+            return  # it has gone on
+        taken = machine.take_slot(self.set.word_out)
+        if taken is not None:
+            self._begin_slot(taken[0], taken[1], again, False, saved)
+        else:
+            self.world.on(self, 0.5, self._catch_up, step, again, saved)
 
     def flush(self) -> None:
         """wait_until_finished(): the other ranks train on."""

@@ -56,6 +56,8 @@ class Truth:
         self.settled: list[tuple[tuple[int, int, str], str, int]] = []  # (by, lineage, step) of the restores that were settled
         self.wants: dict[str, int | None] = {}  # worker group -> the step that its trainers roll back to
         self.floor = -1  # what a recovery may not fall below
+        self.floor_after_loss = False  # a node was lost since then
+        self.went_on_from = ""  # the lineage of what was restored last: what came before it is not kept any longer
         self.agreed: dict[tuple[SnapshotId, int, Any], bool] = {}  # whether a promised step was due again, by who has said so
         self.judges: dict[tuple[Any, bool], CoordinatorProc] = {}  # (ask, answer): who has given it first
         self.safe_step = -1  # the newest that was called stable with all its copies: no loss of `safe_losses` nodes may take it
@@ -83,7 +85,9 @@ class Truth:
                 continue
             for one in node.sets.values():
                 for content, saved in zip(one.content, one.saved, strict=True):
-                    if content is not None and not self.is_given_up(saved, content.step):
+                    if content is None or lineage_order(content.lineage) < lineage_order(self.went_on_from):
+                        continue
+                    if not self.is_given_up(saved, content.step):
                         found.setdefault(content.id, set()).add(content.rank)
         return max((key.step for key, ranks in found.items() if len(ranks) == self.worlds.get(key.lineage)), default=-1)
 
@@ -190,11 +194,16 @@ class Truth:
             stable = advice.stable[0]
             self.check_stable(proc, SnapshotId(advice.lineage, *advice.stable))
             kept = {(one.lineage, one.step) for one in advice.keep} | {(advice.lineage, self.safe_step)}
-            if proc.core.snapshots.copying.is_bare and (self.safe_lineage, self.safe_step) not in kept:
-                self.safe_step = -1  # what was restored since then will not get copies, as has been said, and needs the room
+            if proc.core.snapshots.copying.is_bare:
+                if (self.safe_lineage, self.safe_step) not in kept:
+                    self.safe_step = -1  # what was restored since then will not get copies, as has been said, and needs the room
+                if self.floor_after_loss:
+                    self.floor = -1  # the same for what the loss of a node has left
             if proc is self.current and stable > self.floor and self._all_there(proc, SnapshotId(advice.lineage, *advice.stable)):
-                self.floor = stable
-        elif kind is Invalidate and command.lineage != self.safe_lineage:
+                self.floor, self.floor_after_loss = stable, False
+        if kind is Invalidate and proc is self.current and command.lineage:
+            self.went_on_from = command.lineage
+        if kind is Invalidate and command.lineage != self.safe_lineage:
             self.safe_step = -1  # two restores, one soon after the other: what the first began is gone on from, copies or not
             if self.wants.get(group_of(command.by)) is not None:
                 self.floor = -1

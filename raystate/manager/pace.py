@@ -1,0 +1,69 @@
+"""What a save waits for: storage, if the loop makes more steps durable than it can write, and the other ranks at an agreed step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from raystate.core.errors import BarrierTimeoutError
+from raystate.manager.session import Session
+
+NO_PROGRESS_S = 4.0  # for so long a promised step may hold up the next one while storage does nothing
+FIRST_PROGRESS_S = 8.0  # the same until a step has become durable: what writes it may still be loading
+LOOK_S = 0.1
+
+
+class StoragePace:
+    """Of one trainer.
+
+    Attributes:
+        slots_come: the last wait for a slot found one.
+    """
+
+    def __init__(self, session: Session):
+        self._session = session
+        self.slots_come = True
+
+    def wait_for_slot(self, has_slot: Callable[[float], bool]) -> None:
+        """Return when the promised step that waits has a slot. When storage fails or makes no progress at all, training goes on.
+
+        Args:
+            has_slot: waits for it, at most so many seconds.
+        """
+        link, progress, since_s = self._session.link, self._progress(), self._session.link.clock()
+        while self.slots_come and not has_slot(LOOK_S):
+            if self._progress() != progress:
+                since_s, progress = link.clock(), self._progress()
+            patience_s = FIRST_PROGRESS_S if progress[0] == self._session.joined.newest_step else NO_PROGRESS_S
+            if link.clock() - since_s > patience_s or self._session.save_errors():
+                self.slots_come = False  # until one does
+
+    def _progress(self) -> tuple[int, tuple[int, ...]]:
+        """Changes when a step becomes durable or slots are granted."""
+        word = self._session.host_word()
+        return (-1, ()) if word is None else (word.durable_step, word.grants)
+
+
+class AgreedStep:
+    """How long this rank has been waiting for the others at a step that was proposed to all."""
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._since_s: float | None = None
+
+    def over(self) -> None:
+        """It is decided."""
+        self._since_s = None
+
+    def wait_or_raise(self, step: int) -> None:
+        """A moment's rest, or BarrierTimeoutError."""
+        link, limit_s = self._session.link, self._session.config.barrier_timeout_s
+        now_s = link.clock()
+        if self._since_s is None:
+            self._since_s = now_s
+        if now_s - self._since_s > limit_s:
+            self.over()
+            raise BarrierTimeoutError(
+                f"rank {self._session.rank} (host {self._session.host[:8]}) waited {limit_s:.0f} s at step {step} for the other ranks",
+                rank=self._session.rank, step=step, phase="agreement", waited_s=limit_s,
+            )  # fmt: skip
+        link.rest()
