@@ -45,6 +45,7 @@ class Counted(Generic[T]):
         self._make = make_iterator
         self._shared = shared
         self._items: Iterator[T] | None = None
+        self._used: Iterator[T] | None = None  # that has given something out
         self._count = 0
 
     @property
@@ -59,6 +60,7 @@ class Counted(Generic[T]):
         if self._items is None:
             self._items = self._at(self._count)
         item = next(self._items)
+        self._used = self._items
         self._count += 1
         return item
 
@@ -91,6 +93,12 @@ class Counted(Generic[T]):
         if not isinstance(made, Iterable):
             raise ConfigError(f"what make_iterator gives can't be iterated: a {type(made).__name__}", field="make_iterator")
         items: Iterator[T] = iter(made)
+        if items is self._used:
+            raise ConfigError(
+                "make_iterator gave the iterator that it had given before, part of which is used up: it has to make a new one each time "
+                "(lambda: iter(dataset))",
+                field="make_iterator",
+            )
         if count:
             logger.info("skipping %d items, to where the restored step was", count)
         for skipped in range(count):

@@ -22,7 +22,7 @@ from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 ShapeRule = Literal["match", "checkpoint"]
 
 _PARTIAL = "partial=True keeps the reference's value of what is not in the checkpoint; transforms can take it from another path."
-_SHAPES = 'shapes="checkpoint" takes the checkpoint\'s shapes.'
+_SHAPES = 'restore(…, shapes="checkpoint") takes the checkpoint\'s shapes.'
 _CAST = "cast=True converts to the reference's dtypes."
 
 

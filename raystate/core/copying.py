@@ -159,7 +159,10 @@ class Copying:
         if snap is None:
             return
         if len(self.domains) < 2:
-            self._say_once("info", "peer copies need a second host: until there is one, a lost host takes its snapshots with it")
+            self._say_once(
+                "info",
+                "peer copies need a second host: until there is one, a lost host takes its snapshots with it (replicas=0: none are wanted)",
+            )
             return
         if len(set(self.domains.values())) == 1:
             domain = next(iter(self.domains.values()))

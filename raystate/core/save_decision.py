@@ -66,7 +66,8 @@ def refuse_other_pasts(step: int, *, rank: int, newest: int, stored: int, ahead:
     """
     where = f"save of step {step} on rank {rank}"
     if step < newest:
-        raise StepOrderError(f"{where}: the newest step is {newest}", step=step, newest=newest, rank=rank)
+        text = f"{where}: the newest step is {newest}; restore(step=…, rollback=True) goes back to an earlier one"
+        raise StepOrderError(text, step=step, newest=newest, rank=rank)
     if step <= stored:
         raise StepOrderError(
             f"{where}: storage holds steps up to {stored} of an earlier training, and this one has restored none of them: {_WAYS_OUT}",

@@ -52,14 +52,16 @@ class RunStatus:
 def status_of(machine: Coordinator, now_s: float) -> RunStatus:
     """The status at a moment of the machine's own clock."""
     group, snapshots = machine.joins.group, machine.snapshots
-    settings = machine.settings
+    settings, base = machine.settings, machine.memory.base
+    # What was restored stays in memory until something newer is complete there.
+    restored = base.step if base is not None and base.lineage and group is not None and base.by == group.lineage else -1
     return RunStatus(
         attempt=machine.attempt,
         lineage=group.lineage if group is not None else "",
         training=group is not None and group.alive,
         world=group.world if group is not None else None,
         newest_step=group.newest if group is not None else -1,
-        memory_step=snapshots.stable[0],
+        memory_step=max(snapshots.stable[0], restored),
         durable_step=machine.journal.durable_step,
         snapshot_every=snapshots.interval * settings.snapshot_every_steps,
         recovery=machine.recovery.phase,

@@ -15,7 +15,7 @@ from raystate.core.save_decision import SaveDecision
 from raystate.launch_context import current, note
 from raystate.manager.ending import Departure, is_clean_exit
 from raystate.manager.monitored import RunEvents
-from raystate.manager.newest import NewestDurable, NewestSave
+from raystate.manager.newest import NewestDurable, NewestSave, Ranking
 from raystate.manager.opening import OpenManagers, membership, ray_link
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.restoring import Restoring, Wanted, abstract_state
@@ -68,9 +68,10 @@ class StateManager:
         self._last = NewestSave(self._pipeline)
         self._durable = NewestDurable(self._session)
         self._restoring = Restoring(self._session, self._pipeline, self._storage)
+        self._ranking = Ranking(config, rank)
         self._events = RunEvents(self._storage.url, rank=rank)
         self._ending = Departure(self._session, self._pipeline, launched=launched)
-        _managers.add(config, self)
+        _managers.add(config, self, launched=launched)
 
     @classmethod
     def _over(cls, link: Link, config: StateConfig, *, rank: int, world: int, group: str) -> StateManager:
@@ -237,6 +238,7 @@ class StateManager:
                 self._pipeline.keep_skipped(kept)
         if decision.promised:
             self._events.saved(given.step, began_s, self._pipeline.data_bytes)
+            self._ranking.look(given)
         self._events.durable(self._durable.told())
         if decision.stop:
             self._stop(decision)

@@ -10,6 +10,7 @@ import logging
 import jax
 import numpy as np
 
+from raystate.config import StateConfig
 from raystate.core.messages import RestoreSettled
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
@@ -63,6 +64,25 @@ class NewestSave:
         if not decision.ignored and before is not None and before.step == last.step:
             # The same bytes are promised once more: what became of the promise before doesn't matter.
             self._pipeline.told((), {before: ""})
+
+
+class Ranking:
+    """Says once that a step lacks the metric by which the best ones are kept."""
+
+    def __init__(self, config: StateConfig, rank: int):
+        self._metric = config.best_metric if config.keep_best is not None and rank == 0 else None
+
+    def look(self, given: SaveArguments) -> None:
+        """At a step that becomes durable."""
+        if self._metric is None or self._metric in given.metrics:
+            return
+        items = given.items
+        has = any(self._metric in names for names in (items.trees, items.iterators, items.files, items.json_items))
+        logger.warning(
+            "step %d has no metric %r, by which keep_best ranks, so it is none of the best: save(…, metrics={%r: …})%s",
+            given.step, self._metric, self._metric, "; `items`, the third argument, has that name" if has else "",
+        )  # fmt: skip
+        self._metric = None
 
 
 class NewestDurable:

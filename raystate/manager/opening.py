@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import secrets
 from typing import Any, Protocol
@@ -34,10 +35,24 @@ class OpenManagers:
 
     def __init__(self) -> None:
         self._by_run: dict[str, Closable] = {}
+        self._of_scripts: list[Closable] = []  # that nobody closes or starts again but they themselves
 
-    def add(self, config: StateConfig, manager: Closable) -> None:
-        """It is open now."""
+    def add(self, config: StateConfig, manager: Closable, *, launched: bool) -> None:
+        """It is open now. `launched`: somebody starts this script again, and releases the run when it is done."""
         self._by_run[run_hash(config.storage, config.run)] = manager
+        if not launched:
+            if not self._of_scripts:
+                atexit.register(self._at_exit)
+            self._of_scripts.append(manager)
+
+    def _at_exit(self) -> None:
+        for manager in self._by_run.values():
+            if manager in self._of_scripts:
+                logger.warning(
+                    "raystate: the StateManager of run %r was not closed: steps newer than the last durable one may be lost. Call close(), "
+                    "or use it in a `with` block",
+                    manager.config.run,
+                )
 
     def remove(self, config: StateConfig, manager: Closable) -> None:
         """It is closed."""

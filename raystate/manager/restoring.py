@@ -12,10 +12,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 
 from raystate import fault_points
 from raystate.arena import format_bytes
-from raystate.core.errors import BarrierTimeoutError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
+from raystate.core.errors import (
+    BarrierTimeoutError,
+    ConfigError,
+    CorruptCheckpointError,
+    RaystateError,
+    StepNotFoundError,
+    StorageError,
+)
 from raystate.core.messages import RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
 from raystate.inspection import open_step
 from raystate.manager.memory import MemorySnapshot, content_from_memory
@@ -192,21 +200,40 @@ def _taken(bytes_from: Mapping[str, int]) -> str:
 
 def abstract_state(init_fn: Callable[[], Any], shardings: Any) -> tuple[Any, Callable[[], Any]]:
     """(reference for a restore, a function that makes the fresh state)."""
-    abstract = jax.eval_shape(init_fn)
+    try:
+        abstract = jax.eval_shape(init_fn)
+    except TypeError as error:
+        raise ConfigError(
+            f"restore_or_init(): JAX can't trace init_fn: {error}. It takes no arguments (functools.partial binds them) and gives a "
+            "pytree of arrays and numbers; text and the like go into `custom` or an item of save()",
+            field="init_fn",
+        ) from error
     if callable(shardings):
         shardings = shardings(abstract)
     if shardings is None:
         compiled = jax.jit(init_fn).lower().compile()
-        shardings = compiled.output_shardings
-        init: Callable[[], Any] = compiled
-    else:
-        init = jax.jit(init_fn, out_shardings=shardings)
+        return _placed(abstract, compiled.output_shardings), compiled
+    try:
+        if jax.sharding.get_abstract_mesh().empty and any(
+            isinstance(one, PartitionSpec) for one in jax.tree_util.tree_leaves(shardings)
+        ):
+            raise ValueError("there is a PartitionSpec, and no mesh is set")
+        return _placed(abstract, shardings), jax.jit(init_fn, out_shardings=shardings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            "restore_or_init(): these shardings don't fit what init_fn makes: give one for all, a pytree like the state (or a prefix of "
+            f"it), or a function of the abstract state; a PartitionSpec needs a mesh: call under jax.set_mesh(mesh). JAX says: {error}",
+            field="shardings",
+        ) from error
+
+
+def _placed(abstract: Any, shardings: Any) -> Any:
     full = jax.tree_util.tree_broadcast(shardings, abstract) if not _same_tree(shardings, abstract) else shardings
 
     def leaf(shape: Any, sharding: Any) -> Any:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
-    return jax.tree_util.tree_map(leaf, abstract, full), init
+    return jax.tree_util.tree_map(leaf, abstract, full)
 
 
 def _same_tree(a: Any, b: Any) -> bool:

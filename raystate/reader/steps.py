@@ -154,6 +154,8 @@ class Reader:
             after: not this step, and none before it that is there now.
             timeout_s: seconds.
         """
+        if timeout_s is not None and not timeout_s >= 0:
+            raise ConfigError(f"follow(): timeout_s must be at least 0, not {timeout_s!r}", field="timeout_s")
         save_of = self._checkpoints.save_of
         told = {step: save_of(step) for step in self.all_steps() if after is not None and step <= after}
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else None

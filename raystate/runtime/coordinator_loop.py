@@ -277,7 +277,8 @@ class CoordinatorLoop:
                 self._claim_s = self._clock() + CLAIM_AGAIN_S
                 logger.warning("the run can't be claimed again yet: %s", error)
                 return
-            self._fail_all(Failure(error=type(error).__name__, message=error.message, details=error.details | {"begun": False}))
+            kind = StorageError if isinstance(error, StorageError) else type(error)
+            self._fail_all(Failure(error=kind.__name__, message=error.message, details=error.details | {"begun": False}))
             self._hosts.close_empty()  # those that were made for whoever asked; others may hold steps that the next attempt needs
             self._on_end(error.message)
             self._ended.set()

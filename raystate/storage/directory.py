@@ -193,7 +193,7 @@ class DirectoryStorage(Storage):
                 taken = not any(os.path.lexists(self._path(f"{scratch}/{name}")) for name in ("once", "renamed"))
                 if taken and tries_left:
                     continue
-                if error.errno in _UNFIT:
+                if error.errno in _UNFIT or isinstance(error, ObjectMissingError):  # the second: no folder can be made there
                     raise self._unfit(str(error.operation), str(error.path), error.message) from error
                 raise
             finally:

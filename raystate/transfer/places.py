@@ -141,6 +141,8 @@ class LocalPlace(ExportPlace):
         super().__init__(str(folder), tops)
         self._folder = folder
         self._made: list[Path] = []
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise refuse_existing(str(folder.parent), folder.name)
         for top in self.tops:
             if os.path.lexists(folder / top):
                 raise refuse_existing(self.url, top)

@@ -409,10 +409,18 @@ def test_row22_nothing_goes_into_a_run(one_run: Path, tmp_path: Path, scheme: st
     assert [info.name for info in storage.list()] == [log_name(1)]
 
 
-def test_row22_a_place_that_cannot_be_written(one_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("place", ["file", "file/x.safetensors"])
+def test_row22_a_file_where_a_folder_is_needed(
+    place: str, one_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
-    code, _, err = raystate_command(capsys, "export", one_run, "latest", tmp_path / "file" / "x.safetensors")
-    assert code == 1 and "ENOTDIR" in err
+    code, _, err = raystate_command(capsys, "export", one_run, "latest", tmp_path / place)
+    assert code == 2 and f"{tmp_path}/file exists already: remove it first" in err
+
+
+def test_row22_a_place_that_cannot_be_written(one_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = raystate_command(capsys, "export", one_run, "latest", "/proc/nobody/x.safetensors")
+    assert code == 1 and "create /proc/nobody" in err
 
 
 def test_row22_names_that_no_archive_should_have(tmp_path: Path) -> None:

@@ -35,6 +35,16 @@ def test_a_run_that_saves_and_loses_a_host():
     assert [(host.up, host.why_down, host.steps) for host in status.hosts] == [(True, "", (5,)), (False, "its node is gone", ())]
 
 
+def test_what_was_restored_from_memory_is_in_memory():
+    driver = Driver()
+    driver.join(["a", "b"])
+    driver.restore()
+    driver.stage(5)
+    driver.join(["a", "b"], group="again")
+    assert driver.restore().tier == "memory"
+    assert status_of(driver.core, driver.now_s).memory_step == 5
+
+
 def test_looking_changes_nothing():
     driver = Driver()
     driver.join(["a"])

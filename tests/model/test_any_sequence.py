@@ -27,6 +27,7 @@ KEPT = (
     389,  # a rank whose newest step was restored counted as having skipped the forced save of that step
     459,  # a rollback returned while the newer steps could still be seen in slow storage
     2662,  # a rank whose state had grown got another rank's old slots, which held what only its own next step made dispensable
+    1677,  # a skipped step that was snapshotted while the loop waited took the slot of a promised one, which gave way to it
     2018,  # a wait that ended just before the copies gave up said nothing of which steps are lost
     3313,  # a step that close had saved once more, and that was durable, was told as lost
     3454,  # the same

@@ -79,11 +79,21 @@ def test_two_ranks_each_go_on_with_their_own_count():
         (lambda: _restored({"count": -1}), raystate.ReferenceMismatchError, "no count"),
         (lambda: _restored({"count": 3, "processes": 4}), raystate.ItemTopologyError, "of 4 processes.*about 1.*shared=True"),
         (lambda: next(_restored({"count": 5, "processes": 1}, last=4)), raystate.RaystateError, "ended after 4 items, but 5"),
+        (lambda: _goes_back_with_one_iterator(), raystate.ConfigError, "the iterator that it had given before"),
     ],
 )
 def test_a_wrong_use_is_told(call: Any, kind: type[Exception], said: str):
     with pytest.raises(kind, match=said):
         call()
+
+
+def _goes_back_with_one_iterator() -> None:
+    only = numbers()
+    counted = raystate.Counted(lambda: only)
+    for _ in range(3):
+        next(counted)
+    counted.set_state({"count": 1, "processes": 1})
+    next(counted)
 
 
 def _restored(state: dict[str, int], last: int = 1000, **options: Any) -> raystate.Counted[int]:

@@ -21,7 +21,7 @@ import raystate
 from raystate.core.errors import ConfigError, ReferenceMismatchError, StepNotFoundError
 from raystate.manager import StateManager
 from raystate.storage import open_storage
-from tests.model.world import World
+from tests.model.world import Rank, World
 from tests.orbax.from_state import publish
 from tests.storage.backends import gcs_backend
 
@@ -232,3 +232,34 @@ def test_row10_wrong_sources_are_named(play: Play, other: Path, tmp_path: Path):
 
     play(script)
     assert raystate.Reader(other).all_steps() == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("init_fn", "shardings", "field", "said"),
+    [
+        (
+            lambda key: {"w": jax.random.normal(key, (8,))},
+            None,
+            "init_fn",
+            "can't trace init_fn: .*missing 1 required.*takes no arguments",
+        ),
+        (lambda: {"w": jnp.zeros(8), "name": "a model"}, None, "init_fn", "not a valid JAX type.*text and the like go into"),
+        (lambda: {"w": jnp.zeros(8)}, {"v": P()}, "shardings", "don't fit what init_fn makes.*a function of the abstract state"),
+        (lambda: {"w": jnp.zeros(8)}, P("data"), "shardings", "a PartitionSpec needs a mesh: call under jax.set_mesh"),
+    ],
+    ids=["an argument", "a text", "another tree", "no mesh"],
+)
+def test_what_cannot_be_initialized_is_told(init_fn: Any, shardings: Any, field: str, said: str):
+    def script(rank: Rank) -> None:
+        manager = rank.open("first")
+        with pytest.raises(ConfigError, match=said) as caught:
+            manager.restore_or_init(init_fn, shardings)
+        assert caught.value.field == field
+        assert manager.restore_or_init(lambda: {"w": jnp.zeros(8)}).tier == "init", "nothing is lost by the mistake"
+        manager.close()
+
+    world = World(1, ranks=1, nodes=1)
+    try:
+        world.play(script)
+    finally:
+        world.close()

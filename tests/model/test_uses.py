@@ -85,3 +85,22 @@ def test_row23_a_run_is_heard_from_its_process_0():
 
     with listening() as heard:
         run(script, ranks=2)
+
+
+def test_a_step_without_the_metric_that_ranks_is_told_once(caplog: pytest.LogCaptureFixture):
+    def script(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore({"w": np.zeros(3)})
+        manager.save(1, {"w": np.zeros(3)}, metrics={"loss": 1.0})
+        assert not caplog.records
+        manager.save(2, {"w": np.zeros(3)}, {"loss": 0.5})
+        manager.save(3, {"w": np.zeros(3)})
+        manager.close()
+
+    with caplog.at_level("WARNING", "raystate"):
+        run(script, save_every_steps=1, keep_best=1, best_metric="loss")
+    (said,) = [record.getMessage() for record in caplog.records if "has no metric" in record.getMessage()]
+    assert said == (
+        "step 2 has no metric 'loss', by which keep_best ranks, so it is none of the best: save(…, metrics={'loss': …}); `items`, the "
+        "third argument, has that name"
+    )

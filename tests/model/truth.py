@@ -110,6 +110,7 @@ class Truth:
             tokens = {token for one, token in given if one == step}
             named = re.search(rf"\bstep {step}\b", error) and f"step {step} was durable already" not in error
             named = named and f"step {step} is committed but not published" not in error  # when the deadline came
+            named = named and f"step {step} could not be retired" not in error  # why another one is late
             if re.search(rf"\bstep {step} is not committed[^;]*\(after", error):  # it was not then; it may be since
                 named = named and all(self.clock() - self.published_s.get(token, 0.0) > ANSWER_S for token in tokens)
             if named and tokens <= self.published.get(step, set()):

@@ -76,6 +76,8 @@ def test_follow_ends_after_its_timeout_and_gives_each_step_once(tmp_path: Path) 
     assert (first.step, np.asarray(first.state["n"]).item()) == (4, 3)
     publish(tmp_path, 9)
     assert [restored.step for restored in following] == [9]
+    with pytest.raises(raystate.ConfigError, match="timeout_s must be at least 0, not -1"):
+        next(raystate.Reader(tmp_path).follow(timeout_s=-1))
 
 
 def test_row25_follow_tells_of_what_is_saved_after_a_rollback(tmp_path: Path) -> None:

@@ -205,6 +205,8 @@ class TrainerProc(Proc):
             self._speak(self.machine.word())
             if self.chooser is not None:
                 self.world.check_choice(self, reply)
+            else:  # of a Coordinator that had been superseded: the hosts that didn't know it yet have discarded what it left behind
+                self.world.floor = min(self.world.floor, reply.step)
             self.world.on(self, 0.1 + 0.4 * self.world.random(), self._restore)
         elif kind is RestoreSettled:
             self._settled(reply)

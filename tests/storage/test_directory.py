@@ -86,6 +86,11 @@ def test_a_file_where_a_folder_is_needed(root: Path):
         root_is_file.self_test()
 
 
+def test_where_no_folder_can_be_made_no_run_begins():
+    with pytest.raises(StorageError, match=r"^file:///proc/nobody cannot hold a run: create /proc/nobody/\.raystate/selftest"):
+        open_storage("/proc/nobody").self_test()
+
+
 def test_passing_errors_are_retried(root: Path, monkeypatch: pytest.MonkeyPatch):
     storage = open_storage(root, timeout_s=30.0)
     real, left = os.link, [errno.ESTALE, errno.EINTR]
