@@ -170,7 +170,7 @@ def test_benchmarks_are_all_listed_and_help():
 
 
 def test_a_benchmark_runs_and_an_unknown_one_does_not():
-    done = benchmarks("--quick", "hold")  # the others start Ray, and tests/cluster runs them
+    done = benchmarks("--quick", "hold")  # the others start Ray; tests/timed runs some
     assert done.returncode == 0, done.stderr
     assert "lost per save" in done.stdout
     assert benchmarks("hold", "--no-such-option").returncode == 1
