@@ -377,7 +377,7 @@ def test_row9_one_sharding_stands_for_everything_below(saved: Saved, mesh):
 
 def test_row9_a_small_array_lends_its_sharding_and_the_error_names_the_option(saved: Saved, mesh):
     small = {"params": {"enc": {"w": jax.device_put(jnp.zeros((2, 4)), NamedSharding(mesh, P("x", "y")))}}}
-    with pytest.raises(ReferenceMismatchError, match=re.escape('shapes="checkpoint" takes the checkpoint\'s shapes')):
+    with pytest.raises(ReferenceMismatchError, match=re.escape('shapes="checkpoint") takes the checkpoint\'s shapes')):
         saved.restore(small)
     got = saved.restore(small, shapes="checkpoint")["params"]["enc"]["w"]
     assert got.sharding == NamedSharding(mesh, P("x", "y")) and np.array_equal(got, kernel())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -323,6 +324,6 @@ class Truth:
         """Nobody is told that a rank has not staged what all have staged before the question, and still hold."""
         for key, saved in held:
             for text in errors:
-                if f"step {key.step}" in text and any(sign in text for sign in NOT_STAGED):
+                if re.search(rf"\bstep {key.step}\b", text) and any(sign in text for sign in NOT_STAGED):
                     if self.held_by_all(trainer.group, saved, key.step) and not self.is_given_up(saved, key.step):
                         raise Violation(f"old reports: rank {trainer.rank} is told {text!r}, but all ranks hold {key} ({saved})")
