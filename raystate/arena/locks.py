@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
+import weakref
 from pathlib import Path
 
 from raystate.arena.files import open_regular
 from raystate.core.errors import RaystateError
 
 # A forked child shares its parent's open files and so would keep the parent's locks alive after the parent's death.
-_held: set[FileLock] = set()
+_held: weakref.WeakSet[FileLock] = weakref.WeakSet()
 _REPLACED_S = 1.0  # how long a file may be replaced each time that it is looked at
 
 
 class FileLock:
-    """A `flock` on a file, held from construction to `release()` or to the end of the process."""
+    """A `flock` on a file, held until `release()`, until nobody has this object any more, or until the end of the process."""
 
     def __init__(self, fd: int, path: Path):
         self._fd = fd
@@ -41,17 +43,21 @@ class FileLock:
         deadline_s = time.monotonic() + timeout_s
         while True:
             fd = _open_directory(path) if directory else open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))
+            lock = cls(fd, path)
             try:
                 fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                if _is_file(fd, path):
+                    return lock
             except BlockingIOError:
-                os.close(fd)
+                lock.release()
                 if time.monotonic() >= deadline_s:
                     return None
                 time.sleep(0.01)
                 continue
-            if _is_file(fd, path):
-                return cls(fd, path)
-            os.close(fd)
+            except BaseException:
+                lock.release()
+                raise
+            lock.release()
             if time.monotonic() >= deadline_s + _REPLACED_S:
                 return None  # somebody does nothing else
 
@@ -69,6 +75,10 @@ class FileLock:
             fd, self._fd = self._fd, -1
             _held.discard(self)
             os.close(fd)
+
+    def __del__(self) -> None:  # whoever took it was interrupted before it could keep it
+        with contextlib.suppress(Exception):
+            self.release()
 
     def __enter__(self) -> FileLock:
         return self

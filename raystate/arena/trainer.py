@@ -70,10 +70,10 @@ class TrainerArena:
             if touch:
                 for slot in opened.slots:
                     slot.touch()
+            return cls(opened, lock, trainer)
         except BaseException:
             lock.release()
             raise
-        return cls(opened, lock, trainer)
 
     @property
     def slots(self) -> list[Slot]:

@@ -108,7 +108,7 @@ class Trainer:
         self._ahead = frozenset(ahead)
         self._safe = self.newest if safe else -1
         self._first = not (safe or stored)
-        if saving and self.kept is not None:
+        if saving and self.kept is not None and self.kept not in self._promises:
             self._promises = (*self._promises, self.kept)
 
     def memento(self) -> dict[str, Any]:

@@ -67,8 +67,10 @@ class Departure:
             timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
             phase="flush",
         )
+        error = _lost(lost, reply.errors)
         pipeline.told(promised, lost)
-        _raise_lost(lost, reply.errors)
+        if error is not None:
+            raise error
         return reply
 
     def _question(
@@ -94,8 +96,8 @@ class Departure:
         session, pipeline = self._session, self._pipeline
         pipeline.drain()
         promised, lost = pipeline.promises()
-        with pipeline.locked() as machine:
-            last = machine.kept
+        with pipeline.lock:
+            last = pipeline.machine.kept
         reply = session.ask(
             LeaveReply,
             lambda ask: LeaveAsked(
@@ -107,7 +109,8 @@ class Departure:
         before_leaving(reply)
         self.detach()
         session.link.left(session.rank, session.world)
-        _raise_lost(lost, reply.errors)
+        if (error := _lost(lost, reply.errors)) is not None:
+            raise error
 
     def detach(self, failed: str = "") -> None:
         """Let go of the slots. What was staged stays where it is."""
@@ -119,11 +122,11 @@ class Departure:
         self._session.close()
 
     def _say_phase(self, failed: str) -> None:
-        with self._pipeline.locked() as machine:
+        with self._pipeline.lock:
             if failed:
-                machine.failed(failed)
+                self._pipeline.machine.failed(failed)
             else:
-                machine.closing()
+                self._pipeline.machine.closing()
         with contextlib.suppress(Exception):
             self._pipeline.speak()
 
@@ -158,7 +161,6 @@ class Departure:
         session.link.left(session.rank, session.world)
 
 
-def _raise_lost(lost: Mapping[SnapshotId, str], others: tuple[str, ...]) -> None:
+def _lost(lost: Mapping[SnapshotId, str], others: tuple[str, ...]) -> StorageError | None:
     errors = (*(f"step {key.step}: {why}" for key, why in lost.items()), *others)
-    if errors:
-        raise StorageError("not durable: " + "; ".join(errors), errors=errors)
+    return StorageError("not durable: " + "; ".join(errors), errors=errors) if errors else None

@@ -13,6 +13,7 @@ from raystate.core.errors import ConfigError, Interrupted, RaystateError, Storag
 from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply
 from raystate.core.save_decision import SaveDecision
 from raystate.launch_context import current, note
+from raystate.manager.calls import alone
 from raystate.manager.ending import Departure, is_clean_exit
 from raystate.manager.monitored import RunEvents
 from raystate.manager.newest import NewestDurable, NewestSave, Ranking
@@ -94,6 +95,7 @@ class StateManager:
 
     # ------------------------------------------------------------ restore
 
+    @alone
     def restore(
         self,
         reference: object = None,
@@ -192,6 +194,7 @@ class StateManager:
 
     # ------------------------------------------------------------ save
 
+    @alone
     def save(
         self,
         step: int,
@@ -231,11 +234,15 @@ class StateManager:
             custom=check_custom(custom),
             items=pack_items(items, process_index=self._rank),
         )
-        decision = self._pipeline.save(given, force=force)
-        if not decision.ignored:
-            self._last.keep(kept := given.kept())
-            if decision.action == "skip":
-                self._pipeline.keep_skipped(kept)
+        kept = given.kept()
+
+        def decided(decision: SaveDecision) -> None:
+            if not decision.ignored:
+                self._last.keep(kept)
+                if decision.action == "skip":
+                    self._pipeline.keep_skipped(kept)
+
+        decision = self._pipeline.save(given, force=force, decided=decided)
         if decision.promised:
             self._events.saved(given.step, began_s, self._pipeline.data_bytes)
             self._ranking.look(given)
@@ -249,7 +256,7 @@ class StateManager:
         step = self._last.step
         self._interrupted = Interrupted(decision.reason, step=step, rank=self._rank)
         try:
-            self.wait_until_finished()
+            self._wait()
         except StorageError as error:
             self._interrupted = Interrupted(f"{decision.reason}; {error.message}", step=step, rank=self._rank, errors=error.errors)
             raise self._interrupted from error
@@ -257,9 +264,10 @@ class StateManager:
 
     def should_save(self, step: int) -> bool:
         """Whether `save(step)` would make the step durable by the step rule."""
-        with self._pipeline.locked() as machine:
-            return machine.would_be_durable(check_step(step))
+        with self._pipeline.lock:
+            return self._pipeline.machine.would_be_durable(check_step(step))
 
+    @alone
     def reached_preemption(self, step: int) -> bool:
         """True on all processes at the same step, before and after its `save`: the attempt ends there."""
         self._check_open()
@@ -322,6 +330,7 @@ class StateManager:
         self._check_open()
         return self._ending.is_saving()
 
+    @alone
     def wait_until_finished(self) -> None:
         """Return when the durable saves begun so far are durable.
 
@@ -329,12 +338,16 @@ class StateManager:
             StorageError: names what isn't, once: whoever waits again waits for what was saved since.
         """
         self._check_open()
+        self._wait()
+
+    def _wait(self) -> None:
         reply = self._ending.flush()
         self._durable.answered(reply.durable_step)
         self._events.durable(reply.durable_step)
 
     # ------------------------------------------------------------ ends
 
+    @alone
     def close(self) -> None:
         """Collective, a clean end: the newest saved step is durable, then the run is released.
 

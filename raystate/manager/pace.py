@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
 from raystate.core.errors import BarrierTimeoutError
 from raystate.manager.session import Session
+from raystate.runtime.link import Link
 
 NO_PROGRESS_S = 4.0  # for so long a promised step may hold up the next one while storage does nothing
 FIRST_PROGRESS_S = 8.0  # the same until a step has become durable: what writes it may still be loading
 LOOK_S = 0.1
+
+
+def wait_for(link: Link, changed: threading.Condition, done: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether `done` within `timeout_s`; it is called under the condition's lock."""
+    deadline_s = link.clock() + timeout_s
+    while True:
+        with changed:
+            if done():
+                return True
+        if link.clock() >= deadline_s:
+            return False
+        link.rest(changed)
+
+
+def not_copied(rank: int, steps: Sequence[int], waited_s: float) -> BarrierTimeoutError:
+    """The error of a wait for copies."""
+    return BarrierTimeoutError(
+        f"rank {rank}: not copied into host memory within {waited_s:.0f} s: {', '.join(f'step {n}' for n in steps)}",
+        rank=rank, phase="staging", waited_s=waited_s, steps=steps,
+    )  # fmt: skip
 
 
 class StoragePace:

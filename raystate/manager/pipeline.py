@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from raystate.arrays import Described, PackedItems, Plan, Spare, describe
-from raystate.core.errors import BarrierTimeoutError
-from raystate.core.messages import SnapshotId
+from raystate.core.messages import RestoreSettled, SnapshotId
 from raystate.core.save_decision import SaveDecision
 from raystate.core.trainer import Trainer
-from raystate.manager.pace import AgreedStep, StoragePace
+from raystate.manager.calls import to_the_end
+from raystate.manager.pace import AgreedStep, StoragePace, not_copied, wait_for
+from raystate.manager.room import Room
 from raystate.manager.session import Session
 from raystate.manager.skipped import SkippedStep
-from raystate.manager.staging import SaveArguments, StepCopy, keep, stage, table_bytes_of
+from raystate.manager.staging import SaveArguments, StepCopy, keep, stage
 from raystate.orbax.save_policies import due_by_step
 from raystate.restored import STATE
 
@@ -28,7 +29,6 @@ logger = logging.getLogger("raystate")
 
 GIVE_UP_S = 1.0  # so long after `save_timeout_s` at the latest, a copy without a slot has given up, and its step is named as lost
 GRANT_WAIT_S = 5.0  # then training begins without; slots come when the HostActor is back
-LEAST_TABLE_BYTES = 64 << 10  # for items, metrics and custom
 REMEMBERED_ERRORS = 8
 
 
@@ -42,8 +42,8 @@ class Pipeline:
     def __init__(self, session: Session):
         config = session.config
         self._session = session
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
         self.machine = Trainer(
             session.rank,
             session.world,
@@ -56,16 +56,16 @@ class Pipeline:
         )
         self._spare = Spare()
         self._plan: Plan | None = None  # of the last description; the description itself would keep a second state on the devices
-        self._buffer_bytes = 0  # that writing one of the slots takes
         self._jobs: deque[StepCopy] = deque()
         self._running: StepCopy | None = None
         self._skipped = SkippedStep()
-        self._paused = 0
+        self._pauses: set[object] = set()  # whoever wants that nothing begins
         self._pace = StoragePace(session)
         self._agreed = AgreedStep(session)
         self._compared = ""  # the lineage whose first snapshot says what this rank holds for itself
         self._lost: dict[SnapshotId, str] = {}  # promises that were broken here, and not told yet
-        self._end: Callable[[], None] | None = None
+        self._room = Room(session, self.machine, self.lock)
+        self._end: Callable[[], None] | None = session.link.spawn(self.turn, self._changed, "raystate-stager")
 
     # ------------------------------------------------------------ save
 
@@ -83,8 +83,14 @@ class Pipeline:
         """How much of the newest step this process has."""
         return self._plan.layout.data_bytes if self._plan is not None else 0
 
-    def save(self, given: SaveArguments, *, force: bool = False) -> SaveDecision:
-        """Decide about a step, and keep its bytes if the decision says so. A save that raises leaves no trace.
+    def save(
+        self, given: SaveArguments, *, force: bool = False, decided: Callable[[SaveDecision], None] = lambda _: None
+    ) -> SaveDecision:
+        """Decide about a step, and keep its bytes if the decision says so. A save that raises leaves no trace; one that is interrupted
+        leaves none either, or has done all that it does.
+
+        Args:
+            decided: called with what was decided, twice after an interruption.
 
         Raises:
             CapacityError: the state has grown beyond what fits; the slots before stay.
@@ -95,7 +101,7 @@ class Pipeline:
         self._wait_for_turn(given.step, force)
         lost = self._is_lost(given.step, force)
         while True:
-            decision = self._decide(given, described, force, lost)
+            decision = self._decide(given, described, force, lost, decided)
             if not decision.wait:
                 return decision
             # At an agreed step: wait until all ranks have acknowledged it, or it is withdrawn.
@@ -103,37 +109,51 @@ class Pipeline:
 
     def _is_lost(self, step: int, force: bool) -> bool:
         """Whether this step was promised, and that save is lost: the Coordinator tells it to all ranks alike."""
-        with self._lock:
+        with self.lock:
             asked = self.machine.question(step, force=force)
             broken = self._lost.get(asked[0], "") if asked is not None else ""
         return asked is not None and self._session.ask_if_lost(*asked, broken=broken)
 
-    def _decide(self, given: SaveArguments, described: Described, force: bool, lost: bool) -> SaveDecision:
-        with self._lock:
+    def _decide(
+        self, given: SaveArguments, described: Described, force: bool, lost: bool, decided: Callable[[SaveDecision], None]
+    ) -> SaveDecision:
+        with self.lock:
             memento = self.machine.memento()
             busy = self._running is not None or bool(self._jobs)
-            decision = self.machine.on_save(
-                given.step, force=force, host_word=self._session.host_word(), stager_busy=busy, lost=lost
-            )
+            job: StepCopy | None = None
+            decision, is_kept = None, False
             try:
-                job = None
+                decision = self.machine.on_save(
+                    given.step, force=force, host_word=self._session.host_word(), stager_busy=busy, lost=lost
+                )
                 if decision.action in ("stage", "hold"):
                     job = self._keep(given, described, again=decision.again, slot=decision.slot, promised=decision.promised)
+                is_kept = True
+                self._act(decision, described, job, decided)
+                return decision
             except BaseException:
-                self.machine.put_back(memento)
+                if decision is not None and is_kept:
+                    self._act(decision, described, job, decided)
+                else:
+                    self.machine.put_back(memento)
                 raise
-            self._plan = described.plan
-            self._session.write_word(decision.word)
-            if self.machine.late is None:
-                self._skipped.forget()
-            if decision.dropped is not None:
-                self._drop(decision.dropped)
-            if job is not None:
-                self._jobs.append(job)
-                self._changed.notify_all()
-            if not decision.wait:
-                self._agreed.over()
-            return decision
+
+    def _act(
+        self, decision: SaveDecision, described: Described, job: StepCopy | None, decided: Callable[[SaveDecision], None]
+    ) -> None:
+        """From here on the step is saved. May be done twice."""
+        self._plan = described.plan
+        if job is not None and job not in self._jobs:
+            self._jobs.append(job)
+            self._changed.notify_all()
+        if decision.dropped is not None:
+            self._drop(decision.dropped)
+        if self.machine.late is None:
+            self._skipped.forget()
+        if not decision.wait:
+            self._agreed.over()
+            decided(decision)
+        self._session.write_word(decision.word)
 
     def _keep(self, given: SaveArguments, described: Described, *, again: int, slot: int | None, promised: bool) -> StepCopy:
         return keep(
@@ -148,7 +168,7 @@ class Pipeline:
 
     def keep_skipped(self, given: SaveArguments) -> None:
         """save() found no slot for this step, the newest: one may come while the training thread does something else."""
-        with self._lock:
+        with self.lock:
             if self.machine.late == given.step:
                 self._skipped.keep(given, self._session.link.clock())
 
@@ -169,7 +189,7 @@ class Pipeline:
     def _wait_for_turn(self, step: int, force: bool) -> None:
         """A promised step before this one still has no slot, and this one would take its place; two copies of the state beside it would
         be too many. So a loop that runs ahead of its devices waits for its own computation, and then at storage's pace."""
-        with self._lock:
+        with self.lock:
             if self.machine.held is None or not (force or self.machine.would_be_durable(step)):
                 return
         self._wait(lambda: self._running is None, self._session.config.save_timeout_s)
@@ -178,8 +198,8 @@ class Pipeline:
     def _drop(self, step: int) -> None:
         """A newer promised step takes the place of one that still waits for a slot."""
         for job in [job for job in self._jobs if job.snapshot.step == step and job.slot is None]:
-            self._jobs.remove(job)
             self._break_promise(job, "no slot became free for it before the next durable step")
+            self._jobs.remove(job)
 
     def _break_promise(self, job: StepCopy, why: str) -> None:
         job.held.release()
@@ -189,8 +209,13 @@ class Pipeline:
     def reached(self, step: int) -> bool:
         """Whether all ranks stop at this step. Waits while that is undecided."""
         while True:
-            with self._lock:
-                stops, wait = self.machine.reached(step, self._session.host_word())
+            with self.lock:
+                memento = self.machine.memento()
+                try:
+                    stops, wait = self.machine.reached(step, self._session.host_word())
+                except BaseException:
+                    self.machine.put_back(memento)
+                    raise
                 self._session.write_word(self.machine.word())
                 if not wait:
                     self._agreed.over()
@@ -207,35 +232,13 @@ class Pipeline:
 
     def _make_room(self, described: Described, given: SaveArguments) -> None:
         """Larger slots, if this step needs them. What is held or promised in the ones before stays."""
-        if described.plan is self._plan and self._table_fits(described, given):
+        need = self._room.need(described, given, known=described.plan is self._plan)
+        if need is None:
             return
-        arena, layout = self._session.arena, described.layout
-        data_bytes, buffer_bytes = layout.data_bytes, max(self._buffer_bytes, layout.write_buffer_bytes)
-        table_bytes = table_bytes_of(described, given)
-        if arena is not None:
-            fits = data_bytes <= arena.data_capacity_bytes and table_bytes <= arena.table_capacity_bytes
-            if fits and buffer_bytes <= self._buffer_bytes:
-                return
-            # Room to grow: the next bit more must not need other slots again.
-            table_bytes = max(table_bytes, arena.table_capacity_bytes)
-        if arena is None or table_bytes > arena.table_capacity_bytes:
-            table_bytes = max(LEAST_TABLE_BYTES, 2 * table_bytes)
         with self.paused():
-            self._session.allot(
-                data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=buffer_bytes, slots=self._session.config.snapshot_slots
-            )
-            self._buffer_bytes = buffer_bytes
-            with self._lock:
-                self.machine.new_slots(self._session.config.snapshot_slots)
-                self._session.write_word(self.machine.word())
-        if self._end is None:
-            self._end = self._session.link.spawn(self.turn, self._changed, "raystate-stager")
+            self._room.take(need)
         # The HostActor grants new slots within milliseconds; without them the first steps would be skipped.
         self._wait(self._is_granted, GRANT_WAIT_S)
-
-    def _table_fits(self, described: Described, given: SaveArguments) -> bool:
-        arena = self._session.arena
-        return arena is not None and table_bytes_of(described, given) <= arena.table_capacity_bytes
 
     def _is_granted(self) -> bool:
         return (word := self._session.host_word()) is not None and any(word.grants)
@@ -244,9 +247,9 @@ class Pipeline:
 
     def turn(self) -> bool:
         """Carry the next step into its slot; False if there is none, or no slot for it."""
-        with self._lock:
-            if self._paused or not self._jobs:
-                return not self._paused and self._catch_up()
+        with self.lock:
+            if self._pauses or not self._jobs:
+                return not self._pauses and self._catch_up()
             job = self._jobs[0]
             if job.slot is None and not self._find_slot(job):
                 return False
@@ -262,7 +265,7 @@ class Pipeline:
             error = caught
         slot, step = job.slot, job.snapshot.step
         assert slot is not None
-        with self._lock:
+        with self.lock:
             if error is None:
                 self.machine.staged(slot, step)
                 job.held.release()
@@ -294,16 +297,7 @@ class Pipeline:
     # ------------------------------------------------------------ waiting
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
-        """Whether `done` within `timeout_s`; it is called under the lock."""
-        link = self._session.link
-        deadline_s = link.clock() + timeout_s
-        while True:
-            with self._lock:
-                if done():
-                    return True
-            if link.clock() >= deadline_s:
-                return False
-            link.rest(self._changed)
+        return wait_for(self._session.link, self._changed, done, timeout_s)
 
     def drain(self) -> None:
         """Return when everything that was kept is staged, or is known to be lost. Raises BarrierTimeoutError."""
@@ -312,49 +306,48 @@ class Pipeline:
     @contextmanager
     def paused(self) -> Generator[None, None, None]:
         """What has a slot is copied into it, and nothing else begins. Raises BarrierTimeoutError."""
-        self._await_copies(self._pause_if_idle, self._session.config.save_timeout_s)
+        mine = object()
+
+        def pause() -> bool:
+            if self._is_idle():
+                self._pauses.add(mine)
+            return mine in self._pauses
+
         try:
+            self._await_copies(pause, self._session.config.save_timeout_s)
             yield
         finally:
             with self._changed:
-                self._paused -= 1
+                self._pauses.discard(mine)
                 self._changed.notify_all()
 
     def _await_copies(self, done: Callable[[], bool], timeout_s: float) -> None:
         if self._wait(done, timeout_s):
             return
-        with self._lock:
+        with self.lock:
             steps = [job.snapshot.step for job in (self._running, *self._jobs) if job is not None]
-        raise BarrierTimeoutError(
-            f"rank {self._session.rank}: not copied into host memory within {timeout_s:.0f} s: {', '.join(f'step {n}' for n in steps)}",
-            rank=self._session.rank, phase="staging", waited_s=timeout_s, steps=steps,
-        )  # fmt: skip
+        raise not_copied(self._session.rank, steps, timeout_s)
 
     def _is_idle(self) -> bool:
         return self._running is None and all(job.slot is None for job in self._jobs)
-
-    def _pause_if_idle(self) -> bool:
-        idle = self._is_idle()
-        self._paused += idle
-        return idle
 
     # ------------------------------------------------------------ promises
 
     @property
     def errors(self) -> tuple[str, ...]:
         """Promises that were broken on this rank and not told yet."""
-        with self._lock:
+        with self.lock:
             return tuple(f"step {key.step}: {why}" for key, why in self._lost.items())[-REMEMBERED_ERRORS:]
 
     def promises(self) -> tuple[tuple[SnapshotId, ...], dict[SnapshotId, str]]:
         """(promises whose fate others know, broken ones and why)."""
-        with self._lock:
+        with self.lock:
             lost = dict(self._lost)
             return tuple(one for one in self.machine.promises if one not in lost), lost
 
     def told(self, promised: tuple[SnapshotId, ...], lost: Mapping[SnapshotId, str]) -> None:
         """The user has been told what became of these."""
-        with self._lock:
+        with self.lock:
             self.machine.told((*promised, *lost))
             self._lost = {key: why for key, why in self._lost.items() if key not in lost}
 
@@ -362,39 +355,45 @@ class Pipeline:
 
     def begin(self, lineage: str, base: SnapshotId | None) -> None:
         """A restore begins a new lineage: what waits here is given up by name."""
-        with self._lock:
-            for job in self._jobs:
-                if job.slot is not None:
-                    self.machine.released(job.slot)
-                self._break_promise(job, "it was given up by a restore")
-            self._jobs.clear()
-            self._skipped.forget()
-            self.machine.begin(lineage, base)
-            self._session.begin(lineage)
-            self._session.write_word(self.machine.word())
-            self._changed.notify_all()
+        with self.lock:
+            to_the_end(lambda: self._begin(lineage, base))
+
+    def _begin(self, lineage: str, base: SnapshotId | None) -> None:
+        for job in self._jobs:
+            if job.slot is not None:
+                self.machine.released(job.slot)
+            self._break_promise(job, "it was given up by a restore")
+        self._jobs.clear()
+        self._skipped.forget()
+        self.machine.begin(lineage, base)
+        self._session.begin(lineage)
+        self._session.write_word(self.machine.word())
+        self._changed.notify_all()
+
+    def settled(self, reply: RestoreSettled) -> None:
+        """How a restore ended."""
+        with self.lock:
+            to_the_end(lambda: self._settled(reply))
+
+    def _settled(self, reply: RestoreSettled) -> None:
+        self.machine.settled(ahead=reply.ahead, safe=reply.safe, saving=reply.saving, stored=reply.durable_step >= 0)
+        self._session.write_word(self.machine.word())
 
     def speak(self) -> None:
         """Write the machine's word."""
-        with self._lock:
+        with self.lock:
             self._session.write_word(self.machine.word())
-
-    @contextmanager
-    def locked(self) -> Generator[Trainer, None, None]:
-        """The machine, while nobody else uses it."""
-        with self._lock:
-            yield self.machine
 
     def close(self) -> None:
         """End the background turn: copies that have a slot are finished, what still waits for one is given up."""
         self._wait(self._is_idle, self._session.config.save_timeout_s)
-        with self._lock:
-            self._paused += 1
+        with self.lock:
+            self._pauses.add(self)
             self._skipped.forget()
         if self._end is not None:
             self._end()
             self._end = None
-        with self._lock:
+        with self.lock:
             for job in self._jobs:
                 job.held.release()
             self._jobs.clear()

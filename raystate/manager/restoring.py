@@ -126,9 +126,7 @@ class Restoring:
         content.check(wanted.reference, wanted.items, wanted.options)
 
     def _settled(self, reply: RestoreSettled) -> None:
-        with self._pipeline.locked() as machine:
-            machine.settled(ahead=reply.ahead, safe=reply.safe, saving=reply.saving, stored=reply.durable_step >= 0)
-        self._pipeline.speak()
+        self._pipeline.settled(reply)
 
     def _settle(
         self, choice: RestoreChoice, wanted: Wanted, restored: Restored | None, problem: RaystateError | None, *, mistaken: bool

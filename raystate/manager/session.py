@@ -7,6 +7,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,14 @@ REPLY_MARGIN_S = 30.0  # the Coordinator's own deadlines come first: they can na
 R = TypeVar("R", bound=Reply)
 
 
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """A set of slots that was allotted to this trainer."""
+
+    arena: TrainerArena
+    index: int
+
+
 class Session:
     """One trainer, over all its lineages. Thread-safe.
 
@@ -62,7 +71,7 @@ class Session:
         self.arena: TrainerArena | None = None
         self.number = 0  # of the newest word that the HostActor can read
         self._set_index = -1
-        self._word_lock = threading.Lock()
+        self._word_lock = threading.RLock()  # a signal handler may ask for a step while its thread holds it
         self._host_word_seq = -1
         self._host_word: HostWord | None = None
         self.joined: JoinReply = self._join(group)
@@ -177,8 +186,8 @@ class Session:
         """See `Link.call_hosts`."""
         return self.link.call_hosts(calls, timeout_s)
 
-    def allot(self, *, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int) -> None:
-        """Get slots for snapshots of `data_bytes`; those before go back once nobody needs what they hold.
+    def allot(self, *, data_bytes: int, table_bytes: int, buffer_bytes: int, slots: int) -> Slots | None:
+        """Get slots for snapshots of `data_bytes`, to be used with `use`; None: those before will do.
 
         Raises:
             CapacityError: they don't fit; the slots before stay.
@@ -199,13 +208,14 @@ class Session:
         except CapacityError as error:
             error.details.setdefault("rank", self.rank)
             raise
-        if index == self._set_index:
-            return
-        arena = TrainerArena.attach(Path(path), trainer=self.incarnation)
+        return None if index == self._set_index else Slots(TrainerArena.attach(Path(path), trainer=self.incarnation), index)
+
+    def use(self, slots: Slots) -> None:
+        """These from now on; those before go back once nobody needs what they hold."""
         with self._word_lock:
-            old, self.arena, self._set_index = self.arena, arena, index
+            old, self.arena, self._set_index = self.arena, slots.arena, slots.index
             self._host_word_seq, self._host_word = -1, None
-        if old is not None:
+        if old is not None and old is not slots.arena:
             old.close()
         self._bell.introduce(self._bell_hello())
 

@@ -36,7 +36,7 @@ class SaveArguments:
         return dataclasses.replace(self, state=jax.tree_util.tree_map(_own, self.state), items=items)
 
 
-@dataclass(kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class StepCopy:
     """One step on its way into a slot. `slot` is None for a promised step that found none free: it waits here, not the trainer."""
 

@@ -234,7 +234,7 @@ class Bell:
         """
         self._path = socket_path(arena_path)
         self._hello = hello
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ring while its thread holds it
         self._closed = threading.Event()
         self._socket: socket.socket | None = None
         deadline_s = time.monotonic() + timeout_s
@@ -350,7 +350,7 @@ def _drop_in_child() -> None:
         if bell._socket is not None:
             bell._socket.close()
             bell._socket = None
-        bell._lock = threading.Lock()  # a thread that is not in the child may have held it
+        bell._lock = threading.RLock()  # a thread that is not in the child may have held it
 
 
 os.register_at_fork(after_in_child=_drop_in_child)

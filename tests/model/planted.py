@@ -57,7 +57,7 @@ def _abandoned_copies_go_on() -> Any:
     """(2, 9) A restore gives up nothing of what waits to be copied, and doesn't wait for what is being copied."""
 
     def begin(self: pipeline.Pipeline, lineage: str, base: SnapshotId | None) -> None:
-        with self._lock:
+        with self.lock:
             kept, safe = self.machine.kept, self.machine._safe
             self.machine.begin(lineage, base)
             self.machine.kept, self.machine._safe = kept, safe
@@ -140,8 +140,8 @@ def _checked_after_the_decision() -> Any:
     """(11) A mistake is found when the step has been decided."""
     real = pipeline.Pipeline._decide
 
-    def decide(self: pipeline.Pipeline, given: Any, described: Any, force: bool, lost: bool) -> Any:
-        decision = real(self, given, described, force, lost)
+    def decide(self: pipeline.Pipeline, given: Any, described: Any, force: bool, lost: bool, told: Any) -> Any:
+        decision = real(self, given, described, force, lost, told)
         if isinstance(given.custom, dict) and any(not isinstance(one, str | float) for one in given.custom.values()):
             facade.check_metrics({"custom": "is not a number"})
         return decision

@@ -1,0 +1,181 @@
+"""Ctrl-C, or a signal handler that raises, at any line of a call: it has done all or nothing, and the script goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import linecache
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raystate
+from raystate import manager as package
+from tests.model.world import Rank, World
+
+MANAGER = os.path.dirname(package.__file__)
+INSIDE = (MANAGER, os.path.join(os.path.dirname(MANAGER), "core", "trainer.py"), os.path.join(os.path.dirname(MANAGER), "arena"))
+SEVERAL = 8  # more than there are slots
+EVERY = 1 if os.environ.get("RAYSTATE_ALL") else 19
+LARGE = 200_000
+
+
+def interrupted(call: Callable[[], Any], at: int) -> bool:
+    """Whether `call` was still running when the line came at which KeyboardInterrupt was raised."""
+    lines = itertools.count()
+
+    def line(frame: Any, event: str, _: Any) -> Any:
+        # The line of a `with` comes again at its end: no signal is handled between that and __exit__.
+        if (
+            event == "line"
+            and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+            and (next(lines) == at)
+        ):
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return line
+
+    def entered(frame: Any, _event: str, _: Any) -> Any:
+        return line if frame.f_code.co_filename.startswith(INSIDE) else None
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def state(step: int, size: int = 100) -> dict[str, Any]:
+    return {"w": np.full(size, step, np.float32)}
+
+
+def play(at: int, cut: Callable[[raystate.StateManager], None], after: Callable[[raystate.StateManager], None]) -> bool:
+    """Three steps, a call that is interrupted, what the script does then, and many more steps. Whether there was an interruption."""
+    world = World(at, ranks=1, nodes=1)
+    came: list[bool] = []
+
+    def train(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore(state(0))
+        for step in range(1, 4):
+            assert manager.save(step, state(step), force=True)
+        came.append(interrupted(lambda: cut(manager), at))
+        after(manager)
+        manager.wait_until_finished()
+        newest = manager.latest_step()
+        assert newest is not None and newest >= 3
+        for step in range(10, 10 + SEVERAL):
+            assert manager.save(step, state(step), force=True)
+            manager.wait_until_finished()
+            assert manager.latest_step() == step
+        for step in range(30, 30 + SEVERAL):
+            manager.save(step, state(step))
+        manager.close()
+
+    def again(rank: Rank) -> None:
+        manager = rank.open("second")
+        restored = manager.restore(state(0))
+        assert restored is not None and restored.step == 29 + SEVERAL
+        assert float(restored.state["w"][0]) == restored.step
+        manager.close()
+
+    try:
+        world.play(train)
+        world.play(again)
+    finally:
+        world.close()
+    return came[0]
+
+
+def once_more(step: int, size: int = 100) -> Callable[[raystate.StateManager], None]:
+    """The same save again: it is durable, with these bytes."""
+
+    def save(manager: raystate.StateManager) -> None:
+        manager.save(step, state(step, size), force=True)
+        manager.wait_until_finished()
+        assert manager.latest_step() == step
+
+    return save
+
+
+def go_on(step: int) -> Callable[[raystate.StateManager], None]:
+    """Another step than the one that was interrupted."""
+
+    def save(manager: raystate.StateManager) -> None:
+        assert manager.save(step, state(step), force=True)
+
+    return save
+
+
+def wait(manager: raystate.StateManager) -> None:
+    manager.wait_until_finished()
+
+
+def restore(manager: raystate.StateManager) -> None:
+    restored = manager.restore(state(0), shapes="checkpoint")
+    assert restored is not None and restored.step >= 3
+    with contextlib.suppress(raystate.StorageError):  # what the restore has given up is named
+        manager.wait_until_finished()
+
+
+CUTS: dict[str, tuple[Callable[[raystate.StateManager], None], tuple[Callable[[raystate.StateManager], None], ...]]] = {
+    "save": (lambda manager: manager.save(4, state(4), force=True) and None, (once_more(4), go_on(5), wait, restore)),
+    "save that is skipped or not": (lambda manager: manager.save(4, state(4)) and None, (once_more(4), go_on(5), wait, restore)),
+    "save of a larger state": (
+        lambda manager: manager.save(4, state(4, LARGE), force=True) and None,
+        (once_more(4, LARGE), go_on(5), wait, restore),
+    ),
+    "wait": (wait, (go_on(4), wait)),
+    "restore": (restore, (restore,)),
+}
+
+
+@pytest.mark.parametrize("kind", CUTS)
+def test_an_interruption_at_any_line(kind: str) -> None:
+    cut, afters = CUTS[kind]
+    at, turn = 0, 0
+    while play(at, cut, afters[turn % len(afters)]):
+        at, turn = at + EVERY, turn + 1
+    assert turn > 3
+
+
+def test_a_signal_handler_is_told_that_a_call_has_not_finished() -> None:
+    """And what only reads is answered."""
+    world = World(1, ranks=1, nodes=1)
+    told: list[Any] = []
+
+    def train(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore(state(0))
+        manager.save(1, state(1), force=True)
+
+        def handler(frame: Any, event: str, _: Any) -> Any:
+            if event == "line" and len(told) < 3:
+                told.append(manager.latest_step())
+                with pytest.raises(raystate.RaystateError, match=r"save\(\) was called inside save\(\)"):
+                    manager.save(3, state(3))
+                told.append(manager.should_save(3))
+            return handler
+
+        before = sys.gettrace()
+        sys.settrace(lambda frame, *_: handler if frame.f_code.co_name == "write_word" else None)
+        try:
+            assert manager.save(2, state(2), force=True)
+        finally:
+            sys.settrace(before)
+        assert told
+        assert manager.save(3, state(3), force=True)
+        manager.close()
+
+    try:
+        world.play(train)
+    finally:
+        world.close()
