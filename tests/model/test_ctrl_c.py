@@ -57,7 +57,7 @@ def state(step: int, size: int = 100) -> dict[str, Any]:
     return {"w": np.full(size, step, np.float32)}
 
 
-def play(at: int, cut: Callable[[raystate.StateManager], None], after: Callable[[raystate.StateManager], None]) -> bool:
+def play(at: int, cut: Callable[[raystate.StateManager], Any], after: Callable[[raystate.StateManager], None]) -> bool:
     """Three steps, a call that is interrupted, what the script does then, and many more steps. Whether there was an interruption."""
     world = World(at, ranks=1, nodes=1)
     came: list[bool] = []
@@ -126,11 +126,11 @@ def restore(manager: raystate.StateManager) -> None:
         manager.wait_until_finished()
 
 
-CUTS: dict[str, tuple[Callable[[raystate.StateManager], None], tuple[Callable[[raystate.StateManager], None], ...]]] = {
-    "save": (lambda manager: manager.save(4, state(4), force=True) and None, (once_more(4), go_on(5), wait, restore)),
-    "save that is skipped or not": (lambda manager: manager.save(4, state(4)) and None, (once_more(4), go_on(5), wait, restore)),
+CUTS: dict[str, tuple[Callable[[raystate.StateManager], Any], tuple[Callable[[raystate.StateManager], None], ...]]] = {
+    "save": (lambda manager: manager.save(4, state(4), force=True), (once_more(4), go_on(5), wait, restore)),
+    "save that is skipped or not": (lambda manager: manager.save(4, state(4)), (once_more(4), go_on(5), wait, restore)),
     "save of a larger state": (
-        lambda manager: manager.save(4, state(4, LARGE), force=True) and None,
+        lambda manager: manager.save(4, state(4, LARGE), force=True),
         (once_more(4, LARGE), go_on(5), wait, restore),
     ),
     "wait": (wait, (go_on(4), wait)),
