@@ -14,7 +14,7 @@ LEAST_TABLE_BYTES = 64 << 10  # for items, metrics and custom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class SlotNeed:
     """What each slot has to hold, and what writing one of them takes beside it."""
 
     data_bytes: int
@@ -36,7 +36,7 @@ class Room:
         self._lock = lock
         self._buffer_bytes = 0
 
-    def need(self, described: Described, given: SaveArguments, *, known: bool) -> Need | None:
+    def need(self, described: Described, given: SaveArguments, *, known: bool) -> SlotNeed | None:
         """What this step needs and the slots lack; None: it fits.
 
         Args:
@@ -55,9 +55,9 @@ class Room:
             table_bytes = max(table_bytes, arena.table_capacity_bytes)
         if arena is None or table_bytes > arena.table_capacity_bytes:
             table_bytes = max(LEAST_TABLE_BYTES, 2 * table_bytes)
-        return Need(data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=buffer_bytes)
+        return SlotNeed(data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=buffer_bytes)
 
-    def take(self, need: Need) -> None:
+    def take(self, need: SlotNeed) -> None:
         """Get such slots. Nothing is copied into those before meanwhile.
 
         Raises:
@@ -74,7 +74,7 @@ class Room:
                 self._move_in(need, slots, number)
             raise
 
-    def _move_in(self, need: Need, slots: Slots | None, number: int) -> None:
+    def _move_in(self, need: SlotNeed, slots: Slots | None, number: int) -> None:
         with self._lock:
             self._buffer_bytes = need.buffer_bytes
             if slots is not None:

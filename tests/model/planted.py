@@ -21,6 +21,7 @@ import raystate.manager.newest as newest
 import raystate.manager.pace as pace
 import raystate.manager.pipeline as pipeline
 import raystate.manager.restoring as restoring
+import raystate.manager.room as room
 import raystate.runtime.slot_store as slot_store
 from raystate.core.host_messages import Connected, Kill
 from raystate.core.messages import SnapshotId
@@ -107,7 +108,7 @@ def _a_repeat_is_the_same_save() -> Any:
 def _tables_do_not_grow() -> Any:
     """(6) The table has a fixed room, and a step that doesn't fit is dropped in silence."""
     return _patched(
-        (pipeline, "table_bytes_of", lambda *_: 4096),
+        (room, "table_bytes_of", lambda *_: 4096),
         (pipeline.Pipeline, "_break_promise", lambda _self, job, _why: job.held.release()),
     )
 
@@ -186,7 +187,8 @@ def _a_restored_step_counts_as_durable() -> Any:
 
     def settled(self: Any, reply: Any) -> None:
         real(self, reply)
-        with self._pipeline.locked() as machine:
+        with self._pipeline.lock:
+            machine = self._pipeline.machine
             machine._safe = machine.newest
 
     asks = trainer.Trainer.question
