@@ -302,7 +302,7 @@ class Leaving:
         step = late[0]
         text = "; ".join(journal.troubles[-1:])
         if last is not None and step == last.step and not text:
-            text = self.joins.missing_text(last)
+            text = self.saves.fate(last)[1]
         self._refuse(
             "StorageError",
             f"step {step} is not durable after {waited_s:.1f} s: {text}",

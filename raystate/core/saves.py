@@ -129,8 +129,9 @@ class Saves:
         if key in self.jobs:
             return None, f"step {key.step} is not committed: {self.joins.missing_text(key)}"
         if key.step in self.journal.live and self._is_same(key):
-            published = key.step not in self.journal.publishing
-            return (True, "") if published else (None, f"step {key.step} is committed but not published")
+            if key.step not in self.journal.publishing:
+                return True, ""
+            return None, "; ".join((f"step {key.step} is committed but not published", *self.journal.troubles[-1:]))
         if self._is_saved(key):
             return True, ""  # committed, and retired by now; its number may have been taken again
         if key.step in self.journal.live:

@@ -66,8 +66,8 @@ class StepFolder:
         if MARKER not in package.files:
             raise self._error("assemble", f"its package has no {MARKER}: nobody would ever see it")
         if self.storage.is_directory:
-            if self.storage.list(self.name, recursive=False):
-                raise self._error("assemble", f"{self.name} is there already")
+            if self.storage.exists(self.name) or self.storage.list(self.name, recursive=False):
+                raise self._error("assemble", f"{self.name} is there already: move it away")
             for name, data in package.files.items():
                 self.storage.create_or_same(f"{self.write_prefix}/{name}", data)
         found = self.storage.list(self.write_prefix)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
+import warnings
+from collections.abc import Callable
 
 import pytest
 
 from tests.core import test_host, test_saves
 from tests.processes import collect_rarely
-from tests.sim import simulate
+from tests.sim import Result, simulate
 from tests.sim.mutations import MUTATIONS, WITH_COPIES, WITH_TWO_COPIES
 
+LONG_SEARCH = 150  # schedules
 SEEDS = int(os.environ.get("RAYSTATE_SIM_SEEDS", "10000"))
 CHUNK = 250
 EVENTS = 90
 
 # Where each planted bug was found first; other seeds are tried when the schedules have changed.
 KNOWN = {
-    "stale attempt commits": 49,
+    "stale attempt commits": 137,
     "stop without waiting for the others": 288,
     "lost acknowledgement taken for failure": 190,
     "complete without one piece": 319,
@@ -29,9 +32,8 @@ KNOWN = {
     "merge takes strangers": 137,
     "stop step overtaken": 346,
     "mixed lineages chosen": 6435,
-    "host rejoins without discarding": 131,
-    "ends are not fenced": 114,
-    "late retire deletes a step saved again": 4927,
+    "host rejoins without discarding": 1349,
+    "late retire deletes a step saved again": 5989,
 }
 
 
@@ -130,25 +132,29 @@ def test_planted_bug_is_found_by_a_test_of_the_machine(name: str, monkeypatch: p
 SEARCHED = [name for name in MUTATIONS if name not in DIRECT and name not in KNOWN_LONG]
 
 
+def find(name: str, known: int | None, seeds: int, play_seed: Callable[[int], Result]) -> None:
+    """Fail unless a schedule shows the planted bug. The known one is tried first; a long search says which one to write down."""
+    for tries, seed in enumerate((*([] if known is None else [known]), *range(seeds))):
+        result = play_seed(seed)
+        if not result.ok:
+            assert f"seed {seed}" in result.violation
+            assert result.trace
+            if tries > LONG_SEARCH:
+                warnings.warn(f"{name}: found by seed {seed} after {tries} schedules: write it down as known", stacklevel=2)
+            return
+    pytest.fail(f"{name}: not found in {seeds} schedules")
+
+
 @pytest.mark.parametrize("name", KNOWN_LONG)
 def test_planted_bug_is_found_in_a_longer_schedule(name: str):
     with MUTATIONS[name]() as flags:
-        for seed in (KNOWN_LONG[name], *range(SEEDS)):
-            if not simulate(seed, events=LONG_EVENTS, mutations=flags).ok:
-                return
-    pytest.fail(f"{name}: not found in {SEEDS} longer schedules")
+        find(name, KNOWN_LONG[name], SEEDS, lambda seed: simulate(seed, events=LONG_EVENTS, mutations=flags))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in RARE else name for name in SEARCHED])
 def test_planted_bug_is_found(name: str):
     with MUTATIONS[name]() as flags:
-        for seed in (KNOWN.get(name, 0), *range(SEEDS)):
-            result = simulate(seed, events=EVENTS, mutations=flags)
-            if not result.ok:
-                assert f"seed {seed}" in result.violation
-                assert result.trace
-                return
-    pytest.fail(f"{name}: not found in {SEEDS} schedules")
+        find(name, KNOWN.get(name), SEEDS, lambda seed: simulate(seed, events=EVENTS, mutations=flags))
 
 
 # ---------------------------------------------------------------- with peer copies
@@ -192,15 +198,14 @@ def test_what_failed_once_with_peer_copies(seed: int):
     assert result.ok, result.violation
 
 
+KNOWN_WITH_COPIES = {"copy's slot is given away": 775, "a growth taken back": 111}
+
+
 @pytest.mark.parametrize("name", WITH_COPIES)
 def test_planted_bug_of_peer_copies_is_found(name: str):
+    known = KNOWN_WITH_COPIES.get(name)
     with WITH_COPIES[name]() as flags:
-        for seed in range(COPY_SEEDS):
-            result = simulate(seed, events=COPY_EVENTS, mutations=flags, replicas=1)
-            if not result.ok:
-                assert f"seed {seed}" in result.violation
-                return
-    pytest.fail(f"{name}: not found in {COPY_SEEDS} schedules")
+        find(name, known, COPY_SEEDS, lambda seed: simulate(seed, events=COPY_EVENTS, mutations=flags, replicas=1))
 
 
 # ---------------------------------------------------------------- with two peer copies
@@ -225,9 +230,8 @@ def test_what_failed_once_with_two_peer_copies(seed: int, rivals: bool):
 @pytest.mark.parametrize("name", WITH_TWO_COPIES)
 def test_planted_bug_of_two_peer_copies_is_found(name: str):
     with WITH_TWO_COPIES[name]() as flags:
-        for seed in (KNOWN_TWO.get(name, 0), *range(COPY_SEEDS)):
-            result = simulate(seed, events=COPY_EVENTS, mutations=flags, replicas=2, rivals=seed % 4 == 0)
-            if not result.ok:
-                assert f"seed {seed}" in result.violation
-                return
-    pytest.fail(f"{name}: not found in {COPY_SEEDS} schedules")
+
+        def play_seed(seed: int) -> Result:
+            return simulate(seed, events=COPY_EVENTS, mutations=flags, replicas=2, rivals=seed % 4 == 0)
+
+        find(name, KNOWN_TWO.get(name), COPY_SEEDS, play_seed)

@@ -545,7 +545,8 @@ class Player:
         truth.restored(self.me, hash(key), wanted, step, token)
 
         def begin() -> list[int]:
-            stored = sequence.stored()
+            # Newer ones than the newest are on their way out: a crash met the rollback that retires them.
+            stored = [one for one in sequence.stored() if wanted is not None or one <= step]
             truth.begin(step, token, rollback=rollback, stored=stored)
             return stored
 

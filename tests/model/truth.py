@@ -129,9 +129,9 @@ class Truth:
             self._known(where, step, token)
         if wanted is not None and step != wanted:
             raise Violation(f"{where} gives step {step} instead of {wanted}")
-        if wanted is None and step < self.floor[0]:
-            raise Violation(f"{where} gives step {step}, but step {self.floor[0]} {self.floor[1]}")
         outcomes = self.settled.setdefault(line, set())
+        if not outcomes and wanted is None and step < self.floor[0]:  # the first to return; it sets the next one's floor
+            raise Violation(f"{where} gives step {step}, but step {self.floor[0]} {self.floor[1]}")
         outcomes.add((step, token))
         if len(outcomes) > 1:
             raise Violation(f"the ranks restored different things: {outcomes}")

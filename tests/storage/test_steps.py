@@ -92,6 +92,20 @@ def test_what_others_put_at_the_place_of_a_step(storage: Storage):
     assert storage.list(TRASH) == []
 
 
+def test_nothing_is_committed_where_a_file_lies(storage: Storage):
+    """Once committed, it could never be published."""
+    if not storage.is_directory:
+        return  # an object store has no places, only names
+    package, data = a_package()
+    folder = write_data(storage, package, data)
+    place = storage.local_path(str(STEP))
+    place.write_text("mine")
+    with pytest.raises(StorageError, match=f"{STEP} is there already: move it away"):
+        folder.assemble(package)
+    place.unlink()
+    folder.assemble(package)
+
+
 def test_where_hosts_write(storage: Storage):
     prefix = StepFolder(storage, 7, "a2k3").write_prefix
     assert prefix == (".raystate/work/7.a2k3" if storage.is_directory else "7")
