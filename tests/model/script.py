@@ -149,6 +149,7 @@ class Sequence:
         self.deleted: set[int] = set()  # by a call
         self.told: list[str] = []  # what has happened, for a person
         self.rolling_back: dict[int, int] = {}  # rank that is in such a restore -> the step it goes back to
+        self.met: int | None = None  # such a step, of a restore that a crash met, until another one has settled
 
     # ------------------------------------------------------------ playing
 
@@ -187,9 +188,10 @@ class Sequence:
             self.told.append(f"{world.now_s:.2f} s: all trainers are dead")
             lineages = {rank.manager._session.lineage if rank.manager is not None else "" for rank in ranks}
             self.truth.crashed(self.stored(), world.held(), lineages.pop() if len(lineages) == 1 else "")
-            if self.rolling_back:  # whoever comes next may find it carried out
-                self.truth.floor = min(self.truth.floor, (min(self.rolling_back.values()), "was rolled back to"))
-                self.rolling_back = {}
+            self.met = min([*self.rolling_back.values(), *([] if self.met is None else [self.met])], default=None)
+            self.rolling_back = {}
+            if self.met is not None:  # whoever restores next may find it carried out
+                self.truth.floor = min(self.truth.floor, (self.met, "was rolled back to"))
         return self.made
 
     def _trouble(self, rng: Random) -> Callable[[], None]:
@@ -548,6 +550,7 @@ class Player:
             # Newer ones than the newest are on their way out: a crash met the rollback that retires them.
             stored = [one for one in sequence.stored() if wanted is not None or one <= step]
             truth.begin(step, token, rollback=rollback, stored=stored)
+            sequence.met = None
             return stored
 
         stored = self._agreed(key, begin)

@@ -34,6 +34,7 @@ KEPT = (
     5639,  # what a restore had given up counted as a failure of storage, so that a due save did not wait for a slot
     6094,  # a step was saved again by force on the ranks that a new Coordinator told so, and not on one that was past it
     9526,  # a crash met a rollback, whose newer step could still be seen as the next group restored (the check was wrong)
+    9873,  # the same, and another crash before the next group had restored
     12677,  # nothing saved after a restore from memory: a new Coordinator ended the run without having heard the hosts that held it
     96,  # what a Coordinator had committed, and retention removed, was told as lost by the next one
     234,  # a rank that had waited saved a lost step again, and another, which had not, did not
