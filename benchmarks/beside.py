@@ -2,10 +2,11 @@
 
     python benchmarks/beside.py [--quick] [--gpu] [--json FILE] [--chart FOLDER] [--only TEXT …]
 
-For each state a process of its own in which raystate and its peers take turns: blocked in save, until durable, restored from storage
-and from memory. Then the memory that saving takes, what starting costs, and the figures of save_cost.py and recovery.py. The first
-round warms up; medians of the others, with the lowest and the highest. Caches are warm for all, and nobody's files are dropped from
-them. --quick: small states, to see that all of it runs. --gpu: on this machine's GPUs instead of CPU devices, all but recovery.py.
+For each state a process of its own (one for all those of --quick) in which raystate and its peers take turns: blocked in save, until
+durable, restored from storage and from memory. Then the memory that saving takes, what starting costs, and the figures of save_cost.py
+and recovery.py. The first round warms up; medians of the others, with the lowest and the highest. Caches are warm for all, and nobody's
+files are dropped from them. --quick: small states, to see that all of it runs. --gpu: on this machine's GPUs instead of CPU devices,
+all but recovery.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ from benchmarks.side.states import Case  # noqa: E402
 
 ROOM = 9  # times a state's size must be free: the state, its copies, slots, and what the peers keep
 QUICK = (
-    Case(mib=64, rounds=2),
-    Case(mib=32, shape="mixed", arrays=150, dtype="bfloat16", rounds=2),
-    Case(mib=16, shape="small", arrays=1000, rounds=2),
+    Case(mib=16, rounds=1),
+    Case(mib=16, shape="mixed", arrays=150, dtype="bfloat16", rounds=1),
+    Case(mib=4, shape="small", arrays=200, rounds=1),
 )
 FULL = (
     Case(mib=64),
@@ -118,11 +119,11 @@ def arguments() -> argparse.Namespace:
 def works(asked: argparse.Namespace) -> list[tuple[str, Any]]:
     """(name, function that gives rows) of what is to be measured."""
     found: list[tuple[str, Any]] = []
-    for case in QUICK if asked.quick else FULL:
+    for cases in (QUICK,) if asked.quick else ((case,) for case in FULL):  # of --quick all on one Ray
         if asked.rounds:
-            case = Case(**{**asdict(case), "rounds": asked.rounds})
-        found.append((case.name, lambda case=case: _case(asked, case)))
-    memory = Case(mib=64 if asked.quick else 256)
+            cases = tuple(replace(case, rounds=asked.rounds) for case in cases)
+        found.append(("; ".join(case.name for case in cases), lambda cases=cases: _cases(asked, cases)))
+    memory = Case(mib=16 if asked.quick else 256)
     found.append((f"memory, {memory.name}", lambda: _memory(asked, memory)))
     found.append(("start", lambda: _start(asked)))
     for name, options in OTHERS.items():
@@ -142,48 +143,53 @@ def part(asked: argparse.Namespace) -> Any:
     if asked.part == "case":
         from benchmarks.side.measure import measure
 
-        case = Case(**asked.case)
-        return measure(case, [name for name in _contestants(asked) if name not in case.without], asked.dir)
+        return measure([Case(**one) for one in asked.case], _contestants(asked), asked.dir)
     if asked.part == "memory":
         from benchmarks.side.measure import own_cluster, own_folder
         from benchmarks.side.memory import peak_mib
 
         with (own_cluster if asked.saver == OURS else own_folder)(asked.dir) as folder:
-            return peak_mib(Case(**asked.case), asked.saver, folder / "saves")
+            return peak_mib(Case(**asked.case[0]), asked.saver, folder / "saves")
     from benchmarks.side.start import started
 
-    return started(asked.dir)
+    return started(asked.dir, 1 if asked.quick else 3)
 
 
 def _contestants(asked: argparse.Namespace) -> list[str]:
     return [name for name in SAVERS if name == OURS or asked.peers is None or name in asked.peers]
 
 
-def _case(asked: argparse.Namespace, case: Case) -> list[table.Row]:
+def _cases(asked: argparse.Namespace, cases: tuple[Case, ...]) -> list[table.Row]:
+    """In one process."""
     import psutil
 
     free = min(psutil.virtual_memory().available, shutil.disk_usage(asked.dir or tempfile.gettempdir()).free)
-    if free < ROOM * case.nbytes:
-        print(f"left out: {case.name} wants {ROOM * case.mib / 1024:.0f} GiB of memory and disk", file=sys.stderr)
+    for case in cases:
+        if free < ROOM * case.nbytes:
+            print(f"left out: {case.name} wants {ROOM * case.mib / 1024:.0f} GiB of memory and disk", file=sys.stderr)
+        elif asked.gpu and gpus() < case.devices:
+            print(f"left out: {case.name}, this machine has fewer GPUs", file=sys.stderr)
+        else:
+            continue
+        cases = tuple(other for other in cases if other is not case)
+    if not cases:
         return []
-    if asked.gpu and gpus() < case.devices:
-        print(f"left out: {case.name}, this machine has fewer GPUs", file=sys.stderr)
-        return []
-    options = ["--part", "case", "--case", json.dumps(asdict(case))]
+    options = ["--part", "case", "--case", json.dumps([asdict(case) for case in cases])]
     if asked.peers is not None:
         options += ["--peers", *asked.peers]
-    return table.rows_of(_own_process(asked, options, devices=case.devices), case.shape)
+    found = _own_process(asked, options, devices=cases[0].devices)
+    return [row for case, one in zip(cases, found, strict=True) for row in table.rows_of(one, case.shape)]
 
 
 def _memory(asked: argparse.Namespace, case: Case) -> list[table.Row]:
     peaks: dict[str, float] = {}
     for name in _contestants(asked):
-        peaks[name] = _own_process(asked, ["--part", "memory", "--case", json.dumps(asdict(case)), "--saver", name])
+        peaks[name] = _own_process(asked, ["--part", "memory", "--case", json.dumps([asdict(case)]), "--saver", name])
     return [table.row_of_memory(peaks, case.name, 3 * case.mib + 64)]
 
 
 def _start(asked: argparse.Namespace) -> list[table.Row]:
-    return table.rows_of_start(_own_process(asked, ["--part", "start"]))
+    return table.rows_of_start(_own_process(asked, ["--part", "start", *(["--quick"] if asked.quick else [])]))
 
 
 def _other(asked: argparse.Namespace, name: str, options: list[str]) -> list[table.Row]:

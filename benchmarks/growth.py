@@ -40,7 +40,7 @@ LINES = {
     "bytes": ("MiB in 16 arrays", (16, 64, 256, 1024), (4, 8)),
     "arrays": ("arrays, 64 MiB", (64, 256, 1024, 4096), (16, 32)),
     "kept steps": ("steps kept in storage", (10, 30, 100, 300), (2, 4)),
-    "hosts": ("hosts of 32 MiB", (1, 2, 4), (1, 2)),
+    "hosts": ("hosts of 32 MiB", (1, 2, 4), (2,)),
     "simulated hosts": ("simulated hosts, CPU time of the Coordinator", (16, 64, 256, 1024, 4096), (16, 64)),
 }  # name -> (what its sizes are, sizes, sizes of --quick)
 
@@ -69,7 +69,7 @@ def main() -> int:
         print(f"measuring: {name}", end="", file=sys.stderr, flush=True)
         begin_s = time.monotonic()
         try:
-            lines[name] = measured(name, sizes, 1 if asked.quick else asked.rounds)
+            lines[name] = measured(name, sizes, 1 if asked.quick else asked.rounds, quick=asked.quick)
         except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
             failed.append(f"{name}: {error}")
         print(f" ({time.monotonic() - begin_s:.0f} s)", file=sys.stderr, flush=True)
@@ -90,18 +90,21 @@ def main() -> int:
     return int(bool(failed))
 
 
-def measured(name: str, sizes: tuple[int, ...], rounds: int) -> Line:
-    """One line: a process for each size of a state, one for all sizes of the rest."""
+def measured(name: str, sizes: tuple[int, ...], rounds: int, *, quick: bool) -> Line:
+    """One line: a process for each size of a state, but of --quick and the rest one for all sizes."""
     if name not in ("bytes", "arrays"):
         me = str(Path(__file__).resolve())
         return json_of([sys.executable, me, "--part", name, "--rounds", str(rounds), "--sizes", *map(str, sizes)], on_cpu())
     line: Line = {}
-    for size in sizes:
-        case = Case(mib=size, rounds=rounds) if name == "bytes" else Case(mib=64, shape="small", arrays=size, rounds=rounds)
-        options = ["--part", "case", "--case", json.dumps(asdict(case)), "--peers"]
-        found = json_of([sys.executable, str(ROOT / "benchmarks" / "beside.py"), *options], on_cpu())
-        for figure in FIGURES:
-            line.setdefault(figure, []).append(1e3 * statistics.median(found["seconds"][figure][OURS]))
+    mib = 4 if quick else 64
+    cases = [
+        Case(mib=n, rounds=rounds) if name == "bytes" else Case(mib=mib, shape="small", arrays=n, rounds=rounds) for n in sizes
+    ]
+    for together in (cases,) if quick else ([case] for case in cases):
+        options = ["--part", "case", "--case", json.dumps([asdict(case) for case in together]), "--peers"]
+        for found in json_of([sys.executable, str(ROOT / "benchmarks" / "beside.py"), *options], on_cpu()):
+            for figure in FIGURES:
+                line.setdefault(figure, []).append(1e3 * statistics.median(found["seconds"][figure][OURS]))
     return line
 
 
@@ -251,7 +254,9 @@ PARTS = {"kept steps": kept_steps, "hosts": hosts, "simulated hosts": simulated_
 
 
 def slope(sizes: tuple[int, ...], values: list[float]) -> float:
-    """Of log(value) over log(size), fitted by least squares to the larger half of the sizes."""
+    """Of log(value) over log(size), fitted by least squares to the larger half of the sizes; nan: of one size."""
+    if len(sizes) < 2:
+        return math.nan
     keep = max(2, (len(sizes) + 1) // 2)
     points = [(math.log(size), math.log(max(value, 1e-6))) for size, value in list(zip(sizes, values, strict=True))[-keep:]]
     x0, y0 = (statistics.fmean(axis) for axis in zip(*points, strict=True))
@@ -274,7 +279,7 @@ def show(lines: dict[str, Line], machine: dict[str, Any], *, quick: bool) -> Non
         table.add_column("slope", justify="right")
         for figure, values in line.items():
             steep = slope(sizes, values)
-            told = f"[red]{steep:.2f}[/red]" if steep > STEEP else f"{steep:.2f}"
+            told = "" if math.isnan(steep) else f"[red]{steep:.2f}[/red]" if steep > STEEP else f"{steep:.2f}"
             table.add_row(figure, *(f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in values), told)
         console.print(table)
     console.print(said(machine))

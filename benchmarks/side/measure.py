@@ -174,13 +174,18 @@ def own_cluster(parent: str | None) -> Iterator[Path]:
             ray.shutdown()
 
 
-def measure(case: Case, names: list[str], parent: str | None) -> dict[str, Any]:
-    """Everything about one case, as JSON. Starts a Ray cluster of its own."""
+def measure(cases: list[Case], names: list[str], parent: str | None) -> list[dict[str, Any]]:
+    """Everything about each case, as JSON. Starts a Ray cluster of its own."""
     with own_cluster(parent) as folder:
-        bench = Bench(case, folder, names)
-        with contextlib.closing(bench):
-            bench.run()
-        return {"case": case.name, "seconds": bench.seconds, "facts": bench.facts}
+        return [_measured(case, folder / str(number), names) for number, case in enumerate(cases)]
+
+
+def _measured(case: Case, folder: Path, names: list[str]) -> dict[str, Any]:
+    folder.mkdir()
+    bench = Bench(case, folder, [name for name in names if name not in case.without])
+    with contextlib.closing(bench):
+        bench.run()
+    return {"case": case.name, "seconds": bench.seconds, "facts": bench.facts}
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -13,8 +13,8 @@ TIMES = 5
 IMPORT = "import time; begin = time.perf_counter(); import raystate; print(time.perf_counter() - begin)"
 
 
-def started(parent: str | None) -> dict[str, list[float]]:
-    """Milliseconds by figure."""
+def started(parent: str | None, times: int) -> dict[str, list[float]]:
+    """Milliseconds by figure; `times`: of the StateManager, each of a run of its own."""
     imports: list[float] = []
     for _ in range(TIMES + 1):
         done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
@@ -24,7 +24,7 @@ def started(parent: str | None) -> dict[str, list[float]]:
         import jax
 
         jax.devices()
-        for number in range(3):  # each a run of its own, with actors of its own
+        for number in range(times):
             begin = time.perf_counter()
             saver = Raystate(folder / f"run{number}")
             managers.append(1e3 * (time.perf_counter() - begin))
