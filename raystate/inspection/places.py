@@ -30,6 +30,8 @@ logger = logging.getLogger("raystate")
 
 T = TypeVar("T")
 
+MOST_READS = 100  # of a step that is replaced again and again while it is read
+
 
 def open_step(storage: Storage, step: int, folder: str | None = None) -> StepReader:
     """A step in storage, to be read as its package says where it has one. `folder`: where it lies; None: where a run has it."""
@@ -150,9 +152,9 @@ class Checkpoints:
 
         Raises:
             StepNotFoundError: it is gone.
-            CorruptCheckpointError, StorageError: as `read`; the step is there.
+            CorruptCheckpointError, StorageError: as `read`; the step is there. Or it was replaced each time that it was read.
         """
-        while True:
+        for tries in range(1, MOST_READS + 1):
             reader: StepReader | None = None
             try:
                 reader = self.open(step)
@@ -165,8 +167,12 @@ class Checkpoints:
                 if step not in self.steps():
                     message = f"step {step} of {self.storage.url} was retired while it was read"
                     raise StepNotFoundError(message, step=step, path=self.storage.url) from error
-                if reader is None or self.open(step).save == reader.save:
+                if reader is None or (self.open(step).save == reader.save and not reader.is_replaced()):
                     raise
+                if tries == MOST_READS:
+                    error.add(f"in {tries} tries each time another one had taken its place")
+                    raise
+        raise AssertionError("each try returns or raises")
 
     def _without_steps(self) -> str:
         url = self.storage.url

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.errors import CorruptCheckpointError, StorageError
 from raystate.orbax import kv
 from raystate.storage import Storage
 
@@ -26,7 +26,9 @@ class ByteFile:
 
     def __init__(self, storage: Storage, name: str, *, timeout_s: float = 600.0):
         self.where = f"{storage.url}/{name}"
-        self.size = storage.stat(name).size
+        found = storage.stat(name)
+        self.size = found.size
+        self._storage, self._generation = storage, found.generation
         self.bytes_read = 0
         self._name = name
         self._timeout_s = timeout_s
@@ -39,18 +41,26 @@ class ByteFile:
 
         Raises:
             CorruptCheckpointError: the object ends before.
-            StorageError: storage did not answer.
+            StorageError: storage did not answer, or the object is another one by now.
         """
         if length == 0:
             return b""
         if start < 0 or start + length > self.size:
             raise self.truncated(start, length)
-        with kv.named_errors(f"reading {self.where}", damage=True, path=self.where):
-            got = self._store.read(self._name, byte_range=slice(start, start + length)).result(timeout=self._timeout_s)
-        if got.state != "value" or len(got.value) != length:
-            raise self.truncated(start, length)
+        try:
+            with kv.named_errors(f"reading {self.where}", damage=True, path=self.where):
+                got = self._store.read(self._name, byte_range=slice(start, start + length)).result(timeout=self._timeout_s)
+            if got.state != "value" or len(got.value) != length:
+                raise self.truncated(start, length)
+        finally:
+            if self.is_replaced():
+                raise StorageError(f"{self.where} was replaced while it was read: read it again", operation="read", path=self.where)
         self.bytes_read += length
         return got.value
+
+    def is_replaced(self) -> bool:
+        """Whether another object has its name by now."""
+        return self._storage.generation(self._name) != self._generation
 
     def peek(self, start: int, length: int) -> bytes:
         """The same for a few bytes at a time, from a window that moves with the reader."""

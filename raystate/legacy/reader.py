@@ -60,6 +60,7 @@ class LegacyReader(StepReader):
         self.is_file = storage.exists(name)
         self._legacy_timeout_s = timeout_s
         self._file_of_tree = ByteFile(storage, name if self.is_file else f"{name}/{STRUCTURE}", timeout_s=timeout_s)
+        self.is_replaced = self._file_of_tree.is_replaced
         self._structure = read_structure(self._file_of_tree)
         beside = f"{name}{GDA}/" if self.is_file else f"{name}/"
         self._arrays_folder = kv.below(storage.kvstore(""), beside)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import tensorstore as ts
 
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.errors import CorruptCheckpointError, StepNotFoundError, StorageError
+from raystate.core.own_files import MARKER
 from raystate.core.tree import Package
 from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
 from raystate.orbax import kv
 
 _MANIFEST = "manifest.ocdbt"
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class HasKvstore(Protocol):
@@ -29,6 +34,10 @@ class HasKvstore(Protocol):
 
     def size(self, name: str) -> int | None:
         """An object's bytes, counted; None if there is none."""
+        ...
+
+    def generation(self, name: str) -> str | None:
+        """What tells an object from another one of its name; None if there is none."""
         ...
 
 
@@ -63,6 +72,30 @@ class StepFiles:
         self._timeout_s = timeout_s
         self._named = named
         self._step = step
+        # The files that whoever replaces a checkpoint replaces, too: all at once in a directory; elsewhere the marker goes first.
+        self._telling = ("_CHECKPOINT_METADATA", "_METADATA") if self._is_local else (MARKER,)
+        self._first: tuple[str | None, ...] | None = None
+
+    def _generations(self) -> tuple[str | None, ...]:
+        """Of the checkpoint that lies here now. With a package all that is read is the package's, or its save's alone."""
+        if self._objects is None or self._package is not None:
+            return ()
+        return tuple(self._objects.generation(self._prefix + name) for name in self._telling)
+
+    def remember(self) -> None:
+        """Before the first of it is read: what lies here is what is read."""
+        if self._first is None:
+            self._first = self._generations()
+
+    def is_replaced(self) -> bool:
+        """Whether another checkpoint has taken the place of the one that is being read."""
+        return self._first is not None and self._first != self._generations()
+
+    def refuse_replaced(self) -> None:
+        """Raises StorageError: another checkpoint has taken its place, so that what was read is of both."""
+        if self.is_replaced():
+            text = f"step {self._step} in {self.base.get('path', '')} was replaced while it was read: read it again"
+            raise StorageError(text, operation="read", step=self._step)
 
     def read(self, name: str) -> bytes | None:
         """A file's bytes; None if there is none."""
@@ -105,3 +138,33 @@ class StepFiles:
 
     def _store(self) -> ts.KvStore:
         return kv.open_store(self.base, timeout_s=self._timeout_s, ctx=self._context)
+
+
+class HasFiles(Protocol):
+    """Whoever reads one step."""
+
+    _files: StepFiles
+
+
+S = TypeVar("S", bound=HasFiles)
+
+
+def of_one_checkpoint(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """A method that reads: what it gives, together with what was read before, is of one checkpoint, else it raises.
+
+    Raises:
+        StorageError: another one has taken its place, so that files of two would be mixed, or some are not there.
+    """
+
+    @functools.wraps(method)
+    def read(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._files.remember()
+        try:
+            got = method(self, *args, **kwargs)
+        except (CorruptCheckpointError, StepNotFoundError):
+            self._files.refuse_replaced()
+            raise
+        self._files.refuse_replaced()
+        return got
+
+    return read

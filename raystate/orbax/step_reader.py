@@ -24,7 +24,7 @@ from raystate.orbax.array_specs import describe_store, open_arrays, plain_spec, 
 from raystate.orbax.item_kinds import ITERATOR_FILE, JSON_FILES, ItemKind, item_kind
 from raystate.orbax.said import parse_json, parse_object
 from raystate.orbax.state_item import choose_state
-from raystate.orbax.step_files import HasKvstore, StepFiles
+from raystate.orbax.step_files import HasKvstore, StepFiles, of_one_checkpoint
 from raystate.orbax.step_metadata import (
     CUSTOM_KEY,
     CheckpointMetadata,
@@ -58,6 +58,7 @@ class StepReader:
         timeout_s: for each wait on storage.
 
     Attributes:
+        is_replaced: whether another checkpoint has taken the place of this one since it was read first.
         bytes_read: bytes of decoded chunks that `read` has fetched so far.
         on_open: called with (arrays and scalars of an item that are open, all of them) while they are opened, which takes seconds
             for thousands.
@@ -96,11 +97,13 @@ class StepReader:
         self._trees: dict[str, TreeMetadata] = {}
         self._specs: dict[str, TreeSpec] = {}
         self._stores: dict[str, dict[str, ts.TensorStore]] = {}
+        self.is_replaced = self._files.is_replaced
         self.bytes_read = 0
         self.on_open: Callable[[int, int], None] = _ignore
 
     # ------------------------------------------------------------ what there is
 
+    @of_one_checkpoint
     def items(self) -> dict[str, ItemKind]:
         """item -> what it is stored as, sorted; metrics are no item. Raises StepNotFoundError if there is no such step."""
         with self._lock:
@@ -132,6 +135,7 @@ class StepReader:
         """The save whose package this is read with; None without a package."""
         return self._package.save if self._package is not None else None
 
+    @of_one_checkpoint
     def tree(self, item: str) -> TreeSpec:
         """An array item's leaves, in Orbax's order, with the values of its scalars and strings."""
         with self._lock:
@@ -141,6 +145,7 @@ class StepReader:
 
     # ------------------------------------------------------------ arrays
 
+    @of_one_checkpoint
     def read(self, item: str, requests: Sequence[Request]) -> list[np.ndarray]:
         """Read boxes of arrays, in parallel, and of each array only the chunks they touch.
 
@@ -194,6 +199,7 @@ class StepReader:
 
     # ------------------------------------------------------------ everything else
 
+    @of_one_checkpoint
     def json(self, item: str) -> Any:
         """The value of a JSON item."""
         for name in JSON_FILES:
@@ -202,6 +208,7 @@ class StepReader:
                 return parse_json(data, self._what(f"{item}/{name}"))
         raise CorruptCheckpointError(f"step {self._step} has no JSON item {item!r}", step=self._step, item=item)
 
+    @of_one_checkpoint
     def iterator_states(self, item: str) -> tuple[dict[int, bytes], int]:
         """(process -> state, process count) of an iterator item; every process is there."""
         found = {
@@ -222,6 +229,7 @@ class StepReader:
             raise CorruptCheckpointError(message, step=self._step, item=item)
         return {process: data for process, data in sorted(states.items()) if data is not None}, world
 
+    @of_one_checkpoint
     def own_files(self, item: str) -> dict[str, bytes]:
         """What a user's checkpointable wrote: name relative to the item's folder -> bytes."""
         names = [name.removeprefix(f"{item}/") for name in self._files.names(f"{item}/")]
@@ -230,6 +238,7 @@ class StepReader:
         found = {name: self._files.read(f"{item}/{name}") for name in names if name != MARKER}
         return {name: data for name, data in found.items() if data is not None}
 
+    @of_one_checkpoint
     def metrics(self) -> dict[str, Any]:
         """What was given to save; empty if nothing was."""
         if self.is_bare():
@@ -240,6 +249,7 @@ class StepReader:
                 return parse_object(data, self._what(name))
         return {}
 
+    @of_one_checkpoint
     def custom(self) -> Any:
         """What was given to save; None if nothing was."""
         custom = self._step_metadata().custom

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures.thread  # its own exit function must be there before ours, see _at_exit
 import contextlib
 import logging
+import os
 import threading
 import time
 import traceback
@@ -104,3 +105,13 @@ def _at_exit() -> None:
             future.exception(max(0.0, deadline_s - time.monotonic()))  # a failure is logged by then
         if not future.done():
             logger.error("%s was not done %.0f s after the interpreter began to end; it is given up", what, EXIT_WAIT_S)
+
+
+def _in_a_forked_child() -> None:
+    """Whatever is under way is the parent's: the child has none of its threads, and would wait for them in vain."""
+    global _lock
+    _lock = threading.Lock()
+    _unsettled.clear()
+
+
+os.register_at_fork(after_in_child=_in_a_forked_child)

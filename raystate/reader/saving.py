@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 
 from raystate.arrays.monitoring import SaveEvents
-from raystate.core.errors import ConfigError, StorageError
+from raystate.core.errors import ConfigError, RaystateError, StorageError
 from raystate.reader.assembling import Content, take, write_checkpoint
 from raystate.reader.background import EXIT_WAIT_S, in_background
 from raystate.storage import Storage, StorageUrl, canonical_url, open_storage
 from raystate.storage.names import ORBAX_TEMPORARY
 
 WAIT_S = EXIT_WAIT_S  # for the save before
-_turn = threading.Semaphore()  # is held from when the arrays of a save are taken until it is written
+_turn = threading.Semaphore()  # is held from when the arrays of a background save are taken until it is written
+_taking = threading.local()  # .path: of the background save whose arrays this thread is taking
+_newest: dict[str, threading.Event] = {}  # path -> that the save of it that was called last is over
+_lock = threading.Lock()
 
 
 def save(
@@ -30,6 +36,9 @@ def save(
 
     No run, no step, no Ray. The bytes on disk and the rules are those of `StateManager.save`: each chunk has a checksum, and stock
     Orbax, v0 and v1, reads it with no raystate installed.
+
+    Saves of one path, in whatever thread or in the background, are written in the order of their calls; each waits for the one
+    before, at most 600 s.
 
     Args:
         path: gs://bucket/…, s3://bucket/…, file://…, a directory or a PathLike: the checkpoint's own folder, which must not exist yet.
@@ -49,7 +58,7 @@ def save(
     storage, folder = _place(path)
     events = SaveEvents(storage.url, background=False)
     content = take(tree, items=items, metrics=metrics, custom=custom)
-    _write(storage, folder, content, overwrite, events)
+    _write(storage, folder, content, overwrite, events, _Place(f"{storage.url}/{folder}"))
     events.unblocked()
 
 
@@ -75,27 +84,70 @@ def save_async(
         `exception()`.
 
     Raises:
-        ConfigError: as `save`. StorageError: the save before was not written in 600 s; nothing was taken.
+        ConfigError: as `save`.
+        RaystateError: code that another `save_async` runs, such as an item's `get_state`, has called.
+        StorageError: the save before was not written in 600 s; nothing was taken.
     """
     storage, folder = _place(path)
     events = SaveEvents(storage.url, background=True)
     what = f"saving {storage.url}/{folder}"
-    if not _turn.acquire(timeout=WAIT_S):
+    outer = getattr(_taking, "path", None)
+    if outer is not None:
+        raise RaystateError(
+            f"{what}: save_async() was called by code that save_async() of {outer} runs, such as an item's get_state"
+        )
+    turn = _turn
+    if not turn.acquire(timeout=WAIT_S):
         text = f"{what}: the save before it is still not written after {WAIT_S:.0f} s; nothing was taken. Ask its future, save less often"
         raise StorageError(text, operation="save", path=f"{storage.url}/{folder}", waited_s=WAIT_S)
-    try:
-        content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
-        future = in_background(what, lambda: _write(storage, folder, content, overwrite, events))
-    except BaseException:
-        _turn.release()
-        raise
-    future.add_done_callback(lambda _: _turn.release())
+    with contextlib.ExitStack() as over:
+        over.callback(turn.release)
+        path = _taking.path = f"{storage.url}/{folder}"
+        try:
+            content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
+        finally:
+            _taking.path = None
+        place = _Place(path)
+        over.callback(place.leave)
+        future = in_background(what, lambda: _write(storage, folder, content, overwrite, events, place))
+        ends = over.pop_all()
+    future.add_done_callback(lambda _: ends.close())
     events.unblocked()
     return future
 
 
-def _write(storage: Storage, folder: str, content: Content, overwrite: bool, events: SaveEvents) -> None:
-    write_checkpoint(storage, folder, content, overwrite=overwrite)
+class _Place:
+    """A save's place in the order of the calls that save one path."""
+
+    def __init__(self, path: str):
+        self._path = path
+        self._over = threading.Event()
+        with _lock:
+            self._before = _newest.get(path)
+            _newest[path] = self._over
+
+    def wait(self) -> None:
+        """Until the save before is over. Raises StorageError if that takes too long."""
+        begin_s = time.monotonic()
+        if self._before is not None and not self._before.wait(WAIT_S):
+            waited_s = time.monotonic() - begin_s
+            text = f"saving {self._path}: the save before it is still not written after {waited_s:.0f} s; nothing was written"
+            raise StorageError(text, operation="save", path=self._path, waited_s=waited_s)
+
+    def leave(self) -> None:
+        """This save is over, however it ended. May be called twice."""
+        self._over.set()
+        with _lock:
+            if _newest.get(self._path) is self._over:
+                del _newest[self._path]
+
+
+def _write(storage: Storage, folder: str, content: Content, overwrite: bool, events: SaveEvents, place: _Place) -> None:
+    try:
+        place.wait()
+        write_checkpoint(storage, folder, content, overwrite=overwrite)
+    finally:
+        place.leave()
     events.done(content.described.layout.data_bytes)
 
 
@@ -114,3 +166,13 @@ def _place(path: StorageUrl) -> tuple[Storage, str]:
     if not above:
         raise ConfigError(f"path: {url!r} is a whole bucket: save to a name in it, such as {url}/checkpoint", field="path", got=url)
     return open_storage(f"{scheme}://{above}"), name
+
+
+def _in_a_forked_child() -> None:
+    """What is under way is the parent's, and nobody tells the child when it is over."""
+    global _turn, _lock
+    _turn, _lock = threading.Semaphore(), threading.Lock()
+    _newest.clear()
+
+
+os.register_at_fork(after_in_child=_in_a_forked_child)

@@ -129,6 +129,13 @@ class Storage(abc.ABC):
         except ObjectMissingError:
             return None
 
+    def generation(self, name: str) -> str | None:
+        """What tells the object from another one that is put in its place; None if there is none."""
+        try:
+            return self.stat(name).generation
+        except ObjectMissingError:
+            return None
+
     @abc.abstractmethod
     def list(self, prefix: str = "", recursive: bool = True) -> Listing:
         """What lies in the folder `prefix` ("" is the root), sorted by name; empty if there is no such folder.

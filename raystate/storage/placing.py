@@ -41,8 +41,8 @@ def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> New
         folder: its name there, one component.
         overwrite: replace a checkpoint of that name, if nothing else lies in its folder. On a directory whose file system can exchange
             two names (ext4, xfs, btrfs, tmpfs) a reader finds the old one or the new one at every moment; on others, such as NFS, and
-            on an object store, there is a moment with none. Whoever is in the midst of reading the old one gets an error, and has to
-            begin anew.
+            on an object store, there is a moment with none. Whoever is in the midst of reading the old one has to begin anew;
+            `StepReader` notices.
     """
     kind = _RenamedFolder if storage.is_directory else _MarkedFolder
     return kind(storage, folder, overwrite=overwrite)
@@ -179,7 +179,10 @@ class _RenamedFolder(NewFolder):
     def _make(self) -> None:
         for _ in range(_LOCK_TRIES):  # another save of this name may take it for a dead one's before it is locked
             os.makedirs(self._path, exist_ok=True)
-            self._lock = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._lock = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
             with contextlib.suppress(OSError):  # a mount without locks: there, nobody removes what others have left
                 fcntl.flock(self._lock, fcntl.LOCK_SH)
             if os.path.isdir(self._path):
