@@ -10,7 +10,7 @@ from typing import Any, Literal
 from raystate.arrays import Transforms, check_asked, check_custom, check_metrics, check_step, hold_metrics, pack_items
 from raystate.config import StateConfig, check_config
 from raystate.core.errors import ConfigError, Interrupted, RaystateError, StorageError
-from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply
+from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply, RestoreSettled
 from raystate.core.save_decision import SaveDecision
 from raystate.launch_context import current, note
 from raystate.manager.calls import alone
@@ -68,7 +68,7 @@ class StateManager:
         self._pipeline = Pipeline(self._session)
         self._last = NewestSave(self._pipeline)
         self._durable = NewestDurable(self._session)
-        self._restoring = Restoring(self._session, self._pipeline, self._storage)
+        self._restoring = Restoring(self._session, self._pipeline, self._storage, self._settled)
         self._ranking = Ranking(config, rank)
         self._events = RunEvents(self._storage.url, rank=rank)
         self._ending = Departure(self._session, self._pipeline, launched=launched)
@@ -142,10 +142,12 @@ class StateManager:
             step=check_asked(reference, step=step, items=items),
             rollback=rollback,
         )
-        restored, settled = self._events.restoring(lambda: self._restoring.restore(wanted))
+        return self._events.restoring(lambda: self._restoring.restore(wanted))
+
+    def _settled(self, reply: RestoreSettled) -> None:
+        """A restore has begun a new lineage: what was saved before it is not saved again as the run closes."""
         self._last.forget()
-        self._durable.settled(settled)
-        return restored
+        self._durable.settled(reply)
 
     def restore_or_init(
         self,
@@ -377,16 +379,15 @@ class StateManager:
             note(step=max(reply.step, 0), metrics=self._last.metrics(), recoveries=self._session.link.recoveries())
 
     def _detach(self) -> None:
-        self._last.forget()
         self._forget()
         self._ending.detach()
 
     def _fail(self, error: BaseException) -> None:
-        self._last.forget()
         self._forget()
         self._ending.fail(error)
 
     def _forget(self) -> None:
+        self._last.forget()
         _managers.remove(self.config, self)
 
     def _check_open(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from raystate.arrays.monitoring import SaveEvents, reading
-from raystate.core.messages import RestoreSettled
 from raystate.restored import Restored
 
 
@@ -37,12 +36,12 @@ class RunEvents:
             if step == newest:
                 events.done(nbytes)
 
-    def restoring(self, restore: Callable[[], tuple[Restored | None, RestoreSettled]]) -> tuple[Restored | None, RestoreSettled]:
+    def restoring(self, restore: Callable[[], Restored | None]) -> Restored | None:
         """Carry a restore out, which gives up what was under way."""
         self._under_way.clear()
         if self._silent:
             return restore()
         with reading(self._url) as events:
-            restored, settled = restore()
+            restored = restore()
             events.found = restored is not None
-        return restored, settled
+        return restored

@@ -36,12 +36,14 @@ class OpenManagers:
     def __init__(self) -> None:
         self._by_run: dict[str, Closable] = {}
         self._of_scripts: list[Closable] = []  # that nobody closes or starts again but they themselves
+        self._watches_exit = False
 
     def add(self, config: StateConfig, manager: Closable, *, launched: bool) -> None:
         """It is open now. `launched`: somebody starts this script again, and releases the run when it is done."""
         self._by_run[run_hash(config.storage, config.run)] = manager
         if not launched:
-            if not self._of_scripts:
+            if not self._watches_exit:
+                self._watches_exit = True
                 atexit.register(self._at_exit)
             self._of_scripts.append(manager)
 
@@ -59,6 +61,7 @@ class OpenManagers:
         name = run_hash(config.storage, config.run)
         if self._by_run.get(name) is manager:
             del self._by_run[name]
+        self._of_scripts = [one for one in self._of_scripts if one is not manager]
 
     def has_another(self, config: StateConfig, manager: Closable) -> bool:
         """Whether one that is not this is open for its run."""

@@ -397,3 +397,4 @@ class Pipeline:
             for job in self._jobs:
                 job.held.release()
             self._jobs.clear()
+            self._spare = Spare()  # whoever keeps a closed manager keeps no copies of the state with it

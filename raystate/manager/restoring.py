@@ -51,14 +51,19 @@ class Wanted:
 
 
 class Restoring:
-    """One trainer's restores."""
+    """One trainer's restores.
 
-    def __init__(self, session: Session, pipeline: Pipeline, storage: Storage):
+    Args:
+        on_settled: called with how a restore has ended, also if this process can't use it: all ranks go on from there.
+    """
+
+    def __init__(self, session: Session, pipeline: Pipeline, storage: Storage, on_settled: Callable[[RestoreSettled], None]):
         self._session = session
         self._pipeline = pipeline
         self._storage = storage
+        self._on_settled = on_settled
 
-    def restore(self, wanted: Wanted) -> tuple[Restored | None, RestoreSettled]:
+    def restore(self, wanted: Wanted) -> Restored | None:
         """Collective. What was staged, held or promised before is given up, unless it is what is restored.
 
         Raises:
@@ -107,13 +112,13 @@ class Restoring:
                     raise mistake
             self._settled(reply)
         if restored is None:
-            return None, reply
+            return None
         # One line is enough: the Coordinator says it of all ranks.
         level = logging.INFO if session.rank == 0 else logging.DEBUG
         logger.log(level, "rank %d has restored step %d: %s", session.rank, restored.step, _taken(restored.bytes_from))
         for bad_step, reason in set_aside:
             logger.warning("step %d was set aside: %s", bad_step, reason)
-        return dataclasses.replace(restored, tier=reply.tier or restored.tier, set_aside=set_aside), reply
+        return dataclasses.replace(restored, tier=reply.tier or restored.tier, set_aside=set_aside)
 
     def _check_beforehand(self, wanted: Wanted) -> None:
         """A reference that does not fit the durable step that was asked for is refused before anything is given up for it."""
@@ -127,6 +132,7 @@ class Restoring:
 
     def _settled(self, reply: RestoreSettled) -> None:
         self._pipeline.settled(reply)
+        self._on_settled(reply)
 
     def _settle(
         self, choice: RestoreChoice, wanted: Wanted, restored: Restored | None, problem: RaystateError | None, *, mistaken: bool

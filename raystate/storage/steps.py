@@ -7,6 +7,7 @@ from any point: it ends in the same tree.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Collection, Iterable
@@ -66,7 +67,8 @@ class StepFolder:
         if MARKER not in package.files:
             raise self._error("assemble", f"its package has no {MARKER}: nobody would ever see it")
         if self.storage.is_directory:
-            if self.storage.exists(self.name) or self.storage.list(self.name, recursive=False):
+            place = self.storage.local_path(self.name)
+            if os.path.islink(place) or self.storage.exists(self.name) or self.storage.list(self.name, recursive=False):
                 raise self._error("assemble", f"{self.name} is there already: move it away")
             for name, data in package.files.items():
                 self.storage.create_or_same(f"{self.write_prefix}/{name}", data)

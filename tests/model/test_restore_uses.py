@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import raystate
 from raystate.core.errors import ConfigError, ReferenceMismatchError, StepNotFoundError
 from raystate.manager import StateManager
 from raystate.storage import open_storage
-from tests.model.world import Rank, World
+from tests.model.world import ModelLink, Rank, World
 from tests.orbax.from_state import publish
 from tests.storage.backends import gcs_backend
 
@@ -263,3 +265,62 @@ def test_what_cannot_be_initialized_is_told(init_fn: Any, shardings: Any, field:
         world.play(script)
     finally:
         world.close()
+
+
+class Broken:
+    """An iterator whose state can't be set."""
+
+    def get_state(self) -> bytes:
+        return b"1"
+
+    def set_state(self, state: bytes) -> None:
+        raise ValueError("no such file")
+
+
+def test_a_restore_that_fails_in_the_callers_code_gives_up_what_came_later(play: Play):
+    """All ranks go on from the restored step: close() made a snapshot of the past durable, one that the restore had given up."""
+
+    def script(manager: StateManager) -> None:
+        data = Broken()
+        manager.restore()
+        for step in range(1, 9):
+            manager.save(step, trained(step), items={"data": data}, force=step == 5)
+        manager.wait_until_finished()
+        with pytest.raises(ValueError, match="no such file"):
+            manager.restore(step=5, items={"data": data})
+        manager.close()
+        assert manager.all_steps() == [5]
+
+    play(script)
+
+
+def test_a_closed_manager_keeps_nothing_of_the_state():
+    """A notebook's or a sweep's: each closed one stayed for the life of the process, with three times its state."""
+    closed: list[StateManager] = []
+
+    def script(rank: Rank) -> None:
+        rank.world.ensure_coordinator(join=True)
+        rank.link = ModelLink(rank.world, rank, rank.host)
+        manager = StateManager.__new__(StateManager)
+        manager._open(rank.world.config, rank.link, 0, 1, "g", launched=False, takeover=False)
+        manager.restore()
+        for step in range(1, 4):
+            state = {"w": jnp.full((512, 1024), float(step))}
+            manager.save(step, state)
+            for _ in range(20):
+                rank.rest(0.02)
+        manager.close()
+        closed.append(manager)
+        rank.manager = None
+
+    world = World(1, ranks=1, nodes=1, save_every_steps=100)
+    try:
+        world.play(script)
+    finally:
+        world.close()
+    del world
+    gc.collect()
+    assert not [array for array in jax.live_arrays() if array.shape == (512, 1024)]
+    left = weakref.ref(closed.pop())
+    gc.collect()
+    assert left() is None

@@ -99,10 +99,11 @@ def test_nothing_is_committed_where_a_file_lies(storage: Storage):
     package, data = a_package()
     folder = write_data(storage, package, data)
     place = storage.local_path(str(STEP))
-    place.write_text("mine")
-    with pytest.raises(StorageError, match=f"{STEP} is there already: move it away"):
-        folder.assemble(package)
-    place.unlink()
+    for occupy in (lambda: place.write_text("mine"), lambda: place.symlink_to("nowhere")):
+        occupy()
+        with pytest.raises(StorageError, match=f"{STEP} is there already: move it away"):
+            folder.assemble(package)
+        place.unlink()
     folder.assemble(package)
 
 
