@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorAlreadyExistsError, RayActorError, RayError
 from ray.util.annotations import RayDeprecationWarning
 
 from raystate import launch_context
@@ -62,7 +62,7 @@ class Welcome:
 class CoordinatorActor:
     """A thin shell: the core machine decides, `CoordinatorLoop` carries out, this class makes it callable."""
 
-    def __init__(self, config: StateConfig, run_hash: str, owner: Owner):
+    def __init__(self, config: StateConfig, run_hash: str, owner: Owner, ahead: tuple[HostId, ...] = ()):
         # Orbax imports JAX here, for small files only: it must never take an accelerator.
         os.environ["JAX_PLATFORMS"] = "cpu"
         for name in [name for name in os.environ if name.startswith("TPU_")]:
@@ -75,8 +75,8 @@ class CoordinatorActor:
         self._kept_owner = Kept(f"raystate:owner:{run_hash}")
         # A killed Coordinator comes back with the arguments of its first start: the run may have changed hands since.
         self._restarted = _is_restarted()
-        if self._restarted:
-            owner = self._kept_owner.get() or owner
+        if self._restarted and (kept := self._kept_owner.get()) is not None:
+            owner, ahead = kept, ()  # what has been kept says which of these still wait
         self._owner = owner
         show_to(owner.job_id)
         self._owner_s = time.monotonic()  # when it last said hello
@@ -84,7 +84,7 @@ class CoordinatorActor:
         self._left_all = threading.Event()
         self._kill_me = ray.get_runtime_context().current_actor
         self._service: CoordinatorLoop | None = None
-        self._hosts = RayHosts(config, run_hash, lambda: self._owner.job_id)
+        self._hosts = RayHosts(config, run_hash, lambda: self._owner.job_id, ahead)
         self._start()
         if self._service is None:
             threading.Thread(target=self._end_unless_started, name="raystate-turn", daemon=True).start()
@@ -100,6 +100,7 @@ class CoordinatorActor:
         from raystate.runtime.retention import orbax_keep
         from raystate.storage import open_storage
 
+        self._hosts.keep_waiting()
         self._kept_owner.put(self._owner)
         identity = f"{cluster_token()}.{self._run_hash}"
         service = self._service = CoordinatorLoop(
@@ -123,6 +124,7 @@ class CoordinatorActor:
     def _end_unless_started(self) -> None:
         time.sleep(TURN_S)
         if self._service is None:
+            self._hosts.end_waiting()
             ray.kill(self._kill_me, no_restart=True)
 
     def _on_end(self, _reason: str) -> None:
@@ -278,20 +280,32 @@ def _record_folder(config: StateConfig, run_hash: str) -> Path:
     return root / f"{config.run}-{run_hash}"
 
 
+def _kind(run_hash: str, *, get_if_exists: bool) -> Any:
+    return ray.remote(CoordinatorActor).options(
+        name=coordinator_name(run_hash),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=get_if_exists,
+        num_cpus=0,
+        max_restarts=-1,
+    )
+
+
 def ensure_coordinator(config: StateConfig, run_hash: str, owner: Owner) -> Any:
     """The run's Coordinator, made if there is none. Its process starts while the caller goes on."""
-    return (
-        ray.remote(CoordinatorActor)
-        .options(
-            name=coordinator_name(run_hash),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=-1,
-        )
-        .remote(config, run_hash, owner)
-    )
+    return _kind(run_hash, get_if_exists=True).remote(config, run_hash, owner)
+
+
+def make_coordinator(config: StateConfig, run_hash: str, owner: Owner, ahead: tuple[HostId, ...]) -> Any | None:
+    """The run's Coordinator, made by this very call; None: there is one.
+
+    Args:
+        ahead: nodes without a HostActor, on which the caller then has one made that waits.
+    """
+    try:
+        return _kind(run_hash, get_if_exists=False).remote(config, run_hash, owner, ahead)
+    except ActorAlreadyExistsError:
+        return None
 
 
 def this_owner(launch: str) -> Owner:

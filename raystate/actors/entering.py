@@ -10,12 +10,13 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from raystate.actors.coordinator import Welcome, ensure_coordinator
-from raystate.actors.naming import PROTOCOL, find_actor, find_hosts, host_name, run_actors
+from raystate.actors.coordinator import Welcome, ensure_coordinator, make_coordinator
+from raystate.actors.host import create_host
+from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
 from raystate.actors.release import QUICK_S, release_by_hash
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError, RunInUseError, error_from_name
-from raystate.core.messages import Failure
+from raystate.core.messages import Failure, HostId
 from raystate.runtime.tenancy import Owner, told_differences
 
 logger = logging.getLogger("raystate")
@@ -35,10 +36,18 @@ def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -
         BarrierTimeoutError: the Coordinator does not answer.
         StorageError, CorruptCheckpointError: the storage or its log is unusable.
     """
-    owner = dataclasses.replace(owner, config=config)
+    ahead: list[Any] = []
+    try:
+        _enter(config, run_hash, dataclasses.replace(owner, config=config), ahead, takeover=takeover)
+    except Exception:
+        _dismiss(ahead)
+        raise
+
+
+def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *, takeover: bool) -> None:
     deadline_s = time.monotonic() + config.start_timeout_s
     while True:
-        coordinator = ensure_coordinator(config, run_hash, owner)
+        coordinator = _coordinator(config, run_hash, owner, ahead)
         try:
             reply: Any = ray.get(coordinator.hello.remote(owner, takeover), timeout=max(0.1, deadline_s - time.monotonic()))
         except (RayActorError, GetTimeoutError) as error:
@@ -51,7 +60,7 @@ def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -
             time.sleep(RETRY_S)
             continue
         if isinstance(reply, Failure):
-            _make_way(reply, coordinator, config, out_of_time=time.monotonic() > deadline_s)
+            _make_way(reply, coordinator, config, ahead, out_of_time=time.monotonic() > deadline_s)
         elif reply.protocol != PROTOCOL:
             # Another version's actors: a new submission replaces them; storage and arenas carry everything they knew.
             _replace_older(run_hash)
@@ -61,7 +70,40 @@ def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -
             return
 
 
-def _make_way(refusal: Failure, coordinator: Any, config: StateConfig, *, out_of_time: bool) -> None:
+def _coordinator(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any]) -> Any:
+    """The run's Coordinator. If it is made here, this node's HostActor starts at the same time, and waits until the Coordinator opens it.
+
+    Only then: one that is there already knows which HostActors wait and which are hosts, and may refuse this process. The HostActor comes
+    second, so that there is somebody who ends it if this process is killed.
+
+    Args:
+        ahead: takes the HostActors that were made here.
+    """
+    here = HostId(owner.node)
+    if find_actor(coordinator_name(run_hash)) is None:
+        missing = () if find_actor(host_name(run_hash, here)) is not None else (here,)
+        coordinator = make_coordinator(config, run_hash, owner, missing)
+        if coordinator is not None:
+            for host in missing:
+                ahead.append(create_host(config, run_hash, host, waits=True))
+                ahead[-1].preload.remote(gives_way=False)
+            return coordinator
+    return ensure_coordinator(config, run_hash, owner)
+
+
+def _dismiss(ahead: list[Any]) -> None:
+    """End HostActors that were made for a start that is refused, unless one is a host by now: of somebody who was not refused."""
+    while ahead:
+        host = ahead.pop()
+        try:
+            ray.get(host.give_up.remote(), timeout=QUICK_S)
+        except GetTimeoutError:  # it is still starting, and this process may end before it could hear
+            ray.kill(host, no_restart=True)
+        except RayError:
+            pass  # it has ended
+
+
+def _make_way(refusal: Failure, coordinator: Any, config: StateConfig, ahead: list[Any], *, out_of_time: bool) -> None:
     """Return if it is worth asking again; else raise what the refusal says."""
     error = error_from_name(refusal.error, refusal.message, refusal.details)
     if isinstance(error, RunInUseError) and error.release and not out_of_time:
@@ -73,6 +115,7 @@ def _make_way(refusal: Failure, coordinator: Any, config: StateConfig, *, out_of
         time.sleep(RETRY_S)  # soon it trains, or it is known to have given up
         return
     if isinstance(error, RunInUseError) and error.run != config.run:
+        _dismiss(ahead)  # first: while it lives, it would see to them if this process were killed
         ray.kill(coordinator, no_restart=True)  # made for this, and waits for a turn that nobody takes
     raise error
 

@@ -26,6 +26,7 @@ from raystate.runtime.progress import Progress
 from raystate.storage.url import storage_kind
 
 if TYPE_CHECKING:
+    from raystate.config import StateConfig
     from raystate.runtime.host_loop import HostLoop
     from raystate.runtime.notices import Notice
 
@@ -83,9 +84,9 @@ class HostActor:
             if self._opened is None:
                 self._open()
 
-    def preload(self) -> None:
-        """Import what `open` needs, and give way to whoever trains here meanwhile."""
-        with ThreadPoolExecutor(1, initializer=give_way) as pool:
+    def preload(self, *, gives_way: bool = True) -> None:
+        """Import what `open` needs. `gives_way`: to whoever trains here meanwhile; False: somebody waits for it."""
+        with ThreadPoolExecutor(1, initializer=give_way if gives_way else None) as pool:
             pool.submit(_preload, self._storage_url).result()
 
     def give_up(self) -> None:
@@ -254,8 +255,8 @@ class RayPeers:
             raise RaystateError(f"the HostActor of node {host[:8]} does not answer ({error})") from None
 
 
-def create_host(*, run_hash: str, host: HostId, **given: Any) -> Any:
-    """The node's HostActor of this run, made with what else it takes if there is none."""
+def create_host(config: StateConfig, run_hash: str, host: HostId, *, waits: bool = False) -> Any:
+    """The node's HostActor of this run, made if there is none."""
     return (
         ray.remote(HostActor)
         .options(
@@ -268,5 +269,15 @@ def create_host(*, run_hash: str, host: HostId, **given: Any) -> Any:
             max_concurrency=HOST_THREADS,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=host, soft=False),
         )
-        .remote(run_hash=run_hash, host=host, **given)
+        .remote(
+            run=config.run,
+            run_hash=run_hash,
+            storage_url=config.storage,
+            host=host,
+            host_memory=config.host_memory,
+            arena_dir=config.arena_dir,
+            metadata_url=config.metadata_url,
+            domain_labels=config.domain_labels,
+            waits=waits,
+        )
     )

@@ -35,23 +35,33 @@ def waiting_key(run_hash: str) -> str:
 
 
 class RayHosts:
-    """`Hosts` over Ray actors: every call returns at once."""
+    """`Hosts` over Ray actors: every call returns at once.
 
-    def __init__(self, config: StateConfig, run_hash: str, job: Callable[[], str]):
+    Args:
+        job: whose driver shows their lines.
+        ahead: whoever made this Coordinator makes HostActors there meanwhile, which wait; there were none.
+    """
+
+    def __init__(self, config: StateConfig, run_hash: str, job: Callable[[], str], ahead: Collection[HostId] = ()):
         self._config = config
         self._run_hash = run_hash
-        self._job = job  # whose driver shows their lines
-        self._found = frozenset(find_hosts(run_hash))  # when this process started
+        self._job = job
+        self._found = frozenset(find_hosts(run_hash)).difference(ahead)  # when this process started
         self._handles: dict[HostId, Any] = {}
         self._lock = threading.Lock()  # `prepare` runs beside everything else
         self._closed = False
         # Of whose HostActors nobody has wanted more than that they wait. Kept for a Coordinator that is started again: it must not take
         # them for hosts of the run, and one whose node is gone can't be asked.
         self._kept_waiting = Kept(waiting_key(run_hash))
-        self._waiting: frozenset[HostId] = self._kept_waiting.get() or frozenset()
+        self._waiting: frozenset[HostId] = (self._kept_waiting.get() or frozenset()).union(ahead)
         self._giving_up: set[HostId] = set()  # of those
         self._unfit: dict[HostId, float] = {}  # until when none is made to wait there
         self._writes: dict[tuple[HostId, str], Future[Any]] = {}  # by save: an order is given again, and takes one call
+
+    def keep_waiting(self) -> None:
+        """This Coordinator has the run: if it is killed, the one that comes back has to know those that were made ahead."""
+        if self._waiting:
+            self._kept_waiting.put(self._waiting)
 
     def _set_waiting(self, waiting: frozenset[HostId]) -> None:
         if waiting != self._waiting:
@@ -67,17 +77,7 @@ class RayHosts:
         return self._handles[host]
 
     def _create(self, host: HostId, *, waits: bool = False) -> Any:
-        return create_host(
-            run=self._config.run,
-            run_hash=self._run_hash,
-            storage_url=self._config.storage,
-            host=host,
-            host_memory=self._config.host_memory,
-            arena_dir=self._config.arena_dir,
-            metadata_url=self._config.metadata_url,
-            domain_labels=self._config.domain_labels,
-            waits=waits,
-        )
+        return create_host(self._config, self._run_hash, host, waits=waits)
 
     def prepare(self, hosts: Collection[HostId]) -> None:
         """Have HostActors wait on these nodes, and on no others. To be said again and again: what fails once is done the next time."""
@@ -205,6 +205,15 @@ class RayHosts:
         own = {call: host for host, call in calls.items() if host not in self._found}
         for call in concurrent.futures.wait(own, timeout=CLOSE_HOST_TIMEOUT_S).not_done:
             ray.kill(handles[own[call]], no_restart=True)
+
+    def end_waiting(self) -> None:
+        """End those that only wait, at once: this Coordinator has not got the run, and ends."""
+        with self._lock:
+            self._closed = True
+        for host in self._waiting:
+            if (idle := find_actor(host_name(self._run_hash, host))) is not None:
+                ray.kill(idle, no_restart=True)
+        self._kept_waiting.delete()
 
     def close_all(self, *, remove_arena: bool) -> None:
         handles = self._close()
