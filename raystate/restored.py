@@ -12,6 +12,7 @@ import numpy as np
 
 from raystate.arrays import (
     HostArrays,
+    Matched,
     PieceSource,
     ReadRequest,
     Rules,
@@ -143,9 +144,9 @@ class StepContent:
         Raises:
             ReferenceMismatchError: all differences in one; ItemTopologyError; CorruptCheckpointError.
         """
-        self.check(reference, items, options)
-        state = self._read(STATE, reference, options)
-        got = {**self.json_items, **self._read_items(items or {}, options, world=world, process_index=process_index)}
+        matched, of_items = self.check(reference, items, options)
+        state = self._read(STATE, reference, options, matched)
+        got = {**self.json_items, **self._read_items(items or {}, options, of_items, world=world, process_index=process_index)}
         return Restored(
             step=self.step,
             state=state,
@@ -158,11 +159,13 @@ class StepContent:
 
     def load_items(self, items: Mapping[str, object], options: ReadOptions, *, world: int, process_index: int) -> dict[str, Any]:
         """These items by name, and nothing else; the state is one of them. Raises as `restore`."""
-        self._check_items(items, options)
-        got = self._read_items(items, options, world=world, process_index=process_index)
+        matched = self._check_items(items, options)
+        got = self._read_items(items, options, matched, world=world, process_index=process_index)
         return {name: got[name] if name in got else self.json_items.get(name, wanted) for name, wanted in items.items()}
 
-    def _read_items(self, items: Mapping[str, object], options: ReadOptions, *, world: int, process_index: int) -> dict[str, Any]:
+    def _read_items(
+        self, items: Mapping[str, object], options: ReadOptions, matched: Mapping[str, Matched], *, world: int, process_index: int
+    ) -> dict[str, Any]:
         got: dict[str, Any] = {}
         iterators: dict[str, Any] = {}
         files: dict[str, dict[str, bytes]] = {}
@@ -172,7 +175,7 @@ class StepContent:
             elif is_checkpointable(wanted):
                 files[name], got[name] = self.files(name), wanted
             elif name in self.trees:
-                got[name] = self._read(name, wanted, options if name == STATE else options.of_items())
+                got[name] = self._read(name, wanted, options if name == STATE else options.of_items(), matched.get(name))
         if iterators:
             states = {name: self.iterator_states(name) for name in iterators}
             old_world = max(world for _, world in states.values())
@@ -182,16 +185,21 @@ class StepContent:
             load_files(name, got[name], found)
         return got
 
-    def check(self, reference: object, items: Mapping[str, object] | None, options: ReadOptions) -> None:
+    def check(
+        self, reference: object, items: Mapping[str, object] | None, options: ReadOptions
+    ) -> tuple[Matched | None, dict[str, Matched]]:
         """Refuse what does not fit this step, before any of it is read. What functions in `transforms` make of it is not known here.
+
+        Returns:
+            What to do for the leaves of the state, and of each item, as far as they were matched.
 
         Raises:
             ReferenceMismatchError: all differences in one. CapacityError: it is larger than the memory that is free.
         """
-        self._check_tree(STATE, reference, options)
-        self._check_items(items or {}, options)
+        return self._check_tree(STATE, reference, options), self._check_items(items or {}, options)
 
-    def _check_items(self, items: Mapping[str, object], options: ReadOptions) -> None:
+    def _check_items(self, items: Mapping[str, object], options: ReadOptions) -> dict[str, Matched]:
+        matched: dict[str, Matched] = {}
         for name, wanted in items.items():
             if is_iterator(wanted):
                 if name not in self.iterators:
@@ -209,7 +217,9 @@ class StepContent:
                 text = f"item {name!r} of step {self.step} are files that an object wrote: give such an object, which loads itself"
                 raise ReferenceMismatchError(f"{text}, items={{{name!r}: object}}", step=self.step, item=name)
             elif name in self.trees:
-                self._check_tree(name, wanted, options if name == STATE else options.of_items())
+                found = self._check_tree(name, wanted, options if name == STATE else options.of_items())
+                if found is not None:
+                    matched[name] = found
             elif name == STATE and self.no_state is not None:
                 raise self.no_state
             elif name in self.iterators and not options.partial:
@@ -220,26 +230,28 @@ class StepContent:
             elif name not in self.json_items and not options.partial:
                 have = sorted({*self.json_items, *self.iterators, *self.file_items, *self.trees} - {STATE})
                 raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
+        return matched
 
-    def _check_tree(self, item: str, reference: Any, options: ReadOptions) -> None:
+    def _check_tree(self, item: str, reference: Any, options: ReadOptions) -> Matched | None:
         self._find(item)
         spec = self.trees[item]
         if callable(options.transforms):
             self._check_raw(spec, [host_want(spec, index) for index in range(len(spec.leaves))])
-            return
+            return None
         rules = options.rules()
         if reference is not None:
-            wants, _ = match_reference(
+            matched = match_reference(
                 reference, spec, partial=options.partial, cast=options.cast, shapes=options.shapes, rules=rules
             )
             node = node_memory()
-            check_asked_for(spec, wants, free_bytes=node.free_bytes, says=node.whose)
-        elif rules is not None:
+            check_asked_for(spec, matched.wants, free_bytes=node.free_bytes, says=node.whose)
+            return matched
+        if rules is not None:
             raise ConfigError("transforms as a mapping says what the leaves of a reference come from: give one", field="transforms")
-        else:
-            wants = raw_wants(spec)
-            check_spread(spec, wants, processes=jax.process_count())
-            self._check_raw(spec, wants)
+        wants = raw_wants(spec)
+        check_spread(spec, wants, processes=jax.process_count())
+        self._check_raw(spec, wants)
+        return None
 
     def _check_raw(self, spec: TreeSpec, wants: Sequence[Any]) -> None:
         node = node_memory()
@@ -255,10 +267,9 @@ class StepContent:
 
     def tree(self, item: str, reference: Any, options: ReadOptions) -> Any:
         """Read an item of arrays. Raises as `restore`."""
-        self._check_tree(item, reference, options)
-        return self._read(item, reference, options)
+        return self._read(item, reference, options, self._check_tree(item, reference, options))
 
-    def _read(self, item: str, reference: Any, options: ReadOptions) -> Any:
+    def _read(self, item: str, reference: Any, options: ReadOptions, matched: Matched | None) -> Any:
         spec, source = self.trees[item], self.source(item)
         if callable(options.transforms):
             raw = read_raw([host_want(spec, index) for index in range(len(spec.leaves))], spec, source, self.on_plan)
@@ -274,6 +285,7 @@ class StepContent:
             cast=options.cast,
             shapes=options.shapes,
             rules=options.rules(),
+            matched=matched,
             on_plan=self.on_plan,
         )
 

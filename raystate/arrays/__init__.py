@@ -8,7 +8,7 @@ from raystate.arrays.items import PackedItems, is_iterator, pack_items, set_iter
 from raystate.arrays.memory import MemorySource, UncoveredError, common_values
 from raystate.arrays.paths import path_key
 from raystate.arrays.raw import check_asked_for, check_raw, check_spread, host_want, raw_wants
-from raystate.arrays.reference import match_reference
+from raystate.arrays.reference import Matched, match_reference
 from raystate.arrays.restore import HostArrays, PieceSource, ReadRequest, read_raw, restore_tree
 from raystate.arrays.spare import Spare
 from raystate.arrays.stage import HeldState, array_leaves, copy, hold, host_arrays, views
@@ -24,6 +24,7 @@ __all__ = [
     "HeldState",
     "Holding",
     "HostArrays",
+    "Matched",
     "MemorySource",
     "PackedItems",
     "PieceSource",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 from raystate.arrays.meshes import Saved, SavedShardings
 from raystate.arrays.paths import shown
 from raystate.arrays.reference import Device, Numpy, Plain, Want
-from raystate.arrays.shards import box_of
+from raystate.arrays.shards import places_of
+from raystate.core.boxes import Box
 from raystate.core.errors import CapacityError, ReferenceMismatchError
 from raystate.core.tree import LeafSpec, TreeSpec
 
@@ -156,22 +158,15 @@ def _needs(wants: Sequence[Want], spec: TreeSpec) -> tuple[int, dict[Any, int]]:
     """(bytes of host memory, bytes of each device with a memory of its own)"""
     host, devices = 0, dict[Any, int]()
     default = jax.local_devices()[0]
-    for want in wants:
-        if isinstance(want, Numpy):
-            host += array_bytes(spec.leaves[want.leaf])
-        if not isinstance(want, Device):
-            continue
-        size = want.dtype.itemsize
-        if want.sharding is None:
-            parts = {default: tuple(slice(0, n) for n in want.shape)}
-        else:
-            parts = want.sharding.addressable_devices_indices_map(want.shape)
-        boxes = {device: box_of(index or (), want.shape) for device, index in parts.items()}
-        on_host = {box for device, box in boxes.items() if device.platform == "cpu"}  # replicas share the memory
-        host += sum(math.prod(box.shape) * size for box in on_host)
-        for device, box in boxes.items():
+    host += sum(array_bytes(spec.leaves[want.leaf]) for want in wants if isinstance(want, Numpy))
+    alike = Counter((want.sharding, want.shape, want.dtype.itemsize) for want in wants if isinstance(want, Device))
+    for (sharding, shape, size), number in alike.items():
+        places = places_of(sharding, shape) if sharding is not None else ((default, Box((0,) * len(shape), shape)),)
+        on_host = {box for device, box in places if device.platform == "cpu"}  # replicas share the memory
+        host += number * size * sum(box.size for box in on_host)
+        for device, box in places:
             if device.platform != "cpu":
-                devices[device] = devices.get(device, 0) + math.prod(box.shape) * size
+                devices[device] = devices.get(device, 0) + number * size * box.size
     return host, devices
 
 

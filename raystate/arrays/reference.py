@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from raystate.arrays.mismatch import MISSING, DifferenceError, Differences
 from raystate.arrays.paths import Path, cannot_flatten, path_key
 from raystate.arrays.stored import EMPTY, Stored
 from raystate.arrays.transforms import KeepReference, Made, Rules, Unknown
+from raystate.arrays.uncollected import uncollected
 from raystate.core.errors import ConfigError
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
@@ -80,9 +81,16 @@ class Make:
 Want = Keep | Plain | Given | Numpy | Device | Make
 
 
+class Matched(NamedTuple):
+    """What to do for each leaf of a reference, and its structure."""
+
+    wants: list[Want]
+    structure: Any
+
+
 def match_reference(
     reference: Any, spec: TreeSpec, *, partial: bool, cast: bool, shapes: ShapeRule, rules: Rules | None = None
-) -> tuple[list[Want], Any]:
+) -> Matched:
     """What to do for each leaf of the reference, and its structure; nothing is read.
 
     Args:
@@ -91,6 +99,11 @@ def match_reference(
     Raises:
         ReferenceMismatchError: `differences` lists (path, what) of all of them. ConfigError: the reference is no tree.
     """
+    with uncollected():
+        return _match(reference, spec, partial=partial, cast=cast, shapes=shapes, rules=rules)
+
+
+def _match(reference: Any, spec: TreeSpec, *, partial: bool, cast: bool, shapes: ShapeRule, rules: Rules | None) -> Matched:
     stored = Stored(spec)
     try:
         flat, structure = jax.tree_util.tree_flatten_with_path(_expanded(reference, stored))
@@ -131,7 +144,7 @@ def match_reference(
         differences.add(("transforms",), f"{pattern!r} matches no path of the reference")
     if differences:
         raise differences.error(spec.item, stored.others(used) if differences.any_missing else [])
-    return wants, structure
+    return Matched(wants, structure)
 
 
 def match_leaf(spec: TreeSpec, path: Path, value: Any, differences: Differences, *, cast: bool, shapes: ShapeRule) -> Want:
@@ -143,6 +156,9 @@ def match_leaf(spec: TreeSpec, path: Path, value: Any, differences: Differences,
 
 def _expanded(reference: Any, stored: Stored) -> Any:
     """The reference with each sharding that stands for a subtree of the checkpoint spread over that subtree's leaves."""
+
+    if not any(isinstance(leaf, Sharding | PartitionSpec) for leaf in jax.tree_util.tree_leaves(reference)):
+        return reference  # as nearly always: to build another tree takes as long as to match it
 
     def spread(keys: Any, value: Any) -> Any:
         if not isinstance(value, Sharding | PartitionSpec):
@@ -184,6 +200,8 @@ class _Matcher:
         self.cast = cast
         self.shapes = shapes
         self.differences = Differences()
+        self._like: dict[Any, Device] = {}  # of what is alike in the reference and in the checkpoint: all but `leaf`
+        self._same: dict[Sharding, Sharding] = {}
 
     def match(self, path: Path, value: Any, index: int) -> Want:
         stored = self.spec.leaves[index]
@@ -192,7 +210,7 @@ class _Matcher:
                 raise DifferenceError(why)
             if stored.array is None:
                 return self._plain(value, stored)
-            return self._array(value, stored.array, index)
+            return self._like_others(value, stored.array, index)
         except DifferenceError as error:
             self.differences.add(path, str(error), error.way_out)
             return Keep(value=value)
@@ -231,6 +249,20 @@ class _Matcher:
         return Given(value=array, sharding=sharding_of(value))
 
     # ------------------------------------------------ what the checkpoint has as an array
+
+    def _like_others(self, value: Any, stored: ArraySpec, index: int) -> Want:
+        """States of ten thousand arrays have a few kinds of them: each kind is looked at once."""
+        if not isinstance(value, jax.ShapeDtypeStruct | jax.Array):
+            return self._array(value, stored, index)
+        free = isinstance(value, jax.Array) and not value.committed
+        key = type(value), value.shape, value.dtype, value.sharding, free, stored
+        found = self._like.get(key)
+        if found is None:
+            want = self._array(value, stored, index)
+            if isinstance(want, Device):
+                self._like[key] = want
+            return want
+        return Device(leaf=index, shape=found.shape, dtype=found.dtype, sharding=found.sharding, key_impl=found.key_impl)
 
     def _array(self, value: Any, stored: ArraySpec, index: int) -> Want:
         have = np.dtype(stored.dtype)
@@ -274,6 +306,7 @@ class _Matcher:
     def _device(self, index: int, stored: ArraySpec, dtype: np.dtype, sharding: Sharding | None, key_impl: str | None) -> Device:
         if sharding is not None:
             check_fits(sharding, stored.shape if key_impl is None else stored.shape[:-1])  # keys are sharded, not their words
+            sharding = self._same.setdefault(sharding, sharding)  # to compare two objects takes a hundred times as long as one
         return Device(leaf=index, shape=stored.shape, dtype=dtype, sharding=sharding, key_impl=key_impl)
 
     def _check_shape(self, expected: tuple[int, ...], have: tuple[int, ...]) -> None:

@@ -6,23 +6,25 @@ Each process reads only the boxes that its own devices need, each box once, and 
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from raystate.arrays.checks import plain_scalar
 from raystate.arrays.mismatch import DifferenceError, Differences
 from raystate.arrays.paths import Path, shown
-from raystate.arrays.placing import Placing, places_of
+from raystate.arrays.placing import Placing
 from raystate.arrays.raw import array_bytes, host_want, raw_wants
 from raystate.arrays.reference import (
     Device,
     Given,
     Keep,
     Make,
+    Matched,
     Numpy,
     Plain,
     ShapeRule,
@@ -31,6 +33,7 @@ from raystate.arrays.reference import (
     match_leaf,
     match_reference,
 )
+from raystate.arrays.shards import places_of
 from raystate.arrays.transforms import Rules
 from raystate.arrays.uncollected import uncollected
 from raystate.core.boxes import Box
@@ -70,6 +73,7 @@ def restore_tree(
     cast: bool = False,
     shapes: ShapeRule = "match",
     rules: Rules | None = None,
+    matched: Matched | None = None,
     on_plan: Callable[[int], None] = lambda _: None,
 ) -> Any:
     """Build the tree that the reference asks for.
@@ -85,6 +89,7 @@ def restore_tree(
         cast: convert dtypes instead of refusing.
         shapes: "checkpoint" takes the checkpoint's shape where the reference has another.
         rules: `transforms` as a mapping.
+        matched: what `match_reference` has said of all these already.
         on_plan: called with bytes that will be asked of `source`, before they are.
 
     Raises:
@@ -93,7 +98,9 @@ def restore_tree(
     if reference is None:
         return read_raw(raw_wants(spec), spec, source, on_plan)
     with uncollected():
-        wants, structure = match_reference(reference, spec, partial=partial, cast=cast, shapes=shapes, rules=rules)
+        if matched is None:
+            matched = match_reference(reference, spec, partial=partial, cast=cast, shapes=shapes, rules=rules)
+        wants, structure = matched
         results = _gather(wants, spec, source, on_plan)
     made = [(position, want) for position, want in enumerate(wants) if isinstance(want, Make)]
     _fill_made(results, made, spec, source, cast=cast, shapes=shapes)
@@ -186,7 +193,7 @@ class _Part(NamedTuple):
 
     position: int
     want: Numpy | Device
-    boxes: list[Box]
+    boxes: Sequence[Box]
     nbytes: int
 
 
@@ -196,8 +203,8 @@ def _batches(wanted: list[tuple[int, Numpy | Device]], spec: TreeSpec) -> Iterat
     for position, want in wanted:
         array = spec.leaves[want.leaf].array
         assert array is not None
-        boxes = _boxes(want, array.shape)
-        size = sum(math.prod(box.shape) for box in boxes) * np.dtype(array.dtype).itemsize
+        boxes, elements = _boxes(None if isinstance(want, Numpy) else want.sharding, array.shape)
+        size = elements * np.dtype(array.dtype).itemsize
         if batch and batch_bytes + size > BATCH_BYTES:
             yield batch
             batch, batch_bytes = [], 0
@@ -207,11 +214,12 @@ def _batches(wanted: list[tuple[int, Numpy | Device]], spec: TreeSpec) -> Iterat
         yield batch
 
 
-def _boxes(want: Numpy | Device, shape: tuple[int, ...]) -> list[Box]:
-    """The distinct boxes that this process needs."""
-    if isinstance(want, Numpy) or want.sharding is None:
-        return [Box((0,) * len(shape), shape)]
-    return list(dict.fromkeys(box for _, box in places_of(want.sharding, shape)))
+@functools.lru_cache(maxsize=1024)
+def _boxes(sharding: Sharding | None, shape: tuple[int, ...]) -> tuple[Sequence[Box], int]:
+    """(the distinct boxes that this process needs, how many elements they have); without a sharding it is all of the array."""
+    whole = Box((0,) * len(shape), shape)
+    boxes = [whole] if sharding is None else list(dict.fromkeys(box for _, box in places_of(sharding, shape)))
+    return boxes, sum(box.size for box in boxes)
 
 
 def _fill(results: list[Any], batch: list[_Part], source: PieceSource) -> None:

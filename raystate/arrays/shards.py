@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -19,6 +20,9 @@ LEAST_PART_BYTES = 256 << 10  # of parts on average: each takes a line in the la
 MOST_PARTS = 64  # that an axis is cut into at once: the length of a shard may have large prime factors only
 
 
+Places = tuple[tuple[Any, Box], ...]  # (device of this process, the box that it has)
+
+
 class Shard(NamedTuple):
     """One distinct box of an array on this process. `position` is into `array.addressable_shards`."""
 
@@ -32,6 +36,13 @@ def box_of(index: tuple[slice, ...], shape: Index) -> Box:
     """A jax index (slices with step 1) as start and shape, in elements of the global array."""
     bounds = [part.indices(size) for part, size in zip(index, shape, strict=True)]
     return Box(tuple(low for low, _, _ in bounds), tuple(high - low for low, high, _ in bounds))
+
+
+@functools.lru_cache(maxsize=1024)
+def places_of(sharding: Sharding, shape: tuple[int, ...]) -> Places:
+    """Which box each device of this process has, in the order of jax."""
+    indices = sharding.addressable_devices_indices_map(shape)
+    return tuple((device, box_of(index or (), shape)) for device, index in indices.items())
 
 
 def local_shards(array: jax.Array, *, process_index: int, process_count: int) -> list[Shard]:
