@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from raystate.aligned import aligned
 from raystate.arrays import describe, placing, restore_tree, tree
+from raystate.arrays import reference as matching
+from raystate.core.errors import ReferenceMismatchError
 from raystate.core.tree import Layout
 
 LARGE = (512, 256)
@@ -73,6 +75,66 @@ def test_many_arrays_are_placed_by_one_call(mesh, spec, monkeypatch):
     assert all(np.array_equal(got, wanted) for got, wanted in zip(restored, source.arrays, strict=True))
     if sharding is not None:
         assert all(array.sharding == sharding for array in restored)
+
+
+@pytest.mark.parametrize("spec", [None, P("x"), P()], ids=str)
+def test_thousands_of_small_arrays_are_placed_by_a_program_for_one(mesh, spec, monkeypatch):
+    """`device_put` takes 50 µs of Python for each. What the caller has set for its own programs makes no difference."""
+    monkeypatch.setattr(placing, "ALIKE", 100)
+    placing._copier.cache_clear()
+    sharding = None if spec is None else NamedSharding(mesh, spec)
+    shape = (8, 4) if spec != P("x") else (64, 4)
+    given = [np.full(shape, i, np.float32) for i in range(150)] + [np.full(shape, i, jnp.bfloat16) for i in range(150)]
+    given[7].view(np.uint32)[...] = 0x7FC0BEEF + np.arange(given[7].size, dtype=np.uint32).reshape(shape)  # NaNs that differ
+    rest = [np.full(shape, i, np.int8) for i in range(20)]  # too few
+    reference, tree_spec, source = of_source(given + rest, lends=True, sharding=sharding)
+    wanted = jax.device_put(given[0], sharding)
+    programs = Calls(monkeypatch, placing, "_copier")
+    puts: list[int] = []
+    real = jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda x, *args, **kwargs: puts.append(len(x)) or real(x, *args, **kwargs))
+    with jax.debug_nans(True), jax.transfer_guard("disallow"), jax.disable_jit(True):
+        restored = restore_tree(reference, tree_spec, source)
+    devices = 1 if spec is None else 8
+    assert programs.number == 2 * devices  # one of each dtype
+    assert puts == [20 * devices]
+    for got, kept in zip(restored, source.arrays, strict=True):
+        assert got.dtype == kept.dtype and np.asarray(got).tobytes() == kept.tobytes()
+        low, high = kept.ctypes.data, kept.ctypes.data + kept.nbytes
+        assert not any(low <= shard.data.unsafe_buffer_pointer() < high for shard in got.addressable_shards)
+    assert (restored[0].sharding, restored[0].committed) == (wanted.sharding, wanted.committed)
+
+
+def test_leaves_alike_are_looked_at_once(mesh, monkeypatch):
+    sharding = NamedSharding(mesh, P("x"))
+    _, spec, source = of_source([np.full((8, 4), i, np.float32) for i in range(200)], lends=True)
+    looked = Calls(monkeypatch, matching, "check_fits")
+    # A sharding for each, as of arrays that come from different programs.
+    reference = [jax.ShapeDtypeStruct((8, 4), np.float32, sharding=NamedSharding(mesh, P("x"))) for _ in range(200)]
+    restored = restore_tree(reference, spec, source)
+    assert looked.number == 1
+    assert all(array.sharding == sharding for array in restored)
+
+
+def test_what_is_alike_but_for_one_thing_is_told_apart(mesh):
+    one, other = (jax.sharding.SingleDeviceSharding(jax.devices()[i]) for i in (0, 1))
+    arrays = [np.full((8, 4), i, np.float32) for i in range(6)]
+    _, spec, source = of_source(arrays, lends=True)
+    free = jnp.zeros((8, 4), np.float32)
+    reference = [
+        jax.ShapeDtypeStruct((8, 4), np.float32, sharding=one), jax.ShapeDtypeStruct((8, 4), np.float32, sharding=other),
+        jax.ShapeDtypeStruct((8, 4), np.float16, sharding=one), free, jax.device_put(free, one), np.zeros((8, 4), np.float32),
+    ]  # fmt: skip
+    got = restore_tree(reference, spec, source, cast=True)
+    assert [getattr(one, "committed", None) for one in got] == [True, True, True, False, True, None]
+    assert [next(iter(array.devices())) for array in got[:3]] == [jax.devices()[0], jax.devices()[1], jax.devices()[0]]
+    assert got[2].dtype == np.float16
+    assert all(np.array_equal(array, kept) for array, kept in zip(got, arrays, strict=True))
+    reference[2] = jax.ShapeDtypeStruct((8, 5), np.float32, sharding=one)
+    reference[4] = jax.ShapeDtypeStruct((8, 4), np.int32, sharding=one)
+    with pytest.raises(ReferenceMismatchError) as error:
+        restore_tree(reference, spec, source)
+    assert [path for path, _ in error.value.differences] == ["2", "4"]
 
 
 def test_what_is_nobody_elses_becomes_the_array_and_what_is_lent_never_does(monkeypatch):
