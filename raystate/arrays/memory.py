@@ -30,16 +30,15 @@ class UncoveredError(CorruptCheckpointError):
 class _Source:
     """A piece of a holding; its checksum is looked at when it is first used here, once."""
 
+    __slots__ = ("_intact", "box", "expected", "holding", "index", "piece")
+
     def __init__(self, holding: Holding, index: int):
         self.holding = holding
         self.index = index
         self.piece: Piece = holding.layout.pieces[index]
         self.expected = holding.crc32c[index]
+        self.box = Box(self.piece.start, self.piece.shape)
         self._intact: bool | None = None
-
-    @property
-    def box(self) -> Box:
-        return Box(self.piece.start, self.piece.shape)
 
     def intact(self) -> bool:
         if self._intact is None:
@@ -139,7 +138,7 @@ class MemorySource:
             ItemTopologyError: ranks held different values of an array of their own, and this one held none.
         """
         reading = _Reading(requests)
-        rest = [Missing(number, Box(tuple(one.start), tuple(one.shape))) for number, one in enumerate(requests)]
+        rest = self._lend(reading)
         while rest:
             if self._tree is None:
                 rest = self._look_elsewhere(reading, rest)
@@ -148,6 +147,21 @@ class MemorySource:
             rest = self._take(reading, takes)
             rest += self._look_elsewhere(reading, missing) if missing else []
         return [reading.result(number, self._leaf(one.leaf)[1]) for number, one in enumerate(requests)]
+
+    def _lend(self, reading: _Reading) -> list[Missing]:
+        """Small boxes that are just what this node has are given where they lie, if they are intact; what is left. It is what the rest
+        of this class would come to, but there may be ten thousand of them."""
+        rest: list[Missing] = []
+        for number, (leaf, start, shape) in enumerate(reading.requests):
+            box = Box(tuple(start), tuple(shape))
+            source = next((one for one in self._sources.get(leaf, ()) if one.holding.data is not None and one.box == box), None)
+            if source is None or source.piece.nbytes > _LARGE_BYTES or self._leaf(leaf)[1].local or not source.intact():
+                rest.append(Missing(number, box))
+                continue
+            view = source.array(np.dtype(self._leaf(leaf)[1].dtype))
+            reading.lend(number, view)
+            self._tally.memory += view.nbytes
+        return rest
 
     def _leaf(self, leaf: int) -> tuple[LeafSpec, ArraySpec]:
         assert self._tree is not None
@@ -332,6 +346,10 @@ class _Reading:
         self.requests = requests
         self.why: dict[int, UncoveredError] = {}  # leaf -> why nobody's value of it can be used yet
         self._results: dict[int, np.ndarray] = {}
+
+    def lend(self, number: int, got: np.ndarray) -> None:
+        """All of a box, where it lies."""
+        self._results[number] = got
 
     def put(self, number: int, box: Box, got: np.ndarray, array: ArraySpec) -> None:
         """Elements of the request's box have come."""
