@@ -45,13 +45,12 @@ def check_names(item: str, leaves: Sequence[LeafSpec]) -> None:
     seen: dict[str, LeafSpec] = {}
     for leaf in leaves:
         _check_keys(item, leaf)
-        other = seen.setdefault(leaf.name, leaf)
+        name = leaf.name  # put together anew each time
+        other = seen.setdefault(name, leaf)
         if other is not leaf:
-            raise mistake(
-                item, leaf.path, f"it and {shown(other.path)} would have the same name {leaf.name!r} in storage: rename one"
-            )
+            raise mistake(item, leaf.path, f"it and {shown(other.path)} would have the same name {name!r} in storage: rename one")
         if leaf.kind in ("array", "scalar"):
-            _check_array_name(item, leaf)
+            _check_array_name(item, leaf, name)
     _check_string_names(item, [leaf for leaf in leaves if leaf.kind == "string"])
 
 
@@ -66,14 +65,14 @@ def _check_keys(item: str, leaf: LeafSpec) -> None:
             raise mistake(item, leaf.path[:depth], text)
 
 
-def _check_array_name(item: str, leaf: LeafSpec) -> None:
+def _check_array_name(item: str, leaf: LeafSpec, name: str) -> None:
     """TensorStore takes a name that ends in "/" for the one without it."""
-    if leaf.name.endswith("/"):
+    if name.endswith("/"):
         raise mistake(item, leaf.path, "the name of an array or number can't end with '/': Orbax would not find it. Rename the key")
-    length = len(leaf.name.encode())
+    length = len(name.encode())
     if length > MOST_NAME_BYTES:
         text = f"a name of {length} bytes (its keys joined by dots) can't be kept, at most {MOST_NAME_BYTES}: shorten the keys"
-        raise mistake(item, leaf.path[:0], f"{leaf.name[:60]}…: {text}")
+        raise mistake(item, leaf.path[:0], f"{name[:60]}…: {text}")
 
 
 def _check_string_names(item: str, leaves: Sequence[LeafSpec]) -> None:

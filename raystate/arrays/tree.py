@@ -5,7 +5,7 @@ A state keeps its structure for a whole training, so nearly every call takes the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -23,6 +23,7 @@ from raystate.core.errors import ConfigError
 from raystate.core.tree import ArraySpec, Layout, LeafSpec, Piece, TreeSpec, WriteOptions
 
 Scalar = int | float | bool | str
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 PIECE_ALIGNMENT_BYTES = 64  # a cache line: pieces are copied and checksummed by several threads
 
@@ -203,15 +204,21 @@ def _plan(trees: Mapping[str, Any], leaves: Sequence[Any], structure: Any, proce
     )
 
 
-class _Placed(NamedTuple):
-    """How arrays of one sharding, shape and dtype lie: see ArrayLeaf and ArraySpec."""
+class _Part(NamedTuple):
+    """A piece of a shard, wherever it comes to lie in the slot."""
 
-    dtype: str
+    box: Box
+    nbytes: int
+    padded_bytes: int
+
+
+class _Placed(NamedTuple):
+    """What arrays of one sharding, shape and dtype have in common: see ArrayLeaf."""
+
+    spec: ArraySpec
     shards: tuple[Shard, ...]
     whole: bool
-    chunk: tuple[int, ...]
-    sharding: str | None
-    local: bool
+    parts: tuple[tuple[_Part, ...], ...]  # per shard
 
 
 class _Builder:
@@ -251,13 +258,13 @@ class _Builder:
         position = self._position
         self._position += 1
         value = node.value
-        if isinstance(value, jax.Array | np.ndarray | np.generic):
+        if isinstance(value, _ARRAYS):
             try:
-                spec, array = self._array(value, position, leaf)
+                placed = self._placed_like(value)
             except _UnsupportedError as error:
                 raise _unsupported(item, node, str(error)) from None
-            self._add_pieces(spec, array)
-            return LeafSpec(path=node.path, kind="array", array=spec)
+            self._add_array(placed, position, leaf, numpy=not isinstance(value, jax.Array))
+            return LeafSpec(path=node.path, kind="array", array=placed.spec)
         if isinstance(value, bool | int | float | str):
             scalars.append(position)
             return LeafSpec(path=node.path, kind="string" if isinstance(value, str) else "scalar")
@@ -267,56 +274,57 @@ class _Builder:
             raise _unsupported(item, node, _FUNCTION)
         raise _unsupported(item, node, "")
 
-    def _array(self, value: Any, position: int, leaf: int) -> tuple[ArraySpec, ArrayLeaf]:
-        make: Callable[..., ArrayLeaf] = lambda **rest: ArrayLeaf(position=position, tree=self._trees, leaf=leaf, **rest)  # noqa: E731
+    def _placed_like(self, value: Any) -> _Placed:
         if not isinstance(value, jax.Array):
-            if isinstance(value, np.ma.MaskedArray):
-                raise _UnsupportedError("its mask would be lost: save x.data and x.mask")
-            _check_dtype(value.dtype)
-            # Every process keeps its own copy, so that each can restore alone; process 0's is the one that is stored.
-            shard = Shard(0, (0,) * value.ndim, value.shape, self.process.index == 0)
-            local = self.process.count > 1
-            chunk = self._chunk(value.shape, value)
-            spec = ArraySpec(shape=value.shape, dtype=value.dtype.name, chunk=chunk, typestr="np.ndarray", local=local)
-            return spec, make(shards=(shard,), whole=True, numpy=True, key=False)
+            return self._numpy(value)
         if isinstance(value, Tracer):
             raise _UnsupportedError("it is traced: save() can't be called inside jit")
         if value.is_deleted():
             raise _UnsupportedError(_DONATED)
+        key = value.sharding, value.shape, value.dtype
+        if key not in self._placed:  # asking each of ten thousand arrays takes half a second
+            self._placed[key] = self._jax(value)
+        return self._placed[key]
+
+    def _numpy(self, value: Any) -> _Placed:
+        if isinstance(value, np.ma.MaskedArray):
+            raise _UnsupportedError("its mask would be lost: save x.data and x.mask")
+        _check_dtype(value.dtype)
+        # Every process keeps its own copy, so that each can restore alone; process 0's is the one that is stored.
+        shard = Shard(0, (0,) * value.ndim, value.shape, self.process.index == 0)
+        local = self.process.count > 1
+        chunk = self._chunk(value.shape, value)
+        spec = ArraySpec(shape=value.shape, dtype=value.dtype.name, chunk=chunk, typestr="np.ndarray", local=local)
+        return _Placed(spec, (shard,), whole=True, parts=(self._parts(spec, shard),))
+
+    def _jax(self, value: jax.Array) -> _Placed:
         key_impl = None
         if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             key_impl = str(jax.random.key_impl(value))
             value = jax.random.key_data(value)
         elif jax.numpy.issubdtype(value.dtype, jax.dtypes.extended):
             raise _UnsupportedError(f"dtype {value.dtype} has no form in a checkpoint")
-        placed = self._place(value)
+        _check_dtype(value.dtype)
+        self._check_seen(value.sharding)
+        shards = local_shards(value, process_index=self.process.index, process_count=self.process.count)
         spec = ArraySpec(
             shape=value.shape,
-            dtype=placed.dtype,
-            chunk=placed.chunk,
-            sharding=placed.sharding,
+            dtype=value.dtype.name,
+            chunk=self._chunk(value.sharding.shard_shape(value.shape), value),
+            sharding=self._sharding_json(value.sharding),
             key_impl=key_impl,
-            local=placed.local,
+            local=is_process_local(value.sharding, self.process.count),
         )
-        return spec, make(shards=placed.shards, whole=placed.whole, numpy=False, key=key_impl is not None)
+        whole = len(shards) == len(value.addressable_shards)
+        return _Placed(spec, tuple(shards), whole=whole, parts=tuple(self._parts(spec, shard) for shard in shards))
 
-    def _place(self, value: jax.Array) -> _Placed:
-        """What depends on sharding, shape and dtype alone: asking each of ten thousand arrays takes half a second."""
-        key = value.sharding, value.shape, value.dtype
-        found = self._placed.get(key)
-        if found is None:
-            _check_dtype(value.dtype)
-            self._check_seen(value.sharding)
-            shards = local_shards(value, process_index=self.process.index, process_count=self.process.count)
-            found = self._placed[key] = _Placed(
-                dtype=value.dtype.name,
-                shards=tuple(shards),
-                whole=len(shards) == len(value.addressable_shards),
-                chunk=self._chunk(value.sharding.shard_shape(value.shape), value),
-                sharding=self._sharding_json(value.sharding),
-                local=is_process_local(value.sharding, self.process.count),
-            )
-        return found
+    def _parts(self, spec: ArraySpec, shard: Shard) -> tuple[_Part, ...]:
+        whole, itemsize = Box(shard.start, shard.shape), np.dtype(spec.dtype).itemsize
+        # What is compressed is copied in any case.
+        boxes = [whole] if self.options.zstd_level is not None else straight_boxes(whole, spec.chunk, itemsize)
+        sizes = [box.size * itemsize for box in boxes]
+        align = PIECE_ALIGNMENT_BYTES
+        return tuple(_Part(box, nbytes, -(-nbytes // align) * align) for box, nbytes in zip(boxes, sizes, strict=True))
 
     def _chunk(self, shard: tuple[int, ...], value: Any) -> tuple[int, ...]:
         return chunk_shape(shard, value.shape, value.dtype.itemsize, self.options.chunk_bytes)
@@ -333,21 +341,16 @@ class _Builder:
             self._shardings[sharding] = sharding_json(sharding, process_count=self.process.count)
         return self._shardings[sharding]
 
-    def _add_pieces(self, spec: ArraySpec, array: ArrayLeaf) -> None:
-        self.arrays.append(array)
-        itemsize = np.dtype(spec.dtype).itemsize
-        for shard in array.shards:
-            whole = Box(shard.start, shard.shape)
-            # What is compressed is copied in any case.
-            boxes = [whole] if self.options.zstd_level is not None else straight_boxes(whole, spec.chunk, itemsize)
-            self.pieces_of.append(range(len(self.pieces), len(self.pieces) + len(boxes)))
-            for box in boxes:
-                nbytes, at = box.size * itemsize, self._offset
-                where = Piece(
-                    tree=array.tree, leaf=array.leaf, start=box.start, shape=box.shape, offset=at, nbytes=nbytes, owned=shard.owned
-                )
+    def _add_array(self, placed: _Placed, position: int, leaf: int, *, numpy: bool) -> None:
+        tree, key = self._trees, placed.spec.key_impl is not None
+        same = {"shards": placed.shards, "whole": placed.whole, "numpy": numpy, "key": key}
+        self.arrays.append(ArrayLeaf(position=position, tree=tree, leaf=leaf, **same))
+        for shard, parts in zip(placed.shards, placed.parts, strict=True):
+            self.pieces_of.append(range(len(self.pieces), len(self.pieces) + len(parts)))
+            for (start, shape), nbytes, padded_bytes in parts:
+                at, self._offset = self._offset, self._offset + padded_bytes
+                where = Piece(tree=tree, leaf=leaf, start=start, shape=shape, offset=at, nbytes=nbytes, owned=shard.owned)
                 self.pieces.append(where)
-                self._offset += -(-nbytes // PIECE_ALIGNMENT_BYTES) * PIECE_ALIGNMENT_BYTES
 
 
 class _UnsupportedError(Exception):

@@ -95,7 +95,8 @@ class TreeSpec:
 
     def to_json(self) -> dict[str, Any]:
         """For a layout's JSON. There may be ten thousand leaves, and `dataclasses.asdict` takes 0.1 ms for each."""
-        leaves = list(map(_leaf_to_json, self.leaves))
+        arrays: dict[int, dict[str, Any]] = {}  # most leaves share their ArraySpec with others
+        leaves = [_leaf_to_json(leaf, arrays) for leaf in self.leaves]
         return {"item": self.item, "leaves": leaves, "zstd_level": self.zstd_level, "file_bytes": self.file_bytes}
 
     @classmethod
@@ -131,9 +132,10 @@ def _settle(node: Any) -> Any:
     return children
 
 
-def _leaf_to_json(leaf: LeafSpec) -> dict[str, Any]:
-    array = leaf.array
-    fields = None if array is None else {name: getattr(array, name) for name in _ARRAY_FIELDS}
+def _leaf_to_json(leaf: LeafSpec, arrays: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    array, fields = leaf.array, None
+    if array is not None and (fields := arrays.get(id(array))) is None:
+        fields = arrays[id(array)] = {name: getattr(array, name) for name in _ARRAY_FIELDS}
     return {"path": leaf.path, "kind": leaf.kind, "array": fields, "value": leaf.value}
 
 
