@@ -43,7 +43,7 @@ class Arrangement:
 
     plan: object
     small: tuple[int, ...]
-    offsets: tuple[int, ...]  # in the memory for the small ones
+    places: tuple[tuple[int, int], ...]  # (begin, end) in the memory for the small ones
     small_bytes: int
     alone: tuple[int, ...]  # that no program takes, see `_is_alone`
     groups: tuple[tuple[int, ...], ...]  # of the others, on one device each
@@ -190,17 +190,17 @@ def _pack(
     if not all(arrays[index].is_ready() for index in arrangement.small):
         return memory, list(arrangement.small)
     left: list[int] = []
-    for index, offset in zip(arrangement.small, arrangement.offsets, strict=True):
-        memory.seek(offset)
+    for index, (begin, _) in zip(arrangement.small, arrangement.places, strict=True):
+        memory.seek(begin)
         try:
             memory.write(arrays[index])  # on the CPU a jax.Array is a buffer
         except (BufferError, ValueError, TypeError):  # bfloat16 and its like, or another order than row-major
             left.append(index)
     left_out = set(left)
     body = np.frombuffer(memory, np.uint8)
-    for index, offset in zip(arrangement.small, arrangement.offsets, strict=True):
+    for index, (begin, end) in zip(arrangement.small, arrangement.places, strict=True):
         if index not in left_out:
-            copies[index] = body[offset : offset + arrays[index].nbytes]
+            copies[index] = body[begin:end]
     return memory, left
 
 
@@ -224,13 +224,15 @@ def _copy_into(old: list[jax.Array], new: list[jax.Array], numbers: jax.Array) -
 def _arrange(plan: object, arrays: Sequence[jax.Array]) -> Arrangement:
     kinds = [_kind_of(array) for array in arrays]
     small: list[int] = []
-    offsets: list[int] = []
+    places: list[tuple[int, int]] = []
     end = 0
     large: dict[Any, list[int]] = {}
     alone: list[int] = []
     number = Counter(kinds)
+    example = dict(zip(kinds, arrays, strict=True))
+    sizes = {kind: array.nbytes for kind, array in example.items()}
     for index, array in enumerate(arrays):
-        nbytes = array.nbytes
+        nbytes = sizes[kinds[index]]
         # A small one that numpy knows no buffer of is copied like a large one, unless there are many alike.
         is_small = nbytes <= SMALL_BYTES and (array.dtype.isbuiltin == 1 or number[kinds[index]] >= ALIKE)
         if not is_small and _is_alone(array):
@@ -239,7 +241,7 @@ def _arrange(plan: object, arrays: Sequence[jax.Array]) -> Arrangement:
             large.setdefault(kinds[index][2], []).append(index)
         else:
             small.append(index)
-            offsets.append(end)
+            places.append((end, end + nbytes))
             end += padded(nbytes)
     groups: list[tuple[int, ...]] = []
     for indices in large.values():
@@ -248,7 +250,7 @@ def _arrange(plan: object, arrays: Sequence[jax.Array]) -> Arrangement:
     return Arrangement(
         plan=plan,
         small=tuple(small),
-        offsets=tuple(offsets),
+        places=tuple(places),
         small_bytes=end,
         alone=tuple(alone),
         groups=tuple(groups),
