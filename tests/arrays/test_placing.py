@@ -11,8 +11,10 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import raystate
+import raystate.restored
 from raystate.aligned import aligned
-from raystate.arrays import describe, placing, restore_tree, tree
+from raystate.arrays import Holding, MemorySource, copy, describe, hold, memory, placing, restore, restore_tree, tree
 from raystate.arrays import reference as matching
 from raystate.core.errors import ReferenceMismatchError
 from raystate.core.tree import Layout
@@ -103,6 +105,29 @@ def test_thousands_of_small_arrays_are_placed_by_a_program_for_one(mesh, spec, m
         low, high = kept.ctypes.data, kept.ctypes.data + kept.nbytes
         assert not any(low <= shard.data.unsafe_buffer_pointer() < high for shard in got.addressable_shards)
     assert (restored[0].sharding, restored[0].committed) == (wanted.sharding, wanted.committed)
+
+
+def test_small_pieces_of_this_node_are_lent_without_being_dealt_out(monkeypatch):
+    state = {f"w{i}": jnp.full((8, 4), i, jnp.float32) for i in range(50)}
+    described = describe({"state": state})
+    data = np.zeros(described.layout.data_bytes, np.uint8)
+    crcs = copy(hold(described), data)
+    source = MemorySource([Holding(layout=described.layout, data=data, crc32c=crcs)], "state")
+    dealt = Calls(monkeypatch, memory, "share_out")
+    restored = restore_tree(state, described.layout.trees[0], source)
+    assert dealt.number == 0
+    assert all(np.array_equal(restored[name], state[name]) for name in state)
+
+
+def test_a_reference_is_matched_once(monkeypatch, tmp_path):
+    state = {"w": np.arange(6.0), "step": 3}
+    raystate.save(tmp_path / "saved", state, items={"ema": state})
+    calls = [Calls(monkeypatch, owner, "match_reference") for owner in (raystate.restored, restore)]
+    restored = raystate.load(tmp_path / "saved", state)
+    assert np.array_equal(restored["w"], state["w"]) and restored["step"] == 3
+    assert sum(one.number for one in calls) == 1
+    raystate.load(tmp_path / "saved", items={"state": state, "ema": state})
+    assert sum(one.number for one in calls) == 3
 
 
 def test_leaves_alike_are_looked_at_once(mesh, monkeypatch):
