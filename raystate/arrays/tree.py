@@ -204,7 +204,7 @@ def _plan(trees: Mapping[str, Any], leaves: Sequence[Any], structure: Any, proce
     )
 
 
-class _Part(NamedTuple):
+class _PlacedPart(NamedTuple):
     """A piece of a shard, wherever it comes to lie in the slot."""
 
     box: Box
@@ -218,7 +218,7 @@ class _Placed(NamedTuple):
     spec: ArraySpec
     shards: tuple[Shard, ...]
     whole: bool
-    parts: tuple[tuple[_Part, ...], ...]  # per shard
+    parts: tuple[tuple[_PlacedPart, ...], ...]  # per shard
 
 
 class _Builder:
@@ -318,13 +318,13 @@ class _Builder:
         whole = len(shards) == len(value.addressable_shards)
         return _Placed(spec, tuple(shards), whole=whole, parts=tuple(self._parts(spec, shard) for shard in shards))
 
-    def _parts(self, spec: ArraySpec, shard: Shard) -> tuple[_Part, ...]:
+    def _parts(self, spec: ArraySpec, shard: Shard) -> tuple[_PlacedPart, ...]:
         whole, itemsize = Box(shard.start, shard.shape), np.dtype(spec.dtype).itemsize
         # What is compressed is copied in any case.
         boxes = [whole] if self.options.zstd_level is not None else straight_boxes(whole, spec.chunk, itemsize)
         sizes = [box.size * itemsize for box in boxes]
         align = PIECE_ALIGNMENT_BYTES
-        return tuple(_Part(box, nbytes, -(-nbytes // align) * align) for box, nbytes in zip(boxes, sizes, strict=True))
+        return tuple(_PlacedPart(box, nbytes, -(-nbytes // align) * align) for box, nbytes in zip(boxes, sizes, strict=True))
 
     def _chunk(self, shard: tuple[int, ...], value: Any) -> tuple[int, ...]:
         return chunk_shape(shard, value.shape, value.dtype.itemsize, self.options.chunk_bytes)
