@@ -134,7 +134,8 @@ SEARCHED = [name for name in MUTATIONS if name not in DIRECT and name not in KNO
 
 def find(name: str, known: int | None, seeds: int, play_seed: Callable[[int], Result]) -> None:
     """Fail unless a schedule shows the planted bug. The known one is tried first; a long search says which one to write down."""
-    for tries, seed in enumerate((*([] if known is None else [known]), *range(seeds))):
+    first = [] if known is None else [known]
+    for tries, seed in enumerate([*first, *range(seeds)]):
         result = play_seed(seed)
         if not result.ok:
             assert f"seed {seed}" in result.violation
