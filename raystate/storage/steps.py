@@ -68,7 +68,8 @@ class StepFolder:
             raise self._error("assemble", f"its package has no {MARKER}: nobody would ever see it")
         if self.storage.is_directory:
             place = self.storage.local_path(self.name)
-            if os.path.islink(place) or self.storage.exists(self.name) or self.storage.list(self.name, recursive=False):
+            other = os.path.islink(place) or (os.path.exists(place) and not os.path.isdir(place))
+            if other or self.storage.list(self.name, recursive=False):
                 raise self._error("assemble", f"{self.name} is there already: move it away")
             for name, data in package.files.items():
                 self.storage.create_or_same(f"{self.write_prefix}/{name}", data)
