@@ -14,11 +14,14 @@ from raystate.cli.console import StorageArgument, count, out
 from raystate.cli.report_facts import gather
 from raystate.cli.report_page import render
 from raystate.core.errors import ConfigError
+from raystate.storage import owner_of
+
+_PAGE = b"<!doctype html>"  # begins what `render` gives
 
 
 def report(
     storage: StorageArgument,
-    page: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.html", help="the page; one that is there is replaced")],
+    page: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.html", help="the page; a page that is there is replaced")],
 ) -> None:
     """Write a run's story as one HTML page: no network, no scripts, fit to be printed.
 
@@ -31,9 +34,7 @@ def report(
       raystate report gs://bucket/lm --out lm.html
       raystate report runs/lm -o /tmp/lm.html && xdg-open /tmp/lm.html
     """
-    if page.is_dir() or not page.absolute().parent.is_dir():
-        why = "is a folder" if page.is_dir() else "lies in a folder that does not exist"
-        raise ConfigError(f"--out: {page} {why}: name a file, such as report.html", field="out", got=str(page))
+    _check_free(page)
     with count_progress(quiet=False) as progress:
         found = gather(storage, progress)
     _write(page, render(found))
@@ -41,6 +42,33 @@ def report(
     if found.problems:
         out.print(f"[yellow]{count(len(found.problems), 'problem')}[/], the first: {escape(found.problems[0])}")
         raise typer.Exit(1)
+
+
+def _check_free(page: Path) -> None:
+    """Whoever mistypes FILE loses nothing by it: neither a checkpoint nor any other file."""
+    folder = page.absolute().parent
+    why = ""
+    if page.is_dir() or not folder.is_dir():
+        why = (
+            f"{page} {'is a folder' if page.is_dir() else 'lies in a folder that does not exist'}: name a file, such as report.html"
+        )
+    elif owner := owner_of(f"file://{os.path.realpath(folder)}"):
+        why = f"{owner}: write {page.name} to another folder"
+    elif not _may_go(page):
+        why = f"{page} is there, and no HTML page: name another file, or remove that one first"
+    if why:
+        raise ConfigError(f"--out: {why}", field="out", got=str(page))
+
+
+def _may_go(page: Path) -> bool:
+    """Whether nothing is lost with what lies there: nothing, an empty file, or a page."""
+    if not page.is_file():
+        return not page.exists()  # a device is no file
+    try:
+        with page.open("rb") as file:
+            return file.read(len(_PAGE)) in (b"", _PAGE)
+    except OSError:
+        return False
 
 
 def _write(page: Path, text: str) -> None:

@@ -225,6 +225,33 @@ def test_what_cannot_be_told_is_a_sentence(
 
 
 @pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
+@pytest.mark.parametrize(
+    ("out", "sentence"),
+    [
+        ("run/12/_CHECKPOINT_METADATA", "is the storage of a run"),
+        ("run/page.html", "is the storage of a run"),
+        ("run/.raystate/page.html", "is part of the storage of a run"),
+        ("link/page.html", "is the storage of a run"),
+        ("one/state/page.html", "one is a checkpoint"),
+        ("checkpoint_6", "is there, and no HTML page: name another file"),
+    ],
+)
+def test_a_page_takes_nobodys_place(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, sentence: str) -> None:
+    raystate.save(tmp_path / "one", {"w": np.ones(1)})
+    (tmp_path / "link").symlink_to(run / "12/state")
+    (tmp_path / "checkpoint_6").write_bytes(b"\x81\xa1a\x01")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    code, _, complaint = raystate_command(capsys, "report", run, "--out", tmp_path / out)
+    assert code == 2 and "raystate: --out: " in complaint and sentence in complaint
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_page_replaces_the_one_before_and_an_empty_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "page.html").touch()
+    for _ in range(2):
+        report(capsys, run, tmp_path / "page.html")
+
+
 def test_of_a_bucket(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with gcs_backend(tmp_path) as bucket:
         source = open_storage(run)
