@@ -60,8 +60,9 @@ def import_(
 ) -> None:
     """Bring steps into a run, which then goes on from the newest of them.
 
-    Steps are committed through the run's log, after all of them are written. A number that exists is refused, and so is a storage that a
-    run has used, unless --takeover. Nothing in SRC is executed: no pickle is read.
+    Steps are committed through the run's log, after all of them are written. A step that is there already, with the same content, is
+    left as it is: an import that was interrupted may be repeated. A number that exists with another content is refused, and so is a
+    storage that a run has used, unless --takeover. Nothing in SRC is executed: no pickle is read.
     """
     from raystate.transfer import SourceOptions, import_steps, open_source  # it loads JAX
 
@@ -74,10 +75,17 @@ def import_(
     for number, sentences in report.left_out.items():
         for sentence in sentences:
             out.print(f"step {number}: [yellow]left out[/] {sentence}")
-    shown = ", ".join(map(str, report.steps[-10:]))
-    many = f"steps …, {shown}" if len(report.steps) > 10 else f"step{'s' * (len(report.steps) > 1)} {shown}"
-    checked = "verified" if report.verified else "not verified"
-    out.print(f"{many} in {report.url}: {count(report.arrays, 'array')}, {size(report.nbytes)}, {checked}")
+    if report.present:
+        are = "is" if len(report.present) == 1 else "are"
+        out.print(f"{_numbers(report.present)} {are} in {report.url} already, with the same content")
+    if report.steps:
+        checked = "verified" if report.verified else "not verified"
+        out.print(f"{_numbers(report.steps)} in {report.url}: {count(report.arrays, 'array')}, {size(report.nbytes)}, {checked}")
+
+
+def _numbers(steps: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, steps[-10:]))
+    return f"steps …, {shown}" if len(steps) > 10 else f"step{'s' * (len(steps) > 1)} {shown}"
 
 
 import_.__doc__ = f"{inspect.cleandoc(import_.__doc__ or '')}\n\n{_EXAMPLES}"

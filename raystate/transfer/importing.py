@@ -32,6 +32,7 @@ from raystate.storage import (
     assumed_dead,
     data_objects,
     foreign_steps,
+    marked_save,
     open_storage,
     pinned_steps,
     visible_steps,
@@ -40,6 +41,7 @@ from raystate.transfer.description import check_tree
 from raystate.transfer.incoming import IncomingStep
 from raystate.transfer.orbax_tree import check_written, with_our_chunks, write_tree
 from raystate.transfer.progress import Progress, Tally, ignore
+from raystate.transfer.same import has_same
 
 WRITER = "import."  # begins the log's name for a process that imports
 _APPEND_TRIES = 5
@@ -53,6 +55,7 @@ class ImportReport:
         url: of the run's storage.
         run: its name.
         steps: that are in it now, ascending, and were not before.
+        present: that were in it before with the very same content, so that nothing had to be done.
         arrays, nbytes: of all these steps.
         left_out: step -> items that were not brought along, one sentence each.
         verified: whether everything was read back.
@@ -65,6 +68,7 @@ class ImportReport:
     nbytes: int
     left_out: dict[int, tuple[str, ...]]
     verified: bool
+    present: tuple[int, ...] = ()
 
 
 def import_steps(
@@ -76,7 +80,7 @@ def import_steps(
     verify: bool = True,
     progress: Progress = ignore,
 ) -> ImportReport:
-    """Bring steps into a run's storage, which may be empty.
+    """Bring steps into a run's storage, which may be empty. Steps that it has already are left as they are: an import may be repeated.
 
     Args:
         dst: a directory or gs://….
@@ -87,7 +91,7 @@ def import_steps(
         progress: is told how far each step is.
 
     Raises:
-        ConfigError: a step's number exists, or a step can't be kept. RunInUseError: a run has used this storage.
+        ConfigError: a step's number exists with another content, or a step can't be kept. RunInUseError: a run has used this storage.
         StaleAttemptError: somebody else has claimed the run meanwhile; no further step was committed.
         StorageError, CorruptCheckpointError: nothing is committed, unless the message names steps that are.
     """
@@ -97,12 +101,12 @@ def import_steps(
     first = next(arriving, None)  # a mistake in SRC shows before anything is claimed
     if first is None:
         raise ConfigError("src: there is no step to import", field="src")
-    _refuse_taken(storage, first.step)
     for tree in first.trees.values():
         check_tree(tree)
+    same = _same_save(storage, first, progress)
     importer = _Importer(storage, run, verify, progress)
     try:
-        importer.write(first)
+        importer.write(first, same=same)
         for step in arriving:
             importer.write(step)
     except BaseException:
@@ -122,11 +126,32 @@ def _refuse_used(storage: Storage, takeover: bool) -> None:
     raise RunInUseError(message, run=tail.run, storage=storage.url)
 
 
-def _refuse_taken(storage: Storage, step: int) -> None:
-    if step in visible_steps(storage) or (storage.is_directory and storage.list(str(step), recursive=False)):
-        raise ConfigError(
-            f"step {step} exists in {storage.url}: give another number with --step, or delete it first", field="step", got=step
-        )
+@dataclass(frozen=True)
+class _Same:
+    """What was found to be the same step: the save that wrote it; None: stock Orbax did."""
+
+    save: str | None
+
+
+def _same_save(storage: Storage, step: IncomingStep, progress: Progress) -> _Same | None:
+    """The step of this number that is there, if it is the same; None: there is none.
+
+    Raises:
+        ConfigError: it has another content.
+    """
+    number = step.step
+    if number in visible_steps(storage):
+        save = marked_save(storage, number)
+        if has_same(storage, step, progress):
+            return _Same(save)
+    elif not (storage.is_directory and storage.list(str(number), recursive=False)):
+        return None
+    raise ConfigError(
+        f"step {number} exists in {storage.url}, with another content: give another number with --step, or delete it first; of a "
+        "directory of steps --step N brings another one alone",
+        field="step",
+        got=number,
+    )
 
 
 @dataclass(kw_only=True)
@@ -149,6 +174,7 @@ class _Importer:
         self._log = RunLog(storage)
         self._writer = f"{WRITER}{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
         self._written: list[_WrittenStep] = []
+        self._present: list[int] = []
         self._carried: set[IntentKey] = set()
         storage.self_test()
 
@@ -164,8 +190,15 @@ class _Importer:
 
     # ------------------------------------------------------------ before anything is committed
 
-    def write(self, step: IncomingStep) -> None:
-        """Write a step under unique names, with its package."""
+    def write(self, step: IncomingStep, *, same: _Same | None = None) -> None:
+        """Write a step under unique names, with its package; or note that it is there.
+
+        Args:
+            same: what was found to be the same step before the run was claimed.
+        """
+        if self._has(step, same):
+            self._present.append(step.step)
+            return
         if (why := self._refusal(step.step)) is not None:
             raise ConfigError(f"{why}; give another number with --step, or delete it first", field="step", got=step.step)
         trees = [with_our_chunks(tree) for tree in step.trees.values()]
@@ -219,6 +252,13 @@ class _Importer:
         written.folder.put_package(package)
         written.package = package
 
+    def _has(self, step: IncomingStep, same: _Same | None) -> bool:
+        """Only what is live counts: another step may be visible still, though its removal is decided."""
+        live = next((one for one in self._tail.live if one.step == step.step), None)
+        if live is None or (same is not None and same.save == live.save):
+            return live is not None
+        return _same_save(self._storage, step, self._progress) is not None
+
     def discard(self) -> None:
         """Remove what was written; the first error is the one to tell."""
         for written in self._written:
@@ -252,6 +292,7 @@ class _Importer:
             nbytes=sum(total_bytes(tree) for written in steps for tree in written.trees),
             left_out={one.incoming.step: one.incoming.left_out for one in steps if one.incoming.left_out},
             verified=self._verify,
+            present=tuple(sorted(self._present)),
         )
 
     def _commit(self, written: _WrittenStep) -> None:

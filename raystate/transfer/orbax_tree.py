@@ -78,7 +78,7 @@ def check_written(
     there = {leaf.name: index for index, leaf in enumerate(reader.tree(tree.item).leaves)}
     for leaf in tree.leaves:
         found = reader.tree(tree.item).leaves[there[leaf.name]] if leaf.name in there else None
-        if found is None or _essence(found) != _essence(leaf):
+        if found is None or essence(found) != essence(leaf):
             raise CorruptCheckpointError(f"{what}: leaf {leaf.name!r} was not read back as it was written", path=leaf.name)
 
     def read(requests: list[Request]) -> list[np.ndarray]:
@@ -93,7 +93,8 @@ def check_written(
         on_bytes(sum(part.nbytes for part in parts))
 
 
-def _essence(leaf: LeafSpec) -> tuple[Any, ...]:
+def essence(leaf: LeafSpec) -> tuple[Any, ...]:
+    """What makes a leaf the same in two steps, beside the elements of its array."""
     array = leaf.array
     described = None if array is None else (array.shape, array.dtype, array.key_impl if array.typestr == "jax.Array" else None)
     return leaf.path, leaf.kind, repr(leaf.value), described

@@ -413,12 +413,12 @@ def test_row22_a_manager_goes_on_from_what_was_imported() -> None:
 
 def test_row22_numbers_that_exist_are_refused(tmp_path: Path) -> None:
     import_steps(tmp_path, steps_in_memory(5))
-    before = files(tmp_path)
+    before, another = files(tmp_path), IncomingStep.from_tree(5, tree(6))
     with pytest.raises(ConfigError, match=r"step 5 exists in .*: give another number with --step, or delete it first"):
-        import_steps(tmp_path, steps_in_memory(5))
+        import_steps(tmp_path, [another])
     assert files(tmp_path) == before
-    with pytest.raises(ConfigError, match="step 5 is committed already"):
-        import_steps(tmp_path, steps_in_memory(6, 5))
+    with pytest.raises(ConfigError, match="step 5 exists in"):
+        import_steps(tmp_path, [*steps_in_memory(6), another])
     with pytest.raises(ConfigError, match="step 6 comes twice"):
         import_steps(tmp_path, steps_in_memory(6, 6))
     assert raystate.Reader(tmp_path).all_steps() == [5]
