@@ -26,7 +26,7 @@ from raystate.orbax.save_policies import save_rules
 from raystate.storage.url import canonical_url
 
 AUTOMATIC_SAVE_EVERY_S = 600.0  # the durable interval when no save rule is given
-SECTION = "state"  # of a YAML file that also holds the job's own settings
+SMALLEST_MEMORY = 1 << 20  # bytes that `host_memory` can mean
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NaturalInt = Annotated[int, Field(ge=0)]
@@ -84,7 +84,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             as much host memory again. Where there are fewer other hosts, there are as many copies as these; on one host there is none.
         domain_labels: names of Ray node labels that say which nodes are lost together: a node's failure domain is the first of them
             that it has. A node with none is a domain of its own.
-        host_memory: cap per node over all runs: percent of the node's memory (`"40%"`), bytes (an int) or a size (`"8GiB"`).
+        host_memory: cap per node over all runs, at least 1 MiB: percent of the node's memory (`"40%"`), bytes (an int) or a size
+            (`"8GiB"`).
         arena_dir: absolute directory for the snapshots; None: the system's shared memory.
         record_dir: absolute directory on the Coordinator's node for the record of its decisions, which `raystate story` tells, at most
             6 MiB for a run; None: `raystate` among Ray's logs.
@@ -189,7 +190,9 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         Raises:
             ConfigError: the file can't be read, or a field is bad; names file, section and field.
         """
-        section = _read_section(Path(path))
+        from raystate.config_file import SECTION, read_section  # it loads yaml
+
+        section = read_section(Path(path))
         try:
             return cls(**dict[str, Any]({**section, **overrides}))
         except ConfigError as error:
@@ -254,7 +257,9 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     @pydantic.field_validator("host_memory", mode="before")
     @classmethod
     def _host_memory_is_a_size(cls, value: Any) -> str | int:
-        parse_memory(value, total_bytes=1 << 40)  # its ConfigError names the field already
+        size = parse_memory(value, total_bytes=1 << 40)  # its ConfigError names the field already
+        if size < SMALLEST_MEMORY and "%" not in str(value):
+            raise ValueError(f'that is {size} bytes; at least 1 MiB, "8GiB" is a size, and "40%" is percent of the node\'s memory')
         return value
 
     @pydantic.field_validator("domain_labels", mode="before")
@@ -343,30 +348,6 @@ def _check_policy(value: Any, method: str, protocol: str) -> Any:
     if value is not None and (isinstance(value, type) or not callable(getattr(value, method, None))):
         raise ValueError(f"must be an Orbax {protocol} object (with a `{method}` method) or None")
     return value
-
-
-def _read_section(path: Path) -> dict[str, Any]:
-    import yaml  # only this function needs it
-
-    facts = {"file": str(path), "section": SECTION}
-    try:
-        raw: object = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: can't be read: {error.strerror or error}", **facts) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}", **facts) from error
-    top = _mapping(raw)
-    if top is None or SECTION not in top:
-        found = ", ".join(top) if top is not None else f"a {type(raw).__name__}"
-        raise ConfigError(f"{path}: has no section {SECTION!r} at the top level (found: {found or 'nothing'})", **facts)
-    section = _mapping(top[SECTION])
-    if section is None:
-        raise ConfigError(f"{path}: section {SECTION!r} must hold `field: value` lines, not {top[SECTION]!r}", **facts)
-    return section
-
-
-def _mapping(raw: object) -> dict[str, Any] | None:
-    return {str(name): value for name, value in cast("dict[object, Any]", raw).items()} if isinstance(raw, dict) else None
 
 
 def _is_http_base(url: str) -> bool:

@@ -61,6 +61,8 @@ BAD: list[tuple[Mapping[str, Any], str, str]] = [
     ({"host_memory": 0.4}, "host_memory", "0.4"),
     ({"host_memory": True}, "host_memory", "True"),
     ({"host_memory": None}, "host_memory", "None"),
+    ({"host_memory": 40}, "host_memory", "that is 40 bytes"),
+    ({"host_memory": "1000 kB"}, "host_memory", '"40%" is percent'),
     ({"arena_dir": "relative/dir"}, "arena_dir", "absolute"),
     ({"arena_dir": 7}, "arena_dir", "absolute"),
     ({"record_dir": "logs"}, "record_dir", "absolute"),
@@ -202,6 +204,16 @@ def test_from_file_with_overrides(tmp_path: Path):
         ("state: 7\n", ["section 'state'", "7"]),
         ("state:\n", ["section 'state'", "None"]),
         ("state: {\n", ["not YAML", "line"]),
+        (
+            "state:\n  run: lm\n  save_every_steps: 100\n  storage: /x\n  save_every_steps: 5\n",
+            ["section 'state': save_every_steps is there twice, in lines 3 and 5"],
+        ),
+        ("state: {run: a}\nstate: {run: b}\n", ["section 'state' is there twice, in lines 1 and 2"]),
+        ("state: {storage: /x, run: lm, keep_last: 010}\n", ["keep_last: 010 is 8 in YAML", "octal"]),
+        ("state: {storage: /x, run: lm, keep_best: 1:30}\n", ["keep_best: 1:30 is 90 in YAML", "base 60"]),
+        ("state: {storage: /x, run: lm, save_every_s: 1:30.5}\n", ["save_every_s: 1:30.5 is 90.5 in YAML"]),
+        ("a: &a {storage: /x, run: lm, replicas: 01}\nstate: {<<: *a}\n", ["replicas: 01 is 1 in YAML"]),
+        ("state: {storage: /x, run: lm, host_memory: 40}\n", ["host_memory = 40: that is 40 bytes", '"40%" is percent']),
     ],
 )
 def test_bad_file_is_named(tmp_path: Path, text: str, said: list[str]):
@@ -211,6 +223,13 @@ def test_bad_file_is_named(tmp_path: Path, text: str, said: list[str]):
     assert caught.value.file == str(path)
     assert caught.value.section == "state"
     assert all(part in caught.value.message for part in [str(path), *said])
+
+
+def test_what_a_file_may_say(tmp_path: Path):
+    """What a section brings along may be given anew there, other sections are the job's own, and 0 is no octal number."""
+    text = "a: &a {storage: /x, run: lm, replicas: 2}\njob: {n: 1, n: 2, time: 1:30}\nstate: {<<: *a, replicas: 0, run: '010'}\n"
+    got = StateConfig.from_file(write(tmp_path, text))
+    assert got == StateConfig(storage="/x", run="010", replicas=0)
 
 
 def test_missing_file_is_named(tmp_path: Path):
