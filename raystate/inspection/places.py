@@ -56,10 +56,11 @@ class Checkpoints:
 
     def __init__(self, url: StorageUrl):
         self.storage = open_storage(url)
-        if self.storage.is_directory and self.storage.local_path("").is_file() and self.single is None:
+        path = self.storage.local_path("") if self.storage.is_directory else None
+        if path is not None and path.exists() and not path.is_dir() and self.single is None:
+            what = "a file, and none that flax wrote" if path.is_file() else "neither a directory nor the file of a checkpoint"
             raise ConfigError(
-                f"storage: {self.storage.url} is a file, and none that flax wrote; expected the directory of a run, of a step or of one "
-                "checkpoint",
+                f"storage: {self.storage.url} is {what}; expected the directory of a run, of a step or of one checkpoint",
                 field="storage",
                 got=self.storage.url,
             )

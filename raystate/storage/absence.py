@@ -26,8 +26,8 @@ def why_empty(storage: Storage) -> str:
     if is_missing(storage):
         close = _close(storage)
         return "there is nothing at that path" + (f"; did you mean {close}?" if close else "")
-    if storage.is_directory and storage.local_path("").is_file():
-        return "it is a file, not a directory"
+    if storage.is_directory and not storage.local_path("").is_dir():
+        return "it is a file, not a directory" if storage.local_path("").is_file() else "it is no directory"
     return "" if storage.list(recursive=False) else "it is an empty directory"
 
 

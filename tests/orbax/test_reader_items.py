@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import raystate
 from raystate.core.errors import ConfigError, CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError
 from raystate.core.log import claim_entry
 from raystate.core.messages import LogEntry
-from raystate.storage import RunLog, Storage, foreign_checkpoints, foreign_steps, open_storage
+from raystate.storage import RunLog, Storage, foreign_checkpoints, foreign_steps, open_storage, why_empty
 from raystate.storage.names import log_name
 from tests.orbax.published import publish
 from tests.patience import PATIENCE_S
@@ -352,3 +353,8 @@ def test_a_path_that_was_mistyped_does_not_look_like_an_empty_run(tmp_path: Path
                 call(path)
     with pytest.raises(ConfigError, match=r"notes.txt is a file, and none that flax wrote; expected the directory of a run"):
         raystate.Reader(file)
+    os.mkfifo(tmp_path / "pipe_6")
+    for path in (tmp_path / "pipe_6", "/dev/null"):
+        with pytest.raises(ConfigError, match=r"is neither a directory nor the file of a checkpoint; expected the directory"):
+            raystate.Reader(path)
+        assert why_empty(open_storage(path)) == "it is no directory"
