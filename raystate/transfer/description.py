@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -27,6 +28,7 @@ MOST_DIMENSIONS = 32  # TensorStore's
 MOST_ARRAY_BYTES = 1 << 60
 ROOT = "value"  # the name of a tree that is one array
 
+_OURS = re.compile(r'\s*\{\s*"version"\s*:')
 _KINDS = ("array", "scalar", "string", "none", "dict", "list")
 _SCALARS = {"bool": bool, "int64": int, "float64": float}
 
@@ -108,6 +110,11 @@ def describe_tree(tree: TreeSpec, step: int) -> str:
             extra = scalar_array(leaf.value).dtype.name
         nodes.append([leaf.path, leaf.kind, extra])
     return json.dumps({"version": VERSION, "step": step, "item": tree.item, "nodes": nodes}, separators=(",", ":"))
+
+
+def is_description(text: str) -> bool:
+    """Whether a text may be ours, by how it begins: other tools may have written anything under our name."""
+    return _OURS.match(text) is not None
 
 
 @dataclass(frozen=True, kw_only=True)

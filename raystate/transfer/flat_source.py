@@ -20,6 +20,7 @@ from raystate.transfer.description import (
     MOST_DESCRIPTION_BYTES,
     DescribedTree,
     KeptAs,
+    is_description,
     leaf_name,
     parse_description,
     tree_of_names,
@@ -53,7 +54,7 @@ def safetensors_step(fs: Any, folder: str, names: Sequence[str], *, step: int | 
     Args:
         names: of the files; or one index.
     """
-    description: str | bytes | None = None
+    description: str | None = None
     expected: dict[str, str] | None = None
     if len(names) == 1 and names[0].endswith(INDEX_SUFFIX):
         with storage_errors("read", f"{folder}/{names[0]}"), _open(fs, f"{folder}/{names[0]}" if folder else names[0]) as file:
@@ -75,6 +76,8 @@ def safetensors_step(fs: Any, folder: str, names: Sequence[str], *, step: int | 
     if expected is not None and set(expected) != set(files):
         unlike = sorted(set(expected) ^ set(files))[:5]
         raise CorruptCheckpointError(f"{what}: the index and the files don't agree, such as on {unlike}", path=what)
+    if description is not None and not is_description(description):
+        description = None
     found = {name: file.tensors[name].stored for name, file in files.items()}
 
     def read(name: str, start: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:

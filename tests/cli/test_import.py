@@ -164,6 +164,20 @@ def test_row22_safetensors_of_others(tmp_path: Path) -> None:
         bring(tmp_path / "clash.safetensors", tmp_path / "new", step=2)
 
 
+@pytest.mark.parametrize("text", ["junk", "", "{", "[1]", '{"by": "another"}'])
+def test_row22_what_others_wrote_under_our_name_is_no_description(tmp_path: Path, text: str) -> None:
+    safetensors.numpy.save_file({"a.b": np.ones(2)}, tmp_path / "m.safetensors", metadata={"raystate": text})
+    bring(tmp_path / "m.safetensors", tmp_path / "one", step=1)
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    safetensors.numpy.save_file({"a.b": np.ones(2)}, shards / "x.safetensors")
+    index = {"metadata": {"raystate": text}, "weight_map": {"a.b": "x.safetensors"}}
+    (shards / "model.safetensors.index.json").write_text(json.dumps(index))
+    bring(shards, tmp_path / "many", step=1)
+    for run in ("one", "many"):
+        assert np.array_equal(raystate.load(tmp_path / run)["a"]["b"], np.ones(2))
+
+
 def test_row22_npz_of_others(tmp_path: Path) -> None:
     np.savez_compressed(
         tmp_path / "w.npz", **{"a.b": np.asfortranarray(np.arange(12).reshape(3, 4)), "big": np.arange(5, dtype=">i4"), "x": 2.5}
@@ -219,7 +233,9 @@ HOSTILE = {
     "twice": (tensors(b'{"a":1,"a":2}'), "twice"),
     "dtype": (tensors({"a": entry(dtype="O")}, b"1234"), "can't be read"),
     "metadata": (tensors({"__metadata__": {"a": {}}}), "something else than texts"),
-    "description": (tensors({"__metadata__": {"raystate": "{"}, "a": entry()}, b"1234"), "description by raystate can't be read"),
+    "description": (
+        tensors({"__metadata__": {"raystate": '{"version":1'}, "a": entry()}, b"1234"), "description by raystate can't be read"
+    ),
     "another's": (
         tensors(
             {"__metadata__": {"raystate": json.dumps({"version": 1, "step": 1, "item": "state", "nodes": [[["b"], "none", None]]})},
