@@ -23,6 +23,7 @@ from raystate.compat import flax_several
 from raystate.compat.flax_directory import FlaxDirectory
 from raystate.compat.flax_errors import CheckpointNotFoundError, OutdatedCheckpointError, TargetError, TargetMismatchError
 from raystate.compat.flax_reading import read
+from raystate.compat.flax_turns import Turn
 from raystate.compat.flax_writing import prepare
 from raystate.core.errors import ConfigError
 from raystate.legacy import natural_sort, safe_normpath
@@ -96,6 +97,8 @@ def save_checkpoint(
     It is a folder with one Orbax tree, as flax's default backend writes it, with a crc32c in each chunk. A single array or number, and
     everything while flax's option `flax_use_orbax_checkpointing` is off, becomes a msgpack file, which has no checksums.
 
+    Saves of one process to a directory happen in the order of their calls: one waits for those under way, for an hour at most.
+
     Args:
         ckpt_dir: a directory, gs://…, file://… or a PathLike.
         target: a pytree of arrays, numbers and strings, or a single one.
@@ -114,7 +117,8 @@ def save_checkpoint(
         OutdatedCheckpointError: (an InvalidCheckpointError of flax's, and a ValueError) the step exists and `overwrite` is False; or
             the checkpoint would be removed at once, being older than those that are kept; or, with flax's option off, it is older.
         TargetError: (a ValueError) there is nothing to save, or a leaf can't be saved.
-        ConfigError: also for the storage of a run, or the folder of a checkpoint. StorageError.
+        ConfigError: also for the storage of a run, or the folder of a checkpoint.
+        StorageError: storage failed, or an earlier save to the directory does not end.
     """
     began_s = time.time()
     monitoring.record_event("/jax/flax/checkpoint/save")
@@ -131,19 +135,22 @@ def save_checkpoint(
     if jax.process_count() > 1:
         flax_several.save(directory, name, target, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
     else:
-        if directory.storage.is_directory:
-            put_back(directory.storage)
-        directory.check_order(name, overwrite=overwrite, strict=as_msgpack, keep=keep, keep_every_n_steps=keep_every_n_steps)
-        content = prepare(target, as_msgpack=as_msgpack, copy=async_manager is not None)
+        with Turn(directory.storage.url) as turn:
+            if directory.storage.is_directory:
+                put_back(directory.storage)
+            there = directory.check_order(
+                name, overwrite=overwrite, strict=as_msgpack, keep=keep, keep_every_n_steps=keep_every_n_steps
+            )
+            content = prepare(target, as_msgpack=as_msgpack, copy=async_manager is not None)
 
-        def write() -> None:
-            content.write(directory.storage, name)
-            directory.clean(name, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
+            def write() -> None:
+                content.write(directory.storage, name)
+                directory.clean(name, there, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
 
-        if async_manager is None:
-            write()
-        else:
-            async_manager.save_async(write)
+            if async_manager is None or turn.is_nested:  # beside the save that it interrupted it would be out of order
+                write()
+            else:
+                turn.go_on_in_background(async_manager, write)
     monitoring.record_event_duration_secs(_WRITTEN, time.time() - began_s)
     return path
 

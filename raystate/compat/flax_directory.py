@@ -58,7 +58,7 @@ class FlaxDirectory:
         # Where nothing can be renamed a folder is complete when its marker is there.
         return not info.is_folder or self.storage.is_directory or self.storage.exists(f"{info.name}{MARKER}")
 
-    def check_order(self, name: str, *, overwrite: bool, strict: bool, keep: int, keep_every_n_steps: int | None) -> None:
+    def check_order(self, name: str, *, overwrite: bool, strict: bool, keep: int, keep_every_n_steps: int | None) -> list[str]:
         """Refuse what flax refuses.
 
         Args:
@@ -66,12 +66,15 @@ class FlaxDirectory:
             overwrite, keep, keep_every_n_steps: see `save_checkpoint`.
             strict: nothing may be saved before what is there.
 
+        Returns:
+            What is there, for `clean`.
+
         Raises:
             OutdatedCheckpointError: it is there; or it would be removed at once, since newer ones are kept and it is not.
         """
-        if overwrite:
-            return
         names, path = self.names(), self.path_of(name)
+        if overwrite:
+            return names
         ways_out = "save with overwrite=True, which also removes what is newer, or to another directory"
         if name in names:
             raise OutdatedCheckpointError(f"{path} already exists: {ways_out}", path=path)
@@ -81,10 +84,16 @@ class FlaxDirectory:
         if name in removed([*names, name], name, overwrite=False, keep=keep, keep_every_n_steps=keep_every_n_steps):
             text = f"{path} is older than {after[-1]}, and only {keep} are kept: it would be removed at once"
             raise OutdatedCheckpointError(f"{text}; {ways_out}, or with a larger keep", path=path)
+        return names
 
-    def clean(self, name: str, *, overwrite: bool, keep: int, keep_every_n_steps: int | None) -> None:
-        """Remove what this save replaces and what is not kept. What a process that died left of a step that goes, goes with it."""
-        for old in removed(self.names(), name, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps):
+    def clean(self, name: str, there: list[str], *, overwrite: bool, keep: int, keep_every_n_steps: int | None) -> None:
+        """Remove what this save replaces and what is not kept. What a process that died left of a step that goes, goes with it.
+
+        Args:
+            there: what `check_order` found: what came later (a signal's handler saved, or another process) was not meant by `overwrite`.
+        """
+        names = [found for found in self.names() if not overwrite or found == name or found in there]
+        for old in removed(names, name, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps):
             self.remove(old)
 
     def remove(self, name: str) -> None:

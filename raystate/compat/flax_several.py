@@ -27,12 +27,12 @@ def save(directory: FlaxDirectory, name: str, target: Any, *, overwrite: bool, k
         UserWarning,
         stacklevel=4,
     )
-    directory.check_order(name, overwrite=overwrite, strict=False, keep=keep, keep_every_n_steps=keep_every_n_steps)
+    there = directory.check_order(name, overwrite=overwrite, strict=False, keep=keep, keep_every_n_steps=keep_every_n_steps)
     sync_global_devices("raystate:flax_checkpoints:checked")  # before the first of them writes
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(_for_orbax(directory.path_of(name)), target, force=overwrite)
     if jax.process_index() == 0:
-        directory.clean(name, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
+        directory.clean(name, there, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
     sync_global_devices("raystate:flax_checkpoints:cleaned")
 
 

@@ -126,7 +126,7 @@ class _Place:
         self._made: tuple[str, int, int] | None = None  # what tells it from what it replaces
 
     def __enter__(self) -> _Place:
-        # One program saves to a directory of flax's, so what has such a name was left by one that died.
+        # One program saves to a directory of flax's, one save at a time (flax_turns): what has such a name was left by one that died.
         alone = not os.path.lexists(self._storage.local_path(self._name))  # then what could not be put back is all that there is
         for info in self._storage.list(recursive=False):
             if info.name.startswith(f"{self._name}.{ORBAX_TEMPORARY}-") and not (alone and info.name.rstrip("/").endswith(OLD)):

@@ -1,0 +1,138 @@
+"""Saves of one process to one directory take effect in the order of their calls, whatever manager they were given."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax.errors import InvalidCheckpointError
+
+import raystate
+from raystate.compat import flax_checkpoints as ours
+from raystate.compat import flax_turns
+
+OLD, NEW = {"a": np.zeros(3)}, {"a": np.ones(3)}
+
+
+class Gate:
+    """Managers whose background saves begin when it opens: when another save waits for them, or with `open`."""
+
+    def __init__(self) -> None:
+        self._opened = threading.Event()
+
+    def open(self) -> None:
+        self._opened.set()
+
+    def opens_as_a_save_waits(self, record: logging.LogRecord) -> bool:
+        if "waits for the one before" in record.getMessage():
+            self.open()
+        return True
+
+    def manager(self) -> ours.AsyncManager:
+        manager = ours.AsyncManager()
+        manager.executor.submit(self._opened.wait, 60)  # before its first save
+        return manager
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate, logger = Gate(), flax_turns.logger
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addFilter(gate.opens_as_a_save_waits)
+    yield gate
+    gate.open()
+    logger.removeFilter(gate.opens_as_a_save_waits)
+    logger.setLevel(before)
+
+
+def restored(folder: Path, step: int | None = None) -> list[float]:
+    return ours.restore_checkpoint(folder, None, step)["a"].tolist()
+
+
+def test_row17_an_overwrite_in_the_background_leaves_what_was_saved_after_its_call(tmp_path: Path, gate: Gate):
+    ours.save_checkpoint(tmp_path, OLD, 1)
+    manager = gate.manager()
+    ours.save_checkpoint(tmp_path, NEW, 1, keep=5, overwrite=True, async_manager=manager)
+    ours.save_checkpoint(tmp_path, NEW, 2, keep=5)
+    gate.open()
+    manager.wait_previous_save()
+    assert ours.available_steps(tmp_path) == [1, 2] and restored(tmp_path, 1) == [1, 1, 1]
+
+
+def test_row17_of_two_saves_of_a_step_the_one_that_was_called_last_stays(tmp_path: Path, gate: Gate):
+    manager = gate.manager()
+    ours.save_checkpoint(tmp_path, OLD, 1, async_manager=manager)
+    (tmp_path.parent / "link").symlink_to(tmp_path)  # another spelling of the directory
+    ours.save_checkpoint(tmp_path.parent / "link", NEW, 1, overwrite=True)
+    gate.open()
+    manager.wait_previous_save()
+    assert os.listdir(tmp_path) == ["checkpoint_1"] and restored(tmp_path) == [1, 1, 1]
+
+
+def test_row17_saves_of_two_managers_happen_in_the_order_of_their_calls(tmp_path: Path, gate: Gate):
+    managers = [gate.manager(), ours.AsyncManager()]
+    ours.save_checkpoint(tmp_path, OLD, 1, async_manager=managers[0])
+    with pytest.raises(InvalidCheckpointError, match="checkpoint_1 already exists"):
+        ours.save_checkpoint(tmp_path, NEW, 1, async_manager=managers[1])
+    gate.open()
+    for manager in managers:
+        manager.wait_previous_save()
+    assert restored(tmp_path) == [0, 0, 0]
+
+
+def test_row17_a_save_that_never_ends_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gate = Gate()  # nothing opens it but the test
+    manager = gate.manager()
+    ours.save_checkpoint(tmp_path, OLD, 1, async_manager=manager)
+    ours.save_checkpoint(tmp_path / "elsewhere", NEW, 1)  # waits for nothing
+    monkeypatch.setattr(flax_turns, "WAIT_S", 0.01)
+    with pytest.raises(raystate.StorageError, match=rf"an earlier save to file://{tmp_path} has been under way .* 0.01 s"):
+        ours.save_checkpoint(tmp_path, NEW, 2)
+    monkeypatch.undo()
+    gate.open()
+    ours.save_checkpoint(tmp_path, NEW, 2)
+    manager.wait_previous_save()
+    assert restored(tmp_path) == [1, 1, 1]
+
+
+def test_row17_saves_that_fail_or_never_begin_hold_up_nothing(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(flax_turns, "WAIT_S", 0.01)
+    manager = gate.manager()
+    ours.save_checkpoint(tmp_path, OLD, 1, async_manager=manager)
+    assert manager.save_future is not None and manager.save_future.cancel()
+    with pytest.raises(raystate.RaystateError, match="nothing to save"):
+        ours.save_checkpoint(tmp_path, {}, 1)
+    ended = ours.AsyncManager()
+    ended.executor.shutdown()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        ours.save_checkpoint(tmp_path, OLD, 1, async_manager=ended)
+    ours.save_checkpoint(tmp_path, NEW, 1)
+    assert restored(tmp_path) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_row17_a_signals_handler_may_save_while_a_save_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
+):
+    """It runs in the thread that saves, between two of its instructions: here as the checkpoint is renamed."""
+    monkeypatch.setattr(flax_turns, "WAIT_S", 0.01)
+    ours.save_checkpoint(tmp_path, OLD, 1)
+    manager = ours.AsyncManager() if in_background else None
+    whole, calls = os.rename, iter([True])
+
+    def rename(source: str, target: str) -> None:
+        whole(source, target)
+        if next(calls, False):
+            ours.save_checkpoint(tmp_path, NEW, 3, keep=5, async_manager=manager)
+            assert ours.available_steps(tmp_path) == [1, 2, 3]
+
+    monkeypatch.setattr(os, "rename", rename)
+    ours.save_checkpoint(tmp_path, NEW, 2, keep=5, overwrite=True)
+    assert next(calls, None) is None, "no handler ran"
+    assert ours.available_steps(tmp_path) == [1, 2, 3], "it was not there when the overwrite was called"
