@@ -59,7 +59,7 @@ def _state_dict(content: StepContent) -> Any:
 
 def _as_target(content: StepContent, target: Any) -> Any:
     """What the target has and the checkpoint has not stays the target's; shapes are the checkpoint's; dtypes are the target's where
-    it has any jax.Array."""
+    it has anything with a sharding. What is abstract and has none becomes a numpy array."""
     stored = {names(leaf.path): leaf for leaf in content.trees[STATE].leaves}
     flat, structure = jax.tree_util.tree_flatten_with_path(target)
     on_devices = any(_is_placed(value) for _, value in flat)
@@ -83,9 +83,11 @@ def _wanted(value: Any, stored: LeafSpec | None, path: Path, *, cast: bool) -> A
             text = f"{shown(path)} {what}, and the target's is abstract: give it a value"
             raise TargetMismatchError(text, path=shown(path))
         return ...
-    if _is_placed(value) or isinstance(value, jax.ShapeDtypeStruct):
+    is_abstract = isinstance(value, jax.ShapeDtypeStruct)
+    is_number = stored.array is not None or stored.kind == "scalar"
+    if _is_placed(value) or (is_abstract and (_is_key(value) or not is_number)):
         return value
-    is_numpy = isinstance(value, np.ndarray | np.generic)
+    is_numpy = is_abstract or isinstance(value, np.ndarray | np.generic)
     if stored.array is None:
         number = np.asarray(stored.value)
         return number.astype(value.dtype) if is_numpy and cast else number if is_numpy and stored.kind == "scalar" else stored.value
@@ -97,6 +99,10 @@ def _wanted(value: Any, stored: LeafSpec | None, path: Path, *, cast: bool) -> A
 
 def _is_placed(value: Any) -> bool:
     return isinstance(value, jax.Array) or getattr(value, "sharding", None) is not None
+
+
+def _is_key(value: jax.ShapeDtypeStruct) -> bool:
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 # ---------------------------------------------------------------- a msgpack file

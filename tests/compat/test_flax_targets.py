@@ -1,0 +1,79 @@
+"""What a target of flax's asks for and gets: beside stock flax."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.training import checkpoints as stock
+
+import raystate
+from raystate.compat import flax_checkpoints as ours
+
+STORED = {
+    "complex": np.arange(3) * 1j,
+    "wide": np.array([2**40, 1, 2]),
+    "third": np.arange(3, dtype=np.float32) / 3,
+    "placed": jnp.arange(3.0),
+    "int": 2**62,
+    "float": 2.5,
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sharding info not provided|Couldn't find sharding info")
+        warnings.filterwarnings("ignore", category=np.exceptions.ComplexWarning)
+        yield
+
+
+def same(got: Any, wanted: Any) -> None:
+    assert got.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert type(got[key]) is type(value) and got[key].dtype == value.dtype, (key, got[key], value)
+        assert got[key].shape == value.shape and np.asarray(got[key]).tobytes() == np.asarray(value).tobytes(), key
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["without shardings", "beside a jax.Array"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.bfloat16])
+def test_row17_an_abstract_target_without_a_sharding_gets_what_flax_gives(tmp_path: Path, dtype: Any, placed: bool):
+    tree = {**STORED, "beside": np.arange(2.0)}
+    stock.save_checkpoint(tmp_path / "stock", tree, 1)
+    ours.save_checkpoint(tmp_path / "ours", tree, 1)
+    target = {**dict.fromkeys(STORED, jax.ShapeDtypeStruct((3,), dtype)), "beside": jnp.zeros(2) if placed else np.zeros(2)}
+    for folder in ("stock", "ours"):
+        got = ours.restore_checkpoint(tmp_path / folder, target)
+        same(got, stock.restore_checkpoint(tmp_path / folder, target))
+        assert placed or (got["wide"][0] == 2**40 and got["complex"][1] == 1j), "nothing is narrowed"
+
+
+def test_row17_an_abstract_target_with_a_sharding_goes_onto_its_devices(tmp_path: Path):
+    ours.save_checkpoint(tmp_path, STORED, 1)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[1])
+    target = {"third": jax.ShapeDtypeStruct((3,), jnp.bfloat16, sharding=sharding), "wide": np.zeros(3, np.int64)}
+    got = ours.restore_checkpoint(tmp_path, target)
+    same(got, stock.restore_checkpoint(tmp_path, target))
+    assert got["third"].sharding == sharding and got["wide"][0] == 2**40
+    with pytest.raises(ValueError, match="int64") as caught:  # flax gives 0 for 2**40
+        ours.restore_checkpoint(tmp_path, {"wide": jax.ShapeDtypeStruct((3,), np.int64, sharding=sharding)})
+    assert isinstance(caught.value, raystate.RaystateError)
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_row17_a_key_is_not_made_of_other_numbers(tmp_path: Path, abstract: bool):
+    key = jax.random.key(3)
+    ours.save_checkpoint(tmp_path, {"number": jnp.arange(2.0), "key": key, "text": "x"}, 1)
+    wanted = jax.eval_shape(lambda: key) if abstract else key
+    assert jax.random.key_data(ours.restore_checkpoint(tmp_path, {"key": wanted})["key"]).tolist() == [0, 3]
+    for name, target in (("number", wanted), ("text", jax.ShapeDtypeStruct((), jnp.float32))):
+        with pytest.raises(ours.TargetMismatchError, match=name):
+            ours.restore_checkpoint(tmp_path, {name: target})
