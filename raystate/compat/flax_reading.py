@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import serialization
+from flax.core import FrozenDict
 
 from raystate.arrays import restore_tree
 from raystate.arrays.paths import Path, names, path_key, shown
@@ -72,7 +73,16 @@ def _as_target(content: StepContent, target: Any) -> Any:
         raise TargetMismatchError(error.message, **error.details) from error
     restored = jax.tree_util.tree_leaves(tree)
     leaves = [value if got is ... else got for got, (_, value) in zip(restored, flat, strict=True)]
-    return jax.tree_util.tree_unflatten(structure, leaves)
+    return _in_order(target, iter(leaves))
+
+
+def _in_order(target: Any, leaves: Iterator[Any]) -> Any:
+    """The target with other leaves. JAX alone would sort the keys of its dicts; whoever goes through them expects the target's order."""
+    children, structure = jax.tree_util.tree_flatten(target, is_leaf=lambda node: node is not target)
+    if len(children) == 1 and children[0] is target:  # a leaf
+        return next(leaves)
+    made = jax.tree_util.tree_unflatten(structure, [_in_order(child, leaves) for child in children])
+    return type(target)({key: made[key] for key in target}) if type(target) in (dict, FrozenDict) else made
 
 
 def _wanted(value: Any, stored: LeafSpec | None, path: Path, *, cast: bool) -> Any:

@@ -11,8 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import core
 from flax.training import checkpoints as stock
+from flax.training.train_state import TrainState
 
 import raystate
 from raystate.compat import flax_checkpoints as ours
@@ -77,3 +80,20 @@ def test_row17_a_key_is_not_made_of_other_numbers(tmp_path: Path, abstract: bool
     for name, target in (("number", wanted), ("text", jax.ShapeDtypeStruct((), jnp.float32))):
         with pytest.raises(ours.TargetMismatchError, match=name):
             ours.restore_checkpoint(tmp_path, {name: target})
+
+
+def test_row17_dicts_keep_the_order_of_the_target(tmp_path: Path):
+    """A caller may zip them with something of its own."""
+
+    def keys(tree: Any) -> list[str]:
+        return [f"{key} {keys(value)}" for key, value in tree.items()] if hasattr(tree, "items") else [str(type(tree))]
+
+    ones = np.ones(1)
+    node = TrainState.create(apply_fn=None, params=core.freeze({"d": ones, "c": {"z": ones, "y": ones}}), tx=optax.identity())
+    target = {"b": [{"q": 1, "p": None}, ()], "a": ones, "state": node, "10": ones, "9": {}}
+    ours.save_checkpoint(tmp_path, target, 1)
+    wanted, got = (module.restore_checkpoint(tmp_path, target) for module in (stock, ours))
+    assert list(got) == list(wanted) == list(target)
+    assert list(got["b"][0]) == list(wanted["b"][0]) == ["q", "p"] and got["b"][1] == ()
+    assert type(got["state"]) is TrainState and type(got["state"].params) is core.FrozenDict
+    assert keys(got["state"].params) == keys(wanted["state"].params) == keys(node.params)
