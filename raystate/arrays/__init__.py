@@ -11,7 +11,7 @@ from raystate.arrays.raw import check_asked_for, check_raw, check_spread, host_w
 from raystate.arrays.reference import Matched, match_reference
 from raystate.arrays.restore import HostArrays, PieceSource, ReadRequest, read_raw, restore_tree
 from raystate.arrays.spare import Spare
-from raystate.arrays.stage import HeldState, array_leaves, copy, hold, host_arrays, views
+from raystate.arrays.stage import HeldState, array_leaves, copy, hold, host_arrays, native, views
 from raystate.arrays.stored import state_dict
 from raystate.arrays.transforms import Rules, Transforms
 from raystate.arrays.tree import Described, Plan, describe
@@ -53,6 +53,7 @@ __all__ = [
     "is_iterator",
     "load_files",
     "match_reference",
+    "native",
     "pack_items",
     "path_key",
     "raw_wants",

@@ -128,7 +128,7 @@ def host_arrays(held: HeldState) -> list[np.ndarray]:
     held.separate()
     pieces, arrays = held.plan.layout.pieces, list[np.ndarray]()
     for number, part in enumerate(held.plan.pieces_of):
-        shard = _native(np.asarray(held.take(number)))
+        shard = native(np.asarray(held.take(number)))
         arrays += [shard] if len(part) == 1 else [shard[_place(pieces[index], pieces[part[0]])] for index in part]
     return arrays
 
@@ -197,7 +197,7 @@ def _copy_cores() -> int:
 
 def _copy_shard(array: Any, pieces: Sequence[Piece], data: np.ndarray) -> list[int]:
     """The crc32c of each of its pieces."""
-    shard = _native(np.asarray(array))
+    shard = native(np.asarray(array))
     if len(pieces) > 1:
         return [_copy_part(shard[_place(piece, pieces[0])], _slot_of(piece, data)) for piece in pieces]
     source = np.ascontiguousarray(shard).reshape(-1).view(np.uint8)
@@ -231,5 +231,6 @@ def _place(piece: Piece, first: Piece) -> tuple[slice, ...]:
     return slices(Box(piece.start, piece.shape), first.start)
 
 
-def _native(array: np.ndarray) -> np.ndarray:
+def native(array: np.ndarray) -> np.ndarray:
+    """The array in the machine's byte order, itself if it is so already."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

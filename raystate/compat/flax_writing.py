@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import serialization
 
-from raystate.arrays import array_leaves, describe
+from raystate.arrays import array_leaves, describe, native
 from raystate.compat.flax_errors import TargetError
 from raystate.compat.flax_replacing import remove_replaced, replace_marked
 from raystate.core.errors import ConfigError, StorageError
@@ -51,7 +51,8 @@ def prepare(target: Any, *, as_msgpack: bool, copy: bool) -> Tree | Msgpack:
     except ConfigError as error:
         raise TargetError(error.message, **error.details) from error
     arrays = [
-        np.array(leaf) if copy and not isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in array_leaves(described, 0)
+        native(np.array(leaf) if copy and not isinstance(leaf, jax.Array) else np.asarray(leaf))
+        for leaf in array_leaves(described, 0)
     ]
     spec = described.layout.trees[0]
     places = [index for index, leaf in enumerate(spec.leaves) if leaf.kind == "array"]

@@ -97,3 +97,13 @@ def test_row17_dicts_keep_the_order_of_the_target(tmp_path: Path):
     assert list(got["b"][0]) == list(wanted["b"][0]) == ["q", "p"] and got["b"][1] == ()
     assert type(got["state"]) is TrainState and type(got["state"].params) is core.FrozenDict
     assert keys(got["state"].params) == keys(wanted["state"].params) == keys(node.params)
+
+
+def test_row17_arrays_of_the_other_byte_order_are_saved(tmp_path: Path):
+    tree = {"a": np.arange(4).astype(">f4"), "0-d": np.array(7, ">i8"), "number": np.arange(3).astype(">i2")[1]}
+    ours.save_checkpoint(tmp_path, tree, 1)
+    for module in (stock, ours):
+        for target in (None, tree):
+            got = module.restore_checkpoint(tmp_path, target)
+            assert got["a"].tolist() == [0, 1, 2, 3] and got["a"].dtype == "f4"
+            assert got["0-d"] == 7 and got["number"] == 1
