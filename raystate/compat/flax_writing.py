@@ -43,7 +43,7 @@ def prepare(target: Any, *, as_msgpack: bool, copy: bool) -> Tree | Msgpack:
     """
     single = jax.tree_util.all_leaves([target])
     if as_msgpack or (single and target is not None):
-        return Msgpack(serialization.to_bytes(target))
+        return Msgpack(serialization.msgpack_serialize(_native(serialization.to_state_dict(target)), in_place=True))
     if not jax.tree_util.tree_leaves(target):
         raise TargetError(f"target: {target!r} has no array and no number: there is nothing to save", field="target")
     try:
@@ -57,6 +57,14 @@ def prepare(target: Any, *, as_msgpack: bool, copy: bool) -> Tree | Msgpack:
     spec = described.layout.trees[0]
     places = [index for index, leaf in enumerate(spec.leaves) if leaf.kind == "array"]
     return Tree(spec, tuple(zip(places, arrays, strict=True)), described.values[0])
+
+
+def _native(state: Any) -> Any:
+    """A state dict whose arrays have the machine's byte order. flax writes their bytes as they are, and not the order, so that other
+    numbers come back."""
+    if isinstance(state, dict):
+        return {key: _native(value) for key, value in state.items()}
+    return native(state) if isinstance(state, np.ndarray) else state
 
 
 @dataclass(frozen=True)

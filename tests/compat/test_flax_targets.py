@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +29,15 @@ STORED = {
     "int": 2**62,
     "float": 2.5,
 }
+
+
+@pytest.fixture(params=[True, False], ids=["orbax", "msgpack"])
+def orbax(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """flax's option that chooses its backend."""
+    before = flax.config.flax_use_orbax_checkpointing
+    flax.config.update("flax_use_orbax_checkpointing", request.param)
+    yield request.param
+    flax.config.update("flax_use_orbax_checkpointing", before)
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +109,7 @@ def test_row17_dicts_keep_the_order_of_the_target(tmp_path: Path):
     assert keys(got["state"].params) == keys(wanted["state"].params) == keys(node.params)
 
 
-def test_row17_arrays_of_the_other_byte_order_are_saved(tmp_path: Path):
+def test_row17_arrays_of_the_other_byte_order_are_saved(tmp_path: Path, orbax: bool):
     tree = {"a": np.arange(4).astype(">f4"), "0-d": np.array(7, ">i8"), "number": np.arange(3).astype(">i2")[1]}
     ours.save_checkpoint(tmp_path, tree, 1)
     for module in (stock, ours):
@@ -107,3 +117,5 @@ def test_row17_arrays_of_the_other_byte_order_are_saved(tmp_path: Path):
             got = module.restore_checkpoint(tmp_path, target)
             assert got["a"].tolist() == [0, 1, 2, 3] and got["a"].dtype == "f4"
             assert got["0-d"] == 7 and got["number"] == 1
+    ours.save_checkpoint(tmp_path, tree["a"], 2)
+    assert ours.restore_checkpoint(tmp_path, None).tolist() == [0, 1, 2, 3]
