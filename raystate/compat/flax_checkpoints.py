@@ -8,6 +8,7 @@ checkpoint is whole and durable or not there at all, and each chunk of its array
 
 from __future__ import annotations
 
+import numbers
 import os
 import time
 import warnings
@@ -124,8 +125,7 @@ def save_checkpoint(
     monitoring.record_event("/jax/flax/checkpoint/save")
     _not_used(orbax_checkpointer=orbax_checkpointer)
     _finish(async_manager, orbax_checkpointer)
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
-        raise ConfigError(f"keep must be a number of checkpoints, 0 or more, not {keep!r}", field="keep", got=keep)
+    keep = _whole(keep)
     directory = FlaxDirectory(ckpt_dir, prefix)
     name = directory.name(step)
     path = directory.path_of(name)
@@ -267,6 +267,14 @@ def convert_pre_linen(params: Any) -> Any:
         else:
             renamed[name] = convert_pre_linen(params[name])
     return renamed if isinstance(params, dict) else type(params)(renamed)  # pyright: ignore[reportCallIssue]
+
+
+def _whole(keep: Any) -> int:
+    """`keep` as flax takes it: also a number of numpy's, or a float."""
+    is_whole = isinstance(keep, numbers.Real) and not isinstance(keep, bool) and keep >= 0 and keep % 1 == 0
+    if not is_whole:
+        raise ConfigError(f"keep must be a number of checkpoints, 0 or more, not {keep!r}", field="keep", got=keep)
+    return int(keep)
 
 
 def _found(ckpt_dir: StorageUrl, step: int | float | jax.Array | None, prefix: str) -> str | None:

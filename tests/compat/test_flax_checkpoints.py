@@ -509,9 +509,17 @@ def test_row17_what_cannot_be_saved_is_named_and_leaves_no_trace(tmp_path: Path)
         with pytest.raises(ValueError, match=word) as caught:
             ours.save_checkpoint(tmp_path, target, 0)
         assert isinstance(caught.value, ConfigError)
-    with pytest.raises(ConfigError, match="keep must be"):
-        ours.save_checkpoint(tmp_path, NEW, 0, keep=-1)
+    for keep in (-1, 0.5, float("nan"), float("inf"), True, "1", None, np.ones(2)):
+        with pytest.raises(ConfigError, match="keep must be"):
+            ours.save_checkpoint(tmp_path, NEW, 0, keep=keep)  # pyright: ignore[reportArgumentType]
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("keep", [np.int64(2), 2.0, np.float32(2)])  # flax fails with the floats once there are more than two
+def test_row17_keep_may_be_any_whole_number(tmp_path: Path, keep: Any):
+    for step in range(3):
+        ours.save_checkpoint(tmp_path, NEW, step, keep=keep)
+    assert ours.available_steps(tmp_path) == [1, 2]
 
 
 def test_row17_what_a_dead_save_left_is_removed_by_the_next(tmp_path: Path):
