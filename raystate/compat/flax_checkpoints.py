@@ -271,10 +271,9 @@ def convert_pre_linen(params: Any) -> Any:
 
 def _whole(keep: Any) -> int:
     """`keep` as flax takes it: also a number of numpy's, or a float."""
-    is_whole = isinstance(keep, numbers.Real) and not isinstance(keep, bool) and keep >= 0 and keep % 1 == 0
-    if not is_whole:
+    if not isinstance(keep, numbers.Real) or isinstance(keep, bool) or keep < 0 or keep % 1 != 0:
         raise ConfigError(f"keep must be a number of checkpoints, 0 or more, not {keep!r}", field="keep", got=keep)
-    return int(keep)
+    return int(float(keep))
 
 
 def _found(ckpt_dir: StorageUrl, step: int | float | jax.Array | None, prefix: str) -> str | None:

@@ -112,7 +112,7 @@ def _is_placed(value: Any) -> bool:
 
 
 def _is_key(value: jax.ShapeDtypeStruct) -> bool:
-    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 # ---------------------------------------------------------------- a msgpack file
