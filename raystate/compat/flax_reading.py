@@ -17,6 +17,7 @@ from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
 from raystate.core.tree import LeafSpec
 from raystate.inspection import Checkpoints
 from raystate.legacy import LegacyReader
+from raystate.orbax.step_reader import StepReader
 from raystate.restored import STATE, ReadOptions, StepContent, content_from_storage
 
 
@@ -28,15 +29,19 @@ def read(path: str, target: Any) -> Any:
         TargetMismatchError: the target asks for what it has not.
         StorageError: storage failed.
     """
-    found = Checkpoints(path).single
+    checkpoints = Checkpoints(path)
+    found = checkpoints.single
     if found is None:
         raise CorruptCheckpointError(f"{path} is no checkpoint of flax's or Orbax's", path=path)
-    reader = found.open()
-    content = content_from_storage(reader, found.step)
-    if isinstance(reader, LegacyReader) and reader.is_file:
-        state = _file_state(reader, content, target)
-        return state if target is None else serialization.from_state_dict(target, state)
-    return _state_dict(content) if target is None else _as_target(content, target)
+
+    def restore(reader: StepReader) -> Any:
+        content = content_from_storage(reader, found.step)
+        if isinstance(reader, LegacyReader) and reader.is_file:
+            state = _file_state(reader, content, target)
+            return state if target is None else serialization.from_state_dict(target, state)
+        return _state_dict(content) if target is None else _as_target(content, target)
+
+    return checkpoints.read_existing(found.step, restore)
 
 
 # ---------------------------------------------------------------- a folder, as flax's default backend reads it

@@ -94,7 +94,7 @@ def test_a_restore_tells_the_coordinator(stored: Path, damaged: bool):
             return got
 
     content = dataclasses.replace(content, source=lambda _: Slow())
-    restoring = Restoring(cast(Any, session), cast(Any, None), open_storage(stored))
+    restoring = Restoring(cast(Any, session), cast(Any, None), open_storage(stored), lambda _: None)
     choice = RestoreChoice(tier="storage", step=7, begins="1.2.x")
     wanted = Wanted(reference=TREE, items=None, options=ReadOptions(), step=None, rollback=False)
     with pytest.raises(CorruptCheckpointError) if damaged else contextlib.nullcontext():
