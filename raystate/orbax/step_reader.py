@@ -99,7 +99,7 @@ class StepReader:
         self._stores: dict[str, dict[str, ts.TensorStore]] = {}
         self.is_replaced = self._files.is_replaced
         self.bytes_read = 0
-        self.on_open: Callable[[int, int], None] = _ignore
+        self.on_open: Callable[[int, int], None] = lambda _done, _total: None
 
     # ------------------------------------------------------------ what there is
 
@@ -395,7 +395,3 @@ class StepReader:
 
     def _named(self, what: str, **facts: Any):
         return kv.named_errors(f"step {self._step}: {what}", damage=True, step=self._step, **facts)
-
-
-def _ignore(_done: int, _total: int) -> None:
-    """Nobody watches."""

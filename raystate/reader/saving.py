@@ -19,7 +19,7 @@ from raystate.storage.names import ORBAX_TEMPORARY
 WAIT_S = EXIT_WAIT_S  # for the save before
 _turn = threading.Semaphore()  # is held from when the arrays of a background save are taken until it is written
 _taking = threading.local()  # .path: of the background save whose arrays this thread is taking
-_newest: dict[str, threading.Event] = {}  # path -> that the save of it that was called last is over
+_newest: dict[str, _CallOrder] = {}  # path -> the save of it that was called last
 _lock = threading.Lock()
 
 
@@ -58,7 +58,7 @@ def save(
     storage, folder = _place(path)
     events = SaveEvents(storage.url, background=False)
     content = take(tree, items=items, metrics=metrics, custom=custom)
-    _write(storage, folder, content, overwrite, events, _Place(f"{storage.url}/{folder}"))
+    _write(storage, folder, content, overwrite, events, _CallOrder(f"{storage.url}/{folder}", threading.get_ident()))
     events.unblocked()
 
 
@@ -107,7 +107,7 @@ def save_async(
             content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
         finally:
             _taking.path = None
-        place = _Place(path)
+        place = _CallOrder(path, None)
         over.callback(place.leave)
         future = in_background(what, lambda: _write(storage, folder, content, overwrite, events, place))
         ends = over.pop_all()
@@ -116,20 +116,28 @@ def save_async(
     return future
 
 
-class _Place:
-    """A save's place in the order of the calls that save one path."""
+class _CallOrder:
+    """A save's place in the order of the calls that save one path.
 
-    def __init__(self, path: str):
+    Args:
+        thread: that is in the call until it is over; None: it goes on in the background.
+    """
+
+    def __init__(self, path: str, thread: int | None):
         self._path = path
+        self._thread = thread
         self._over = threading.Event()
         with _lock:
             self._before = _newest.get(path)
-            _newest[path] = self._over
+            _newest[path] = self
 
     def wait(self) -> None:
         """Until the save before is over. Raises StorageError if that takes too long."""
-        begin_s = time.monotonic()
-        if self._before is not None and not self._before.wait(WAIT_S):
+        before, begin_s = self._before, time.monotonic()
+        self._before = None
+        if before is None or before._thread == threading.get_ident():
+            return  # the same thread's: a signal's handler saves, and what it has interrupted can't go on meanwhile
+        if not before._over.wait(WAIT_S):
             waited_s = time.monotonic() - begin_s
             text = f"saving {self._path}: the save before it is still not written after {waited_s:.0f} s; nothing was written"
             raise StorageError(text, operation="save", path=self._path, waited_s=waited_s)
@@ -138,16 +146,16 @@ class _Place:
         """This save is over, however it ended. May be called twice."""
         self._over.set()
         with _lock:
-            if _newest.get(self._path) is self._over:
+            if _newest.get(self._path) is self:
                 del _newest[self._path]
 
 
-def _write(storage: Storage, folder: str, content: Content, overwrite: bool, events: SaveEvents, place: _Place) -> None:
+def _write(storage: Storage, folder: str, content: Content, overwrite: bool, events: SaveEvents, turn: _CallOrder) -> None:
     try:
-        place.wait()
+        turn.wait()
         write_checkpoint(storage, folder, content, overwrite=overwrite)
     finally:
-        place.leave()
+        turn.leave()
     events.done(content.described.layout.data_bytes)
 
 

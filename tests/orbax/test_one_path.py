@@ -127,9 +127,24 @@ def test_the_last_call_wins_in_the_background_or_not(tmp_path: Path, monkeypatch
     assert not saving._newest, "nothing is kept of saves that are over"
 
 
-def test_a_save_that_is_cancelled_is_waited_for_by_nobody(tmp_path: Path):
-    place, next_one = saving._Place("a"), saving._Place("a")
-    place.leave()
+def test_a_save_that_a_signals_handler_makes_does_not_wait_for_what_it_interrupts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    real, inside = saving.write_checkpoint, []
+
+    def write(storage: Any, folder: str, content: Any, **options: Any) -> None:
+        if not inside:
+            inside.append(folder)
+            raystate.save(tmp_path / "one", {"x": 2}, overwrite=True)
+        real(storage, folder, content, **options)
+
+    monkeypatch.setattr(saving, "write_checkpoint", write)
+    raystate.save(tmp_path / "one", {"x": 1}, overwrite=True)
+    assert raystate.load(tmp_path / "one") == {"x": 1}
+    assert not saving._newest
+
+
+def test_a_save_that_is_cancelled_is_waited_for_by_nobody():
+    first, next_one = saving._CallOrder("a", None), saving._CallOrder("a", None)
+    first.leave()
     next_one.wait()
     next_one.leave()
     assert not saving._newest
