@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import warnings
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.model.script import Sequence, play
 SEEDS = int(os.environ.get("RAYSTATE_MODEL_SEEDS", "30000" if os.environ.get("RAYSTATE_ALL") else "1000"))
 CHUNK = 20
 FOUND_WITHIN = 1000
+LONG_SEARCH = 20  # sequences
 
 
 # Seeds that failed once.
@@ -46,8 +48,8 @@ KEPT = (
 # Where each planted bug is found first; the search goes on from seed 0 if it is not found there any more.
 KNOWN = {
     "a repeat is the same save": 6,
-    "a restored step counts as durable": 215,
-    "abandoned copies go on": 158,
+    "a restored step counts as durable": 441,
+    "abandoned copies go on": 25,
     "judged on older reports": 11,
     "long words are not sent": 6,
     "old slots are a dead trainer's": 1,
@@ -59,7 +61,7 @@ KNOWN = {
     "text is a metric": 0,
     "retention by number": 528,
     "due saves wait": 92,
-    "released under a new group": 72,
+    "released under a new group": 183,
     "slots replaced while one is to be filled": 342,
     "earlier commits are forgotten": 96,
     "each rank decides what is due again": 244,
@@ -96,8 +98,10 @@ def test_any_sequence_of_calls(first: int) -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bug_is_found(name: str) -> None:
     with PLANTED[name]():
-        for seed in (KNOWN.get(name, 0), *range(FOUND_WITHIN)):
+        for tries, seed in enumerate((KNOWN.get(name, 0), *range(FOUND_WITHIN))):
             if play(seed):
+                if tries > LONG_SEARCH:
+                    warnings.warn(f"{name}: found by seed {seed} after {tries} sequences: write it down as known", stacklevel=2)
                 return
     pytest.fail(f"{name}: not found in {FOUND_WITHIN} sequences")
 
