@@ -40,7 +40,7 @@ LINES = {
     "bytes": ("MiB in 16 arrays", (16, 64, 256, 1024), (4, 8)),
     "arrays": ("arrays, 64 MiB", (64, 256, 1024, 4096), (16, 32)),
     "kept steps": ("steps kept in storage", (10, 30, 100, 300), (2, 4)),
-    "hosts": ("hosts of 32 MiB", (1, 2, 4), (2,)),
+    "hosts": ("hosts of 32 MiB", (1, 2, 4), (1,)),
     "simulated hosts": ("simulated hosts, CPU time of the Coordinator", (16, 64, 256, 1024, 4096), (16, 64)),
 }  # name -> (what its sizes are, sizes, sizes of --quick)
 
