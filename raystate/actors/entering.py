@@ -39,7 +39,7 @@ def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -
     ahead: list[Any] = []
     try:
         _enter(config, run_hash, dataclasses.replace(owner, config=config), ahead, takeover=takeover)
-    except Exception:
+    except BaseException:
         _dismiss(ahead)
         raise
 

@@ -14,6 +14,7 @@ from raystate.arrays import restore_tree
 from raystate.arrays.paths import Path, names, path_key, shown
 from raystate.compat.flax_errors import TargetMismatchError
 from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
+from raystate.core.own_files import MARKER
 from raystate.core.tree import LeafSpec
 from raystate.inspection import Checkpoints
 from raystate.legacy import LegacyReader
@@ -33,6 +34,8 @@ def read(path: str, target: Any) -> Any:
     found = checkpoints.single
     if found is None:
         raise CorruptCheckpointError(f"{path} is no checkpoint of flax's or Orbax's", path=path)
+    if found.step not in checkpoints.steps():
+        raise CorruptCheckpointError(f"{path} has no {MARKER}: it was never finished, or is a copy that has lost it", path=path)
 
     def restore(reader: StepReader) -> Any:
         content = content_from_storage(reader, found.step)

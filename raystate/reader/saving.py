@@ -20,7 +20,7 @@ WAIT_S = EXIT_WAIT_S  # for the save before
 _turn = threading.Semaphore()  # is held from when the arrays of a background save are taken until it is written
 _taking = threading.local()  # .path: of the background save whose arrays this thread is taking
 _newest: dict[str, _CallOrder] = {}  # path -> the save of it that was called last
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may save while its thread holds it
 
 
 def save(
@@ -179,7 +179,7 @@ def _place(path: StorageUrl) -> tuple[Storage, str]:
 def _in_a_forked_child() -> None:
     """What is under way is the parent's, and nobody tells the child when it is over."""
     global _turn, _lock
-    _turn, _lock = threading.Semaphore(), threading.Lock()
+    _turn, _lock = threading.Semaphore(), threading.RLock()
     _newest.clear()
 
 
