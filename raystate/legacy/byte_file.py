@@ -52,15 +52,20 @@ class ByteFile:
                 got = self._store.read(self._name, byte_range=slice(start, start + length)).result(timeout=self._timeout_s)
             if got.state != "value" or len(got.value) != length:
                 raise self.truncated(start, length)
-        finally:
-            if self.is_replaced():
-                raise StorageError(f"{self.where} was replaced while it was read: read it again", operation="read", path=self.where)
+        except CorruptCheckpointError:
+            self._refuse_replaced()
+            raise
+        self._refuse_replaced()
         self.bytes_read += length
         return got.value
 
     def is_replaced(self) -> bool:
         """Whether another object has its name by now."""
         return self._storage.generation(self._name) != self._generation
+
+    def _refuse_replaced(self) -> None:
+        if self.is_replaced():
+            raise StorageError(f"{self.where} was replaced while it was read: read it again", operation="read", path=self.where)
 
     def peek(self, start: int, length: int) -> bytes:
         """The same for a few bytes at a time, from a window that moves with the reader."""
