@@ -34,15 +34,6 @@ from raystate.transfer import IncomingStep, import_steps
 OLD, NEW = {"a": np.array([0, 0, 0], np.int32)}, {"a": np.array([1, 2, 3], np.int32)}
 
 
-@pytest.fixture(params=[True, False], ids=["orbax", "msgpack"])
-def orbax(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """flax's option that chooses its backend."""
-    before = flax.config.flax_use_orbax_checkpointing
-    flax.config.update("flax_use_orbax_checkpointing", request.param)
-    yield request.param
-    flax.config.update("flax_use_orbax_checkpointing", before)
-
-
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     with warnings.catch_warnings():

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,15 +28,6 @@ STORED = {
     "int": 2**62,
     "float": 2.5,
 }
-
-
-@pytest.fixture(params=[True, False], ids=["orbax", "msgpack"])
-def orbax(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """flax's option that chooses its backend."""
-    before = flax.config.flax_use_orbax_checkpointing
-    flax.config.update("flax_use_orbax_checkpointing", request.param)
-    yield request.param
-    flax.config.update("flax_use_orbax_checkpointing", before)
 
 
 @pytest.fixture(autouse=True)
