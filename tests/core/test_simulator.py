@@ -5,13 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
-import warnings
 from collections.abc import Callable
 
 import pytest
 
 from tests.core import test_host, test_saves
 from tests.processes import collect_rarely
+from tests.searching import search
 from tests.sim import Result, simulate
 from tests.sim.mutations import MUTATIONS, WITH_COPIES, WITH_TWO_COPIES
 
@@ -133,17 +133,16 @@ SEARCHED = [name for name in MUTATIONS if name not in DIRECT and name not in KNO
 
 
 def find(name: str, known: int | None, seeds: int, play_seed: Callable[[int], Result]) -> None:
-    """Fail unless a schedule shows the planted bug. The known one is tried first; a long search says which one to write down."""
-    first = [] if known is None else [known]
-    for tries, seed in enumerate([*first, *range(seeds)]):
+    """Fail unless a schedule shows the planted bug."""
+
+    def shows(seed: int) -> bool:
         result = play_seed(seed)
         if not result.ok:
             assert f"seed {seed}" in result.violation
             assert result.trace
-            if tries > LONG_SEARCH:
-                warnings.warn(f"{name}: found by seed {seed} after {tries} schedules: write it down as known", stacklevel=2)
-            return
-    pytest.fail(f"{name}: not found in {seeds} schedules")
+        return not result.ok
+
+    search(name, known, seeds, shows, long_search=LONG_SEARCH)
 
 
 @pytest.mark.parametrize("name", KNOWN_LONG)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-import warnings
 
 import pytest
 
 from raystate.arrays import shards, spare, tree
 from tests.model.planted import PLANTED
 from tests.model.script import Sequence, play
+from tests.searching import search
 
 SEEDS = int(os.environ.get("RAYSTATE_MODEL_SEEDS", "30000" if os.environ.get("RAYSTATE_ALL") else "1000"))
 CHUNK = 20
@@ -98,12 +98,7 @@ def test_any_sequence_of_calls(first: int) -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bug_is_found(name: str) -> None:
     with PLANTED[name]():
-        for tries, seed in enumerate((KNOWN.get(name, 0), *range(FOUND_WITHIN))):
-            if play(seed):
-                if tries > LONG_SEARCH:
-                    warnings.warn(f"{name}: found by seed {seed} after {tries} sequences: write it down as known", stacklevel=2)
-                return
-    pytest.fail(f"{name}: not found in {FOUND_WITHIN} sequences")
+        search(name, KNOWN.get(name, 0), FOUND_WITHIN, lambda seed: bool(play(seed)), long_search=LONG_SEARCH)
 
 
 def test_a_seed_says_everything() -> None:
