@@ -50,6 +50,7 @@ class Advice:
     failure: Failure | None = None
     durable_step: int = -1
     save_errors: tuple[str, ...] = ()
+    storage_fails: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

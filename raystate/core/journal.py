@@ -98,7 +98,8 @@ class Journal:
         self.published: tuple[int, ...] = ()
         self.live: frozenset[int] = frozenset()
         self.newest = -1  # newest committed step
-        self.troubles: list[str] = []  # storage failures since the last published step, newest last
+        self.troubles: list[str] = []  # failures of storage and steps that were lost since the last published step, newest last
+        self.fails = False  # storage has failed since then; a step is also lost where storage is only slow
         self.superseded: Superseded | None = None
         self._work: dict[IntentKey, _Work] = {}
         self.editors: Mapping[Kind, Editor] = {}
@@ -172,10 +173,15 @@ class Journal:
         assert self.tail is not None
         return refuse_retire(self.tail, step, attempt=self.desk.attempt, carried=self.carried, dead=self.dead)
 
-    def trouble(self, text: str, *, of_storage: bool = True) -> None:
-        """Log it, and note a failure of storage: users are told of it until a step has been published again."""
+    def trouble(self, text: str) -> None:
+        """Storage has failed: log it, and tell users until a step has been published again."""
+        self.fails = True
+        self.lost(text, is_told=True)
+
+    def lost(self, text: str, *, is_told: bool) -> None:
+        """A step will not be durable, for whatever reason: log it, and tell users until a step has been published again."""
         self.desk.log("warning", text)
-        if of_storage and self.troubles[-1:] != [text]:
+        if is_told and self.troubles[-1:] != [text]:
             self.troubles = [*self.troubles[-4:], text]
         self.desk.stir = True
 
@@ -353,7 +359,7 @@ class Journal:
             del self._work[key]
             self.carried.add(key)
             if kind == "commit":
-                self.troubles = []
+                self.troubles, self.fails = [], False
                 self.desk.log("info", f"step {step} is durable (save {save})")
             else:
                 self.desk.log("info", f"step {step} is retired: {intent.reason}")

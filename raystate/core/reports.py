@@ -96,7 +96,8 @@ class HostWord:
     proposal: Proposal | None = None
     failure: Failure | None = None  # raised by the next save(): BarrierTimeoutError, StaleAttemptError, …
     durable_step: int = -1  # newest published step
-    save_errors: tuple[str, ...] = ()  # storage failures since the last durable step, newest last
+    save_errors: tuple[str, ...] = ()  # failures of storage and lost steps since the last durable step, newest last
+    storage_fails: bool = False  # since the last durable step it has failed, which is more than being slow
     advice: tuple[int, int] = (0, 0)  # (attempt, seq) of the Advice that it comes from: older news than an answer is ignored
 
     @classmethod
@@ -111,5 +112,6 @@ class HostWord:
             failure=advice.failure,
             durable_step=advice.durable_step,
             save_errors=advice.save_errors,
+            storage_fails=advice.storage_fails,
             advice=(advice.attempt, advice.seq),
         )

@@ -366,12 +366,12 @@ class Saves:
 
     def _fail(self, job: Job, why: str) -> None:
         """Before the commit entry: what the save has written is garbage."""
-        step = job.key.step
-        self.desk.out.append(Discard(save=job.save, step=step))
+        self.desk.out.append(Discard(save=job.save, step=job.key.step))
         self.running = None
         self.desk.stir = True
-        text = f"save {job.save} of step {step} failed (try {job.tries} of {MAX_TRIES}): {why}"
+        text = f"save {job.save} of step {job.key.step} failed (try {job.tries} of {MAX_TRIES}): {why}"
         if job.tries >= MAX_TRIES:
+            self.journal.fails = True
             self._give_up(job.key, text)
             return
         self.journal.trouble(text)
@@ -387,8 +387,8 @@ class Saves:
             del self.failed[next(iter(self.failed))]
         self.failed[key] = why
         group = self.joins.group
-        given_up = group is not None and key.lineage != group.lineage  # by a restore: that says nothing of storage
-        self.journal.trouble(f"step {key.step} will not be durable: {why}", of_storage=not given_up)
+        given_up = group is not None and key.lineage != group.lineage  # by a restore: its caller knows
+        self.journal.lost(f"step {key.step} will not be durable: {why}", is_told=not given_up)
 
     def abort_after(self, step: int, why: str) -> None:
         """Give up the saves of later steps, unless their commit is already being written."""

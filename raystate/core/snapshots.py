@@ -329,7 +329,7 @@ class Snapshots:
         decided = group is not None and (group.decided or self.stable != NOWHERE or (base is not None and base.by == lineage))
         content = (
             lineage, decided, self.stable, tuple(sorted(self.dead)) if self.dead else (), self.keep(), self.interval, self.proposal,
-            self.failure, journal.durable_step, journal.troubles,
+            self.failure, journal.durable_step, journal.troubles, journal.fails,
         )  # fmt: skip
         views = self._untold
         if content != self._content or self._forced:
@@ -356,6 +356,7 @@ class Snapshots:
                     failure=self.failure,
                     durable_step=journal.durable_step,
                     save_errors=tuple(journal.troubles),
+                    storage_fails=journal.fails,
                 )
             view.told(self.seq, self.desk.now_s)
             self.desk.out.append(Advise(host=view.host, advice=advice))

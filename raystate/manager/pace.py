@@ -35,15 +35,11 @@ def not_copied(rank: int, steps: Sequence[int], waited_s: float) -> BarrierTimeo
 
 
 class StoragePace:
-    """Of one trainer.
-
-    Attributes:
-        slots_come: the last wait for a slot found one.
-    """
+    """Of one trainer. Where storage fails or stands still it waits once, and then not before a step has become durable again."""
 
     def __init__(self, session: Session):
         self._session = session
-        self.slots_come = True
+        self._gave_up_at: int | None = None  # the newest durable step when a wait ended without a slot
 
     def wait_for_slot(self, has_slot: Callable[[float], bool]) -> None:
         """Return when the promised step that waits has a slot. When storage fails or makes no progress at all, training goes on.
@@ -52,12 +48,12 @@ class StoragePace:
             has_slot: waits for it, at most so many seconds.
         """
         link, progress, since_s = self._session.link, self._progress(), self._session.link.clock()
-        while self.slots_come and not has_slot(LOOK_S):
+        while progress[0] != self._gave_up_at and not has_slot(LOOK_S):
             if self._progress() != progress:
                 since_s, progress = link.clock(), self._progress()
             patience_s = FIRST_PROGRESS_S if progress[0] == self._session.joined.newest_step else NO_PROGRESS_S
-            if link.clock() - since_s > patience_s or self._session.save_errors():
-                self.slots_come = False  # until one does
+            if link.clock() - since_s > patience_s or self._session.storage_fails():
+                self._gave_up_at = progress[0]
 
     def _progress(self) -> tuple[int, tuple[int, ...]]:
         """Changes when a step becomes durable or slots are granted."""

@@ -283,7 +283,6 @@ class Pipeline:
         taken = self.machine.take_slot(self._session.host_word())
         if taken is not None:
             job.slot = taken[0]
-            self._pace.slots_come = True
         elif self._session.link.clock() > job.give_up_s:
             self._jobs.popleft()
             self.machine.give_up_held()

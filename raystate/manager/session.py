@@ -243,6 +243,11 @@ class Session:
         word = self.host_word()
         return () if word is None else word.save_errors
 
+    def storage_fails(self) -> bool:
+        """Whether storage has failed since the last durable step, as far as the HostActor has told."""
+        word = self.host_word()
+        return word is not None and word.storage_fails
+
     def write_word(self, word: TrainerWord) -> None:
         """Tell the HostActor, and ring."""
         with self._word_lock:

@@ -74,8 +74,12 @@ def test_failed_write_is_discarded_and_tried_again_three_times():
         driver.send(Written(host=HostId("a"), save=write.save, error="disk full"))
         assert [one.save for one in driver.take(Discard)] == [write.save]
         driver.tick(10.0)
+        assert driver.advice().storage_fails
     assert driver.take(Write) == []
     assert "disk full" in driver.core.journal.troubles[-1]
+    driver.auto = True
+    driver.stage(4, promised=True)
+    assert not driver.advice().storage_fails, "a step is durable"
 
 
 def test_a_mistake_of_the_caller_ends_the_training_at_its_next_save():
@@ -183,6 +187,7 @@ def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
         driver.staged[driver.place[rank]] = [one for one in driver.staged[driver.place[rank]] if one.step != 4]
         driver.report(driver.place[rank])
     assert "step 4 gave way to newer ones: storage is slower" in driver.core.journal.troubles[-1]
+    assert not driver.advice().storage_fails, "slow is not broken: who waits for it goes on waiting"
     driver.flush(0, driver.key(2), driver.key(4), driver.key(6))
     driver.auto = True
     for host in driver.place.values():

@@ -470,8 +470,6 @@ class Player:
     def excuse(self, error: Exception, promises: list[tuple[int, float]]) -> None:
         """Where nothing was in the way, only what a restore has given up may be lost, and what gave way to newer steps because storage is
         slow: while all ranks wait, time goes faster. What is in storage, or was, is not lost."""
-        if "from another past" in str(error):
-            self.sequence.calm = False  # it counts as a failure, and nobody waits for storage that fails
         errors = getattr(error, "errors", None) or (str(error),)
         gave_way = {f"the snapshot of step {step} {SLOW_STORAGE}" for step, _ in promises if step < self.last_true}
         lost = [text for text in errors if "restore" not in text and not any(why in text for why in gave_way)]

@@ -37,6 +37,7 @@ KEPT = (
     6094,  # a step was saved again by force on the ranks that a new Coordinator told so, and not on one that was past it
     9526,  # a crash met a rollback, whose newer step could still be seen as the next group restored (the check was wrong)
     9873,  # the same, and another crash before the next group had restored
+    14222,  # one step gave way to newer ones, that counted as a failure of storage, and each later save lost the one that waited for a slot
     12677,  # nothing saved after a restore from memory: a new Coordinator ended the run without having heard the hosts that held it
     96,  # what a Coordinator had committed, and retention removed, was told as lost by the next one
     234,  # a rank that had waited saved a lost step again, and another, which had not, did not
