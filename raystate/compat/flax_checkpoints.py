@@ -24,7 +24,7 @@ from raystate.compat import flax_several
 from raystate.compat.flax_directory import FlaxDirectory
 from raystate.compat.flax_errors import CheckpointNotFoundError, OutdatedCheckpointError, TargetError, TargetMismatchError
 from raystate.compat.flax_reading import read
-from raystate.compat.flax_turns import Turn
+from raystate.compat.flax_turns import directory_turn
 from raystate.compat.flax_writing import prepare
 from raystate.core.errors import ConfigError
 from raystate.legacy import natural_sort, safe_normpath
@@ -135,7 +135,7 @@ def save_checkpoint(
     if jax.process_count() > 1:
         flax_several.save(directory, name, target, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
     else:
-        with Turn(directory.storage.url) as turn:
+        with directory_turn(directory.storage.url) as turn:
             if directory.storage.is_directory:
                 put_back(directory.storage)
             there = directory.check_order(

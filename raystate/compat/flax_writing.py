@@ -28,6 +28,7 @@ logger = logging.getLogger("raystate")
 
 _ITEM = "state"
 _HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"  # what flax's default backend records
+_under_way: set[str] = set()  # the saves of this process that write beside their places
 
 
 def prepare(target: Any, *, as_msgpack: bool, copy: bool) -> Tree | Msgpack:
@@ -135,11 +136,15 @@ class _Place:
         self._made: tuple[str, int, int] | None = None  # what tells it from what it replaces
 
     def __enter__(self) -> _Place:
-        # One program saves to a directory of flax's, one save at a time (flax_turns): what has such a name was left by one that died.
+        # One program saves to a directory of flax's, one save at a time (flax_turns), but for a signal's handler that saves while its
+        # thread does: what has such a name otherwise was left by a program that died.
+        _under_way.add(self.save)
         alone = not os.path.lexists(self._storage.local_path(self._name))  # then what could not be put back is all that there is
         for info in self._storage.list(recursive=False):
-            if info.name.startswith(f"{self._name}.{ORBAX_TEMPORARY}-") and not (alone and info.name.rstrip("/").endswith(OLD)):
-                self._storage.delete_tree(info.name.rstrip("/"))
+            name = info.name.rstrip("/")
+            head, _, save = name.partition(f".{ORBAX_TEMPORARY}-")
+            if head == self._name and save.removesuffix(OLD) not in _under_way and not (alone and name.endswith(OLD)):
+                self._storage.delete_tree(name)
         return self
 
     def take(self) -> None:
@@ -153,6 +158,7 @@ class _Place:
             storage.rename_tree(self.new, self._name)
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        _under_way.discard(self.save)
         if kind is None:
             return
         try:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 EXIT_WAIT_S = 600.0  # as long as one wait on storage may take
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may save while its thread holds it
 _unsettled: dict[Future[Any], str] = {}  # what is under way -> what it is
 _registered = False
 
@@ -110,7 +110,7 @@ def _at_exit() -> None:
 def _in_a_forked_child() -> None:
     """Whatever is under way is the parent's: the child has none of its threads, and would wait for them in vain."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _unsettled.clear()
 
 

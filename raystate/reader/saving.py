@@ -13,14 +13,13 @@ from raystate.arrays.monitoring import SaveEvents
 from raystate.core.errors import ConfigError, RaystateError, StorageError
 from raystate.reader.assembling import Content, take, write_checkpoint
 from raystate.reader.background import EXIT_WAIT_S, in_background
+from raystate.reader.turns import Turn
 from raystate.storage import Storage, StorageUrl, canonical_url, open_storage
 from raystate.storage.names import ORBAX_TEMPORARY
 
 WAIT_S = EXIT_WAIT_S  # for the save before
-_turn = threading.Semaphore()  # is held from when the arrays of a background save are taken until it is written
+_arrays = threading.Semaphore()  # is held from when the arrays of a background save are taken until it is written
 _taking = threading.local()  # .path: of the background save whose arrays this thread is taking
-_newest: dict[str, _CallOrder] = {}  # path -> the save of it that was called last
-_lock = threading.RLock()  # a signal's handler may save while its thread holds it
 
 
 def save(
@@ -57,8 +56,12 @@ def save(
     """
     storage, folder = _place(path)
     events = SaveEvents(storage.url, background=False)
-    content = take(tree, items=items, metrics=metrics, custom=custom)
-    _write(storage, folder, content, overwrite, events, _CallOrder(f"{storage.url}/{folder}", threading.get_ident()))
+    turn = Turn(f"{storage.url}/{folder}")
+    try:
+        content = take(tree, items=items, metrics=metrics, custom=custom)
+        _write(storage, folder, content, overwrite, events, turn)
+    finally:
+        turn.leave()
     events.unblocked()
 
 
@@ -96,66 +99,34 @@ def save_async(
         raise RaystateError(
             f"{what}: save_async() was called by code that save_async() of {outer} runs, such as an item's get_state"
         )
-    turn = _turn
-    if not turn.acquire(timeout=WAIT_S):
-        text = f"{what}: the save before it is still not written after {WAIT_S:.0f} s; nothing was taken. Ask its future, save less often"
-        raise StorageError(text, operation="save", path=f"{storage.url}/{folder}", waited_s=WAIT_S)
+    turn, arrays = Turn(f"{storage.url}/{folder}"), _arrays
     with contextlib.ExitStack() as over:
-        over.callback(turn.release)
-        path = _taking.path = f"{storage.url}/{folder}"
+        over.callback(turn.leave)
+        if not arrays.acquire(timeout=WAIT_S):
+            text = f"{what}: the save before it is still not written after {WAIT_S:.0f} s; nothing was taken."
+            text += " Ask its future, save less often"
+            raise StorageError(text, operation="save", path=f"{storage.url}/{folder}", waited_s=WAIT_S)
+        over.callback(arrays.release)
+        _taking.path = f"{storage.url}/{folder}"
         try:
             content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
         finally:
             _taking.path = None
-        place = _CallOrder(path, None)
-        over.callback(place.leave)
-        future = in_background(what, lambda: _write(storage, folder, content, overwrite, events, place))
+        turn.go_on_in_background()
+        future = in_background(what, lambda: _write(storage, folder, content, overwrite, events, turn))
         ends = over.pop_all()
     future.add_done_callback(lambda _: ends.close())
     events.unblocked()
     return future
 
 
-class _CallOrder:
-    """A save's place in the order of the calls that save one path.
-
-    Args:
-        thread: that is in the call until it is over; None: it goes on in the background.
-    """
-
-    def __init__(self, path: str, thread: int | None):
-        self._path = path
-        self._thread = thread
-        self._over = threading.Event()
-        with _lock:
-            self._before = _newest.get(path)
-            _newest[path] = self
-
-    def wait(self) -> None:
-        """Until the save before is over. Raises StorageError if that takes too long."""
-        before, begin_s = self._before, time.monotonic()
-        self._before = None
-        if before is None or before._thread == threading.get_ident():
-            return  # the same thread's: a signal's handler saves, and what it has interrupted can't go on meanwhile
-        if not before._over.wait(WAIT_S):
-            waited_s = time.monotonic() - begin_s
-            text = f"saving {self._path}: the save before it is still not written after {waited_s:.0f} s; nothing was written"
-            raise StorageError(text, operation="save", path=self._path, waited_s=waited_s)
-
-    def leave(self) -> None:
-        """This save is over, however it ended. May be called twice."""
-        self._over.set()
-        with _lock:
-            if _newest.get(self._path) is self:
-                del _newest[self._path]
-
-
-def _write(storage: Storage, folder: str, content: Content, overwrite: bool, events: SaveEvents, turn: _CallOrder) -> None:
-    try:
-        turn.wait()
-        write_checkpoint(storage, folder, content, overwrite=overwrite)
-    finally:
-        turn.leave()
+def _write(storage: Storage, folder: str, content: Content, overwrite: bool, events: SaveEvents, turn: Turn) -> None:
+    path, begin_s = f"{storage.url}/{folder}", time.monotonic()
+    if not turn.wait(WAIT_S):
+        waited_s = time.monotonic() - begin_s
+        text = f"saving {path}: the save before it is still not written after {waited_s:.0f} s; nothing was written"
+        raise StorageError(text, operation="save", path=path, waited_s=waited_s)
+    write_checkpoint(storage, folder, content, overwrite=overwrite)
     events.done(content.described.layout.data_bytes)
 
 
@@ -178,9 +149,8 @@ def _place(path: StorageUrl) -> tuple[Storage, str]:
 
 def _in_a_forked_child() -> None:
     """What is under way is the parent's, and nobody tells the child when it is over."""
-    global _turn, _lock
-    _turn, _lock = threading.Semaphore(), threading.RLock()
-    _newest.clear()
+    global _arrays
+    _arrays = threading.Semaphore()
 
 
 os.register_at_fork(after_in_child=_in_a_forked_child)

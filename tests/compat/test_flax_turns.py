@@ -15,6 +15,7 @@ from flax.errors import InvalidCheckpointError
 import raystate
 from raystate.compat import flax_checkpoints as ours
 from raystate.compat import flax_turns
+from raystate.storage.directory import DirectoryStorage
 
 OLD, NEW = {"a": np.zeros(3)}, {"a": np.ones(3)}
 
@@ -136,3 +137,22 @@ def test_row17_a_signals_handler_may_save_while_a_save_is_under_way(
     ours.save_checkpoint(tmp_path, NEW, 2, keep=5, overwrite=True)
     assert next(calls, None) is None, "no handler ran"
     assert ours.available_steps(tmp_path) == [1, 2, 3], "it was not there when the overwrite was called"
+
+
+def test_row17_a_signals_handler_may_save_the_step_that_it_interrupts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It removed what the other had written so far, which then failed."""
+    monkeypatch.setattr(flax_turns, "WAIT_S", 0.01)
+    whole, calls = DirectoryStorage.fsync_tree, iter([True])
+
+    def fsync_tree(self: DirectoryStorage, name: str) -> None:
+        whole(self, name)
+        if next(calls, False):
+            ours.save_checkpoint(tmp_path, NEW, 2)
+            assert restored(tmp_path) == [1, 1, 1]
+
+    monkeypatch.setattr(DirectoryStorage, "fsync_tree", fsync_tree)
+    ours.save_checkpoint(tmp_path, OLD, 2)
+    assert next(calls, None) is None, "no handler ran"
+    assert restored(tmp_path) == [0, 0, 0]
+    ours.save_checkpoint(tmp_path, NEW, 3)
+    assert os.listdir(tmp_path) == ["checkpoint_3"], "nothing is left over"

@@ -16,7 +16,9 @@ import raystate
 from raystate.inspection import places
 from raystate.legacy.byte_file import ByteFile
 from raystate.orbax import step_reader
-from raystate.reader import saving
+from raystate.reader import saving, turns
+from raystate.reader.assembling import Content
+from raystate.reader.turns import Turn
 from raystate.transfer import export_step
 from tests.patience import PATIENCE_S
 
@@ -124,7 +126,7 @@ def test_the_last_call_wins_in_the_background_or_not(tmp_path: Path, monkeypatch
     newer.join(PATIENCE_S)
     assert before.exception(PATIENCE_S) is None and not newer.is_alive()
     assert raystate.load(tmp_path / "one") == {"x": 2}
-    assert not saving._newest, "nothing is kept of saves that are over"
+    assert not turns._turns, "nothing is kept of saves that are over"
 
 
 def test_a_save_that_a_signals_handler_makes_does_not_wait_for_what_it_interrupts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -139,15 +141,47 @@ def test_a_save_that_a_signals_handler_makes_does_not_wait_for_what_it_interrupt
     monkeypatch.setattr(saving, "write_checkpoint", write)
     raystate.save(tmp_path / "one", {"x": 1}, overwrite=True)
     assert raystate.load(tmp_path / "one") == {"x": 1}
-    assert not saving._newest
+    assert not turns._turns
 
 
 def test_a_save_that_is_cancelled_is_waited_for_by_nobody():
-    first, next_one = saving._CallOrder("a", None), saving._CallOrder("a", None)
+    first, next_one = Turn("a"), Turn("a")
+    first.go_on_in_background()
+    assert not next_one.wait(0.0)
     first.leave()
-    next_one.wait()
+    assert next_one.wait(0.0)
     next_one.leave()
-    assert not saving._newest
+    assert not turns._turns
+
+
+def test_a_save_that_waits_no_longer_lets_nobody_pass_the_one_before_it():
+    first, gives_up, last = Turn("a"), Turn("a"), Turn("a")
+    for turn in (first, gives_up, last):
+        turn.go_on_in_background()
+    gives_up.leave()
+    assert not last.wait(0.0)
+    first.leave()
+    assert last.wait(0.0)
+    last.leave()
+
+
+def test_the_order_is_that_of_the_calls_not_of_when_their_arrays_were_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A save that came while the arrays of the one before were taken was written first, and replaced."""
+    real, called = saving.take, threading.Event()
+    newer = threading.Thread(target=raystate.save, args=(tmp_path / "one", {"x": 2}), kwargs={"overwrite": True})
+
+    def take(*args: Any, **kwargs: Any) -> Content:
+        if threading.current_thread() is newer:
+            called.set()
+        else:
+            newer.start()
+            assert called.wait(PATIENCE_S)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(saving, "take", take)
+    raystate.save_async(tmp_path / "one", {"x": 1}).result(PATIENCE_S)
+    newer.join(PATIENCE_S)
+    assert raystate.load(tmp_path / "one") == {"x": 2}
 
 
 def test_saves_of_other_paths_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -471,7 +471,7 @@ def test_row15_one_save_is_held_at_a_time(tmp_path: Path):
         held[0] -= 1
 
     take, write = saving.take, saving.write_checkpoint
-    patched = {"_turn": turn, "take": taken, "write_checkpoint": slowly}
+    patched = {"_arrays": turn, "take": taken, "write_checkpoint": slowly}
     with mock.patch.multiple(saving, **patched):
         futures = [raystate.save_async(tmp_path / str(number), {"v": number}) for number in range(6)]
         assert all(future.done() for future in futures[:-1])
