@@ -90,11 +90,15 @@ class HostActor:
             pool.submit(_preload, self._storage_url).result()
 
     def give_up(self) -> None:
-        """End this actor for good, if it still only waits."""
-        with self._opening:
+        """End this actor for good, if it still only waits: not if somebody is opening it."""
+        if not self._opening.acquire(blocking=False):
+            return
+        try:
             if self._opened is None:
                 self._gives_up = True
                 exit_actor()
+        finally:
+            self._opening.release()
 
     def _open(self) -> None:
         from raystate.arena import HostArena, arena_path, default_root, parse_memory, sweep

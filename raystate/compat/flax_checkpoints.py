@@ -273,7 +273,7 @@ def _whole(keep: Any) -> int:
     """`keep` as flax takes it: also a number of numpy's, or a float."""
     if not isinstance(keep, numbers.Real) or isinstance(keep, bool) or keep < 0 or keep % 1 != 0:
         raise ConfigError(f"keep must be a number of checkpoints, 0 or more, not {keep!r}", field="keep", got=keep)
-    return int(float(keep))
+    return int(keep)
 
 
 def _found(ckpt_dir: StorageUrl, step: int | float | jax.Array | None, prefix: str) -> str | None:

@@ -89,28 +89,29 @@ class Restoring:
             )
             set_aside: list[tuple[int, str]] = []
             restored: Restored | None = None
+            mistake: Exception | None = None
             while isinstance(reply, RestoreChoice):
                 choice = reply
                 set_aside = list(choice.set_aside) or set_aside
                 self._pipeline.begin(choice.begins, choice.base)
-                problem, mistake = None, None
+                problem = None
                 try:
-                    restored = self._read(choice, wanted)
+                    restored = self._read(choice, wanted) if mistake is None else None
                 except _PROBLEMS as error:
                     problem = error
                 except Exception as error:
-                    mistake = error  # the caller's: every rank will tell its own, nothing is wrong with the step
+                    # The caller's: every rank will tell its own, nothing is wrong with the step. The others go on, to another step if
+                    # one of them can't read this one, and wait for this process as long.
+                    mistake = error
                 try:
                     reply = self._settle(choice, wanted, restored, problem, mistaken=mistake is not None)
                 except RaystateError:
                     if mistake is not None:
                         raise mistake from None  # it is why the others' rollback is not carried out
                     raise
-                if mistake is not None:
-                    if isinstance(reply, RestoreSettled):
-                        self._settled(reply)
-                    raise mistake
             self._settled(reply)
+            if mistake is not None:
+                raise mistake
         if restored is None:
             return None
         # One line is enough: the Coordinator says it of all ranks.

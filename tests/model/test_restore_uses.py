@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1
 
 import raystate
-from raystate.core.errors import ConfigError, ReferenceMismatchError, StepNotFoundError
+from raystate.core.errors import ConfigError, ReferenceMismatchError, StepNotFoundError, StorageError
 from raystate.manager import StateManager
 from raystate.storage import open_storage
 from tests.model.world import ModelLink, Rank, World
@@ -292,6 +292,39 @@ def test_a_restore_that_fails_in_the_callers_code_gives_up_what_came_later(play:
         assert manager.all_steps() == [5]
 
     play(script)
+
+
+def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_step():
+    """The other ranks try an older one; what this process had saved last belongs to the past all the same."""
+
+    class Unreadable(Broken):
+        def set_state(self, state: bytes) -> None:
+            tried.append(state)
+            if len(tried) == 1:
+                raise StorageError("the network is down")
+
+    tried: list[bytes] = []
+
+    def script(rank: Rank) -> None:
+        data = Broken() if rank.number == 0 else Unreadable()
+        manager = rank.open("first")
+        manager.restore()
+        for step in range(1, 9):
+            manager.save(step, {"step": step}, items={"data": data}, force=step == 5)
+        manager.wait_until_finished()
+        if rank.number == 0:
+            with pytest.raises(ValueError, match="no such file"):
+                manager.restore(items={"data": data})
+        else:
+            assert manager.restore(items={"data": data}).step == 5
+        manager.close()
+        assert manager.all_steps() == [5]
+
+    world = World(1, ranks=2, nodes=2, save_every_steps=100)
+    try:
+        world.play(script, ranks=2)
+    finally:
+        world.close()
 
 
 def test_a_closed_manager_keeps_nothing_of_the_state():
