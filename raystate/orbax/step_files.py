@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -75,6 +76,7 @@ class StepFiles:
         # The files that whoever replaces a checkpoint replaces, too: all at once in a directory; elsewhere the marker goes first.
         self._telling = ("_CHECKPOINT_METADATA", "_METADATA") if self._is_local else (MARKER,)
         self._first: tuple[str | None, ...] | None = None
+        self._lock = threading.Lock()
 
     def _generations(self) -> tuple[str | None, ...]:
         """Of the checkpoint that lies here now. With a package all that is read is the package's, or its save's alone."""
@@ -84,8 +86,9 @@ class StepFiles:
 
     def remember(self) -> None:
         """Before the first of it is read: what lies here is what is read."""
-        if self._first is None:
-            self._first = self._generations()
+        with self._lock:  # several threads may begin at once
+            if self._first is None:
+                self._first = self._generations()
 
     def is_replaced(self) -> bool:
         """Whether another checkpoint has taken the place of the one that is being read."""
