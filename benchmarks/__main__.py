@@ -1,6 +1,7 @@
 """The benchmarks, each in a process of its own: all of them, or one with its own options.
 
-    python -m benchmarks [--quick]             all; tables, and their JSON and charts in build/bench
+    python -m benchmarks                       all; tables, and their JSON and charts in build/bench
+    python -m benchmarks --quick               the same with small states, two at a time: shows that they run, measures nothing
     python -m benchmarks --list
     python -m benchmarks recovery --help
     python -m benchmarks save_cost --state-mib 128
@@ -16,22 +17,23 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-# Options of a run in seconds: it shows that the benchmark works; its numbers say nothing.
+# Options of a run in seconds: it shows that the benchmark works; its numbers say nothing. The longest first.
 QUICK = {
-    "barrier": ["--hosts", "4", "--steps", "3"],
     "beside": ["--quick"],
-    "bucket": ["--mib", "1", "--arrays", "4", "--rounds", "1"],
     "growth": ["--quick"],
-    "hold": ["--mib", "8", "--arrays", "4", "--steps", "2", "--rounds", "1"],
     "recovery": ["--ranks", "1", "--width", "64", "--save-every", "6", "--settle-s", "1"],
-    "save_cost": ["--state-mib", "8", "--step-s", "0.05", "--steps", "4", "--every", "4", "--rounds", "1"],
     "snapshots": ["--mib", "8", "--step-s", "0.1", "--steps", "4", "--rounds", "1"],
+    "save_cost": ["--state-mib", "8", "--step-s", "0.05", "--steps", "4", "--every", "4", "--rounds", "1"],
+    "bucket": ["--mib", "1", "--arrays", "4", "--rounds", "1"],
+    "barrier": ["--hosts", "4", "--steps", "3"],
+    "hold": ["--mib", "8", "--arrays", "4", "--steps", "2", "--rounds", "1"],
 }
-
+AT_A_TIME = 2  # with --quick: about as much of the time they wait as they work
 
 IN_THE_TABLE = ("recovery", "save_cost")  # beside runs them, and has their figures in its table
 REPORTS = {"beside": "bench.json", "growth": "growth.json"}
@@ -43,11 +45,38 @@ def title(name: str) -> str:
     return (ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text())) or "").split("\n")[0]
 
 
-def run(name: str, options: list[str]) -> int:
-    """The benchmark's exit status; it prints."""
+def run(name: str, options: list[str], *, told_later: bool = False) -> tuple[int, str]:
+    """(the benchmark's exit status, what it has printed: nothing if it has shown that itself)."""
     places = filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-    return subprocess.run([sys.executable, str(HERE / f"{name}.py"), *options], env=environment, check=False).returncode
+    out, errors = (subprocess.PIPE, subprocess.STDOUT) if told_later else (None, None)
+    command = [sys.executable, str(HERE / f"{name}.py"), *options]
+    ended = subprocess.run(command, env=environment, text=True, check=False, stdout=out, stderr=errors)
+    return ended.returncode, ended.stdout or ""
+
+
+def run_all(names: list[str], *, quick: bool) -> list[str]:
+    """Those that have failed."""
+    failed: list[str] = []
+
+    def one(name: str) -> None:
+        heading = f"\n== {name}: {title(name)}"
+        if not quick:
+            print(heading, flush=True)
+        options = list(QUICK[name]) if quick else []
+        if name in REPORTS:
+            options += ["--json", str(REPORT / REPORTS[name]), "--chart", str(REPORT)]
+        begin_s = time.monotonic()
+        status, text = run(name, options, told_later=quick)
+        if status:
+            failed.append(name)
+        took = f"({name} took {time.monotonic() - begin_s:.0f} s)"
+        print(f"{heading}\n{text}{took}" if quick else took, flush=True)
+
+    with ThreadPoolExecutor(AT_A_TIME if quick else 1) as pool:
+        for done in [pool.submit(one, name) for name in names]:
+            done.result()
+    return failed
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,25 +85,17 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--list", action="store_true", help="say which there are")
-    parser.add_argument("--quick", action="store_true", help="small and short: shows that they run, measures nothing")
+    parser.add_argument("--quick", action="store_true", help="small, short, two at a time: shows that they run, measures nothing")
     parser.add_argument("name", nargs="?", choices=sorted(QUICK), help="one of them; without it: all")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="of that one")
     asked = parser.parse_args(arguments)
     if asked.list:
         print("\n".join(f"{name:12}{title(name)}" for name in sorted(QUICK)))
         return 0
-    failed: list[str] = []
-    for name in [asked.name] if asked.name else sorted(set(QUICK) - set(IN_THE_TABLE), reverse=True):  # the table comes last
-        options = [*(QUICK[name] if asked.quick else []), *asked.options]
-        if asked.name is None:
-            print(f"\n== {name}: {title(name)}", flush=True)
-            if name in REPORTS:
-                options += ["--json", str(REPORT / REPORTS[name]), "--chart", str(REPORT)]
-        begin_s = time.monotonic()
-        if run(name, options):
-            failed.append(name)
-        if asked.name is None:
-            print(f"({name} took {time.monotonic() - begin_s:.0f} s)", flush=True)
+    if asked.name:
+        return int(bool(run(asked.name, [*(QUICK[asked.name] if asked.quick else []), *asked.options])[0]))
+    names = [name for name in QUICK if name not in IN_THE_TABLE]
+    failed = run_all(names if asked.quick else names[::-1], quick=asked.quick)  # measured, the table comes last
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

@@ -41,7 +41,7 @@ QUICK = (
 )
 FULL = (
     Case(mib=64),
-    Case(mib=1024),
+    Case(mib=1024, rounds=3),
     Case(mib=1024, dtype="bfloat16", rounds=3),
     Case(mib=4096, rounds=2),
     Case(mib=256, shape="mixed", arrays=150),
@@ -183,7 +183,7 @@ def _cases(asked: argparse.Namespace, cases: tuple[Case, ...]) -> list[table.Row
 
 def _memory(asked: argparse.Namespace, case: Case) -> list[table.Row]:
     peaks: dict[str, float] = {}
-    for name in _contestants(asked):
+    for name in _contestants(asked)[: 2 if asked.quick else None]:
         peaks[name] = _own_process(asked, ["--part", "memory", "--case", json.dumps([asdict(case)]), "--saver", name])
     return [table.row_of_memory(peaks, case.name, 3 * case.mib + 64)]
 
