@@ -24,9 +24,9 @@ HERE = Path(__file__).resolve().parent
 
 # Options of a run in seconds: it shows that the benchmark works; its numbers say nothing. The longest first.
 QUICK = {
+    "recovery": ["--ranks", "1", "--width", "64", "--save-every", "6", "--settle-s", "1"],
     "beside": ["--quick"],
     "growth": ["--quick"],
-    "recovery": ["--ranks", "1", "--width", "64", "--save-every", "6", "--settle-s", "1"],
     "snapshots": ["--mib", "8", "--step-s", "0.1", "--steps", "4", "--rounds", "1"],
     "save_cost": ["--state-mib", "8", "--step-s", "0.05", "--steps", "4", "--every", "4", "--rounds", "1"],
     "bucket": ["--mib", "1", "--arrays", "4", "--rounds", "1"],
@@ -35,7 +35,7 @@ QUICK = {
 }
 AT_A_TIME = 2  # with --quick: about as much of the time they wait as they work
 
-IN_THE_TABLE = ("recovery", "save_cost")  # beside runs them, and has their figures in its table
+IN_THE_TABLE = ("recovery", "save_cost")  # beside runs them, but for --quick, and has their figures in its table
 REPORTS = {"beside": "bench.json", "growth": "growth.json"}
 REPORT = HERE.parent / "build" / "bench"
 
@@ -94,8 +94,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if asked.name:
         return int(bool(run(asked.name, [*(QUICK[asked.name] if asked.quick else []), *asked.options])[0]))
-    names = [name for name in QUICK if name not in IN_THE_TABLE]
-    failed = run_all(names if asked.quick else names[::-1], quick=asked.quick)  # measured, the table comes last
+    names = (
+        list(QUICK) if asked.quick else [name for name in reversed(QUICK) if name not in IN_THE_TABLE]
+    )  # then the table comes last
+    failed = run_all(names, quick=asked.quick)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

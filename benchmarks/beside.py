@@ -5,8 +5,8 @@
 For each state a process of its own (one for all those of --quick) in which raystate and its peers take turns: blocked in save, until
 durable, restored from storage and from memory. Then the memory that saving takes, what starting costs, and the figures of save_cost.py
 and recovery.py. The first round warms up; medians of the others, with the lowest and the highest. Caches are warm for all, and nobody's
-files are dropped from them. --quick: small states, to see that all of it runs. --gpu: on this machine's GPUs instead of CPU devices,
-all but recovery.py.
+files are dropped from them. --quick: small states, to see that it runs, and neither save_cost.py nor recovery.py. --gpu: on this
+machine's GPUs instead of CPU devices, all but recovery.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from benchmarks.side.states import Case  # noqa: E402
 
 ROOM = 9  # times a state's size must be free: the state, its copies, slots, and what the peers keep
 QUICK = (
-    Case(mib=16, rounds=1),
     Case(mib=16, shape="mixed", arrays=150, dtype="bfloat16", rounds=1),
     Case(mib=4, shape="small", arrays=200, rounds=1),
 )
@@ -49,12 +48,9 @@ FULL = (
     # A save takes Orbax half a minute. Compressed or not is the same here: what it does for each array is what costs.
     Case(mib=160, shape="small", arrays=10_000, rounds=1, without=("Orbax v0, uncompressed", "Orbax v1, uncompressed")),
 )
-OTHERS = {  # benchmarks whose figures are in the table, too: (options, options of --quick)
-    "save_cost": (
-        ["--state-mib", "128", "--rounds", "5"],
-        ["--state-mib", "8", "--step-s", "0.05", "--steps", "4", "--every", "4", "--rounds", "1"],
-    ),
-    "recovery": (["--ranks", "1", "0", "1", "0"], ["--ranks", "1", "--width", "64", "--save-every", "6", "--settle-s", "1"]),
+OTHERS = {  # benchmarks whose figures are in the table, too, but for --quick: their options
+    "save_cost": ["--state-mib", "128", "--rounds", "5"],
+    "recovery": ["--ranks", "1", "0", "1", "0"],
 }
 
 
@@ -126,9 +122,9 @@ def works(asked: argparse.Namespace) -> list[tuple[str, Any]]:
     memory = Case(mib=16 if asked.quick else 256)
     found.append((f"memory, {memory.name}", lambda: _memory(asked, memory)))
     found.append(("start", lambda: _start(asked)))
-    for name, options in OTHERS.items():
+    for name, options in {} if asked.quick else OTHERS.items():
         if not (asked.gpu and name == "recovery"):  # two ranks on one node, each with a device: it is about CPU devices
-            found.append((name, lambda name=name, options=options: _other(asked, name, options[asked.quick])))
+            found.append((name, lambda name=name, options=options: _other(asked, name, options)))
     return [(name, work) for name, work in found if not asked.only or any(text in name for text in asked.only)]
 
 
@@ -183,7 +179,7 @@ def _cases(asked: argparse.Namespace, cases: tuple[Case, ...]) -> list[table.Row
 
 def _memory(asked: argparse.Namespace, case: Case) -> list[table.Row]:
     peaks: dict[str, float] = {}
-    for name in _contestants(asked)[: 2 if asked.quick else None]:
+    for name in _contestants(asked)[: 1 if asked.quick else None]:
         peaks[name] = _own_process(asked, ["--part", "memory", "--case", json.dumps([asdict(case)]), "--saver", name])
     return [table.row_of_memory(peaks, case.name, 3 * case.mib + 64)]
 
