@@ -73,9 +73,17 @@ def run_all(names: list[str], *, quick: bool) -> list[str]:
         took = f"({name} took {time.monotonic() - begin_s:.0f} s)"
         print(f"{heading}\n{text}{took}" if quick else took, flush=True)
 
-    with ThreadPoolExecutor(AT_A_TIME if quick else 1) as pool:
-        for done in [pool.submit(one, name) for name in names]:
-            done.result()
+    if not quick:
+        for name in names:
+            one(name)
+        return failed
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        try:
+            for done in [pool.submit(one, name) for name in names]:
+                done.result()
+        except BaseException:  # Ctrl-C: those that run hear it, too
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return failed
 
 

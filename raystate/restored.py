@@ -34,7 +34,7 @@ from raystate.arrays import (
     state_dict,
 )
 from raystate.arrays.checks import shown
-from raystate.core.errors import ConfigError, ReferenceMismatchError
+from raystate.core.errors import ConfigError, ReferenceMismatchError, callers_code
 from raystate.core.tree import TreeSpec
 from raystate.machine_memory import node_memory
 from raystate.orbax.state_item import STATE_ITEMS
@@ -273,7 +273,8 @@ class StepContent:
         spec, source = self.trees[item], self.source(item)
         if callable(options.transforms):
             raw = read_raw([host_want(spec, index) for index in range(len(spec.leaves))], spec, source, self.on_plan)
-            made = options.transforms(raw)
+            with callers_code():
+                made = options.transforms(raw)
             if reference is None:
                 return made
             spec, source = in_memory(item, made)

@@ -17,6 +17,7 @@ from raystate.storage.names import GUARD, LOG, base_name, log_name, number_of, p
 from raystate.storage.steps import other_bytes
 
 READERS = 8  # objects that are read through at a time
+LOOKS = 10  # at a log that grows meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,21 @@ def verify_log(storage: Storage, *, on_entry: Callable[[int, int], None] = _igno
     tail = _whole_entry(storage, log, count, bad) if whole and whole[-1] else None
     if tail is None:
         return tuple(bad)
+    for _ in range(LOOKS):
+        differing = _against_visible(storage, tail)
+        newest = max((number_of(info.name) for info in storage.list(LOG)), default=0)
+        if not differing or newest <= tail.seq:
+            break
+        # The run goes on: what is visible belongs to a newer entry.
+        if (newer := _whole_entry(storage, log, newest, bad)) is None:
+            break
+        tail = newer
+    return (*bad, *differing)
+
+
+def _against_visible(storage: Storage, tail: LogEntry) -> list[BadObject]:
+    """Where the log's newest entry and what is visible differ."""
+    bad: list[BadObject] = []
     visible, live = set(visible_steps(storage)), {one.step: one.save for one in tail.live}
     on_the_way = {one.step for one in tail.intents}
     for step in sorted(live):
@@ -86,7 +102,7 @@ def verify_log(storage: Storage, *, on_entry: Callable[[int, int], None] = _igno
     for step in sorted(visible - set(live) - on_the_way):
         if (save := marked_save(storage, step)) is not None:
             bad.append(BadObject(name=f"{step}/", problem=f"visible, but the log's newest entry, {tail.seq}, knows no save {save}"))
-    return tuple(bad)
+    return bad
 
 
 def _check_entry(log: RunLog, seq: int, bad: list[BadObject]) -> bool:

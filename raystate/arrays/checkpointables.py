@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from raystate.core.errors import ConfigError
+from raystate.core.errors import ConfigError, callers_code
 from raystate.core.own_files import INSTEAD, MOST_BYTES, MOST_FILES, too_much, why_no_name
 
 WAIT_S = 600.0  # for the object's own `save` or `load`
@@ -84,7 +84,8 @@ def load_files(item: str, value: Any, files: Mapping[str, bytes]) -> None:
         for name, data in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
-        _run(item, "load", lambda: load(_epath(folder)))
+        with callers_code():
+            _run(item, "load", lambda: load(_epath(folder)))
 
 
 def _read(item: str, folder: Path) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ import numpy as np
 from raystate.arrays.checkpointables import is_checkpointable, saved_files
 from raystate.arrays.checks import check_text, of_a_class, plain_json, shown
 from raystate.arrays.names import MOST_ITEM_CHARACTERS
-from raystate.core.errors import ConfigError, CorruptCheckpointError, ItemTopologyError
+from raystate.core.errors import ConfigError, ItemTopologyError, ReferenceMismatchError, callers_code
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MOST_ITEM_CHARACTERS - 1}}}")  # a folder of the step
 _RESERVED = (
@@ -79,6 +79,20 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> Packed
     return packed
 
 
+def real_items(asked: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, Any]:
+    """The items of a restore as they would be saved: what it gave, without those that are references still."""
+    items = {name: got.get(name, value) for name, value in asked.items()}
+    return {name: value for name, value in items.items() if not _is_reference(value)}
+
+
+def _is_reference(value: Any) -> bool:
+    try:
+        leaves = jax.tree_util.tree_leaves(value)
+    except (ValueError, TypeError, SystemError):  # see below
+        return False
+    return any(isinstance(leaf, jax.ShapeDtypeStruct | jax.sharding.Sharding) or leaf is ... for leaf in leaves)
+
+
 def _has_arrays(value: Any) -> bool:
     try:
         leaves = jax.tree_util.tree_leaves(value)
@@ -117,12 +131,17 @@ def set_iterators(
 
     Raises:
         ItemTopologyError: names the item and both counts.
-        CorruptCheckpointError: a state is not what was saved.
+        ReferenceMismatchError: another kind of iterator has saved this state.
     """
     chosen = {name: _deal(name, states.get(name, {}), old_world, world, process_index) for name in items}
-    like = {name: _like(name, iterator.get_state(), chosen[name]) for name, iterator in items.items()}
+    like: dict[str, Any] = {}
     for name, iterator in items.items():
-        iterator.set_state(like[name])
+        with callers_code():
+            current = iterator.get_state()
+        like[name] = _like(name, current, chosen[name])
+    for name, iterator in items.items():
+        with callers_code():
+            iterator.set_state(like[name])
 
 
 def _deal(name: str, by_process: Mapping[int, bytes], old_world: int, world: int, process_index: int) -> bytes:
@@ -146,7 +165,13 @@ def _like(name: str, current: Any, state: bytes) -> Any:
     """In the form that this iterator's own get_state() gives: bytes, text, or what JSON holds."""
     if isinstance(current, bytes):
         return state
+    form = "text" if isinstance(current, str) else "JSON"
     try:
-        return state.decode() if isinstance(current, str) else json.loads(state)
+        return state.decode() if form == "text" else json.loads(state)
     except (ValueError, RecursionError) as error:
-        raise CorruptCheckpointError(f"the saved state of iterator {name!r} can't be read: {error}", item=name) from error
+        # Not damage: the bytes are those that were saved, as far as checksums tell.
+        raise ReferenceMismatchError(
+            f"item {name!r}: its saved state is no {form}, which this iterator's get_state() gives ({error}): another kind of iterator "
+            "saved it. Give such a one, or leave the item out and set the iterator yourself",
+            item=name,
+        ) from error

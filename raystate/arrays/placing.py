@@ -20,7 +20,7 @@ from raystate.arrays.reference import Device
 from raystate.arrays.shards import places_of
 from raystate.arrays.threads import in_threads
 from raystate.core.boxes import Box
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
 
 ALIKE = 1000  # so many small boxes of one kind are worth a program: to compile it takes as long as `device_put` of so many
 _BLOCK_BYTES = 1 << 20  # of which small arrays get their memory; it is kept as long as one of them is
@@ -205,5 +205,18 @@ def _as_keys(data: jax.Array, impl: str) -> jax.Array:
     try:
         return jax.random.wrap_key_data(data, impl=impl)
     except (ValueError, TypeError) as error:
+        if not _is_implemented(impl):
+            text = (
+                f"the checkpoint has PRNG keys of the implementation {impl!r}, which this process doesn't know: register it before"
+            )
+            raise ReferenceMismatchError(text, got=impl) from error
         text = f"an array of {data.dtype.name}{list(data.shape)} can't be the PRNG keys ({impl}) that the checkpoint says it is: {error}"
         raise CorruptCheckpointError(text, got=impl) from error
+
+
+def _is_implemented(impl: str) -> bool:
+    try:
+        jax.random.key(0, impl=impl)
+    except (ValueError, TypeError):
+        return False
+    return True

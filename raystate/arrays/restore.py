@@ -37,6 +37,7 @@ from raystate.arrays.shards import places_of
 from raystate.arrays.transforms import Rules
 from raystate.arrays.uncollected import uncollected
 from raystate.core.boxes import Box
+from raystate.core.errors import callers_code
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
 BATCH_BYTES = 1 << 30  # read so much, place it on the devices, go on: host memory stays bounded
@@ -168,7 +169,8 @@ def _called(want: Make, spec: TreeSpec, inputs: dict[int, Any]) -> Any:
         leaves = [dataclasses.replace(spec.leaves[index], path=spec.leaves[index].path[depth:]) for index in indices]
         arguments.append(nest(leaves, [inputs[index] for index in indices]))
     try:
-        return want.made.call(arguments, want.value)
+        with callers_code():
+            return want.made.call(arguments, want.value)
     except Exception as error:
         error.add_note(f"raised by the function in transforms for {shown(want.path)} (from {want.made.said})")
         raise

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -45,6 +46,7 @@ def ls(
     with count_progress(quiet=as_json) as progress, ThreadPoolExecutor(_LOOKS, thread_name_prefix="raystate-ls") as pool:
         looks = pool.map(lambda step: summarize(checkpoints, step), chosen)
         found = [one for one in progress.track(looks, total=len(chosen), description="looking at steps") if one is not None]
+    total = len(steps) - (len(chosen) - len(found))  # some may have been retired meanwhile
     found = _sorted(found, sort)
     hidden = 0 if everything else max(0, len(found) - last)
     found, strange = found[hidden:], beside(checkpoints)
@@ -53,12 +55,12 @@ def ls(
             {
                 "storage": checkpoints.storage.url,
                 "steps": [{**dataclasses.asdict(one), "items": dict(one.items)} for one in found],
-                "count": len(steps),
+                "count": total,
                 "incomplete": strange,
             }
         )
     else:
-        _show(checkpoints, found, len(steps), strange)
+        _show(checkpoints, found, total, strange)
     if any(one.problem for one in found):
         raise typer.Exit(1)
 
@@ -75,7 +77,12 @@ def _sorted(found: list[StepSummary], sort: str) -> list[StepSummary]:
     if sort not in names:
         raise ConfigError(f"--sort: expected step, time, size or one of the metrics {names}, not {sort!r}", field="sort", got=sort)
     # Whatever is best comes last; which way that is, nobody says. A loss falls: the smallest last.
-    return sorted(found, key=lambda one: -value if isinstance(value := one.metrics.get(sort), int | float) else float("-inf"))
+    return sorted(found, key=lambda one: _goodness(one.metrics.get(sort)))
+
+
+def _goodness(value: Any) -> float:
+    """Of a metric's value; one that is missing, no number or NaN is the worst."""
+    return -value if isinstance(value, int | float) and not math.isnan(value) else -math.inf
 
 
 def _show(checkpoints: Checkpoints, found: list[StepSummary], total: int, strange: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from rich.progress import Progress, TaskID
 
 from raystate.cli.bars import byte_progress, count_progress
 from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size, step_or_latest
-from raystate.core.errors import ConfigError
+from raystate.core.errors import ConfigError, StepNotFoundError
 from raystate.inspection.places import Checkpoints
 from raystate.legacy import LegacyCheckpoint
 from raystate.verification import BadObject, StepReport, verify_log, verify_step
@@ -50,12 +51,17 @@ def verify(
             watch = functools.partial(_update, progress, progress.add_task("checking the log", total=None))
             log = verify_log(run, on_entry=watch)
     reports: list[StepReport] = []
+    retired: list[int] = []
     with byte_progress(quiet=as_json) as progress:
         for one in steps:
             task = progress.add_task(f"step {one}", total=None)
-            home, folder = checkpoints.home(one)
-            watch = functools.partial(_update, progress, task)
-            reports.append(verify_step(home, one, folder=folder, on_bytes=watch))
+            report = _verified(checkpoints, one, functools.partial(_update, progress, task))
+            if report is not None:
+                reports.append(report)
+            elif step is not None:
+                raise StepNotFoundError(f"step {one} of {run.url} was retired while it was read", step=one, path=run.url)
+            else:
+                retired.append(one)
             progress.remove_task(task)
     bad = [*log, *(bad for report in reports for bad in report.bad)]
     if as_json:
@@ -64,6 +70,7 @@ def verify(
                 "storage": run.url,
                 "log": [dataclasses.asdict(one) for one in log],
                 "steps": [dataclasses.asdict(report) for report in reports],
+                "retired": retired,
                 "bad": len(bad),
             }
         )
@@ -72,10 +79,32 @@ def verify(
             _show(report)
         for one in log:
             out.print(f"[red]bad[/]  {one.name}: {one.problem}")
+        if retired:
+            out.print(f"retired meanwhile: {count(len(retired), 'step')}")
         verdict = f"[red]{count(len(bad), 'bad object')}[/]" if bad else "[green]nothing bad[/]"
         out.print(f"{count(len(reports), 'step')} of {run.url}: {verdict}")
     if bad:
         raise typer.Exit(1)
+
+
+def _verified(checkpoints: Checkpoints, step: int, on_bytes: Callable[[int, int], None]) -> StepReport | None:
+    """None: it was retired meanwhile. A step that was saved anew is looked at anew."""
+    while True:
+        save, (home, folder) = checkpoints.save_of(step), checkpoints.home(step)
+        missing: StepNotFoundError | None = None
+        report: StepReport | None = None
+        try:
+            report = verify_step(home, step, folder=folder, on_bytes=on_bytes)
+        except StepNotFoundError as error:
+            missing = error
+        if report is not None and not report.bad:
+            return report
+        if step not in checkpoints.steps():
+            return None
+        if checkpoints.save_of(step) == save:
+            if missing is not None:
+                raise missing
+            return report
 
 
 def _update(progress: Progress, task: TaskID, done: int, total: int) -> None:

@@ -136,7 +136,9 @@ def save_checkpoint(
         flax_several.save(directory, name, target, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
     else:
         with directory_turn(directory.storage.url) as turn:
-            if directory.storage.is_directory:
+            if (
+                directory.storage.is_directory and not turn.is_nested
+            ):  # what the save that it interrupts moves aside is not left over
                 put_back(directory.storage)
             there = directory.check_order(
                 name, overwrite=overwrite, strict=as_msgpack, keep=keep, keep_every_n_steps=keep_every_n_steps

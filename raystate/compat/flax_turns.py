@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from raystate.core.errors import StorageError
-from raystate.reader.turns import Turn
+from raystate.reader.turns import Once, Turn
 
 logger = logging.getLogger("raystate")
 
@@ -39,15 +39,22 @@ class DirectoryTurn:
 
     def go_on_in_background(self, manager: Manager, task: Callable[[], Any]) -> None:
         """Give a task to a manager; the turn ends with it."""
+        begins = Once()
 
         def run() -> None:
+            if not begins():
+                return
             try:
                 task()
             finally:
                 self._turn.leave()
 
-        manager.save_async(run)
         self.in_background = True
+        try:
+            manager.save_async(run)
+        except BaseException:
+            self.in_background = not begins()  # then it does not begin any more
+            raise
         self._turn.go_on_in_background()
         if isinstance(future := getattr(manager, "save_future", None), Future):
             future.add_done_callback(lambda _: self._turn.leave())  # one that is cancelled never runs

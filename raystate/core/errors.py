@@ -6,6 +6,8 @@ that neither a person nor a program has to parse the message.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from typing import Any
 
 
@@ -19,6 +21,7 @@ class RaystateError(Exception):
     """
 
     details: dict[str, Any]
+    of_caller = False  # see `callers_code`
 
     def __init__(self, message: str, **details: Any):
         super().__init__(message)
@@ -41,6 +44,17 @@ class RaystateError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.details))
+
+
+@contextlib.contextmanager
+def callers_code() -> Generator[None, None, None]:
+    """The caller's own code runs: an item's `set_state`, a function in `transforms`. What it raises, of whatever class, is no fault of the
+    step that is being read, which would be set aside for one."""
+    try:
+        yield
+    except RaystateError as error:
+        error.of_caller = True
+        raise
 
 
 def _rebuild(kind: type[RaystateError], message: str, details: dict[str, Any]) -> RaystateError:

@@ -175,11 +175,11 @@ class Journal:
 
     def trouble(self, text: str) -> None:
         """Storage has failed: log it, and tell users until a step has been published again."""
-        self.fails = True
-        self.lost(text, is_told=True)
+        self.lost(text, is_told=True, of_storage=True)
 
-    def lost(self, text: str, *, is_told: bool) -> None:
-        """A step will not be durable, for whatever reason: log it, and tell users until a step has been published again."""
+    def lost(self, text: str, *, is_told: bool, of_storage: bool) -> None:
+        """A step is not durable, or not yet, for whatever reason: log it, and tell users until a step has been published again."""
+        self.fails = self.fails or of_storage
         self.desk.log("warning", text)
         if is_told and self.troubles[-1:] != [text]:
             self.troubles = [*self.troubles[-4:], text]

@@ -201,7 +201,7 @@ class Saves:
                     self._give_up(key, refused)
                 elif job.refused != refused:
                     job.refused = refused  # it may be released in time
-                    self.journal.trouble(refused)
+                    self.journal.lost(refused, is_told=True, of_storage=False)
                 continue
             snap = self.memory.complete(key)
             if snap is not None:
@@ -265,7 +265,7 @@ class Saves:
             if event.hopeless:
                 job.tries = MAX_TRIES
                 self.mistake = (job.key, event.error)
-            self._fail(job, f"the package could not be built: {event.error}")
+            self._fail(job, f"the package could not be built: {event.error}", of_storage=not event.hopeless)
             return
         job.phase = "committing"
         job.packaged = event
@@ -337,7 +337,7 @@ class Saves:
         """A host is down or has started anew: it will not finish its part."""
         job = self.running
         if job is not None and job.phase == "writing" and host in job.waiting:
-            self._fail(job, f"host {host} is gone: {why}")
+            self._fail(job, f"host {host} is gone: {why}", of_storage=False)
 
     def tick(self) -> None:
         """Act on deadlines, and repeat orders whose answer may be lost."""
@@ -364,21 +364,20 @@ class Saves:
             if now_s - queued.due_s >= limit_s and self.memory.complete(key) is None:
                 self._give_up(key, f"{self.joins.missing_text(key)} after {now_s - queued.due_s:.1f} s")
 
-    def _fail(self, job: Job, why: str) -> None:
+    def _fail(self, job: Job, why: str, *, of_storage: bool = True) -> None:
         """Before the commit entry: what the save has written is garbage."""
         self.desk.out.append(Discard(save=job.save, step=job.key.step))
         self.running = None
         self.desk.stir = True
         text = f"save {job.save} of step {job.key.step} failed (try {job.tries} of {MAX_TRIES}): {why}"
         if job.tries >= MAX_TRIES:
-            self.journal.fails = True
-            self._give_up(job.key, text)
+            self._give_up(job.key, text, of_storage=of_storage)
             return
-        self.journal.trouble(text)
+        self.journal.lost(text, is_told=True, of_storage=of_storage)
         job.phase = "queued"
         job.next_s = self.desk.now_s + retry_delay_s(job.tries)
 
-    def _give_up(self, key: SnapshotId, why: str) -> None:
+    def _give_up(self, key: SnapshotId, why: str, *, of_storage: bool = False) -> None:
         job = self.jobs.pop(key, None)
         if job is not None and job is self.running:
             self.desk.out.append(Discard(save=job.save, step=key.step))
@@ -388,7 +387,7 @@ class Saves:
         self.failed[key] = why
         group = self.joins.group
         given_up = group is not None and key.lineage != group.lineage  # by a restore: its caller knows
-        self.journal.lost(f"step {key.step} will not be durable: {why}", is_told=not given_up)
+        self.journal.lost(f"step {key.step} will not be durable: {why}", is_told=not given_up, of_storage=of_storage)
 
     def abort_after(self, step: int, why: str) -> None:
         """Give up the saves of later steps, unless their commit is already being written."""

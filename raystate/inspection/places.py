@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TypeVar
 
 from raystate.core.entries import LogEntry
@@ -56,6 +56,8 @@ class Checkpoints:
 
     def __init__(self, url: StorageUrl):
         self.storage = open_storage(url)
+        self._single: SingleCheckpoint | LegacyCheckpoint | None = None
+        self._is_known = False
         path = self.storage.local_path("") if self.storage.is_directory else None
         if path is not None and path.exists() and not path.is_dir() and self.single is None:
             what = "a file, and none that flax wrote" if path.is_file() else "neither a directory nor the file of a checkpoint"
@@ -66,10 +68,16 @@ class Checkpoints:
             )
         self._folders: dict[int, str] = {}
 
-    @functools.cached_property
+    @property
     def single(self) -> SingleCheckpoint | LegacyCheckpoint | None:
         """The one checkpoint whose folder or file this is; None: it is a run's, or nothing is there yet."""
-        inside = {info.name for info in self.storage.list(recursive=False)}  # all that a run's reader pays for this question
+        if not self._is_known:
+            inside = {info.name for info in self.storage.list(recursive=False)}  # all that a run's reader pays for this question
+            self._single = self._single_of(inside)
+            self._is_known = bool(inside) or self._single is not None  # what is not there yet may become one or the other
+        return self._single
+
+    def _single_of(self, inside: Set[str]) -> SingleCheckpoint | LegacyCheckpoint | None:
         if (legacy := legacy_checkpoint(self.storage, inside)) is not None:
             return legacy
         for name in (TREE_METADATA, METADATA):  # a bare tree may have both
@@ -138,11 +146,11 @@ class Checkpoints:
             chosen = self.existing(step)
             try:
                 return self.read_existing(chosen, functools.partial(read, chosen))
-            except StepNotFoundError:
-                if step is not None or self.steps()[-1:] in ([], [chosen]):
+            except StepNotFoundError as error:
+                if error.of_caller or step is not None or self.steps()[-1:] in ([], [chosen]):
                     raise
             except CorruptCheckpointError as error:
-                if alone and (others := [one for one in self.steps() if one != chosen]):
+                if not error.of_caller and alone and (others := [one for one in self.steps() if one != chosen]):
                     error.details["other_steps"] = tuple(others)
                     named = f"step {others[0]}" if len(others) == 1 else f"{len(others):,} other steps, the newest is {others[-1]}"
                     error.add(f"{self.storage.url} also has {named}; raystate verify tells what is whole")
@@ -165,6 +173,8 @@ class Checkpoints:
                     return got
                 raise StepNotFoundError("its files went one after the other")
             except (CorruptCheckpointError, StorageError, StepNotFoundError) as error:
+                if error.of_caller:
+                    raise
                 if step not in self.steps():
                     message = f"step {step} of {self.storage.url} was retired while it was read"
                     raise StepNotFoundError(message, step=step, path=self.storage.url) from error

@@ -53,9 +53,9 @@ class ByteFile:
             if got.state != "value" or len(got.value) != length:
                 raise self.truncated(start, length)
         except CorruptCheckpointError:
-            self._refuse_replaced()
+            self.refuse_replaced()
             raise
-        self._refuse_replaced()
+        self.refuse_replaced()
         self.bytes_read += length
         return got.value
 
@@ -63,7 +63,8 @@ class ByteFile:
         """Whether another object has its name by now."""
         return self._storage.generation(self._name) != self._generation
 
-    def _refuse_replaced(self) -> None:
+    def refuse_replaced(self) -> None:
+        """Raises StorageError if it is."""
         if self.is_replaced():
             raise StorageError(f"{self.where} was replaced while it was read: read it again", operation="read", path=self.where)
 

@@ -109,6 +109,8 @@ class LegacyReader(StepReader):
             timeout_s=self._legacy_timeout_s,
             on_bytes=self._count,
         )
+        if stored:
+            self._file_of_tree.refuse_replaced()  # arrays beside the file are replaced with it
         beside = dict(zip(stored, parts, strict=True))
         answer = [
             beside[place] if place in beside else self._box(nodes[leaf][1], start, shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 
-from raystate.core.errors import StorageError
+from raystate.core.errors import StaleAttemptError, StorageError
 from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
@@ -45,7 +45,12 @@ class Departure:
         if now_s < self._ask_at_s:
             return True
         open_ones = tuple(one for one in promised if one not in self._decided)
-        reply = session.ask_now(FlushReply, lambda ask: self._question(ask, open_ones, lost, wait=False), timeout_s=ANSWER_S)
+        try:
+            reply = session.ask_now(FlushReply, lambda ask: self._question(ask, open_ones, lost, wait=False), timeout_s=ANSWER_S)
+        except StaleAttemptError:
+            if not session.restoring:
+                raise
+            return False  # a restore is giving up what was promised
         self._ask_at_s = session.link.clock() + ASK_EVERY_S
         if reply is None:
             return True

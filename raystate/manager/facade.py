@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from raystate.arrays import Transforms, check_asked, check_custom, check_metrics, check_step, hold_metrics, pack_items
+from raystate.arrays import Transforms, check_asked, check_custom, check_metrics, check_step, hold_metrics, pack_items, real_items
 from raystate.config import StateConfig, check_config
 from raystate.core.errors import ConfigError, Interrupted, RaystateError, StorageError
 from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply, RestoreSettled
@@ -191,7 +191,7 @@ class StateManager:
             restored = restore_from_source(source, source_select, abstract, init, partial=partial, items=items)
         if restored is None:
             restored = Restored(step=0, state=init(), items=dict(items or {}), tier="init")
-        self._pipeline.prepare(restored.state, pack_items(items or {}, process_index=self._rank))
+        self._pipeline.prepare(restored.state, pack_items(real_items(items or {}, restored.items), process_index=self._rank))
         return restored
 
     # ------------------------------------------------------------ save
@@ -284,7 +284,7 @@ class StateManager:
 
     def latest_step(self) -> int | None:
         """The newest durable step, None if there is none."""
-        known = self._durable.step
+        known = -1 if self._ending.detached else self._durable.step
         return known if known >= 0 else self._reader.latest_step()
 
     def best_step(self, metric: str | None = None, mode: Literal["min", "max"] | None = None) -> int | None:

@@ -28,7 +28,7 @@ from raystate.restored import STATE
 logger = logging.getLogger("raystate")
 
 GIVE_UP_S = 1.0  # so long after `save_timeout_s` at the latest, a copy without a slot has given up, and its step is named as lost
-GRANT_WAIT_S = 5.0  # then training begins without; slots come when the HostActor is back
+GRANT_WAIT_S = 5.0  # for new slots, which take milliseconds; then training begins without: they come when the HostActor is back
 REMEMBERED_ERRORS = 8
 
 
@@ -96,6 +96,7 @@ class Pipeline:
             CapacityError: the state has grown beyond what fits; the slots before stay.
             StepOrderError, and what the HostActor's word says has failed.
         """
+        self._session.refuse_unfinished_restore()
         described = self.describe(given.state, given.items)
         self._make_room(described, given)
         self._wait_for_turn(given.step, force)
@@ -237,7 +238,6 @@ class Pipeline:
             return
         with self.paused():
             self._room.take(need)
-        # The HostActor grants new slots within milliseconds; without them the first steps would be skipped.
         self._wait(self._is_granted, GRANT_WAIT_S)
 
     def _is_granted(self) -> bool:
@@ -300,6 +300,7 @@ class Pipeline:
 
     def drain(self) -> None:
         """Return when everything that was kept is staged, or is known to be lost. Raises BarrierTimeoutError."""
+        self._session.refuse_unfinished_restore()
         self._await_copies(lambda: self._running is None and not self._jobs, self._session.config.save_timeout_s + GIVE_UP_S)
 
     @contextmanager

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 from jax.sharding import PartitionSpec
@@ -24,7 +24,7 @@ from raystate.core.errors import (
     StepNotFoundError,
     StorageError,
 )
-from raystate.core.messages import RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
+from raystate.core.messages import Ask, RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
 from raystate.inspection import open_step
 from raystate.manager.memory import MemorySnapshot, content_from_memory
 from raystate.manager.pipeline import Pipeline
@@ -35,8 +35,14 @@ from raystate.storage import Storage
 
 logger = logging.getLogger("raystate")
 
+R = TypeVar("R")
+
 # What is wrong with the step, or with reaching it; anything else that a restore raises is the caller's mistake.
 _PROBLEMS = (CorruptCheckpointError, StepNotFoundError, StorageError, BarrierTimeoutError)
+
+
+def _is_problem(error: Exception) -> TypeGuard[RaystateError]:
+    return isinstance(error, _PROBLEMS) and not error.of_caller
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +80,8 @@ class Restoring:
         session = self._session
         self._check_beforehand(wanted)
         with self._pipeline.paused():
-            reply: RestoreChoice | RestoreSettled = session.ask(
+            session.restoring = True
+            reply: RestoreChoice | RestoreSettled = self._ask(
                 RestoreChoice,
                 lambda ask: RestoreAsked(
                     ask=ask,
@@ -85,7 +92,6 @@ class Restoring:
                     word=session.number,
                 ),
                 timeout_s=session.config.barrier_timeout_s + session.config.restore_timeout_s,
-                phase="restore",
             )
             set_aside: list[tuple[int, str]] = []
             restored: Restored | None = None
@@ -94,15 +100,16 @@ class Restoring:
                 choice = reply
                 set_aside = list(choice.set_aside) or set_aside
                 self._pipeline.begin(choice.begins, choice.base)
-                problem = None
+                problem: RaystateError | None = None
                 try:
                     restored = self._read(choice, wanted) if mistake is None else None
-                except _PROBLEMS as error:
-                    problem = error
                 except Exception as error:
-                    # The caller's: every rank will tell its own, nothing is wrong with the step. The others go on, to another step if
-                    # one of them can't read this one, and wait for this process as long.
-                    mistake = error
+                    if _is_problem(error):
+                        problem = error
+                    else:
+                        # The caller's: every rank will tell its own, nothing is wrong with the step. The others go on, to another step
+                        # if one of them can't read this one, and wait for this process as long.
+                        mistake = error
                 try:
                     reply = self._settle(choice, wanted, restored, problem, mistaken=mistake is not None)
                 except RaystateError:
@@ -133,13 +140,14 @@ class Restoring:
 
     def _settled(self, reply: RestoreSettled) -> None:
         self._pipeline.settled(reply)
+        self._session.restoring = False
         self._on_settled(reply)
 
     def _settle(
         self, choice: RestoreChoice, wanted: Wanted, restored: Restored | None, problem: RaystateError | None, *, mistaken: bool
     ) -> RestoreChoice | RestoreSettled:
         session = self._session
-        return session.ask(
+        return self._ask(
             (RestoreChoice, RestoreSettled),
             lambda ask: RestoreTried(
                 ask=ask,
@@ -155,8 +163,15 @@ class Restoring:
                 word=session.number,
             ),
             timeout_s=session.config.restore_timeout_s,
-            phase="restore",
         )
+
+    def _ask(self, kinds: type[R] | tuple[type[R], ...], make_event: Callable[[Ask], Any], *, timeout_s: float) -> R:
+        """As the session's; an error that is answered ends the restore."""
+        try:
+            return self._session.ask(kinds, make_event, timeout_s=timeout_s, phase="restore")
+        except RaystateError:
+            self._session.restoring = False
+            raise
 
     def _read(self, choice: RestoreChoice, wanted: Wanted) -> Restored | None:
         if choice.tier == "none":
@@ -168,6 +183,8 @@ class Restoring:
             try:
                 return self._read_memory(choice, wanted)
             except _PROBLEMS as error:  # whatever is wrong with what is in memory is no fault of the step in storage
+                if not _is_problem(error):
+                    raise
                 logger.warning("step %d is read from storage alone: %s", choice.step, error)
         return self._take(content_from_storage(open_step(self._storage, choice.step), choice.step), choice, wanted)
 

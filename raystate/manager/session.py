@@ -70,6 +70,9 @@ class Session:
         self.incarnation = secrets.token_hex(8)
         self.arena: TrainerArena | None = None
         self.number = 0  # of the newest word that the HostActor can read
+        self.restoring = (
+            False  # a restore has begun, and has neither ended nor failed: another thread's, or one that was interrupted
+        )
         self._set_index = -1
         self._word_lock = threading.RLock()  # a signal handler may ask for a step while its thread holds it
         self._host_word_seq = -1
@@ -97,6 +100,15 @@ class Session:
                 if not error.released or self.link.clock() > give_up_s:
                     raise
             self.link.rest(seconds=RETRY_S)
+
+    def refuse_unfinished_restore(self) -> None:
+        """Raises RaystateError after a restore that Ctrl-C or a signal handler has interrupted: the others may have gone on to another
+        lineage, in which nothing of this one can become durable."""
+        if self.restoring:
+            raise RaystateError(
+                f"rank {self.rank}: restore() was interrupted before it had ended: call it again before anything else",
+                rank=self.rank,
+            )
 
     def begin(self, lineage: str) -> None:
         """Go on in another lineage."""

@@ -91,14 +91,21 @@ class StepFiles:
                 self._first = self._generations()
 
     def is_replaced(self) -> bool:
-        """Whether another checkpoint has taken the place of the one that is being read."""
+        """Whether another checkpoint has taken the place of the one that is being read, or none is there any more."""
         return self._first is not None and self._first != self._generations()
 
     def refuse_replaced(self) -> None:
-        """Raises StorageError: another checkpoint has taken its place, so that what was read is of both."""
-        if self.is_replaced():
-            text = f"step {self._step} in {self.base.get('path', '')} was replaced while it was read: read it again"
-            raise StorageError(text, operation="read", step=self._step)
+        """Raise if what was read may be of two checkpoints.
+
+        Raises:
+            StepNotFoundError: there is none any more. StorageError: another one has taken its place.
+        """
+        if self._first is None or (now := self._generations()) == self._first:
+            return
+        where = f"step {self._step} in {self.base.get('path', '')}"
+        if not any(now):
+            raise StepNotFoundError(f"{where} was removed while it was read", step=self._step)
+        raise StorageError(f"{where} was replaced while it was read: read it again", operation="read", step=self._step)
 
     def read(self, name: str) -> bytes | None:
         """A file's bytes; None if there is none."""
@@ -157,6 +164,7 @@ def of_one_checkpoint(method: Callable[Concatenate[S, P], R]) -> Callable[Concat
 
     Raises:
         StorageError: another one has taken its place, so that files of two would be mixed, or some are not there.
+        StepNotFoundError: it was removed meanwhile.
     """
 
     @functools.wraps(method)

@@ -26,16 +26,20 @@ _unsettled: dict[Future[Any], str] = {}  # what is under way -> what it is
 _registered = False
 
 
-def in_background(what: str, work: Callable[[], T]) -> Future[T]:
+def in_background(what: str, work: Callable[[], T], *, at_once: bool = False) -> Future[T]:
     """Do `work` in a thread of its own. A failure is logged at once, and is the future's to raise.
 
     Args:
         what: for the log: "saving gs://…".
         work: must end by itself; nothing can stop it.
+        at_once: do it now, in this thread.
     """
     future: Future[T] = Future()
     with _lock:
         _unsettled[future] = what
+    if at_once:
+        _run(future, what, work)
+        return future
     # A daemon: the exit waits for it in _at_exit, which has a deadline.
     thread = threading.Thread(target=_run, args=(future, what, work), name="raystate-background", daemon=True)
     try:

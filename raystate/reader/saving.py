@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from raystate.arrays.monitoring import SaveEvents
 from raystate.core.errors import ConfigError, RaystateError, StorageError
-from raystate.reader.assembling import Content, take, write_checkpoint
+from raystate.reader.assembling import take, write_checkpoint
 from raystate.reader.background import EXIT_WAIT_S, in_background
-from raystate.reader.turns import Turn
+from raystate.reader.turns import Once, Turn
 from raystate.storage import Storage, StorageUrl, canonical_url, open_storage
 from raystate.storage.names import ORBAX_TEMPORARY
 
@@ -59,9 +58,15 @@ def save(
     turn = Turn(f"{storage.url}/{folder}")
     try:
         content = take(tree, items=items, metrics=metrics, custom=custom)
-        _write(storage, folder, content, overwrite, events, turn)
+        if not turn.wait(WAIT_S):
+            text = (
+                f"saving {storage.url}/{folder}: the save before it is still not written after {WAIT_S:.0f} s; nothing was written"
+            )
+            raise StorageError(text, operation="save", path=f"{storage.url}/{folder}", waited_s=WAIT_S)
+        write_checkpoint(storage, folder, content, overwrite=overwrite)
     finally:
         turn.leave()
+    events.done(content.described.layout.data_bytes)
     events.unblocked()
 
 
@@ -88,7 +93,7 @@ def save_async(
 
     Raises:
         ConfigError: as `save`.
-        RaystateError: code that another `save_async` runs, such as an item's `get_state`, has called.
+        RaystateError: it was called inside another `save_async`, by an item's `get_state` or a signal's handler.
         StorageError: the save before was not written in 600 s; nothing was taken.
     """
     storage, folder = _place(path)
@@ -97,37 +102,48 @@ def save_async(
     outer = getattr(_taking, "path", None)
     if outer is not None:
         raise RaystateError(
-            f"{what}: save_async() was called by code that save_async() of {outer} runs, such as an item's get_state"
+            f"{what}: save_async() was called inside save_async() of {outer}, by an item's get_state or a signal's handler; "
+            "save() may be called there"
         )
     turn, arrays = Turn(f"{storage.url}/{folder}"), _arrays
-    with contextlib.ExitStack() as over:
-        over.callback(turn.leave)
-        if not arrays.acquire(timeout=WAIT_S):
+    held: list[Callable[[], None]] = [turn.leave]
+    begins = Once()
+
+    def end() -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                held.pop()()  # atomic: each once
+
+    def write() -> None:
+        if not begins():
+            return
+        try:
+            write_checkpoint(storage, folder, content, overwrite=overwrite)
+        finally:
+            end()
+        events.done(content.described.layout.data_bytes)
+
+    try:
+        _taking.path = f"{storage.url}/{folder}"
+        # In this order: whoever has the arrays' turn waits for no other save.
+        if not (turn.wait(WAIT_S) and arrays.acquire(timeout=WAIT_S)):
             text = f"{what}: the save before it is still not written after {WAIT_S:.0f} s; nothing was taken."
             text += " Ask its future, save less often"
             raise StorageError(text, operation="save", path=f"{storage.url}/{folder}", waited_s=WAIT_S)
-        over.callback(arrays.release)
-        _taking.path = f"{storage.url}/{folder}"
-        try:
-            content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
-        finally:
-            _taking.path = None
+        held.append(arrays.release)
+        content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
+        # A signal's handler may wait for the future, and what it has interrupted can't go on until it ends.
+        future = in_background(what, write, at_once=turn.is_nested)
         turn.go_on_in_background()
-        future = in_background(what, lambda: _write(storage, folder, content, overwrite, events, turn))
-        ends = over.pop_all()
-    future.add_done_callback(lambda _: ends.close())
+    except BaseException:
+        if begins():
+            end()
+        raise
+    finally:
+        _taking.path = None
+    future.add_done_callback(lambda _: end())  # one that is cancelled never begins
     events.unblocked()
     return future
-
-
-def _write(storage: Storage, folder: str, content: Content, overwrite: bool, events: SaveEvents, turn: Turn) -> None:
-    path, begin_s = f"{storage.url}/{folder}", time.monotonic()
-    if not turn.wait(WAIT_S):
-        waited_s = time.monotonic() - begin_s
-        text = f"saving {path}: the save before it is still not written after {waited_s:.0f} s; nothing was written"
-        raise StorageError(text, operation="save", path=path, waited_s=waited_s)
-    write_checkpoint(storage, folder, content, overwrite=overwrite)
-    events.done(content.described.layout.data_bytes)
 
 
 def _place(path: StorageUrl) -> tuple[Storage, str]:

@@ -166,7 +166,9 @@ class Reader:
                 restored = None
                 try:
                     restored = self.restore(reference, newest, items, partial, cast, shapes, transforms)
-                except StepNotFoundError:  # retired between the listing and the read
+                except StepNotFoundError as error:  # retired between the listing and the read
+                    if error.of_caller:
+                        raise
                     if self.latest_step() not in (newest, None):
                         continue
                 if restored is not None:

@@ -3,48 +3,67 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
+import weakref
 
-# Of all places, in the order of the calls. A list's own methods are atomic: a signal's handler may save at any moment, and a lock that
-# its thread holds would end both.
-_turns: list[Turn] = []
+LOOK_S = 1.0  # so often a wait looks whether a save has been dropped without an end
+
+# Of all places, in the order of the calls. There is no lock, and what is done to it is atomic: a signal's handler may save at any moment,
+# and would wait for ever for a lock that its own thread holds.
+_turns: list[weakref.ref[Turn]] = []
 
 
 class Turn:
-    """A save's place in the order of the calls that save to one place. Whoever makes one leaves it, however the save ends.
+    """A save's place in the order of the calls that save to one place. Whoever makes one leaves it, however the save ends; one that is
+    dropped before is over, too.
 
     Args:
         place: whatever names it; canonical.
+
+    Attributes:
+        is_nested: a signal's handler saves while its thread is in a save to the same place. That one can't go on meanwhile, so this one
+            waits neither for it nor for those that wait for it.
     """
 
     def __init__(self, place: str):
         self._place = place
         self._thread: int | None = threading.get_ident()  # as long as the call is in it
-        self._over = threading.Event()
-        _turns.append(self)
-
-    @property
-    def is_nested(self) -> bool:
-        """A signal's handler saves while its thread is in a save to the same place. That one can't go on meanwhile, so this one does
-        not wait for it."""
-        return any(one._thread == threading.get_ident() for one in self._before())
+        self._is_over = False
+        self._lock = threading.Lock()  # held until it is over
+        self._lock.acquire()
+        me = weakref.ref(self, _remove)
+        _turns.append(me)
+        self._earlier: list[weakref.ref[Turn]] = []
+        self.is_nested = False
+        for one in _turns.copy():
+            if one is me:
+                break
+            turn = one()
+            if turn is None or turn._place != place:
+                continue
+            if turn._thread == self._thread:
+                self.is_nested = True
+                break
+            self._earlier.append(one)
+        self._me = me
 
     @property
     def must_wait(self) -> bool:
         """Whether a save that was called before is under way."""
-        return any(one._thread != threading.get_ident() for one in self._before())
+        return any(not _is_over(one) for one in self._earlier)
 
     def wait(self, limit_s: float) -> bool:
         """Whether all saves that were called before are over, within `limit_s`."""
         deadline_s = time.monotonic() + limit_s
-        return all(
-            one._over.wait(max(0.0, deadline_s - time.monotonic()))
-            for one in self._before()
-            if one._thread != threading.get_ident()
-        )
+        for one in self._earlier:
+            while not _is_over(one):
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return False
+                _rest(one, min(left_s, LOOK_S))
+        return True
 
     def go_on_in_background(self) -> None:
         """The call ends, and the save does not."""
@@ -52,13 +71,44 @@ class Turn:
 
     def leave(self) -> None:
         """This save is over. May be called twice."""
-        self._over.set()
-        with contextlib.suppress(ValueError):
-            _turns.remove(self)
+        self._is_over = True
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
+        _remove(self._me)
 
-    def _before(self) -> list[Turn]:
-        earlier = itertools.takewhile(lambda one: one is not self, _turns.copy())
-        return [one for one in earlier if one._place == self._place]
+
+class Once:
+    """True for the first who asks, whichever thread that is; False for all others."""
+
+    def __init__(self) -> None:
+        self._left = [True]
+
+    def __call__(self) -> bool:
+        try:
+            return self._left.pop()  # atomic
+        except IndexError:
+            return False
+
+
+def _is_over(one: weakref.ref[Turn]) -> bool:
+    turn = one()
+    return turn is None or turn._is_over
+
+
+def _rest(one: weakref.ref[Turn], seconds: float) -> None:
+    """Until it is over, at most so long."""
+    turn = one()
+    if turn is None:
+        return
+    lock = turn._lock
+    del turn  # it may be dropped
+    if lock.acquire(timeout=seconds):
+        lock.release()  # the next one that waits looks, too
+
+
+def _remove(one: weakref.ref[Turn]) -> None:
+    with contextlib.suppress(ValueError):
+        _turns.remove(one)
 
 
 # What a fork copied is not under way in the child, and nobody would tell it when it is over.

@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 
 from raystate.core.errors import ConfigError
 from raystate.inspection import Checkpoints
+from raystate.legacy import LegacyCheckpoint
 from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import canonical_url
@@ -94,6 +95,9 @@ def export_step(
     number = there.existing(step)
     arrays = 0
     if chosen == "copy":
+        if isinstance(there.single, LegacyCheckpoint):
+            text = f"storage: {there.storage.url} is in an older form of flax's, which is no step to copy: export it with format='orbax', "
+            raise ConfigError(text + "'safetensors' or 'npz'", field="format", got="copy")
         place, files = url, copy_step(there.storage, number, there.folder(number), url, verify=verify, progress=progress)
     else:
         source = _read_item(there.open(number), number, item)

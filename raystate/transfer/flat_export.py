@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from raystate.transfer.description import KEY, KeptAs, describe_tree, leaf_name,
 from raystate.transfer.picking import Picked
 from raystate.transfer.places import WrittenFile, open_place
 from raystate.transfer.progress import Progress, Tally
+from raystate.transfer.urls import CHAIN, open_files, refuse_existing, storage_errors
 
 _FORMAT = {"format": "pt"}  # without it Hugging Face's tools refuse a file; the bytes are the same for every framework
 
@@ -82,6 +84,7 @@ def export_safetensors(
     own = {**_FORMAT, KEY: description} if len(files) == 1 else _FORMAT
     headers = {file: safetensors_format.header_bytes(names, flat.stored, own) for file, names in files.items()}
     index = f"{stem}{safetensors_format.INDEX_SUFFIX}"
+    _refuse_mixed(folder, stem)
     tally = Tally(progress, total_bytes(flat.tree))
     with open_place(folder, [*files, index] if len(files) > 1 else files) as place:
         for file, names in files.items():
@@ -91,6 +94,23 @@ def export_safetensors(
             place.write(index, [safetensors_format.index_bytes(files, total, description)])
         place.complete(verify=verify, on_bytes=tally.verifying)
     return place.files
+
+
+def _refuse_mixed(folder: str, stem: str) -> None:
+    """Another export of that name may have other files: whoever reads the folder would take one of both."""
+    if CHAIN in folder:
+        return  # a new archive
+    fs, inner = open_files(folder, field="dst")
+    with storage_errors("list", folder):
+        try:
+            found = fs.ls(inner, detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+    suffix = re.escape(safetensors_format.SUFFIX)
+    ours = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?{suffix}(\.index\.json)?")
+    for path in sorted(found):
+        if ours.fullmatch(name := path.rstrip("/").rpartition("/")[2]):
+            raise refuse_existing(folder, name)
 
 
 def _file(header: bytes, flat: _Flat, names: Sequence[str], tally: Tally) -> Iterator[bytes | np.ndarray]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,13 @@ from typing import Any
 
 import pytest
 
+from raystate import verification
+from raystate.cli import verify as verifying
 from raystate.core.log import claim_entry
+from raystate.core.messages import LiveStep
 from raystate.core.tree import Package
-from raystate.storage import RunLog, StepFolder, open_storage
+from raystate.storage import RunLog, StepFolder, Storage, open_storage
+from raystate.verification import BadObject
 from tests.cli.conftest import Command
 from tests.orbax.published import publish
 from tests.patience import PATIENCE_S
@@ -67,6 +73,42 @@ def test_verify_lists_what_is_bad(raystate: Command, run: Path) -> None:
     found: dict[str, Any] = json.loads(out)
     assert (code, found["bad"]) == (1, 3)
     assert {one["step"]: len(one["bad"]) for one in found["steps"]} == {7: 3, 9: 0}
+
+
+@pytest.mark.parametrize("when", ["before its turn", "while it is read"])
+def test_verify_beside_retention(raystate: Command, run: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """What retention takes meanwhile is no damage."""
+    real = verifying.verify_step
+
+    def verify_step(storage: Any, step: int, **options: Any) -> Any:
+        if step == 7 and when == "while it is read":
+            report = real(storage, step, **options)
+            shutil.rmtree(run / "7")
+            return dataclasses.replace(report, bad=(BadObject(name="7/state", problem="is missing"),))
+        shutil.rmtree(run / "7", ignore_errors=True)
+        return real(storage, step, **options)
+
+    monkeypatch.setattr(verifying, "verify_step", verify_step)
+    code, out, _ = raystate("verify", run)
+    assert code == 0 and "step 7" not in out
+    assert out.splitlines()[-2:] == ["retired meanwhile: 1 step", f"1 step of file://{run}: nothing bad"]
+
+
+def test_verify_beside_a_commit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log's newest entry was read before a step that it does not know became visible."""
+    storage, steps = open_storage(run), []
+    log = RunLog(storage)
+    claimed = log.claim(lambda tail: claim_entry(tail, "writer", "lm"))
+
+    def visible(storage: Storage) -> list[int]:
+        if not steps:
+            live = (LiveStep(step=7, save="a1k7", metrics={}, time_s=2.0, lineage="1.1"),)
+            assert log.append(dataclasses.replace(claimed, seq=claimed.seq + 1, kind="commit", live=live)).outcome == "ok"
+            steps.append(7)
+        return [*steps]
+
+    monkeypatch.setattr(verification, "visible_steps", visible)
+    assert verification.verify_log(storage) == () and steps == [7]
 
 
 def test_verify_reads_a_step_without_a_package(raystate: Command, run: Path) -> None:

@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors
 import safetensors.numpy
+from flax import serialization
 from orbax.checkpoint import v1
 
 import raystate
@@ -445,3 +446,23 @@ def test_row22_the_how_to_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     exec(compile("\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)), page, "exec"), {})
     assert raystate.load(tmp_path / "runs" / "tune", step=1300)["seen"] == 96
+
+
+def test_row22_two_exports_are_not_mixed(one_run: Path, tmp_path: Path) -> None:
+    """Whoever reads the folder takes an index, if there is one: the import brought the older export."""
+    export(one_run, tmp_path / "shards", format="safetensors", shard_bytes=1000)
+    export(one_run, tmp_path / "file", format="safetensors")
+    for taken, shard_bytes in (("shards", 5_000_000_000), ("file", 1000)):
+        before = files(tmp_path / taken)
+        with pytest.raises(ConfigError, match="exists already: remove it first"):
+            export(one_run, tmp_path / taken, format="safetensors", shard_bytes=shard_bytes)
+        assert files(tmp_path / taken) == before
+    export(one_run, tmp_path / "file/other.safetensors")
+
+
+def test_row22_a_file_of_flax_is_no_step_to_copy(tmp_path: Path) -> None:
+    """A copy of no file was called verified."""
+    (tmp_path / "checkpoint_3").write_bytes(serialization.to_bytes({"w": np.ones(3)}))
+    with pytest.raises(ConfigError, match="older form of flax's, which is no step to copy"):
+        export_step(str(tmp_path / "checkpoint_3"), None, str(tmp_path / "out"))
+    export_step(str(tmp_path / "checkpoint_3"), None, str(tmp_path / "out"), format="orbax")

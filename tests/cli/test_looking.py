@@ -105,6 +105,26 @@ def test_row21_ls_shows_the_newest_of_many(raystate: Command, written: Path):
     assert len(raystate("ls", written, "-n", 1, "--all")[1].splitlines()) == 4
 
 
+def test_row21_ls_beside_retention(raystate: Command, damaged: Path, monkeypatch: pytest.MonkeyPatch):
+    """A step that goes while it is looked at is left out; the command failed."""
+    real = StepReader.metrics
+
+    def metrics(self: StepReader) -> Any:
+        shutil.rmtree(damaged / "10", ignore_errors=True)
+        return real(self)
+
+    monkeypatch.setattr(StepReader, "metrics", metrics)
+    code, out, _ = raystate("ls", damaged)
+    assert code == 0 and out.splitlines()[-1].startswith("1 step of")
+
+
+def test_row21_ls_sorts_nan_with_the_worst(raystate: Command, tmp_path: Path):
+    for step, loss in enumerate([3.0, math.nan, 1.0, 2.0]):
+        from_state.publish(tmp_path, {"state": {"w": np.ones(1)}}, step=step, metrics={"loss": loss})
+    _, out, _ = raystate("ls", tmp_path, "--sort", "loss", "--json")
+    assert [one["step"] for one in json.loads(out)["steps"]] == [1, 0, 3, 2]
+
+
 def test_row21_ls_of_damaged_and_unfinished_steps(raystate: Command, damaged: Path):
     (damaged / "10/_CHECKPOINT_METADATA").write_bytes(b"{")
     (damaged / "30").mkdir()

@@ -20,8 +20,16 @@ from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1
 
 import raystate
-from raystate.core.errors import ConfigError, ReferenceMismatchError, StepNotFoundError, StorageError
+from raystate.core.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    ReferenceMismatchError,
+    StaleAttemptError,
+    StepNotFoundError,
+    StorageError,
+)
 from raystate.manager import StateManager
+from raystate.manager.restoring import Restoring
 from raystate.storage import open_storage
 from tests.model.world import ModelLink, Rank, World
 from tests.orbax.from_state import publish
@@ -294,19 +302,26 @@ def test_a_restore_that_fails_in_the_callers_code_gives_up_what_came_later(play:
     play(script)
 
 
-def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_step():
+def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_step(monkeypatch: pytest.MonkeyPatch):
     """The other ranks try an older one; what this process had saved last belongs to the past all the same."""
 
-    class Unreadable(Broken):
-        def set_state(self, state: bytes) -> None:
-            tried.append(state)
+    class Whole(Broken):
+        def set_state(self, state: bytes) -> None: ...
+
+    tried: list[int] = []
+    real = Restoring._read_memory
+
+    def read(self: Restoring, *args: Any) -> Any:
+        if self._session.rank == 1:
+            tried.append(1)
             if len(tried) == 1:
                 raise StorageError("the network is down")
+        return real(self, *args)
 
-    tried: list[bytes] = []
+    monkeypatch.setattr(Restoring, "_read_memory", read)
 
     def script(rank: Rank) -> None:
-        data = Broken() if rank.number == 0 else Unreadable()
+        data = Broken() if rank.number == 0 else Whole()
         manager = rank.open("first")
         manager.restore()
         for step in range(1, 9):
@@ -325,6 +340,118 @@ def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_st
         world.play(script, ranks=2)
     finally:
         world.close()
+    assert tried
+
+
+class Shard:
+    """An iterator whose state is bytes; or, before its first item, None, and anything else that is given."""
+
+    def __init__(self, state: Any = None):
+        self.state = state
+
+    def get_state(self) -> Any:
+        return self.state
+
+    def set_state(self, state: Any) -> None:
+        self.state = state
+
+
+def restore_fails_with(play: Play, error: type[Exception], text: str, *, items: Any = None, **options: Any) -> None:
+    """A mistake of the caller, which leaves all steps as they are."""
+
+    def train(manager: StateManager) -> None:
+        manager.restore()
+        for step in range(1, 4):
+            manager.save(step, trained(step), items={"data": Shard(b"shard3:17")}, force=True)
+        manager.wait_until_finished()
+
+    def mistaken(manager: StateManager) -> None:
+        with pytest.raises(error, match=text):
+            manager.restore(jax.eval_shape(init), items=items, **options)
+
+    def corrected(manager: StateManager) -> None:
+        data = Shard(b"")
+        restored = manager.restore(jax.eval_shape(init), items={"data": data})
+        assert restored is not None and restored.step == 3 and data.state == b"shard3:17"
+        assert manager.all_steps() == [1, 2, 3] and not restored.set_aside
+
+    play(train)
+    play.lose_memory()
+    play(mistaken)
+    play(corrected)
+
+
+def test_another_kind_of_iterator_is_no_damage(play: Play):
+    """Each step but the oldest was set aside for it."""
+    restore_fails_with(play, ReferenceMismatchError, "item 'data': its saved state is no JSON", items={"data": Shard()})
+
+
+@pytest.mark.parametrize("error", [StepNotFoundError, CorruptCheckpointError, StorageError])
+def test_what_the_callers_function_raises_is_no_damage(play: Play, error: type[raystate.RaystateError]):
+    """A function of `transforms` that loads another checkpoint, say: the same."""
+
+    def merge(tree: Any) -> Any:
+        raise error("no such adapter")
+
+    restore_fails_with(play, error, "no such adapter", transforms=merge)
+
+
+def test_what_an_iterators_own_code_raises_is_no_damage(play: Play):
+    class Fetching(Shard):
+        def set_state(self, state: Any) -> None:
+            raise CorruptCheckpointError("the index of the data is damaged")
+
+    restore_fails_with(play, CorruptCheckpointError, "the index of the data", items={"data": Fetching(b"")})
+
+
+def test_references_of_items_may_be_abstract(play: Play):
+    """restore_or_init restored them, and then refused them."""
+
+    def script(manager: StateManager) -> None:
+        ema = {"w": jnp.full(4, 3.0)}
+        abstract = jax.eval_shape(lambda: ema)
+        assert manager.restore_or_init(init, items={"ema": abstract}).items == {"ema": abstract}
+        manager.save(1, trained(), items={"ema": ema}, force=True)
+        restored = manager.restore_or_init(init, items={"ema": abstract})
+        assert restored.step == 1 and restored.items["ema"]["w"].tolist() == [3.0] * 4
+        assert manager.save(2, restored.state, items=restored.items, force=True)
+
+    play(script)
+
+
+def test_the_newest_step_of_a_closed_manager(play: Play):
+    """It was the one that had been restored."""
+
+    def script(manager: StateManager) -> None:
+        manager.restore_or_init(init)
+        manager.save(1, trained(), force=True)
+        manager.wait_until_finished()
+        manager.restore(jax.eval_shape(init))
+        manager.save(2, trained(2))
+        manager.close()
+        assert manager.latest_step() == 2 == manager.all_steps()[-1]
+
+    play(script)
+
+
+def test_a_question_beside_a_restore_is_answered(play: Play, monkeypatch: pytest.MonkeyPatch):
+    """Another thread's, while the Coordinator has ended the lineage and this process does not know it yet."""
+
+    def script(manager: StateManager) -> None:
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            raise StaleAttemptError("lineage 1.2 has been replaced by 1.3", replaced=True)
+
+        manager.restore()
+        manager.save(1, trained(), force=True)
+        session: Any = manager._session
+        with monkeypatch.context() as patched:
+            patched.setattr(session, "ask_now", replaced)
+            with pytest.raises(StaleAttemptError):
+                manager.is_saving_in_progress()
+            patched.setattr(session, "restoring", True)
+            assert not manager.is_saving_in_progress()
+
+    play(script)
 
 
 def test_a_closed_manager_keeps_nothing_of_the_state():

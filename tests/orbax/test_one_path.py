@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import threading
 from collections.abc import Callable
@@ -145,8 +146,9 @@ def test_a_save_that_a_signals_handler_makes_does_not_wait_for_what_it_interrupt
 
 
 def test_a_save_that_is_cancelled_is_waited_for_by_nobody():
-    first, next_one = Turn("a"), Turn("a")
+    first = Turn("a")
     first.go_on_in_background()
+    next_one = Turn("a")
     assert not next_one.wait(0.0)
     first.leave()
     assert next_one.wait(0.0)
@@ -155,14 +157,82 @@ def test_a_save_that_is_cancelled_is_waited_for_by_nobody():
 
 
 def test_a_save_that_waits_no_longer_lets_nobody_pass_the_one_before_it():
-    first, gives_up, last = Turn("a"), Turn("a"), Turn("a")
-    for turn in (first, gives_up, last):
-        turn.go_on_in_background()
+    first, gives_up, last = (begun("a") for _ in range(3))
     gives_up.leave()
     assert not last.wait(0.0)
     first.leave()
     assert last.wait(0.0)
     last.leave()
+
+
+def begun(place: str) -> Turn:
+    """Of a save that goes on in the background."""
+    turn = Turn(place)
+    turn.go_on_in_background()
+    return turn
+
+
+def test_a_save_that_was_dropped_holds_up_nobody(monkeypatch: pytest.MonkeyPatch):
+    """Ctrl-C came between the turn and the `try` that would have left it."""
+    monkeypatch.setattr(turns, "LOOK_S", 0.01)
+    dropped = begun("a")
+    waiting = begun("a")
+    assert not waiting.wait(0.0)
+    del dropped
+    gc.collect()
+    assert waiting.wait(PATIENCE_S)
+    waiting.leave()
+    assert not turns._turns
+
+
+def test_a_handlers_save_waits_for_nobody_who_waits_for_the_one_that_it_interrupts():
+    """Both waited for each other, for as long as a save may wait."""
+    interrupted = Turn("a")
+    others: list[Turn] = []
+    thread = threading.Thread(target=lambda: others.append(Turn("a")))
+    thread.start()
+    thread.join(PATIENCE_S)
+    handlers = Turn("a")
+    assert handlers.is_nested and handlers.wait(0.0) and not others[0].wait(0.0)
+    for turn in (interrupted, *others, handlers):
+        turn.leave()
+
+
+def test_a_handler_may_wait_for_its_save_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It waited for what it had interrupted, and was refused after ten minutes; the process was being ended."""
+    real, inside = saving.write_checkpoint, []
+
+    def write(storage: Any, folder: str, content: Any, **options: Any) -> None:
+        if not inside:
+            inside.append(folder)
+            raystate.save_async(tmp_path / "one", {"x": 2}, overwrite=True).result(0.0)
+            assert raystate.load(tmp_path / "one") == {"x": 2}
+        real(storage, folder, content, **options)
+
+    monkeypatch.setattr(saving, "write_checkpoint", write)
+    raystate.save(tmp_path / "one", {"x": 1}, overwrite=True)
+    assert not turns._turns
+
+
+def test_a_handlers_save_in_the_background_inside_another_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The call that it interrupts waits for the save before; the one that ends would wake that call, which is suspended."""
+    gate = Gate(monkeypatch)
+    first = raystate.save_async(tmp_path / "one", {"x": 1})
+
+    class Arrays:
+        def acquire(self, timeout: float) -> bool:
+            with pytest.raises(raystate.RaystateError, match=r"inside save_async\(\) of .*two, .*save\(\) may be called there"):
+                raystate.save_async(tmp_path / "three", {"x": 3})
+            gate.open.set()
+            return arrays.acquire(timeout=timeout)
+
+        def release(self) -> None:
+            arrays.release()
+
+    arrays = saving._arrays
+    monkeypatch.setattr(saving, "_arrays", Arrays())
+    raystate.save_async(tmp_path / "two", {"x": 2}).result(PATIENCE_S)
+    assert first.done() and raystate.load(tmp_path / "two") == {"x": 2}
 
 
 def test_the_order_is_that_of_the_calls_not_of_when_their_arrays_were_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -215,7 +285,7 @@ def test_a_save_in_the_background_inside_another_is_refused(tmp_path: Path):
 
         def set_state(self, state: bytes) -> None: ...
 
-    with pytest.raises(raystate.RaystateError, match=r"save_async\(\) was called by code that save_async\(\) of .*outer runs"):
+    with pytest.raises(raystate.RaystateError, match=r"inside save_async\(\) of .*outer, by an item's get_state"):
         raystate.save_async(tmp_path / "outer", {"x": 1}, items={"data": Data()})
     raystate.save_async(tmp_path / "outer", {"x": 1}).result(PATIENCE_S)
 

@@ -47,7 +47,7 @@ def retire_while_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def test_a_given_step_is_reported_as_retired(retire_while_reading: Path) -> None:
     with pytest.raises(raystate.StepNotFoundError, match=r"step 2 of .* was retired while it was read") as caught:
         raystate.Reader(retire_while_reading).restore(step=2)
-    assert isinstance(caught.value.__cause__, raystate.CorruptCheckpointError | raystate.StorageError)
+    assert isinstance(caught.value.__cause__, raystate.StepNotFoundError | raystate.CorruptCheckpointError | raystate.StorageError)
 
 
 def test_the_newest_is_then_a_newer_one(retire_while_reading: Path) -> None:
@@ -217,6 +217,27 @@ def test_a_step_that_is_saved_anew_while_it_is_read(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(StepReader, "read", racing)
     assert raystate.Reader(tmp_path).restore(step=2).step == 2
     assert calls == [1]
+
+
+def test_follow_tells_what_the_callers_function_raises(tmp_path: Path):
+    """It took it for a step that was retired, and waited for another one for ever."""
+    commit(tmp_path, 2, package=True)
+
+    def merge(tree: Any) -> Any:
+        raise raystate.StepNotFoundError("no such adapter")
+
+    with pytest.raises(raystate.StepNotFoundError, match="no such adapter"):
+        next(raystate.Reader(tmp_path).follow(transforms=merge))
+    with pytest.raises(raystate.StepNotFoundError, match="no such adapter"):
+        raystate.load(tmp_path, transforms=merge)
+
+
+def test_a_reader_that_is_there_before_its_checkpoint(tmp_path: Path):
+    """It never saw it."""
+    reader = raystate.Reader(tmp_path / "one")
+    assert reader.latest_step() is None
+    raystate.save(tmp_path / "one", {"x": 1})
+    assert reader.latest_step() == 0 and reader.restore().state == {"x": 1}
 
 
 # ---------------------------------------------------------------- the best step
