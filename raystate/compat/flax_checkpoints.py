@@ -8,7 +8,9 @@ checkpoint is whole and durable or not there at all, and each chunk of its array
 
 from __future__ import annotations
 
+import math
 import numbers
+import operator
 import os
 import time
 import warnings
@@ -275,7 +277,7 @@ def _whole(keep: Any) -> int:
     """`keep` as flax takes it: also a number of numpy's, or a float."""
     if not isinstance(keep, numbers.Real) or isinstance(keep, bool) or keep < 0 or keep % 1 != 0:
         raise ConfigError(f"keep must be a number of checkpoints, 0 or more, not {keep!r}", field="keep", got=keep)
-    return int(keep)
+    return operator.index(math.floor(keep))
 
 
 def _found(ckpt_dir: StorageUrl, step: int | float | jax.Array | None, prefix: str) -> str | None:

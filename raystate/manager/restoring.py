@@ -24,7 +24,7 @@ from raystate.core.errors import (
     StepNotFoundError,
     StorageError,
 )
-from raystate.core.messages import Ask, RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
+from raystate.core.messages import Ask, Reply, RestoreAsked, RestoreChoice, RestoreSettled, RestoreTried
 from raystate.inspection import open_step
 from raystate.manager.memory import MemorySnapshot, content_from_memory
 from raystate.manager.pipeline import Pipeline
@@ -35,7 +35,7 @@ from raystate.storage import Storage
 
 logger = logging.getLogger("raystate")
 
-R = TypeVar("R")
+R = TypeVar("R", bound=Reply)
 
 # What is wrong with the step, or with reaching it; anything else that a restore raises is the caller's mistake.
 _PROBLEMS = (CorruptCheckpointError, StepNotFoundError, StorageError, BarrierTimeoutError)

@@ -33,7 +33,7 @@ class Turn:
         self._is_over = False
         self._lock = threading.Lock()  # held until it is over
         self._lock.acquire()
-        me = weakref.ref(self, _remove)
+        me: weakref.ref[Turn] = weakref.ref(self, _remove)
         _turns.append(me)
         self._earlier: list[weakref.ref[Turn]] = []
         self.is_nested = False

@@ -331,7 +331,8 @@ def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_st
             with pytest.raises(ValueError, match="no such file"):
                 manager.restore(items={"data": data})
         else:
-            assert manager.restore(items={"data": data}).step == 5
+            restored = manager.restore(items={"data": data})
+            assert restored is not None and restored.step == 5
         manager.close()
         assert manager.all_steps() == [5]
 
