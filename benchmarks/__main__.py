@@ -33,6 +33,7 @@ QUICK = {
     "barrier": ["--hosts", "4", "--steps", "3"],
     "hold": ["--mib", "8", "--arrays", "4", "--steps", "2", "--rounds", "1"],
 }
+FULL = {"hold": ["--rounds", "2"], "snapshots": ["--rounds", "3"]}  # of all together: fewer rounds than each takes alone
 AT_A_TIME = 2  # with --quick: about as much of the time they wait as they work
 
 IN_THE_TABLE = ("recovery", "save_cost")  # beside runs them, but for --quick, and has their figures in its table
@@ -63,7 +64,7 @@ def run_all(names: list[str], *, quick: bool) -> list[str]:
         heading = f"\n== {name}: {title(name)}"
         if not quick:
             print(heading, flush=True)
-        options = list(QUICK[name]) if quick else []
+        options = list(QUICK[name] if quick else FULL.get(name, ()))
         if name in REPORTS:
             options += ["--json", str(REPORT / REPORTS[name]), "--chart", str(REPORT)]
         begin_s = time.monotonic()

@@ -142,8 +142,9 @@ class _Place:
         alone = not os.path.lexists(self._storage.local_path(self._name))  # then what could not be put back is all that there is
         for info in self._storage.list(recursive=False):
             name = info.name.rstrip("/")
-            head, _, save = name.partition(f".{ORBAX_TEMPORARY}-")
-            if head == self._name and save.removesuffix(OLD) not in _under_way and not (alone and name.endswith(OLD)):
+            begin = f"{self._name}.{ORBAX_TEMPORARY}-"
+            save = name.removeprefix(begin).removesuffix(OLD)
+            if name.startswith(begin) and save not in _under_way and not (alone and name.endswith(OLD)):
                 self._storage.delete_tree(name)
         return self
 
