@@ -169,9 +169,10 @@ def _like(name: str, current: Any, state: bytes) -> Any:
     try:
         return state.decode() if form == "text" else json.loads(state)
     except (ValueError, RecursionError) as error:
-        # Not damage: the bytes are those that were saved, as far as checksums tell.
+        # No damage in a run's own step, whose checksums have been compared by now: it would be set aside.
         raise ReferenceMismatchError(
             f"item {name!r}: its saved state is no {form}, which this iterator's get_state() gives ({error}): another kind of iterator "
-            "saved it. Give such a one, or leave the item out and set the iterator yourself",
+            "saved it, or, in a step without checksums, it is damaged. Give such a one, or leave the item out and set the iterator "
+            "yourself",
             item=name,
         ) from error
