@@ -182,7 +182,7 @@ class Storage(abc.ABC):
         """Delete objects, each if it is still of its generation; absent is fine. What fails doesn't keep the others.
 
         Raises:
-            StorageError: names the first that could not be deleted, and says how many more.
+            StorageError: names the first that could not be deleted, is of its class, and says how many more.
         """
         failed: list[StorageError] = []
         for info in infos:
@@ -192,7 +192,7 @@ class Storage(abc.ABC):
                 failed.append(error)
         if failed:
             more = f" ({len(failed) - 1} more of {len(infos)} failed)" if len(failed) > 1 else ""
-            raise StorageError(f"{failed[0].message}{more}", **failed[0].details) from failed[0]
+            raise type(failed[0])(f"{failed[0].message}{more}", **failed[0].details) from failed[0]
 
     @abc.abstractmethod
     def delete_tree(self, prefix: str) -> None:

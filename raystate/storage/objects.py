@@ -95,7 +95,7 @@ class ObjectStorage(Storage):
         found = self._call("stat", name, lambda: self._fs.info(path))
         if found["type"] != "file":
             raise ObjectMissingError(f"{self.url}/{name} is not an object", operation="stat", path=name)
-        return _info(name, found)
+        return self._info(name, found)
 
     def list(self, prefix: str = "", recursive: bool = True) -> Listing:
         path = self._path(prefix) if prefix else self._root
@@ -113,7 +113,7 @@ class ObjectStorage(Storage):
                 if not relative:  # an object of the very name, or a folder's placeholder
                     continue
                 name = f"{prefix}/{relative}" if prefix else relative
-                infos.append(ObjectInfo(name=f"{name}/", size=0) if raw["type"] == "directory" else _info(name, raw))
+                infos.append(ObjectInfo(name=f"{name}/", size=0) if raw["type"] == "directory" else self._info(name, raw))
             return sorted(infos, key=lambda info: info.name)
 
         return self._call("list", prefix, listed)
@@ -183,11 +183,26 @@ class ObjectStorage(Storage):
     def _check_generation(self, name: str, generation: str | None) -> None:
         """Raise if there is another object, or none. None: any will do."""
         got = self.stat(name).generation
-        if generation is not None and got != generation:
+        if generation is not None and not self._is_of(got, generation):
             raise ObjectChangedError(
                 f"delete {self.url}/{name} refused: it is another object now", operation="delete", path=name,
                 expected=generation, got=got,
             )  # fmt: skip
+
+    def _is_of(self, got: str, generation: str) -> bool:
+        """Whether an object of the generation `got` may be deleted as one of `generation`."""
+        return got == generation
+
+    def _info(self, name: str, raw: dict[str, Any]) -> ObjectInfo:
+        return ObjectInfo(name=name, size=int(raw["size"]), generation=self._version(raw))
+
+    def _version(self, raw: dict[str, Any]) -> str:
+        """An object's generation, of what fsspec tells of it."""
+        # What a store calls its version of an object, the most exact first; the memory file system only knows when it was created,
+        # as a datetime from info() and as seconds from find().
+        version = next((raw[key] for key in ("generation", "etag", "ETag", "created", "mtime") if raw.get(key) is not None), "")
+        seconds = getattr(version, "timestamp", None)
+        return str(seconds() if seconds else version)
 
     def _unfit(self, operation: str, name: str, why: str) -> StorageError:
         return StorageError(
@@ -240,14 +255,3 @@ class BucketStorage(ObjectStorage):
         """What begins the keys of all that lies in a folder; "" is the root."""
         path = self._key(name) if name else self._prefix
         return f"{path}/" if path else ""
-
-
-def _info(name: str, raw: dict[str, Any]) -> ObjectInfo:
-    # What a store calls its version of an object, the most exact first; the memory file system only knows when it was created,
-    # as a datetime from info() and as seconds from find().
-    for key in ("generation", "etag", "ETag", "created", "mtime"):
-        version = raw.get(key)
-        if version is not None:
-            seconds = getattr(version, "timestamp", None)
-            return ObjectInfo(name=name, size=int(raw["size"]), generation=str(seconds() if seconds else version))
-    return ObjectInfo(name=name, size=int(raw["size"]))

@@ -21,7 +21,7 @@ from typing import Self
 from raystate.core.errors import StorageError
 from raystate.storage import posix
 from raystate.storage.attempts import storage_error
-from raystate.storage.base import Listing, ObjectExistsError, Storage
+from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, Storage
 from raystate.storage.names import MARKER, METADATA, ORBAX_TEMPORARY, STATE, TREE_METADATA
 from raystate.storage.of_one import is_unfinished, items_of, not_of_one
 from raystate.storage.owner import owner_of
@@ -239,14 +239,21 @@ class _RenamedFolder(NewFolder):
 
 
 class _MarkedFolder(NewFolder):
-    """On an object store. Of two who save to one name the first to create `METADATA` goes on."""
+    """On an object store. Of two who save to one name the first to create `METADATA` goes on, until one who overwrites deletes it.
+
+    Its bytes, unlike those of other fixed-name files, are this save's alone: they have the time of it.
+    """
 
     def __init__(self, storage: Storage, folder: str, *, overwrite: bool):
         super().__init__(storage, folder, overwrite=overwrite)
         self.prefix = folder
         self._created: list[str] = []
+        self._metadata = b""  # of this save
 
     def publish(self, files: Mapping[str, bytes]) -> None:
+        if self.found and not {*self.found} <= {*self.storage.list(self.folder)}:
+            raise self._refused("somebody else has saved there meanwhile")
+        self._metadata = files[METADATA]
         names = sorted((name for name in files if name != MARKER), key=lambda name: (name != METADATA, name))
         old = {info.name: info for info in self.found}
         marker = f"{self.folder}/{MARKER}"
@@ -259,7 +266,9 @@ class _MarkedFolder(NewFolder):
             # Before the marker: a reader must not find files of the old one among those of the new one.
             self.storage.delete_all([info for info in self.found if info.name != marker and info not in in_the_way])
             self._create(MARKER, files[MARKER])
-        except ObjectExistsError as error:
+            if not self._is_mine():
+                raise ObjectExistsError(f"{self.folder}/{METADATA} is not this save's any more", operation="save", path=self.folder)
+        except (ObjectExistsError, ObjectChangedError) as error:
             raise self._refused("somebody else saves there at this moment") from error
         except StorageError as error:
             if not self.found:
@@ -279,9 +288,15 @@ class _MarkedFolder(NewFolder):
     def _begin(self) -> None:
         pass
 
+    def _is_mine(self) -> bool:
+        """Whether nobody who overwrites has taken the name; an interrupt's handler may have, in the midst of this save."""
+        return self.storage.find(f"{self.folder}/{METADATA}") == self._metadata
+
     def _discard(self) -> None:
         marker = f"{self.folder}/{MARKER}"
-        found = [info for info in self.storage.list(self.folder) if info.name in self._created or self.save in info.name]
+        found = self.storage.list(self.folder)
+        created = self._created if self._created and self._is_mine() else []  # after the list: so all that it has was of this save
+        found = [info for info in found if info.name in created or self.save in info.name]
         self.storage.delete_all([info for info in found if info.name == marker])
         self.storage.delete_all([info for info in found if info.name != marker])
 

@@ -32,7 +32,7 @@ _HINTS = {
 class S3Storage(BucketStorage):
     """Objects in a bucket, below a prefix.
 
-    An object's generation is its ETag, so two objects of equal bytes count as the same one.
+    An object's generation is its ETag, which is made of its bytes alone, and the second of its creation. `delete` goes by the ETag.
 
     Args:
         url: canonical, "s3://bucket/prefix".
@@ -57,7 +57,7 @@ class S3Storage(BucketStorage):
         return found
 
     def delete(self, name: str, generation: str | None = None) -> bool:
-        condition = {} if generation is None else {"IfMatch": generation}
+        condition = {} if generation is None else {"IfMatch": _etag(generation)}
         try:
             # S3 says nothing of an object that was absent; and a store that ignores the condition is left with this look.
             self._check_generation(name, generation)
@@ -82,6 +82,13 @@ class S3Storage(BucketStorage):
 
     # ------------------------------------------------------------ inside
 
+    def _version(self, raw: dict[str, Any]) -> str:
+        # A listing may be more exact than a look at one object.
+        return f"{raw['ETag']} {int(raw['LastModified'].timestamp())}"
+
+    def _is_of(self, got: str, generation: str) -> bool:
+        return _etag(got) == _etag(generation)
+
     @property
     def _fs(self) -> Any:
         return _file_system(_endpoint())
@@ -105,6 +112,10 @@ class S3Storage(BucketStorage):
                 raise storage_error(operation, f"{self.url}/{name}", error, text=said) from error
 
         return super()._call(operation, name, told)
+
+
+def _etag(generation: str) -> str:
+    return generation.rpartition(" ")[0]
 
 
 @functools.lru_cache(maxsize=4)

@@ -285,6 +285,49 @@ def test_row1_the_faster_of_two_wins(storage: Storage):
     assert tree(storage) == expected(faster[0], b"fast")
 
 
+@pytest.mark.parametrize("inner", ["before", "after"])
+def test_row1_another_overwrites_at_any_point(inner: str, tmp_path: Path):
+    """A signal's handler, or another process: who was told that its checkpoint is there has it there."""
+    nth, came = 0, True
+    while came:
+        storage = open_storage(f"memory://{tmp_path.name}/{inner}/{nth}")
+        write(storage, "one", b"1")
+
+        class Interrupted(StorageWrapper):
+            left = nth
+            other: NewFolder | None = None
+
+            def look(self, operation: str) -> None:
+                self.left -= 1
+                if self.left == -1:
+                    with contextlib.suppress(StorageError):  # in the midst of a save it may be refused
+                        self.other = write(storage, "one", b"3", overwrite=True)
+
+            def before(self, operation: str, name: str) -> None:
+                if inner == "before":
+                    self.look(operation)
+
+            def after(self, operation: str, name: str) -> None:
+                if inner == "after":
+                    self.look(operation)
+
+        interrupted = Interrupted(storage)
+        try:
+            place = write(interrupted, "one", b"2", overwrite=True)
+        except StorageError as error:
+            assert "somebody else" in error.message or "it exists" in error.message
+            assert interrupted.other is not None
+            assert tree(storage) == expected(interrupted.other, b"3")
+        else:
+            found = tree(storage)
+            assert found == expected(place, b"2") or (
+                interrupted.other is not None and interrupted.left == -1 and found == expected(interrupted.other, b"3")
+            )
+        came = interrupted.left < 0
+        nth += 1
+    assert nth > 10
+
+
 def test_row1_what_a_dead_one_left_goes_with_the_next(tmp_path: Path):
     storage = open_storage(tmp_path)
     dead, alive, other = (f"{name}{TEMPORARY}s{digit * 16}" for name, digit in (("one", "0"), ("one", "1"), ("another", "2")))
