@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -36,8 +37,9 @@ QUICK = {
 FULL = {"hold": ["--rounds", "2"], "snapshots": ["--rounds", "3"]}  # of all together: fewer rounds than each takes alone
 AT_A_TIME = 2  # with --quick: about as much of the time they wait as they work
 
-IN_THE_TABLE = ("recovery", "save_cost")  # beside runs them, but for --quick, and has their figures in its table
-REPORTS = {"beside": "bench.json", "growth": "growth.json"}
+TABLE = "beside"
+IN_THE_TABLE = ("recovery", "save_cost")  # it runs them, but for --quick, and has their figures
+REPORTS = {TABLE: "bench.json", "growth": "growth.json"}
 REPORT = HERE.parent / "build" / "bench"
 
 
@@ -56,36 +58,26 @@ def run(name: str, options: list[str], *, told_later: bool = False) -> tuple[int
     return ended.returncode, ended.stdout or ""
 
 
-def run_all(names: list[str], *, quick: bool) -> list[str]:
-    """Those that have failed."""
-    failed: list[str] = []
-
-    def one(name: str) -> None:
-        heading = f"\n== {name}: {title(name)}"
-        if not quick:
-            print(heading, flush=True)
-        options = list(QUICK[name] if quick else FULL.get(name, ()))
-        if name in REPORTS:
-            options += ["--json", str(REPORT / REPORTS[name]), "--chart", str(REPORT)]
-        begin_s = time.monotonic()
-        status, text = run(name, options, told_later=quick)
-        if status:
-            failed.append(name)
-        took = f"({name} took {time.monotonic() - begin_s:.0f} s)"
-        print(f"{heading}\n{text}{took}" if quick else took, flush=True)
-
+def run_one(name: str, *, quick: bool) -> bool:
+    """Whether it has succeeded. With --quick another one runs beside it, so all that it says comes at its end."""
+    heading = f"\n== {name}: {title(name)}\n"
+    options = list(QUICK[name] if quick else FULL.get(name, ()))
+    if name in REPORTS:
+        options += ["--json", str(REPORT / REPORTS[name]), "--chart", str(REPORT)]
     if not quick:
-        for name in names:
-            one(name)
-        return failed
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        try:
-            for done in [pool.submit(one, name) for name in names]:
-                done.result()
-        except BaseException:  # Ctrl-C: those that run hear it, too
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return failed
+        print(heading, end="", flush=True)
+        heading = ""
+    begin_s = time.monotonic()
+    status, text = run(name, options, told_later=quick)
+    print(f"{heading}{text}({name} took {time.monotonic() - begin_s:.0f} s)", flush=True)
+    return status == 0
+
+
+def run_all(names: list[str], *, quick: bool) -> list[str]:
+    """Those that have failed. After Ctrl-C, which those that run hear too, no other one begins."""
+    with ThreadPoolExecutor(AT_A_TIME if quick else 1) as pool:
+        succeeded = pool.map(functools.partial(run_one, quick=quick), names)
+        return [name for name, is_fine in zip(names, succeeded, strict=True) if not is_fine]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -103,9 +95,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if asked.name:
         return int(bool(run(asked.name, [*(QUICK[asked.name] if asked.quick else []), *asked.options])[0]))
-    names = (
-        list(QUICK) if asked.quick else [name for name in reversed(QUICK) if name not in IN_THE_TABLE]
-    )  # then the table comes last
+    if asked.quick:
+        names = list(QUICK)
+    else:  # the shortest first, the table last
+        names = [*(name for name in reversed(QUICK) if name not in (TABLE, *IN_THE_TABLE)), TABLE]
     failed = run_all(names, quick=asked.quick)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

@@ -122,8 +122,9 @@ def works(asked: argparse.Namespace) -> list[tuple[str, Any]]:
     memory = Case(mib=16 if asked.quick else 256)
     found.append((f"memory, {memory.name}", lambda: _memory(asked, memory)))
     found.append(("start", lambda: _start(asked)))
-    for name, options in {} if asked.quick else OTHERS.items():
-        if not (asked.gpu and name == "recovery"):  # two ranks on one node, each with a device: it is about CPU devices
+    for name, options in OTHERS.items():
+        # recovery has two ranks on one node, each with a device: it is about CPU devices
+        if not asked.quick and not (asked.gpu and name == "recovery"):
             found.append((name, lambda name=name, options=options: _other(asked, name, options)))
     return [(name, work) for name, work in found if not asked.only or any(text in name for text in asked.only)]
 
@@ -179,7 +180,7 @@ def _cases(asked: argparse.Namespace, cases: tuple[Case, ...]) -> list[table.Row
 
 def _memory(asked: argparse.Namespace, case: Case) -> list[table.Row]:
     peaks: dict[str, float] = {}
-    for name in _contestants(asked)[: 1 if asked.quick else None]:
+    for name in _contestants(asked)[: 1 if asked.quick else None]:  # raystate comes first
         peaks[name] = _own_process(asked, ["--part", "memory", "--case", json.dumps([asdict(case)]), "--saver", name])
     return [table.row_of_memory(peaks, case.name, 3 * case.mib + 64)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ from raystate.storage.names import GUARD, LOG, base_name, log_name, number_of, p
 from raystate.storage.steps import other_bytes
 
 READERS = 8  # objects that are read through at a time
-LOOKS = 10  # at a log that grows meanwhile
+TRIES = 10  # of a log that grows meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ def verify_log(storage: Storage, *, on_entry: Callable[[int, int], None] = _igno
     if names and not storage.exists(GUARD):
         bad.append(BadObject(name=GUARD, problem="is missing: stock Orbax's cleanup would delete the log"))
     with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="raystate-verify") as pool:
-        count = max((number_of(name) for name in names), default=0)
+        count = _newest(names)
         whole: list[bool] = []
         for one in pool.map(lambda seq: _check_entry(log, seq, bad), range(1, count + 1)):
             whole.append(one)
@@ -76,16 +76,18 @@ def verify_log(storage: Storage, *, on_entry: Callable[[int, int], None] = _igno
     tail = _whole_entry(storage, log, count, bad) if whole and whole[-1] else None
     if tail is None:
         return tuple(bad)
-    for _ in range(LOOKS):
-        differing = _against_visible(storage, tail)
-        newest = max((number_of(info.name) for info in storage.list(LOG)), default=0)
-        if not differing or newest <= tail.seq:
+    differing = _against_visible(storage, tail)
+    for _ in range(TRIES):
+        newest = _newest(info.name for info in storage.list(LOG)) if differing else 0
+        if newest <= tail.seq or (newer := _whole_entry(storage, log, newest, bad)) is None:
             break
-        # The run goes on: what is visible belongs to a newer entry.
-        if (newer := _whole_entry(storage, log, newest, bad)) is None:
-            break
-        tail = newer
+        tail, differing = newer, _against_visible(storage, newer)  # the run goes on: what is visible belongs to a newer entry
     return (*bad, *differing)
+
+
+def _newest(names: Iterable[str]) -> int:
+    """The number of the newest log entry among these; 0 if there is none."""
+    return max(map(number_of, names), default=0)
 
 
 def _against_visible(storage: Storage, tail: LogEntry) -> list[BadObject]:
@@ -144,7 +146,7 @@ def verify_step(
         on_bytes: called with (bytes checked so far, bytes in all), from any thread.
 
     Raises:
-        StorageError: storage failed, which says nothing about the step.
+        StepNotFoundError: it was removed meanwhile. StorageError: storage failed, which says nothing about the step.
     """
     bad: list[BadObject] = []
     folder = str(step) if folder is None else folder

@@ -14,6 +14,7 @@ import numpy as np
 from raystate.arrays.checkpointables import is_checkpointable, saved_files
 from raystate.arrays.checks import check_text, of_a_class, plain_json, shown
 from raystate.arrays.names import MOST_ITEM_CHARACTERS
+from raystate.arrays.reference import is_abstract
 from raystate.core.errors import ConfigError, ItemTopologyError, ReferenceMismatchError, callers_code
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MOST_ITEM_CHARACTERS - 1}}}")  # a folder of the step
@@ -86,19 +87,19 @@ def real_items(asked: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, An
 
 
 def _is_reference(value: Any) -> bool:
-    try:
-        leaves = jax.tree_util.tree_leaves(value)
-    except (ValueError, TypeError, SystemError):  # see below
-        return False
-    return any(isinstance(leaf, jax.ShapeDtypeStruct | jax.sharding.Sharding) or leaf is ... for leaf in leaves)
+    return any(leaf is ... or is_abstract(leaf) for leaf in _leaves(value))
 
 
 def _has_arrays(value: Any) -> bool:
+    return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in _leaves(value))
+
+
+def _leaves(value: Any) -> list[Any]:
+    """None of what JAX can't flatten, keys that can't be sorted or containers without end: that is said when it is taken as JSON."""
     try:
-        leaves = jax.tree_util.tree_leaves(value)
-    except (ValueError, TypeError, SystemError):  # keys that can't be sorted; containers without end: said when it is taken as JSON
-        return False
-    return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
+        return jax.tree_util.tree_leaves(value)
+    except (ValueError, TypeError, SystemError):
+        return []
 
 
 def iterator_state(name: str, iterator: Any) -> bytes:
@@ -165,14 +166,15 @@ def _like(name: str, current: Any, state: bytes) -> Any:
     """In the form that this iterator's own get_state() gives: bytes, text, or what JSON holds."""
     if isinstance(current, bytes):
         return state
-    form = "text" if isinstance(current, str) else "JSON"
+    is_text = isinstance(current, str)
     try:
-        return state.decode() if form == "text" else json.loads(state)
+        return state.decode() if is_text else json.loads(state)
     except (ValueError, RecursionError) as error:
-        # No damage in a run's own step, whose checksums have been compared by now: it would be set aside.
+        # Not CorruptCheckpointError, which sets the step aside: a run's own step has had its checksums compared by now.
+        form = "text" if is_text else "JSON"
         raise ReferenceMismatchError(
             f"item {name!r}: its saved state is no {form}, which this iterator's get_state() gives ({error}): another kind of iterator "
-            "saved it, or, in a step without checksums, it is damaged. Give such a one, or leave the item out and set the iterator "
-            "yourself",
+            "saved it, or, in a step without checksums, it is damaged. Give an iterator of that kind, or leave the item out and set the "
+            "iterator yourself",
             item=name,
         ) from error

@@ -178,12 +178,13 @@ def _check_kept(path: Path, value: Any, differences: Differences, why: str) -> N
     if isinstance(value, jax.Array):
         if value.is_deleted():
             differences.add(path, f"{why}, and the reference's own array was donated and is deleted")
-    elif _is_abstract(value):
+    elif is_abstract(value):
         text = f"{why}, and the reference has no value to keep: {_kind(value)} is abstract"
         differences.add(path, text, "Give an initialized array where the reference's value is to be kept, or ... to leave it out.")
 
 
-def _is_abstract(value: Any) -> bool:
+def is_abstract(value: Any) -> bool:
+    """Whether a leaf says what an array is like, and has no values: of JAX, or of another library."""
     if isinstance(value, Sharding | PartitionSpec | jax.ShapeDtypeStruct):
         return True
     return hasattr(value, "shape") and hasattr(value, "dtype") and not hasattr(value, "__array__")

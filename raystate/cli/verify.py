@@ -59,7 +59,7 @@ def verify(
             if report is not None:
                 reports.append(report)
             elif step is not None:
-                raise StepNotFoundError(f"step {one} of {run.url} was retired while it was read", step=one, path=run.url)
+                raise checkpoints.retired(one)
             else:
                 retired.append(one)
             progress.remove_task(task)
@@ -91,20 +91,19 @@ def _verified(checkpoints: Checkpoints, step: int, on_bytes: Callable[[int, int]
     """None: it was retired meanwhile. A step that was saved anew is looked at anew."""
     while True:
         save, (home, folder) = checkpoints.save_of(step), checkpoints.home(step)
-        missing: StepNotFoundError | None = None
-        report: StepReport | None = None
+        found: StepReport | StepNotFoundError
         try:
-            report = verify_step(home, step, folder=folder, on_bytes=on_bytes)
+            found = verify_step(home, step, folder=folder, on_bytes=on_bytes)
         except StepNotFoundError as error:
-            missing = error
-        if report is not None and not report.bad:
-            return report
+            found = error
+        if isinstance(found, StepReport) and not found.bad:
+            return found
         if step not in checkpoints.steps():
             return None
         if checkpoints.save_of(step) == save:
-            if missing is not None:
-                raise missing
-            return report
+            if isinstance(found, StepNotFoundError):
+                raise found
+            return found
 
 
 def _update(progress: Progress, task: TaskID, done: int, total: int) -> None:

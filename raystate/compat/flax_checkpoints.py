@@ -8,9 +8,7 @@ checkpoint is whole and durable or not there at all, and each chunk of its array
 
 from __future__ import annotations
 
-import math
 import numbers
-import operator
 import os
 import time
 import warnings
@@ -138,9 +136,8 @@ def save_checkpoint(
         flax_several.save(directory, name, target, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
     else:
         with directory_turn(directory.storage.url) as turn:
-            if (
-                directory.storage.is_directory and not turn.is_nested
-            ):  # what the save that it interrupts moves aside is not left over
+            # What a save that this one interrupts has moved aside is not left over.
+            if directory.storage.is_directory and not turn.is_nested:
                 put_back(directory.storage)
             there = directory.check_order(
                 name, overwrite=overwrite, strict=as_msgpack, keep=keep, keep_every_n_steps=keep_every_n_steps
@@ -277,7 +274,7 @@ def _whole(keep: Any) -> int:
     """`keep` as flax takes it: also a number of numpy's, or a float."""
     if not isinstance(keep, numbers.Real) or isinstance(keep, bool) or keep < 0 or keep % 1 != 0:
         raise ConfigError(f"keep must be a number of checkpoints, 0 or more, not {keep!r}", field="keep", got=keep)
-    return operator.index(math.floor(keep))
+    return int(float(keep))
 
 
 def _found(ckpt_dir: StorageUrl, step: int | float | jax.Array | None, prefix: str) -> str | None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from raystate.core.errors import StorageError
-from raystate.reader.turns import Once, Turn
+from raystate.reader.turns import Handed, Turn
 
 logger = logging.getLogger("raystate")
 
@@ -39,21 +39,12 @@ class DirectoryTurn:
 
     def go_on_in_background(self, manager: Manager, task: Callable[[], Any]) -> None:
         """Give a task to a manager; the turn ends with it."""
-        begins = Once()
-
-        def run() -> None:
-            if not begins():
-                return
-            try:
-                task()
-            finally:
-                self._turn.leave()
-
+        handed = Handed(task, self._turn.leave)
         self.in_background = True
         try:
-            manager.save_async(run)
+            manager.save_async(handed)
         except BaseException:
-            self.in_background = not begins()  # then it does not begin any more
+            self.in_background = not handed.take_back()
             raise
         self._turn.go_on_in_background()
         if isinstance(future := getattr(manager, "save_future", None), Future):

@@ -130,7 +130,8 @@ class _Place:
 
     def __init__(self, storage: Storage, name: str):
         self.save = _unique()
-        self.new = f"{name}.{ORBAX_TEMPORARY}-{self.save}"
+        self._begin = f"{name}.{ORBAX_TEMPORARY}-"
+        self.new = f"{self._begin}{self.save}"
         self._storage = storage
         self._name = name
         self._made: tuple[str, int, int] | None = None  # what tells it from what it replaces
@@ -142,9 +143,8 @@ class _Place:
         alone = not os.path.lexists(self._storage.local_path(self._name))  # then what could not be put back is all that there is
         for info in self._storage.list(recursive=False):
             name = info.name.rstrip("/")
-            begin = f"{self._name}.{ORBAX_TEMPORARY}-"
-            save = name.removeprefix(begin).removesuffix(OLD)
-            if name.startswith(begin) and save not in _under_way and not (alone and name.endswith(OLD)):
+            save = name.removeprefix(self._begin).removesuffix(OLD)
+            if name.startswith(self._begin) and save not in _under_way and not (alone and name.endswith(OLD)):
                 self._storage.delete_tree(name)
         return self
 

@@ -48,8 +48,8 @@ class RaystateError(Exception):
 
 @contextlib.contextmanager
 def callers_code() -> Generator[None, None, None]:
-    """The caller's own code runs: an item's `set_state`, a function in `transforms`. What it raises, of whatever class, is no fault of the
-    step that is being read, which would be set aside for one."""
+    """Around the caller's own code in a restore: an item's `get_state`, `set_state` or `load`, a function in `transforms`. A RaystateError
+    of it says nothing about the step that is read: `of_caller` marks it, so that the step is not set aside."""
     try:
         yield
     except RaystateError as error:

@@ -173,12 +173,12 @@ class Journal:
         assert self.tail is not None
         return refuse_retire(self.tail, step, attempt=self.desk.attempt, carried=self.carried, dead=self.dead)
 
-    def trouble(self, text: str) -> None:
-        """Storage has failed: log it, and tell users until a step has been published again."""
-        self.lost(text, is_told=True, of_storage=True)
+    def trouble(self, text: str, *, of_storage: bool = True, is_told: bool = True) -> None:
+        """A step is not durable, or not yet: log it, and tell users until a step has been published again.
 
-    def lost(self, text: str, *, is_told: bool, of_storage: bool) -> None:
-        """A step is not durable, or not yet, for whatever reason: log it, and tell users until a step has been published again."""
+        Args:
+            of_storage: because storage has failed, which is more than that something was slow.
+        """
         self.fails = self.fails or of_storage
         self.desk.log("warning", text)
         if is_told and self.troubles[-1:] != [text]:

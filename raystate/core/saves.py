@@ -201,7 +201,7 @@ class Saves:
                     self._give_up(key, refused)
                 elif job.refused != refused:
                     job.refused = refused  # it may be released in time
-                    self.journal.lost(refused, is_told=True, of_storage=False)
+                    self.journal.trouble(refused, of_storage=False)
                 continue
             snap = self.memory.complete(key)
             if snap is not None:
@@ -247,7 +247,7 @@ class Saves:
         if job is None or job.save != event.save or job.phase != "writing" or event.host not in job.waiting:
             return
         if event.error:
-            self._fail(job, f"host {event.host} could not write: {event.error}")
+            self._fail(job, f"host {event.host} could not write: {event.error}", of_storage=True)
             return
         job.waiting.discard(event.host)
         if not job.waiting:
@@ -320,9 +320,8 @@ class Saves:
         assert job is not None and job.key == request.snapshot
         if entry is None:
             step = job.key.step
-            self._fail(
-                job, self._other_bytes(job.key) if step in self.journal.live else self.journal.refuse_save(step) or "refused"
-            )
+            refused = self._other_bytes(job.key) if step in self.journal.live else self.journal.refuse_save(step) or "refused"
+            self._fail(job, refused, of_storage=False)
             return
         if len(self.saved) >= _REMEMBERED_COMMITS:
             del self.saved[next(iter(self.saved))]
@@ -356,7 +355,7 @@ class Saves:
                 if job.phase == "writing":
                     late = [f"host {order.host} (ranks {list(order.ranks)})" for order in job.orders if order.host in job.waiting]
                     what = f"{named(late)} did not write"
-                self._fail(job, f"{what} within {waited_s:.1f} s")
+                self._fail(job, f"{what} within {waited_s:.1f} s", of_storage=True)
             return
         for key, queued in list(self.jobs.items()):
             if queued.next_s <= now_s:
@@ -364,7 +363,7 @@ class Saves:
             if now_s - queued.due_s >= limit_s and self.memory.complete(key) is None:
                 self._give_up(key, f"{self.joins.missing_text(key)} after {now_s - queued.due_s:.1f} s")
 
-    def _fail(self, job: Job, why: str, *, of_storage: bool = True) -> None:
+    def _fail(self, job: Job, why: str, *, of_storage: bool) -> None:
         """Before the commit entry: what the save has written is garbage."""
         self.desk.out.append(Discard(save=job.save, step=job.key.step))
         self.running = None
@@ -373,7 +372,7 @@ class Saves:
         if job.tries >= MAX_TRIES:
             self._give_up(job.key, text, of_storage=of_storage)
             return
-        self.journal.lost(text, is_told=True, of_storage=of_storage)
+        self.journal.trouble(text, of_storage=of_storage)
         job.phase = "queued"
         job.next_s = self.desk.now_s + retry_delay_s(job.tries)
 
@@ -387,7 +386,7 @@ class Saves:
         self.failed[key] = why
         group = self.joins.group
         given_up = group is not None and key.lineage != group.lineage  # by a restore: its caller knows
-        self.journal.lost(f"step {key.step} will not be durable: {why}", is_told=not given_up, of_storage=of_storage)
+        self.journal.trouble(f"step {key.step} will not be durable: {why}", is_told=not given_up, of_storage=of_storage)
 
     def abort_after(self, step: int, why: str) -> None:
         """Give up the saves of later steps, unless their commit is already being written."""

@@ -157,7 +157,9 @@ class Checkpoints:
                 raise
 
     def read_existing(self, step: int, read: Callable[[StepReader], T]) -> T:
-        """The one place that tells damage from a step that somebody else has retired, or saved anew, while it was read.
+        """Read a step, and tell damage from one that somebody else has retired, or saved anew, while it was read.
+
+        `verify` and `ls`, which also look at what is damaged, ask for themselves.
 
         Raises:
             StepNotFoundError: it is gone.
@@ -176,14 +178,18 @@ class Checkpoints:
                 if error.of_caller:
                     raise
                 if step not in self.steps():
-                    message = f"step {step} of {self.storage.url} was retired while it was read"
-                    raise StepNotFoundError(message, step=step, path=self.storage.url) from error
+                    raise self.retired(step) from error
                 if reader is None or (self.open(step).save == reader.save and not reader.is_replaced()):
                     raise
                 if tries == MOST_READS:
                     error.add(f"in {tries} tries each time another one had taken its place")
                     raise
         raise AssertionError("each try returns or raises")
+
+    def retired(self, step: int) -> StepNotFoundError:
+        """The error for a step that went while it was read."""
+        url = self.storage.url
+        return StepNotFoundError(f"step {step} of {url} was retired while it was read", step=step, path=url)
 
     def _without_steps(self) -> str:
         url = self.storage.url

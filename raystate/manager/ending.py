@@ -48,7 +48,7 @@ class Departure:
         try:
             reply = session.ask_now(FlushReply, lambda ask: self._question(ask, open_ones, lost, wait=False), timeout_s=ANSWER_S)
         except StaleAttemptError:
-            if not session.restoring:
+            if not session.unfinished_restore:
                 raise
             return False  # a restore is giving up what was promised
         self._ask_at_s = session.link.clock() + ASK_EVERY_S

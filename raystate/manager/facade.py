@@ -284,8 +284,9 @@ class StateManager:
 
     def latest_step(self) -> int | None:
         """The newest durable step, None if there is none."""
-        known = -1 if self._ending.detached else self._durable.step
-        return known if known >= 0 else self._reader.latest_step()
+        if not self._ending.detached and (known := self._durable.step) >= 0:
+            return known
+        return self._reader.latest_step()
 
     def best_step(self, metric: str | None = None, mode: Literal["min", "max"] | None = None) -> int | None:
         """The durable step with the best value of a metric. See `Reader.best_step`.

@@ -28,7 +28,7 @@ from raystate.restored import STATE
 logger = logging.getLogger("raystate")
 
 GIVE_UP_S = 1.0  # so long after `save_timeout_s` at the latest, a copy without a slot has given up, and its step is named as lost
-GRANT_WAIT_S = 5.0  # for new slots, which take milliseconds; then training begins without: they come when the HostActor is back
+GRANT_WAIT_S = 5.0  # for new slots, mostly milliseconds; after it training begins without, until the HostActor is back
 REMEMBERED_ERRORS = 8
 
 

@@ -80,7 +80,7 @@ class Restoring:
         session = self._session
         self._check_beforehand(wanted)
         with self._pipeline.paused():
-            session.restoring = True
+            session.unfinished_restore = True
             reply: RestoreChoice | RestoreSettled = self._ask(
                 RestoreChoice,
                 lambda ask: RestoreAsked(
@@ -140,7 +140,7 @@ class Restoring:
 
     def _settled(self, reply: RestoreSettled) -> None:
         self._pipeline.settled(reply)
-        self._session.restoring = False
+        self._session.unfinished_restore = False
         self._on_settled(reply)
 
     def _settle(
@@ -166,11 +166,11 @@ class Restoring:
         )
 
     def _ask(self, kinds: type[R] | tuple[type[R], ...], make_event: Callable[[Ask], Any], *, timeout_s: float) -> R:
-        """As the session's; an error that is answered ends the restore."""
+        """As the session's; any error of it ends the restore."""
         try:
             return self._session.ask(kinds, make_event, timeout_s=timeout_s, phase="restore")
         except RaystateError:
-            self._session.restoring = False
+            self._session.unfinished_restore = False
             raise
 
     def _read(self, choice: RestoreChoice, wanted: Wanted) -> Restored | None:
@@ -182,9 +182,10 @@ class Restoring:
         if choice.in_memory is not None:
             try:
                 return self._read_memory(choice, wanted)
-            except _PROBLEMS as error:  # whatever is wrong with what is in memory is no fault of the step in storage
+            except Exception as error:
                 if not _is_problem(error):
                     raise
+                # Whatever is wrong with what is in memory is no fault of the step in storage.
                 logger.warning("step %d is read from storage alone: %s", choice.step, error)
         return self._take(content_from_storage(open_step(self._storage, choice.step), choice.step), choice, wanted)
 

@@ -70,9 +70,7 @@ class Session:
         self.incarnation = secrets.token_hex(8)
         self.arena: TrainerArena | None = None
         self.number = 0  # of the newest word that the HostActor can read
-        self.restoring = (
-            False  # a restore has begun, and has neither ended nor failed: another thread's, or one that was interrupted
-        )
+        self.unfinished_restore = False  # one has begun, and has neither ended nor failed
         self._set_index = -1
         self._word_lock = threading.RLock()  # a signal handler may ask for a step while its thread holds it
         self._host_word_seq = -1
@@ -102,11 +100,12 @@ class Session:
             self.link.rest(seconds=RETRY_S)
 
     def refuse_unfinished_restore(self) -> None:
-        """Raises RaystateError after a restore that Ctrl-C or a signal handler has interrupted: the others may have gone on to another
-        lineage, in which nothing of this one can become durable."""
-        if self.restoring:
+        """Raises RaystateError in another thread's restore, and after one that Ctrl-C or a signal handler has interrupted: the others may
+        have gone on to another lineage, in which nothing of this one can become durable."""
+        if self.unfinished_restore:
             raise RaystateError(
-                f"rank {self.rank}: restore() was interrupted before it had ended: call it again before anything else",
+                f"rank {self.rank}: restore() has not ended: it was interrupted, and has to be called again before anything else, or "
+                "another thread is in it",
                 rank=self.rank,
             )
 

@@ -12,13 +12,13 @@ from raystate.arrays.monitoring import SaveEvents
 from raystate.core.errors import ConfigError, RaystateError, StorageError
 from raystate.reader.assembling import take, write_checkpoint
 from raystate.reader.background import EXIT_WAIT_S, in_background
-from raystate.reader.turns import Once, Turn
+from raystate.reader.turns import Handed, Turn
 from raystate.storage import Storage, StorageUrl, canonical_url, open_storage
 from raystate.storage.names import ORBAX_TEMPORARY
 
 WAIT_S = EXIT_WAIT_S  # for the save before
 _arrays = threading.Semaphore()  # is held from when the arrays of a background save are taken until it is written
-_taking = threading.local()  # .path: of the background save whose arrays this thread is taking
+_inside = threading.local()  # .path: of the save_async that this thread is in
 
 
 def save(
@@ -53,16 +53,14 @@ def save(
         StorageError: there is something at `path`, it lies in a run's storage or in a checkpoint, or storage failed: then nothing is
             left there.
     """
-    storage, folder = _place(path)
+    storage, folder = _storage_above(path)
     events = SaveEvents(storage.url, background=False)
-    turn = Turn(f"{storage.url}/{folder}")
+    place = f"{storage.url}/{folder}"
+    turn = Turn(place)
     try:
         content = take(tree, items=items, metrics=metrics, custom=custom)
         if not turn.wait(WAIT_S):
-            text = (
-                f"saving {storage.url}/{folder}: the save before it is still not written after {WAIT_S:.0f} s; nothing was written"
-            )
-            raise StorageError(text, operation="save", path=f"{storage.url}/{folder}", waited_s=WAIT_S)
+            raise _too_late(place, "nothing was written")
         write_checkpoint(storage, folder, content, overwrite=overwrite)
     finally:
         turn.leave()
@@ -96,18 +94,16 @@ def save_async(
         RaystateError: it was called inside another `save_async`, by an item's `get_state` or a signal's handler.
         StorageError: the save before was not written in 600 s; nothing was taken.
     """
-    storage, folder = _place(path)
+    storage, folder = _storage_above(path)
     events = SaveEvents(storage.url, background=True)
-    what = f"saving {storage.url}/{folder}"
-    outer = getattr(_taking, "path", None)
-    if outer is not None:
+    place = f"{storage.url}/{folder}"
+    if (outer := getattr(_inside, "path", None)) is not None:
         raise RaystateError(
-            f"{what}: save_async() was called inside save_async() of {outer}, by an item's get_state or a signal's handler; "
+            f"saving {place}: save_async() was called inside save_async() of {outer}, by an item's get_state or a signal's handler; "
             "save() may be called there"
         )
-    turn, arrays = Turn(f"{storage.url}/{folder}"), _arrays
+    turn, arrays = Turn(place), _arrays
     held: list[Callable[[], None]] = [turn.leave]
-    begins = Once()
 
     def end() -> None:
         with contextlib.suppress(IndexError):
@@ -115,38 +111,37 @@ def save_async(
                 held.pop()()  # atomic: each once
 
     def write() -> None:
-        if not begins():
-            return
-        try:
-            write_checkpoint(storage, folder, content, overwrite=overwrite)
-        finally:
-            end()
+        write_checkpoint(storage, folder, content, overwrite=overwrite)
         events.done(content.described.layout.data_bytes)
 
+    handed = Handed(write, end)
     try:
-        _taking.path = f"{storage.url}/{folder}"
-        # In this order: whoever has the arrays' turn waits for no other save.
+        _inside.path = place
+        # In this order: whoever holds `arrays` waits for no other save.
         if not (turn.wait(WAIT_S) and arrays.acquire(timeout=WAIT_S)):
-            text = f"{what}: the save before it is still not written after {WAIT_S:.0f} s; nothing was taken."
-            text += " Ask its future, save less often"
-            raise StorageError(text, operation="save", path=f"{storage.url}/{folder}", waited_s=WAIT_S)
+            raise _too_late(place, "nothing was taken. Ask its future, save less often")
         held.append(arrays.release)
         content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
         # A signal's handler may wait for the future, and what it has interrupted can't go on until it ends.
-        future = in_background(what, write, at_once=turn.is_nested)
+        future = in_background(f"saving {place}", handed, at_once=turn.is_nested)
         turn.go_on_in_background()
     except BaseException:
-        if begins():
+        if handed.take_back():
             end()
         raise
     finally:
-        _taking.path = None
+        _inside.path = None
     future.add_done_callback(lambda _: end())  # one that is cancelled never begins
     events.unblocked()
     return future
 
 
-def _place(path: StorageUrl) -> tuple[Storage, str]:
+def _too_late(place: str, rest: str) -> StorageError:
+    text = f"saving {place}: the save before it is still not written after {WAIT_S:.0f} s; {rest}"
+    return StorageError(text, operation="save", path=place, waited_s=WAIT_S)
+
+
+def _storage_above(path: StorageUrl) -> tuple[Storage, str]:
     """The storage above a path, and the name in it."""
     url = canonical_url(path)
     if ORBAX_TEMPORARY in url:

@@ -7,10 +7,11 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 
 LOOK_S = 1.0  # so often a wait looks whether a save has been dropped without an end
 
-# Of all places, in the order of the calls. There is no lock, and what is done to it is atomic: a signal's handler may save at any moment,
+# Of all places, in the order of the calls. No lock guards it, and what is done to it is atomic: a signal's handler may save at any moment,
 # and would wait for ever for a lock that its own thread holds.
 _turns: list[weakref.ref[Turn]] = []
 
@@ -31,8 +32,8 @@ class Turn:
         self._place = place
         self._thread: int | None = threading.get_ident()  # as long as the call is in it
         self._is_over = False
-        self._lock = threading.Lock()  # held until it is over
-        self._lock.acquire()
+        self._until_over = threading.Lock()  # held until it is over
+        self._until_over.acquire()
         me: weakref.ref[Turn] = weakref.ref(self, _remove)
         _turns.append(me)
         self._earlier: list[weakref.ref[Turn]] = []
@@ -73,17 +74,30 @@ class Turn:
         """This save is over. May be called twice."""
         self._is_over = True
         with contextlib.suppress(RuntimeError):
-            self._lock.release()
+            self._until_over.release()
         _remove(self._me)
 
 
-class Once:
-    """True for the first who asks, whichever thread that is; False for all others."""
+class Handed:
+    """A task for another thread: called, it runs once and then calls `end`; taken back, neither.
 
-    def __init__(self) -> None:
+    Which of both comes first is known, whatever interrupts the thread that gives it away.
+    """
+
+    def __init__(self, task: Callable[[], object], end: Callable[[], object]):
+        self._task = task
+        self._end = end
         self._left = [True]
 
-    def __call__(self) -> bool:
+    def __call__(self) -> None:
+        if self.take_back():
+            try:
+                self._task()
+            finally:
+                self._end()
+
+    def take_back(self) -> bool:
+        """Whether it had not begun; then it never does."""
         try:
             return self._left.pop()  # atomic
         except IndexError:
@@ -100,15 +114,17 @@ def _rest(one: weakref.ref[Turn], seconds: float) -> None:
     turn = one()
     if turn is None:
         return
-    lock = turn._lock
+    lock = turn._until_over
     del turn  # it may be dropped
     if lock.acquire(timeout=seconds):
         lock.release()  # the next one that waits looks, too
 
 
-def _remove(one: weakref.ref[Turn]) -> None:
-    with contextlib.suppress(ValueError):
-        _turns.remove(one)
+def _remove(one: weakref.ref[Turn], turns: list[weakref.ref[Turn]] = _turns) -> None:
+    try:  # without names of modules: the interpreter's end may have taken them
+        turns.remove(one)
+    except ValueError:
+        pass
 
 
 # What a fork copied is not under way in the child, and nobody would tell it when it is over.

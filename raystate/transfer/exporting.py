@@ -93,11 +93,14 @@ def export_step(
     refuse_owned(split(url)[0] if single else url)
     there = Checkpoints(storage)
     number = there.existing(step)
+    if chosen == "copy" and isinstance(there.single, LegacyCheckpoint):
+        raise ConfigError(
+            f"format: {there.storage.url} is in an older form of flax's, which is no step to copy; export it as 'orbax', 'safetensors' or "
+            "'npz'",
+            field="format", got="copy",
+        )  # fmt: skip
     arrays = 0
     if chosen == "copy":
-        if isinstance(there.single, LegacyCheckpoint):
-            text = f"storage: {there.storage.url} is in an older form of flax's, which is no step to copy: export it with format='orbax', "
-            raise ConfigError(text + "'safetensors' or 'npz'", field="format", got="copy")
         place, files = url, copy_step(there.storage, number, there.folder(number), url, verify=verify, progress=progress)
     else:
         source = _read_item(there.open(number), number, item)

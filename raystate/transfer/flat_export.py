@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from raystate.transfer.description import KEY, KeptAs, describe_tree, leaf_name,
 from raystate.transfer.picking import Picked
 from raystate.transfer.places import WrittenFile, open_place
 from raystate.transfer.progress import Progress, Tally
-from raystate.transfer.urls import CHAIN, open_files, refuse_existing, storage_errors
+from raystate.transfer.urls import CHAIN, names_in, open_files, refuse_existing
 
 _FORMAT = {"format": "pt"}  # without it Hugging Face's tools refuse a file; the bytes are the same for every framework
 
@@ -101,15 +100,8 @@ def _refuse_mixed(folder: str, stem: str) -> None:
     if CHAIN in folder:
         return  # a new archive
     fs, inner = open_files(folder, field="dst")
-    with storage_errors("list", folder):
-        try:
-            found = fs.ls(inner, detail=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-    suffix = re.escape(safetensors_format.SUFFIX)
-    ours = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?{suffix}(\.index\.json)?")
-    for path in sorted(found):
-        if ours.fullmatch(name := path.rstrip("/").rpartition("/")[2]):
+    for name in names_in(fs, inner, folder) or ():
+        if safetensors_format.is_of_export(name, stem):
             raise refuse_existing(folder, name)
 
 

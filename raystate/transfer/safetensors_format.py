@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,6 +22,7 @@ from raystate.transfer.description import KeptAs, check_shape
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
+_SHARD = r"-\d{5}-of-\d{5}"  # what `shard_names` puts between stem and suffix
 MOST_HEADER_BYTES = 32 << 20
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
@@ -175,6 +177,16 @@ def shard_names(stem: str, count: int) -> list[str]:
     if count == 1:
         return [f"{stem}{SUFFIX}"]
     return [f"{stem}-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
+
+
+def is_shard(name: str) -> bool:
+    """Whether a file is one of several."""
+    return re.fullmatch(f".*{_SHARD}{re.escape(SUFFIX)}", name) is not None
+
+
+def is_of_export(name: str, stem: str) -> bool:
+    """Whether an export of that stem may have written it: the file, a shard or the index."""
+    return re.fullmatch(rf"{re.escape(stem)}({_SHARD})?{re.escape(SUFFIX)}(\.index\.json)?", name) is not None
 
 
 def index_bytes(files: Mapping[str, list[str]], total: int, description: str) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,11 +23,10 @@ from raystate.transfer import npz_format
 from raystate.transfer.flat_source import is_tensor_name, npz_step, safetensors_step
 from raystate.transfer.incoming import IncomingStep
 from raystate.transfer.picking import pick
-from raystate.transfer.safetensors_format import INDEX_SUFFIX
-from raystate.transfer.urls import CHAIN, local_path, missing, open_files, split, storage_errors, text_of
+from raystate.transfer.safetensors_format import INDEX_SUFFIX, is_shard
+from raystate.transfer.urls import CHAIN, local_path, missing, names_in, open_files, split, storage_errors, text_of
 
 _KNOWN = "a safetensors file, folder or index, an .npz file, or a checkpoint or directory of checkpoints that Orbax or flax wrote"
-_SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,17 +102,14 @@ def _found(src: str | os.PathLike[str], options: SourceOptions) -> Iterator[Inco
 
 def _tensor_files(fs: object, folder: str, url: str) -> list[str]:
     """The index of a folder, else all of its safetensors files; empty if there are none."""
-    with storage_errors("list", url):
-        try:
-            listed = fs.ls(folder, detail=False)  # pyright: ignore[reportAttributeAccessIssue]
-        except (FileNotFoundError, NotADirectoryError):
-            raise missing(url, "src") from None
-    names = sorted(name.rstrip("/").rpartition("/")[2] for name in listed)
+    names = names_in(fs, folder, url)
+    if names is None:
+        raise missing(url, "src")
     tensors = [name for name in names if is_tensor_name(name)]
     indices = [name for name in tensors if name.endswith(INDEX_SUFFIX)]
     if len(indices) > 1:
         raise ConfigError(f"src: {url} has several indices, name one of them: {', '.join(indices)}", field="src", got=indices)
-    if not indices and (shards := [name for name in tensors if _SHARD.fullmatch(name)]):
+    if not indices and (shards := [name for name in tensors if is_shard(name)]):
         raise CorruptCheckpointError(
             f"{url} has shards such as {shards[0]} and no index: an unfinished export, or half a copy", path=url
         )

@@ -87,6 +87,23 @@ def storage_errors(operation: str, path: str) -> Iterator[None]:
         raise storage_error(operation, path, error) from error
 
 
+def names_in(fs: Any, folder: str, url: str) -> list[str] | None:
+    """The names of what lies in a folder, sorted; None if there is no such folder.
+
+    Args:
+        fs, folder: from `open_files`.
+        url: for errors.
+
+    Raises:
+        StorageError: it can't be listed.
+    """
+    with storage_errors("list", url):
+        try:
+            return sorted(name.rstrip("/").rpartition("/")[2] for name in fs.ls(folder, detail=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
 def missing(url: str, field: str, *, more: str = "") -> ConfigError:
     """The error for a path at which nothing is."""
     return ConfigError(f"{field}: there is nothing at {url}{more}", field=field, got=url)

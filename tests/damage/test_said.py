@@ -167,7 +167,7 @@ def test_a_name_that_is_no_path_is_damage(key: str, plain: Path):
 
 
 @pytest.mark.parametrize(("impl", "error"), [("nonsense", ReferenceMismatchError), ("threefry2x32", CorruptCheckpointError)])
-def test_keys_that_are_none_are_damage(impl: str, error: type[Exception], run: Path):
+def test_keys_that_cannot_be_made(impl: str, error: type[Exception], run: Path):
     """An implementation that this process doesn't know may be another program's."""
     file = run / "2" / "state" / "array_metadatas" / "process_0"
     name = next(iter(raystate.metadata(run).arrays("state")))

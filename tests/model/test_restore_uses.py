@@ -449,7 +449,7 @@ def test_a_question_beside_a_restore_is_answered(play: Play, monkeypatch: pytest
             patched.setattr(session, "ask_now", replaced)
             with pytest.raises(StaleAttemptError):
                 manager.is_saving_in_progress()
-            patched.setattr(session, "restoring", True)
+            patched.setattr(session, "unfinished_restore", True)
             assert not manager.is_saving_in_progress()
 
     play(script)

@@ -145,9 +145,15 @@ def test_a_save_that_a_signals_handler_makes_does_not_wait_for_what_it_interrupt
     assert not turns._turns
 
 
+def begun(place: str) -> Turn:
+    """Of a save that goes on in the background."""
+    turn = Turn(place)
+    turn.go_on_in_background()
+    return turn
+
+
 def test_a_save_that_is_cancelled_is_waited_for_by_nobody():
-    first = Turn("a")
-    first.go_on_in_background()
+    first = begun("a")
     next_one = Turn("a")
     assert not next_one.wait(0.0)
     first.leave()
@@ -165,22 +171,25 @@ def test_a_save_that_waits_no_longer_lets_nobody_pass_the_one_before_it():
     last.leave()
 
 
-def begun(place: str) -> Turn:
-    """Of a save that goes on in the background."""
-    turn = Turn(place)
-    turn.go_on_in_background()
-    return turn
-
-
 def test_a_save_that_was_dropped_holds_up_nobody(monkeypatch: pytest.MonkeyPatch):
-    """Ctrl-C came between the turn and the `try` that would have left it."""
+    """Ctrl-C came between the turn and the `try` that would have left it; the other waits by then."""
     monkeypatch.setattr(turns, "LOOK_S", 0.01)
+    resting, real, ended = threading.Event(), turns._rest, list[bool]()
+
+    def rest(one: Any, seconds: float) -> None:
+        resting.set()
+        real(one, seconds)
+
+    monkeypatch.setattr(turns, "_rest", rest)
     dropped = begun("a")
     waiting = begun("a")
-    assert not waiting.wait(0.0)
+    thread = threading.Thread(target=lambda: ended.append(waiting.wait(10 * PATIENCE_S)))
+    thread.start()
+    assert resting.wait(PATIENCE_S)
     del dropped
     gc.collect()
-    assert waiting.wait(PATIENCE_S)
+    thread.join(PATIENCE_S)
+    assert ended == [True]
     waiting.leave()
     assert not turns._turns
 
