@@ -43,10 +43,13 @@ class DirectoryTurn:
         self.in_background = True
         try:
             manager.save_async(handed)
+            self._turn.go_on_in_background()
         except BaseException:
-            self.in_background = not handed.take_back()
+            if handed.take_back():
+                self.in_background = False
+            else:
+                self._turn.go_on_in_background()  # this thread's next save waits for it
             raise
-        self._turn.go_on_in_background()
         if isinstance(future := getattr(manager, "save_future", None), Future):
             future.add_done_callback(lambda _: self._turn.leave())  # one that is cancelled never runs
 

@@ -140,8 +140,8 @@ class Restoring:
 
     def _settled(self, reply: RestoreSettled) -> None:
         self._pipeline.settled(reply)
-        self._session.unfinished_restore = False
         self._on_settled(reply)
+        self._session.unfinished_restore = False
 
     def _settle(
         self, choice: RestoreChoice, wanted: Wanted, restored: Restored | None, problem: RaystateError | None, *, mistaken: bool

@@ -35,19 +35,31 @@ def in_background(what: str, work: Callable[[], T], *, at_once: bool = False) ->
         at_once: do it now, in this thread.
     """
     future: Future[T] = Future()
-    with _lock:
-        _unsettled[future] = what
-    if at_once:
-        _run(future, what, work)
-        return future
-    # A daemon: the exit waits for it in _at_exit, which has a deadline.
-    thread = threading.Thread(target=_run, args=(future, what, work), name="raystate-background", daemon=True)
     try:
-        _register()
-        thread.start()
-    except RuntimeError:  # the interpreter is on its way out and starts no thread any more
-        _run(future, what, work)
+        with _lock:
+            _unsettled[future] = what
+        if at_once:
+            _run_here(future, what, work)
+            return future
+        # A daemon: the exit waits for it in _at_exit, which has a deadline.
+        thread = threading.Thread(target=_run, args=(future, what, work), name="raystate-background", daemon=True)
+        try:
+            _register()
+            thread.start()
+        except RuntimeError:  # the interpreter is on its way out and starts no thread any more
+            _run_here(future, what, work)
+    except BaseException:
+        if future.cancel():  # it has not begun, and never will
+            _settled(future)
+        raise
     return future
+
+
+def _run_here(future: Future[T], what: str, work: Callable[[], T]) -> None:
+    _run(future, what, work)
+    error = future.exception(0.0)
+    if error is not None and not isinstance(error, Exception):
+        raise error  # Ctrl-C and sys.exit are this thread's, too
 
 
 def _run(future: Future[T], what: str, work: Callable[[], T]) -> None:

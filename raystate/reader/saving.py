@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 
 from raystate.arrays.monitoring import SaveEvents
@@ -17,7 +17,7 @@ from raystate.storage import Storage, StorageUrl, canonical_url, open_storage
 from raystate.storage.names import ORBAX_TEMPORARY
 
 WAIT_S = EXIT_WAIT_S  # for the save before
-_arrays = threading.Semaphore()  # is held from when the arrays of a background save are taken until it is written
+_ARRAYS = "arrays"  # no path is called so. Its turn is held from when the arrays of a background save are taken until it is written
 _inside = threading.local()  # .path: of the save_async that this thread is in
 
 
@@ -59,8 +59,10 @@ def save(
     turn = Turn(place)
     try:
         content = take(tree, items=items, metrics=metrics, custom=custom)
-        if not turn.wait(WAIT_S):
+        # In code that save_async() runs: those that have not begun may wait for its arrays.
+        if not turn.wait(WAIT_S, begun_only=getattr(_inside, "path", None) is not None):
             raise _too_late(place, "nothing was written")
+        turn.begin()
         write_checkpoint(storage, folder, content, overwrite=overwrite)
     finally:
         turn.leave()
@@ -102,13 +104,11 @@ def save_async(
             f"saving {place}: save_async() was called inside save_async() of {outer}, by an item's get_state or a signal's handler; "
             "save() may be called there"
         )
-    turn, arrays = Turn(place), _arrays
-    held: list[Callable[[], None]] = [turn.leave]
+    turns: list[Turn] = []
 
     def end() -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                held.pop()()  # atomic: each once
+        for turn in turns:
+            turn.leave()
 
     def write() -> None:
         write_checkpoint(storage, folder, content, overwrite=overwrite)
@@ -117,23 +117,34 @@ def save_async(
     handed = Handed(write, end)
     try:
         _inside.path = place
-        # In this order: whoever holds `arrays` waits for no other save.
-        if not (turn.wait(WAIT_S) and arrays.acquire(timeout=WAIT_S)):
+        deadline_s = time.monotonic() + WAIT_S
+        turns.append(Turn(place))
+        is_its_turn = turns[0].wait(WAIT_S)
+        # Only now: whoever has the turn of the arrays waits for no other save.
+        turns.append(Turn(_ARRAYS))
+        if not (is_its_turn and turns[1].wait(deadline_s - time.monotonic())):
             raise _too_late(place, "nothing was taken. Ask its future, save less often")
-        held.append(arrays.release)
+        turns[0].begin()
         content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
         # A signal's handler may wait for the future, and what it has interrupted can't go on until it ends.
-        future = in_background(f"saving {place}", handed, at_once=turn.is_nested)
-        turn.go_on_in_background()
+        future = in_background(f"saving {place}", handed, at_once=turns[0].is_nested)
+        _go_on(turns)
     except BaseException:
         if handed.take_back():
             end()
+        else:
+            _go_on(turns)  # this thread's next save waits for it
         raise
     finally:
         _inside.path = None
     future.add_done_callback(lambda _: end())  # one that is cancelled never begins
     events.unblocked()
     return future
+
+
+def _go_on(turns: list[Turn]) -> None:
+    for turn in turns:
+        turn.go_on_in_background()
 
 
 def _too_late(place: str, rest: str) -> StorageError:
@@ -159,9 +170,9 @@ def _storage_above(path: StorageUrl) -> tuple[Storage, str]:
 
 
 def _in_a_forked_child() -> None:
-    """What is under way is the parent's, and nobody tells the child when it is over."""
-    global _arrays
-    _arrays = threading.Semaphore()
+    """The call that its parent was in is not the child's."""
+    global _inside
+    _inside = threading.local()
 
 
 os.register_at_fork(after_in_child=_in_a_forked_child)

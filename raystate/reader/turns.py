@@ -31,6 +31,7 @@ class Turn:
     def __init__(self, place: str):
         self._place = place
         self._thread: int | None = threading.get_ident()  # as long as the call is in it
+        self._has_begun = False
         self._is_over = False
         self._until_over = threading.Lock()  # held until it is over
         self._until_over.acquire()
@@ -55,16 +56,20 @@ class Turn:
         """Whether a save that was called before is under way."""
         return any(not _is_over(one) for one in self._earlier)
 
-    def wait(self, limit_s: float) -> bool:
-        """Whether all saves that were called before are over, within `limit_s`."""
+    def wait(self, limit_s: float, *, begun_only: bool = False) -> bool:
+        """Whether all saves that were called before, or those of them that have begun, are over within `limit_s`."""
         deadline_s = time.monotonic() + limit_s
         for one in self._earlier:
-            while not _is_over(one):
+            while not _is_over(one) and (_has_begun(one) or not begun_only):
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return False
                 _rest(one, min(left_s, LOOK_S))
         return True
+
+    def begin(self) -> None:
+        """This save waits for no other one any more."""
+        self._has_begun = True
 
     def go_on_in_background(self) -> None:
         """The call ends, and the save does not."""
@@ -109,6 +114,11 @@ def _is_over(one: weakref.ref[Turn]) -> bool:
     return turn is None or turn._is_over
 
 
+def _has_begun(one: weakref.ref[Turn]) -> bool:
+    turn = one()
+    return turn is not None and turn._has_begun
+
+
 def _rest(one: weakref.ref[Turn], seconds: float) -> None:
     """Until it is over, at most so long."""
     turn = one()
@@ -117,7 +127,8 @@ def _rest(one: weakref.ref[Turn], seconds: float) -> None:
     lock = turn._until_over
     del turn  # it may be dropped
     if lock.acquire(timeout=seconds):
-        lock.release()  # the next one that waits looks, too
+        with contextlib.suppress(RuntimeError):  # `leave` came once more
+            lock.release()  # the next one that waits looks, too
 
 
 def _remove(one: weakref.ref[Turn], turns: list[weakref.ref[Turn]] = _turns) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dis
-import functools
-import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +13,7 @@ import pytest
 
 import raystate
 from raystate import manager as package
+from tests.interrupting import interrupted
 from tests.model.world import Rank, World
 
 MANAGER = os.path.dirname(package.__file__)
@@ -23,66 +21,6 @@ INSIDE = (MANAGER, os.path.join(os.path.dirname(MANAGER), "core", "trainer.py"),
 SEVERAL = 8  # more than there are slots
 EVERY = 1 if os.environ.get("RAYSTATE_ALL") else 19
 LARGE = 200_000
-
-
-# After these CPython looks whether a signal has come, and only then runs its handler (ceval.c): where a function begins, a loop turns
-# back, and a call of C has returned.
-LOOKS = ("RESUME", "JUMP_BACKWARD", "POP_JUMP_BACKWARD", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
-
-
-def interrupted(call: Callable[[], Any], at: int) -> bool:
-    """Whether `call` was still running when KeyboardInterrupt was raised: the `at`th time that CPython looks for a signal."""
-    looks = itertools.count()
-
-    def entered(frame: Any, _event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(INSIDE):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        moments = moments_of(frame.f_code)
-        last = -1
-
-        def before(frame: Any, event: str, _: Any) -> Any:
-            nonlocal last
-            if event == "opcode":
-                done, last = last, frame.f_lasti
-                if (done, last) in moments and next(looks) >= at:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-            return before
-
-        return before
-
-    before = sys.gettrace()
-    sys.settrace(entered)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
-class Moments:
-    """Between which two instructions of a function a signal's handler may raise.
-
-    It raises at the first of the two, this test at the second: so not where another handler of exceptions begins or ends there.
-    """
-
-    def __init__(self, code: Any):
-        bytecode = dis.Bytecode(code)
-        self._names = {one.offset: one.opname for one in bytecode}
-        self._ranges: list[Any] = list(getattr(bytecode, "exception_entries", ()))
-
-    def __contains__(self, pair: tuple[int, int]) -> bool:
-        first, second = pair
-        return self._names.get(first, "").startswith(LOOKS) and self._handler(first) == self._handler(second)
-
-    def _handler(self, offset: int) -> int | None:
-        return next((one.target for one in self._ranges if one.start <= offset < one.end), None)
-
-
-moments_of = functools.cache(Moments)
 
 
 def state(step: int, size: int = 100) -> dict[str, Any]:
@@ -99,7 +37,7 @@ def play(at: int, cut: Callable[[raystate.StateManager], Any], after: Callable[[
         manager.restore(state(0))
         for step in range(1, 4):
             assert manager.save(step, state(step), force=True)
-        came.append(interrupted(lambda: cut(manager), at))
+        came.append(interrupted(lambda: cut(manager), at, INSIDE))
         after(manager)
         manager.wait_until_finished()
         newest = manager.latest_step()
@@ -195,6 +133,39 @@ def test_an_interruption_at_any_moment(kind: str) -> None:
         at, turn = at + EVERY, turn + 1
     assert turn > 3
     assert bool(refused) == (kind == "restore")
+
+
+def test_a_rollback_that_is_interrupted_gives_up_what_came_after_it() -> None:
+    """Closing then made a step of the past durable, in the new lineage."""
+    at, outcomes, goes_on = 0, set[tuple[bool, int]](), True
+    while goes_on:
+        world = World(at, ranks=1, nodes=1, save_every_steps=100)
+
+        def train(rank: Rank, at: int = at) -> None:
+            nonlocal goes_on
+            manager = rank.open("first")
+            manager.restore(state(0))
+            assert manager.save(1, state(1), force=True)
+            manager.wait_until_finished()
+            for step in range(2, 6):
+                manager.save(step, state(step))
+            asked: list[object] = []
+            real = manager._session.ask
+            manager._session.ask = lambda *args, **rest: (asked.append(args), real(*args, **rest))[1]
+            goes_on = interrupted(lambda: manager.restore(state(0), step=1, rollback=True), at, INSIDE)
+            began = bool(asked)
+            with contextlib.suppress(raystate.RaystateError):
+                manager.close()
+            newest = raystate.Reader(rank.world.config.storage).latest_step()
+            assert newest is not None
+            outcomes.add((began, newest))
+
+        try:
+            world.play(train)
+        finally:
+            world.close()
+        at += EVERY
+    assert outcomes == {(False, 5), (True, 1)}
 
 
 def test_a_signal_handler_is_told_that_a_call_has_not_finished() -> None:

@@ -228,20 +228,44 @@ def test_a_handlers_save_in_the_background_inside_another_is_refused(tmp_path: P
     gate = Gate(monkeypatch)
     first = raystate.save_async(tmp_path / "one", {"x": 1})
 
-    class Arrays:
-        def acquire(self, timeout: float) -> bool:
+    def rest(one: Any, seconds: float) -> None:
+        if not gate.open.is_set():
             with pytest.raises(raystate.RaystateError, match=r"inside save_async\(\) of .*two, .*save\(\) may be called there"):
                 raystate.save_async(tmp_path / "three", {"x": 3})
             gate.open.set()
-            return arrays.acquire(timeout=timeout)
+        real(one, seconds)
 
-        def release(self) -> None:
-            arrays.release()
-
-    arrays = saving._arrays
-    monkeypatch.setattr(saving, "_arrays", Arrays())
+    real = turns._rest
+    monkeypatch.setattr(turns, "_rest", rest)
     raystate.save_async(tmp_path / "two", {"x": 2}).result(PATIENCE_S)
     assert first.done() and raystate.load(tmp_path / "two") == {"x": 2}
+
+
+def test_a_save_inside_a_save_in_the_background_waits_for_nobody_who_waits_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """An item's: it waited for another thread's save to its path, which waited for the arrays, both until the deadline."""
+    resting, real, others = threading.Event(), turns._rest, list[Any]()
+    other = threading.Thread(target=lambda: others.append(raystate.save_async(tmp_path / "one", {"x": 1}, overwrite=True)))
+
+    def rest(one: Any, seconds: float) -> None:
+        resting.set()
+        real(one, seconds)
+
+    class Data:
+        def get_state(self) -> bytes:
+            other.start()
+            assert resting.wait(PATIENCE_S)
+            raystate.save(tmp_path / "one", {"x": 2})
+            return b""
+
+        def set_state(self, state: bytes) -> None: ...
+
+    monkeypatch.setattr(turns, "_rest", rest)
+    raystate.save_async(tmp_path / "two", {"x": 3}, items={"data": Data()}).result(PATIENCE_S)
+    other.join(PATIENCE_S)
+    others[0].result(PATIENCE_S)
+    assert raystate.load(tmp_path / "one") == {"x": 1}
 
 
 def test_the_order_is_that_of_the_calls_not_of_when_their_arrays_were_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -39,7 +39,7 @@ import raystate
 from raystate.arrays import Holding, MemorySource, restore_tree
 from raystate.arrays.tree import STORABLE
 from raystate.compat import flax_checkpoints
-from raystate.reader import assembling, background, saving
+from raystate.reader import assembling, background, saving, turns
 from tests.orbax.from_state import staged
 from tests.orbax.test_any_state import ONLY_STOCK_JAX, QUIET, check_there, elsewhere, plain, same, states, taken
 from tests.patience import PATIENCE_S
@@ -441,23 +441,8 @@ def test_row15_a_failed_save_that_nobody_asks_for_holds_no_arrays(tmp_path: Path
             future.result(PATIENCE_S)
 
 
-class Turn:
-    """That of `save_async`, which tells when somebody waits for it."""
-
-    def __init__(self) -> None:
-        self.inner = threading.Semaphore()
-        self.waited_for = threading.Event()
-        self.release = self.inner.release
-
-    def acquire(self, timeout: float) -> bool:
-        if self.inner.acquire(blocking=False):
-            return True
-        self.waited_for.set()
-        return self.inner.acquire(timeout=timeout)
-
-
 def test_row15_one_save_is_held_at_a_time(tmp_path: Path):
-    turn, held = Turn(), [0, 0]  # now, at most
+    waited_for, held = threading.Event(), [0, 0]  # now, at most
 
     def taken(*arguments: Any, **rest: Any) -> Any:
         held[0] += 1
@@ -465,14 +450,17 @@ def test_row15_one_save_is_held_at_a_time(tmp_path: Path):
         return take(*arguments, **rest)
 
     def slowly(storage: Any, folder: str, *arguments: Any, **rest: Any) -> None:
-        assert folder == "5" or turn.waited_for.wait(PATIENCE_S), "the next call comes while this one is written, and waits"
-        turn.waited_for.clear()
+        assert folder == "5" or waited_for.wait(PATIENCE_S), "the next call comes while this one is written, and waits"
+        waited_for.clear()
         write(storage, folder, *arguments, **rest)
         held[0] -= 1
 
-    take, write = saving.take, saving.write_checkpoint
-    patched = {"_arrays": turn, "take": taken, "write_checkpoint": slowly}
-    with mock.patch.multiple(saving, **patched):
+    def rest(*arguments: Any) -> None:
+        waited_for.set()
+        real_rest(*arguments)
+
+    take, write, real_rest = saving.take, saving.write_checkpoint, turns._rest
+    with mock.patch.multiple(saving, take=taken, write_checkpoint=slowly), mock.patch.object(turns, "_rest", rest):
         futures = [raystate.save_async(tmp_path / str(number), {"v": number}) for number in range(6)]
         assert all(future.done() for future in futures[:-1])
         futures[-1].result(PATIENCE_S)

@@ -1,0 +1,75 @@
+"""Ctrl-C, or a signal handler that raises, at any moment of a call."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+# After these CPython looks whether a signal has come, and only then runs its handler (ceval.c): where a function begins, a loop turns
+# back, and a call of C has returned.
+LOOKS = ("RESUME", "JUMP_BACKWARD", "POP_JUMP_BACKWARD", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
+
+
+def interrupted(call: Callable[[], Any], at: int, inside: tuple[str, ...]) -> bool:
+    """Whether `call` was still running when KeyboardInterrupt was raised: the `at`th time that CPython looks for a signal.
+
+    Args:
+        call: of this thread.
+        at: from 0.
+        inside: paths of modules or packages; other code is not interrupted.
+    """
+    looks = itertools.count()
+
+    def entered(frame: Any, _event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(inside):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        moments = moments_of(frame.f_code)
+        last = -1
+
+        def before(frame: Any, event: str, _: Any) -> Any:
+            nonlocal last
+            if event == "opcode":
+                done, last = last, frame.f_lasti
+                if (done, last) in moments and next(looks) >= at:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return before
+
+        return before
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+class Moments:
+    """Between which two instructions of a function a signal's handler may raise.
+
+    It raises at the first of the two, this test at the second: so not where another handler of exceptions begins or ends there.
+    """
+
+    def __init__(self, code: Any):
+        bytecode = dis.Bytecode(code)
+        self._names = {one.offset: one.opname for one in bytecode}
+        self._ranges: list[Any] = list(getattr(bytecode, "exception_entries", ()))
+
+    def __contains__(self, pair: tuple[int, int]) -> bool:
+        first, second = pair
+        return self._names.get(first, "").startswith(LOOKS) and self._handler(first) == self._handler(second)
+
+    def _handler(self, offset: int) -> int | None:
+        return next((one.target for one in self._ranges if one.start <= offset < one.end), None)
+
+
+moments_of = functools.cache(Moments)
