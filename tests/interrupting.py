@@ -29,7 +29,7 @@ def interrupted(call: Callable[[], Any], at: int, inside: tuple[str, ...]) -> bo
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         moments = moments_of(frame.f_code)
-        last = -1
+        last = frame.f_lasti
 
         def before(frame: Any, event: str, _: Any) -> Any:
             nonlocal last
