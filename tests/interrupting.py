@@ -14,18 +14,20 @@ from typing import Any
 LOOKS = ("RESUME", "JUMP_BACKWARD", "POP_JUMP_BACKWARD", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
 
 
-def interrupted(call: Callable[[], Any], at: int, inside: tuple[str, ...]) -> bool:
+def interrupted(call: Callable[[], Any], at: int, inside: tuple[str, ...], *, elsewhere: tuple[str, ...] = ()) -> bool:
     """Whether `call` was still running when KeyboardInterrupt was raised: the `at`th time that CPython looks for a signal.
 
     Args:
         call: of this thread.
         at: from 0.
         inside: paths of modules or packages; other code is not interrupted.
+        elsewhere: of modules that are another process's; neither they nor what they call is interrupted.
     """
     looks = itertools.count()
 
     def entered(frame: Any, _event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(inside):
+        # What is raised in a __del__ is only printed.
+        if not frame.f_code.co_filename.startswith(inside) or frame.f_code.co_name == "__del__" or is_elsewhere(frame):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         moments = moments_of(frame.f_code)
@@ -41,6 +43,13 @@ def interrupted(call: Callable[[], Any], at: int, inside: tuple[str, ...]) -> bo
             return before
 
         return before
+
+    def is_elsewhere(frame: Any) -> bool:
+        while elsewhere and frame is not None:
+            if frame.f_code.co_filename.startswith(elsewhere):
+                return True
+            frame = frame.f_back
+        return False
 
     before = sys.gettrace()
     sys.settrace(entered)

@@ -13,11 +13,13 @@ import pytest
 
 import raystate
 from raystate import manager as package
+from raystate.runtime import host_loop
 from tests.interrupting import interrupted
 from tests.model.world import Rank, World
 
 MANAGER = os.path.dirname(package.__file__)
 INSIDE = (MANAGER, os.path.join(os.path.dirname(MANAGER), "core", "trainer.py"), os.path.join(os.path.dirname(MANAGER), "arena"))
+HOST = (host_loop.__file__,)  # in the model a call to it runs in the thread that makes it
 RESTORING = tuple(os.path.join(MANAGER, name) for name in ("facade.py", "restoring.py"))
 SEVERAL = 8  # more than there are slots
 EVERY = 1 if os.environ.get("RAYSTATE_ALL") else 19
@@ -38,7 +40,7 @@ def play(at: int, cut: Callable[[raystate.StateManager], Any], after: Callable[[
         manager.restore(state(0))
         for step in range(1, 4):
             assert manager.save(step, state(step), force=True)
-        came.append(interrupted(lambda: cut(manager), at, INSIDE))
+        came.append(interrupted(lambda: cut(manager), at, INSIDE, elsewhere=HOST))
         after(manager)
         manager.wait_until_finished()
         newest = manager.latest_step()
