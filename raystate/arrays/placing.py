@@ -206,8 +206,8 @@ def _as_keys(data: jax.Array, impl: str) -> jax.Array:
         return jax.random.wrap_key_data(data, impl=impl)
     except (ValueError, TypeError) as error:
         if not _is_implemented(impl):
-            text = f"the checkpoint has PRNG keys of the implementation {impl!r}, which this process doesn't know"
-            raise ReferenceMismatchError(f"{text}: import what registers it first", got=impl) from error
+            text = f"the checkpoint has PRNG keys of the implementation {impl!r}, which this process doesn't know: import what registers it"
+            raise ReferenceMismatchError(f"{text} first; or, in a step without checksums, it is damaged", got=impl) from error
         text = f"an array of {data.dtype.name}{list(data.shape)} can't be the PRNG keys ({impl}) that the checkpoint says it is: {error}"
         raise CorruptCheckpointError(text, got=impl) from error
 

@@ -105,7 +105,8 @@ def restore_tree(
         results = _gather(wants, spec, source, on_plan)
     made = [(position, want) for position, want in enumerate(wants) if isinstance(want, Make)]
     _fill_made(results, made, spec, source, cast=cast, shapes=shapes)
-    return jax.tree_util.tree_unflatten(structure, results)
+    with callers_code():  # its classes make themselves of their leaves
+        return jax.tree_util.tree_unflatten(structure, results)
 
 
 def read_raw(wants: Sequence[Want], spec: TreeSpec, source: PieceSource, on_plan: Callable[[int], None] = lambda _: None) -> Any:

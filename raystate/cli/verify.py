@@ -15,6 +15,7 @@ from raystate.cli.console import JsonOption, StorageArgument, count, out, print_
 from raystate.core.errors import ConfigError, StepNotFoundError
 from raystate.inspection.places import Checkpoints
 from raystate.legacy import LegacyCheckpoint
+from raystate.orbax.step_files import ReplacedError
 from raystate.verification import BadObject, StepReport, verify_log, verify_step
 
 
@@ -58,7 +59,7 @@ def verify(
             report = _verified(checkpoints, one, functools.partial(_update, progress, task))
             if report is not None:
                 reports.append(report)
-            elif step is not None:
+            elif step is not None or checkpoints.single is not None:  # it was named
                 raise checkpoints.retired(one)
             else:
                 retired.append(one)
@@ -96,6 +97,8 @@ def _verified(checkpoints: Checkpoints, step: int, on_bytes: Callable[[int, int]
             found = verify_step(home, step, folder=folder, on_bytes=on_bytes)
         except StepNotFoundError as error:
             found = error
+        except ReplacedError:
+            continue
         if isinstance(found, StepReport) and not found.bad:
             return found
         if step not in checkpoints.steps():

@@ -24,7 +24,7 @@ from raystate.storage import (
     step_folders,
     why_empty,
 )
-from raystate.storage.names import MARKER, METADATA, TREE_METADATA, step_of
+from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, step_of
 
 logger = logging.getLogger("raystate")
 
@@ -74,7 +74,8 @@ class Checkpoints:
         if not self._is_known:
             inside = {info.name for info in self.storage.list(recursive=False)}  # all that a run's reader pays for this question
             self._single = self._single_of(inside)
-            self._is_known = bool(inside) or self._single is not None  # what is not there yet may become one or the other
+            # What is not there yet, or is being written or copied, may become one or the other.
+            self._is_known = self._single is not None or f"{STATE}/" in inside or bool(step_folders(self.storage))
         return self._single
 
     def _single_of(self, inside: Set[str]) -> SingleCheckpoint | LegacyCheckpoint | None:

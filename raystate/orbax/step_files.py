@@ -22,6 +22,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class ReplacedError(StorageError):
+    """Another checkpoint has taken the place of the one that was being read."""
+
+
 class HasKvstore(Protocol):
     """The part of a Storage that is needed."""
 
@@ -98,14 +102,14 @@ class StepFiles:
         """Raise if what was read may be of two checkpoints.
 
         Raises:
-            StepNotFoundError: there is none any more. StorageError: another one has taken its place.
+            StepNotFoundError: there is none any more. ReplacedError: another one has taken its place.
         """
         if self._first is None or (now := self._generations()) == self._first:
             return
         where = f"step {self._step} in {self.base.get('path', '')}"
         if not any(now):
             raise StepNotFoundError(f"{where} was removed while it was read", step=self._step)
-        raise StorageError(f"{where} was replaced while it was read: read it again", operation="read", step=self._step)
+        raise ReplacedError(f"{where} was replaced while it was read: read it again", operation="read", step=self._step)
 
     def read(self, name: str) -> bytes | None:
         """A file's bytes; None if there is none."""

@@ -170,12 +170,14 @@ def parse_strings(data: bytes, what: str) -> Callable[[str], str | None]:
 def parse_key_impls(data: bytes, what: str) -> dict[str, str]:
     """Parse an item's `array_metadatas/process_<n>`: parameter name -> implementation, of the arrays that are typed PRNG keys."""
     said = parse_form(_ArrayMetadatas, data, what)
-    entries = [entry.array_metadata for entry in said.array_metadatas]
-    return {
-        entry.param_name: str(entry.ext_metadata[KEY_IMPL])
-        for entry in entries
-        if isinstance(entry.ext_metadata, dict) and KEY_IMPL in entry.ext_metadata
-    }
+    found: dict[str, str] = {}
+    for entry in (one.array_metadata for one in said.array_metadatas):
+        if isinstance(entry.ext_metadata, dict) and KEY_IMPL in entry.ext_metadata:
+            impl: Any = entry.ext_metadata[KEY_IMPL]
+            if not isinstance(impl, str):
+                raise CorruptCheckpointError(f"{what}: {KEY_IMPL} of {entry.param_name!r} is {impl!r}, and no name", path=what)
+            found[entry.param_name] = impl
+    return found
 
 
 def _seconds(nsecs: object) -> float | None:

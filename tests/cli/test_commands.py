@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raystate import verification
@@ -18,6 +19,7 @@ from raystate.cli import verify as verifying
 from raystate.core.log import claim_entry
 from raystate.core.messages import LiveStep
 from raystate.core.tree import Package
+from raystate.reader.saving import save
 from raystate.storage import RunLog, StepFolder, Storage, open_storage
 from raystate.verification import BadObject
 from tests.cli.conftest import Command
@@ -92,6 +94,31 @@ def test_verify_beside_retention(raystate: Command, run: Path, monkeypatch: pyte
     code, out, _ = raystate("verify", run)
     assert code == 0 and "step 7" not in out
     assert out.splitlines()[-2:] == ["retired meanwhile: 1 step", f"1 step of file://{run}: nothing bad"]
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_verify_of_one_checkpoint_beside_its_writer(
+    raystate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    """It was named: nothing that is not verified is fine."""
+    save(tmp_path / "one", {"w": np.arange(1000.0)})
+    real, times = verification.boxes_of, []
+
+    def boxes_of(array: Any) -> Any:
+        if not times:
+            times.append(1)
+            if removed:
+                shutil.rmtree(tmp_path / "one")
+            else:
+                save(tmp_path / "one", {"w": np.arange(2000.0)}, overwrite=True)
+        return real(array)
+
+    monkeypatch.setattr(verification, "boxes_of", boxes_of)
+    code, out, err = raystate("verify", tmp_path / "one")
+    if removed:
+        assert code != 0 and "was retired while it was read" in err
+    else:
+        assert code == 0 and "15.6 KiB" in out and out.endswith("nothing bad\n")
 
 
 def test_verify_beside_a_commit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

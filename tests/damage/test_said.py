@@ -177,6 +177,17 @@ def test_keys_that_cannot_be_made(impl: str, error: type[Exception], run: Path):
         raystate.load(run)
 
 
+@pytest.mark.parametrize("impl", [3, ["x"], None])
+def test_an_implementation_of_keys_that_is_no_name(impl: Any, run: Path):
+    """No program has registered it."""
+    file = run / "2" / "state" / "array_metadatas" / "process_0"
+    name = next(iter(raystate.metadata(run).arrays("state")))
+    entry = {"param_name": name, "ext_metadata": {"random_key_impl": impl}}
+    file.write_text(json.dumps({"array_metadatas": [{"array_metadata": entry}]}))
+    with pytest.raises(CorruptCheckpointError, match="random_key_impl of"):
+        raystate.load(run)
+
+
 def test_an_iterator_of_very_many_processes_is_damage(run: Path):
     for state in (run / "2").rglob("process_*-of-*.json"):
         state.rename(state.with_name(state.name.replace("-of-2", "-of-99999999999999")))

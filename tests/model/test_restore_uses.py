@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import re
 import shutil
@@ -363,7 +364,7 @@ def restore_fails_with(play: Play, error: type[Exception], text: str, *, items: 
     def train(manager: StateManager) -> None:
         manager.restore()
         for step in range(1, 4):
-            manager.save(step, trained(step), items={"data": Shard(b"shard3:17")}, force=True)
+            manager.save(step, trained(step), items={"data": Shard(b"shard3:17"), "ema": {"w": jnp.ones(4)}}, force=True)
         manager.wait_until_finished()
 
     def mistaken(manager: StateManager) -> None:
@@ -403,6 +404,36 @@ def test_what_an_iterators_own_code_raises_is_no_damage(play: Play):
             raise CorruptCheckpointError("the index of the data is damaged")
 
     restore_fails_with(play, CorruptCheckpointError, "the index of the data", items={"data": Fetching(b"")})
+
+
+@dataclasses.dataclass
+class Checked:
+    """A node of the caller's own."""
+
+    w: Any
+
+    def __post_init__(self) -> None:
+        if isinstance(self.w, jax.Array):
+            raise CorruptCheckpointError("not what this class holds")
+
+
+jax.tree_util.register_dataclass(Checked, ["w"], [])
+
+
+def test_what_the_callers_own_class_raises_is_no_damage(play: Play):
+    restore_fails_with(
+        play, CorruptCheckpointError, "not what this class holds", items={"ema": Checked(jax.ShapeDtypeStruct((4,), jnp.float32))}
+    )
+
+
+@pytest.mark.parametrize("reference", [{"w": jax.ShapeDtypeStruct((4,), jnp.float32)}, {"w": P()}, {"w": ...}])
+def test_references_of_items_that_are_not_there_are_no_items(play: Play, reference: Any):
+    """Before the first save: they were taken for JSON, and refused."""
+
+    def script(manager: StateManager) -> None:
+        assert manager.restore_or_init(init, items={"ema": reference}).items == {"ema": reference}
+
+    play(script)
 
 
 def test_references_of_items_may_be_abstract(play: Play):

@@ -21,8 +21,10 @@ from raystate.core.tree import Package
 from raystate.inspection import places
 from raystate.orbax.step_files import StepFiles
 from raystate.orbax.step_reader import StepReader
+from raystate.reader import assembling
 from raystate.storage import StepFolder, StorageWrapper, open_storage
 from tests.orbax.published import publish
+from tests.storage.backends import gcs_backend
 
 SEED = int(os.environ["RAYSTATE_SEED"])
 
@@ -238,6 +240,22 @@ def test_a_reader_that_is_there_before_its_checkpoint(tmp_path: Path):
     assert reader.latest_step() is None
     raystate.save(tmp_path / "one", {"x": 1})
     assert reader.latest_step() == 0 and reader.restore().state == {"x": 1}
+
+
+def test_a_reader_that_is_there_while_its_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In a bucket, or as a copy: it took the half for a run, for ever."""
+    real, readers = assembling.build_files, list[raystate.Reader]()
+
+    def looked_at(*args: Any, **options: Any) -> Any:
+        readers.append(raystate.Reader(url))
+        assert readers[0].all_steps() == []
+        return real(*args, **options)
+
+    monkeypatch.setattr(assembling, "build_files", looked_at)
+    with gcs_backend(tmp_path) as storage:
+        url = f"{storage.url}/one"
+        raystate.save(url, {"w": np.arange(3.0)})
+        assert readers[0].latest_step() == 0 and readers[0].restore().state["w"].tolist() == [0.0, 1.0, 2.0]
 
 
 # ---------------------------------------------------------------- the best step
