@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 
 from raystate.core.errors import StorageError
-from raystate.storage import ObjectInfo, ObjectMissingError, Storage
+from raystate.storage import ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.attempts import tell_also
 from raystate.storage.names import marker_last
 
@@ -30,7 +30,7 @@ def replace_marked(storage: Storage, name: str, new: Mapping[str, bytes], save: 
         What of the old one is left: for `remove_replaced`.
 
     Raises:
-        StorageError: storage failed; what was there is there again, or the error says that it is not.
+        StorageError: storage failed; what was there is there again, or the error says that it is not. Or somebody else saves there.
     """
     old = [info for info in storage.list(name) if save is None or save not in info.name]
     try:
@@ -49,6 +49,9 @@ def replace_marked(storage: Storage, name: str, new: Mapping[str, bytes], save: 
         for full in sorted(new, key=marker_last):
             created.append(full)
             storage.create_or_same(full, new[full])
+    except (ObjectChangedError, ObjectExistsError) as error:  # what is there now is its: an interrupt's handler may save, too
+        url = f"{storage.url}/{name}"
+        raise StorageError(f"can't save to {url}: somebody else saves there at this moment", operation="save", path=url) from error
     except BaseException as error:
         _put_back(storage, name, created, {full: held[full] for full in deleted}, error)
         raise

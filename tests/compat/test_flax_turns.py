@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -15,7 +16,11 @@ from flax.errors import InvalidCheckpointError
 import raystate
 from raystate.compat import flax_checkpoints as ours
 from raystate.compat import flax_turns
+from raystate.compat.flax_writing import Msgpack
+from raystate.core.errors import StorageError
+from raystate.storage import open_storage
 from raystate.storage.directory import DirectoryStorage
+from tests.storage.interrupted import Interrupted
 
 OLD, NEW = {"a": np.zeros(3)}, {"a": np.ones(3)}
 
@@ -156,3 +161,21 @@ def test_row17_a_signals_handler_may_save_the_step_that_it_interrupts(tmp_path: 
     assert restored(tmp_path) == [0, 0, 0]
     ours.save_checkpoint(tmp_path, NEW, 3)
     assert os.listdir(tmp_path) == ["checkpoint_3"], "nothing is left over"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_row17_a_handlers_overwrite_in_a_bucket_stays(when: str, tmp_path: Path):
+    """What it interrupted was refused, and then removed it and put the old one back."""
+    nth, came = 0, True
+    while came:
+        storage = open_storage(f"memory://{tmp_path.name}/{when}/{nth}")
+        Msgpack(b"1").write(storage, "checkpoint_1")
+        interrupted = Interrupted(storage, nth, when, lambda inner: (Msgpack(b"3").write(inner, "checkpoint_1"), b"3")[1])
+        good = []
+        with contextlib.suppress(StorageError):
+            Msgpack(b"2").write(interrupted, "checkpoint_1")
+            good.append(b"2")
+        assert storage.read("checkpoint_1") in [*good, interrupted.got]
+        came = interrupted.came
+        nth += 1
+    assert nth > 5

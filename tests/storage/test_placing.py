@@ -25,6 +25,7 @@ from raystate.storage.names import MARKER, STATE, log_name
 from raystate.storage.owner import owner_of
 from raystate.storage.placing import TEMPORARY, NewFolder
 from raystate.testing.storage.faults import Recording
+from tests.storage.interrupted import Interrupted
 
 FILES = {"_CHECKPOINT_METADATA": b"{}", "state/_METADATA": b"tree", "state/" + MARKER: b"", MARKER: b"done"}
 
@@ -285,30 +286,6 @@ def test_row1_the_faster_of_two_wins(storage: Storage):
     assert tree(storage) == expected(faster[0], b"fast")
 
 
-class Interrupted(StorageWrapper):
-    """Another save overwrites the same folder before or after the nth operation."""
-
-    def __init__(self, inner: Storage, nth: int, when: str):
-        super().__init__(inner)
-        self.left = nth
-        self._when = when
-        self.other: NewFolder | None = None  # that has succeeded
-
-    def before(self, operation: str, name: str) -> None:
-        if self._when == "before":
-            self._look()
-
-    def after(self, operation: str, name: str) -> None:
-        if self._when == "after":
-            self._look()
-
-    def _look(self) -> None:
-        self.left -= 1
-        if self.left == -1:
-            with contextlib.suppress(StorageError):  # in the midst of a save it may be refused
-                self.other = write(self.inner, "one", b"3", overwrite=True)
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_row1_another_overwrites_at_any_point(when: str, tmp_path: Path):
     """A signal's handler, or another process: who was told that its checkpoint is there has it there."""
@@ -316,14 +293,14 @@ def test_row1_another_overwrites_at_any_point(when: str, tmp_path: Path):
     while came:
         storage = open_storage(f"memory://{tmp_path.name}/{when}/{nth}")
         write(storage, "one", b"1")
-        interrupted = Interrupted(storage, nth, when)
+        interrupted = Interrupted(storage, nth, when, lambda inner: write(inner, "one", b"3", overwrite=True))
         place: NewFolder | None = None
         with contextlib.suppress(StorageError):
             place = write(interrupted, "one", b"2", overwrite=True)
-        good = [expected(one, text) for one, text in ((place, b"2"), (interrupted.other, b"3")) if one is not None]
+        good = [expected(one, text) for one, text in ((place, b"2"), (interrupted.got, b"3")) if one is not None]
         assert tree(storage) in good
         refused += place is None
-        came = interrupted.left < 0
+        came = interrupted.came
         nth += 1
     assert nth > 10 and refused > 5
 
