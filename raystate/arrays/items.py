@@ -18,12 +18,8 @@ from raystate.arrays.reference import is_abstract
 from raystate.core.errors import ConfigError, ItemTopologyError, ReferenceMismatchError, callers_code
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MOST_ITEM_CHARACTERS - 1}}}")  # a folder of the step
-_RESERVED = (
-    "state",
-    "metrics",
-    "default",
-    "commit_success.txt",
-)  # Orbax takes a step that has a "default" for one with nothing else
+# Orbax takes a step that has a "default" for one with nothing else, and means other things by the last two.
+_RESERVED = ("state", "metrics", "default", "commit_success.txt", "AUTO", "orbax.checkpoint")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

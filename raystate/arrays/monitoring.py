@@ -91,7 +91,7 @@ def _duration(name: str, took_s: float, kind: str | None = None) -> None:
     jax.monitoring.record_event_duration_secs(name, took_s, **({} if kind is None else {"storage_type": kind}))
 
 
-_last_lock = threading.Lock()
+_last_lock = threading.RLock()  # a signal's handler may save while its thread holds it
 _last_save_s = time.time()  # Orbax, too, counts the first from the start of the process
 
 

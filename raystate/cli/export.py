@@ -7,6 +7,7 @@ import inspect
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size
 from raystate.cli.transfers import TransferBar, parse_size
@@ -71,14 +72,14 @@ def export(
     shown = report.files if len(report.files) <= 10 else report.files[:8]
     if report.format != "copy" and report.format != "orbax":
         for file in shown:
-            out.print(f"{size(file.size):>10}  {file.name}")
+            out.print(f"{size(file.size):>10}  {escape(file.name)}")
         if len(shown) < len(report.files):
             out.print(f"            and {len(report.files) - len(shown)} more")
     arrays = f"{count(report.arrays, 'array')}, " if report.arrays else ""
     checked = "verified" if report.verified else "not verified"
     out.print(
         f"step {report.step} as {report.format}: {arrays}{count(len(report.files), 'file')}, {size(report.nbytes)} in "
-        f"{report.url}, {checked}"
+        f"{escape(report.url)}, {checked}"
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from raystate.cli.bars import byte_progress, count_progress
 from raystate.cli.console import JsonOption, StorageArgument, count, out, print_json, size
@@ -48,6 +49,13 @@ def gc(
         looking = progress.add_task("looking for what can go", total=None)
         found = find_garbage(run, on_found=lambda count: progress.update(looking, completed=count))
     total = sum(one.nbytes for one in found)
+    if not as_json:
+        for one in found:
+            out.print(f"{size(one.nbytes):>10}  {escape(one.name)}  ({escape(one.why)})")
+    if not dry_run:
+        with byte_progress(quiet=as_json) as progress:
+            removing = progress.add_task("removing", total=total)
+            remove_garbage(run, found, on_bytes=lambda done: progress.update(removing, completed=done))
     if as_json:
         print_json(
             {
@@ -57,15 +65,6 @@ def gc(
                 "garbage": [dataclasses.asdict(one) for one in found],
             }
         )
-    else:
-        for one in found:
-            out.print(f"{size(one.nbytes):>10}  {one.name}  ({one.why})")
-    if not dry_run:
-        with byte_progress(quiet=as_json) as progress:
-            removing = progress.add_task("removing", total=total)
-            remove_garbage(run, found, on_bytes=lambda done: progress.update(removing, completed=done))
-    if not as_json:
-        verb = "would be removed" if dry_run else "removed"
-        out.print(
-            f"{count(len(found), 'thing')}, {size(total)} {verb} from {run.url}" if found else f"nothing to remove in {run.url}"
-        )
+        return
+    verb, where = "would be removed" if dry_run else "removed", escape(run.url)
+    out.print(f"{count(len(found), 'thing')}, {size(total)} {verb} from {where}" if found else f"nothing to remove in {where}")

@@ -7,6 +7,7 @@ import inspect
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from raystate.cli.console import JsonOption, count, out, print_json, size
 from raystate.cli.transfers import TransferBar
@@ -74,13 +75,15 @@ def import_(
         return
     for number, sentences in report.left_out.items():
         for sentence in sentences:
-            out.print(f"step {number}: [yellow]left out[/] {sentence}")
+            out.print(f"step {number}: [yellow]left out[/] {escape(sentence)}")
     if report.present:
         are = "is" if len(report.present) == 1 else "are"
-        out.print(f"{_numbers(report.present)} {are} in {report.url} already, with the same content")
+        out.print(f"{_numbers(report.present)} {are} in {escape(report.url)} already, with the same content")
     if report.steps:
         checked = "verified" if report.verified else "not verified"
-        out.print(f"{_numbers(report.steps)} in {report.url}: {count(report.arrays, 'array')}, {size(report.nbytes)}, {checked}")
+        out.print(
+            f"{_numbers(report.steps)} in {escape(report.url)}: {count(report.arrays, 'array')}, {size(report.nbytes)}, {checked}"
+        )
 
 
 def _numbers(steps: tuple[int, ...]) -> str:

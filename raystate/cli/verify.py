@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from raystate.cli.bars import byte_progress, count_progress
@@ -44,8 +45,13 @@ def verify(
             f"{run.url} is in an older form of flax's, which has no checksums to verify against; raystate inspect shows what it holds",
             field="storage", got=run.url,
         )  # fmt: skip
-    newest = checkpoints.existing(None if step is None else step_or_latest(step))
-    steps = checkpoints.steps() if step is None else [newest]
+    try:
+        newest = checkpoints.existing(None if step is None else step_or_latest(step))
+        steps = checkpoints.steps() if step is None else [newest]
+    except StepNotFoundError:
+        if step is not None or checkpoints.single is not None or not verify_log(run):
+            raise
+        steps = []  # and that is what is bad
     log: tuple[BadObject, ...] = ()
     if step is None and checkpoints.single is None:
         with count_progress(quiet=as_json) as progress:
@@ -79,11 +85,11 @@ def verify(
         for report in reports:
             _show(report)
         for one in log:
-            out.print(f"[red]bad[/]  {one.name}: {one.problem}")
+            out.print(f"[red]bad[/]  {escape(one.name)}: {escape(one.problem)}")
         if retired:
             out.print(f"retired meanwhile: {count(len(retired), 'step')}")
         verdict = f"[red]{count(len(bad), 'bad object')}[/]" if bad else "[green]nothing bad[/]"
-        out.print(f"{count(len(reports), 'step')} of {run.url}: {verdict}")
+        out.print(f"{count(len(reports), 'step')} of {escape(run.url)}: {verdict}")
     if bad:
         raise typer.Exit(1)
 
@@ -119,6 +125,6 @@ def _show(report: StepReport) -> None:
     mark = "[red]BAD[/]" if report.bad else "[green]ok [/]"
     out.print(f"{mark}  step {report.step}: {count(report.objects, what)}, {size(report.nbytes)}, {against}")
     for one in report.bad:
-        out.print(f"     [red]{one.name}[/] {one.problem}")
+        out.print(f"     [red]{escape(one.name)}[/] {escape(one.problem)}")
     for sentence in report.unchecked:
-        out.print(f"     [yellow]not checked[/] {sentence}")
+        out.print(f"     [yellow]not checked[/] {escape(sentence)}")

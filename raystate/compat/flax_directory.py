@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import secrets
 
 from raystate.compat.flax_errors import OutdatedCheckpointError
 from raystate.core.errors import ConfigError
 from raystate.legacy import GDA, is_temporary, last_number, natural_sort, safe_normpath
 from raystate.storage import ObjectInfo, Storage, StorageUrl, open_storage
-from raystate.storage.names import MARKER
+from raystate.storage.names import MARKER, ORBAX_TEMPORARY
 
 
 class FlaxDirectory:
@@ -102,8 +103,16 @@ class FlaxDirectory:
         if not self.storage.delete(name):
             for folder in (gda, name):
                 self.storage.delete(f"{folder}/{MARKER}")
-            self.storage.delete_tree(name)
-        self.storage.delete_tree(gda)
+            self._remove_folder(name)
+        self._remove_folder(gda)
+
+    def _remove_folder(self, name: str) -> None:
+        """In a directory it loses its name first: nobody finds half of it, also if this process is killed."""
+        if self.storage.is_directory and self.storage.list(name, recursive=False):
+            going = f"{name}.{ORBAX_TEMPORARY}-s{secrets.token_hex(8)}"
+            self.storage.rename_tree(name, going)
+            name = going
+        self.storage.delete_tree(name)
 
 
 def removed(names: list[str], new: str, *, overwrite: bool, keep: int, keep_every_n_steps: int | None) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Set
 from typing import TypeVar
 
@@ -59,8 +60,10 @@ class Checkpoints:
         self._single: SingleCheckpoint | LegacyCheckpoint | None = None
         self._is_known = False
         path = self.storage.local_path("") if self.storage.is_directory else None
-        if path is not None and path.exists() and not path.is_dir() and self.single is None:
-            what = "a file, and none that flax wrote" if path.is_file() else "neither a directory nor the file of a checkpoint"
+        if path is not None and os.path.exists(path) and not os.path.isdir(path) and self.single is None:
+            what = (
+                "a file, and none that flax wrote" if os.path.isfile(path) else "neither a directory nor the file of a checkpoint"
+            )
             raise ConfigError(
                 f"storage: {self.storage.url} is {what}; expected the directory of a run, of a step or of one checkpoint",
                 field="storage",

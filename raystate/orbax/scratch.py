@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import logging
+import os
 import sys
 import tempfile
 import threading
@@ -33,7 +34,8 @@ _METRICS_FILE = "metrics"
 _STEP_METADATA = "_CHECKPOINT_METADATA"
 _EVENTS = ("/jax/orbax/", "/jax/checkpoint/")
 _RECORDS = ("record_event", "record_event_duration_secs", "record_scalar")
-_one_at_a_time = threading.Lock()  # Orbax counts its saves in globals
+# Orbax counts its saves in globals. A signal's handler may save while its thread holds it.
+_one_at_a_time = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -241,3 +243,12 @@ def load_orbax() -> SimpleNamespace:
         return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, type_handler_registry=registry)
 
     return SimpleNamespace(ocp=ocp, tree_handler=tree_handler)
+
+
+def _in_a_forked_child() -> None:
+    """Whoever holds it is a thread of the parent."""
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_in_a_forked_child)

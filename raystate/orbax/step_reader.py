@@ -40,7 +40,7 @@ from raystate.orbax.stored import StoredValue, stored_values
 BARE_ITEM = "state"  # what a tree is called that lies in its folder without an item
 
 _SHOWN = 20
-_METRICS = "metrics"
+METRICS = "metrics"
 _OF_A_TREE = ("_sharding", "manifest.ocdbt")  # what an item of arrays has beside its metadata
 
 
@@ -105,13 +105,18 @@ class StepReader:
 
     @of_one_checkpoint
     def items(self) -> dict[str, ItemKind]:
-        """item -> what it is stored as, sorted; metrics are no item. Raises StepNotFoundError if there is no such step."""
+        """item -> what it is stored as, sorted; metrics are no item, but arrays of that name are.
+
+        Raises:
+            StepNotFoundError: there is no such step.
+        """
         with self._lock:
             if self._items is None and self.is_bare():
                 self._items = {BARE_ITEM: "arrays"}
             elif self._items is None:
                 names = set(self._step_metadata().handlers) or self._listed_items()
-                self._items = {name: self._kind(name) for name in sorted(names - {_METRICS})}
+                kinds = {name: self._kind(name) for name in sorted(names)}
+                self._items = {name: kind for name, kind in kinds.items() if name != METRICS or kind == "arrays"}
             return dict(self._items)
 
     def is_bare(self) -> bool:
@@ -243,7 +248,7 @@ class StepReader:
         """What was given to save; empty if nothing was."""
         if self.is_bare():
             return {}
-        for name in (f"{_METRICS}/{_METRICS}", f"{_METRICS}/metadata"):
+        for name in (f"{METRICS}/{METRICS}", f"{METRICS}/metadata"):
             data = self._files.read(name)
             if data is not None:
                 return parse_object(data, self._what(name))

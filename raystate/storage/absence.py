@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 
 from raystate.core.errors import StorageError
+from raystate.storage.attempts import storage_error
 from raystate.storage.base import Storage
 from raystate.storage.steps import top_folders
 from raystate.storage.url import open_storage
@@ -13,7 +15,14 @@ from raystate.storage.url import open_storage
 def is_missing(storage: Storage) -> bool:
     """Whether there is nothing at all at the URL. Raises StorageError."""
     if storage.is_directory:
-        return not storage.local_path("").exists()
+        path = storage.local_path("")
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError as error:
+            raise storage_error("look for", str(path), error) from error
+        return False
     return not storage.list(recursive=False)
 
 

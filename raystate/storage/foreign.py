@@ -21,6 +21,16 @@ _FILE = re.compile(
 )  # as flax.training.checkpoints names them
 
 
+def is_marked(storage: Storage, folder: str) -> bool:
+    """Whether a folder has the mark of a complete step, as stock Orbax knows it.
+
+    A directory's may also be Orbax's own `_CHECKPOINT_METADATA`, or a bare tree's `_METADATA`, beside which early Orbax wrote nothing:
+    there it is the rename that publishes.
+    """
+    markers = (MARKER, METADATA, TREE_METADATA) if storage.is_directory else (MARKER,)
+    return any(storage.exists(f"{folder}/{marker}") for marker in markers)
+
+
 def foreign_checkpoints(storage: Storage) -> tuple[str, ...]:
     """The names of checkpoints that neither raystate nor Orbax's default naming wrote, at most a few; a folder's ends in "/".
 
@@ -94,9 +104,12 @@ def _is_checkpoint(storage: Storage, info: ObjectInfo) -> bool:
     name = info.name.rstrip("/")
     if not info.is_folder:
         return _FILE.fullmatch(name) is not None
-    if name == STATE or step_of(name) is not None or ORBAX_TEMPORARY in name or not _NUMBERED.fullmatch(name):
+    if name == STATE or ORBAX_TEMPORARY in name or not _NUMBERED.fullmatch(name):
         return False
-    return any(_looks_so(storage, name))
+    if step_of(name) is None:
+        return any(_looks_so(storage, name))
+    # A step, if it is whole. In a directory also one that has no file of its own but its items', as early Orbax wrote them, was renamed.
+    return storage.is_directory and not is_marked(storage, name) and any(_looks_so(storage, name))
 
 
 def _looks_so(storage: Storage, folder: str) -> Iterator[bool]:

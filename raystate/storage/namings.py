@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from raystate.core.errors import ConfigError
 from raystate.storage.base import Storage
-from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, step_of
+from raystate.storage.foreign import is_marked
+from raystate.storage.names import STATE, step_of
 from raystate.storage.steps import top_folders, visible_steps
 
 _NAME = re.compile(r"(?:(.+)_)?([0-9]+)", re.DOTALL)
@@ -33,7 +34,7 @@ def step_folders(storage: Storage) -> Naming:
     plain = {step: str(step) for step in visible_steps(storage, folders)}
     if STATE in folders:
         return plain
-    others = [name for name in folders if step_of(name) is None and _split(name) and _is_marked(storage, name)]
+    others = [name for name in folders if step_of(name) is None and _split(name) and is_marked(storage, name)]
     namings = _namings([*plain.values(), *others])
     for naming in namings:
         if naming.keys() >= plain.keys() and (plain or len(namings) == 1):
@@ -78,9 +79,3 @@ def _by_width(named: list[tuple[str, str]]) -> list[list[tuple[str, str]]]:
         return [named]
     groups = [[one for one in padded if len(one[0]) == width] for width in sorted(widths)]
     return [group for group in (rest, *groups) if group]
-
-
-def _is_marked(storage: Storage, folder: str) -> bool:
-    # Of a directory, a folder that has left its temporary name is complete; early Orbax wrote a bare tree without any marker.
-    markers = (MARKER, METADATA, TREE_METADATA) if storage.is_directory else (MARKER,)
-    return any(storage.exists(f"{folder}/{marker}") for marker in markers)

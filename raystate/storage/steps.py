@@ -15,11 +15,10 @@ from collections.abc import Collection, Iterable
 from raystate.core.errors import CorruptCheckpointError, StorageError
 from raystate.core.tree import DataObject, Package
 from raystate.storage.base import ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
-from raystate.storage.foreign import refuse_foreign, refuse_place
+from raystate.storage.foreign import is_marked, refuse_foreign, refuse_place
 from raystate.storage.names import (
     ASIDE,
     MARKER,
-    METADATA,
     PACKAGES,
     TRASH,
     marker_last,
@@ -296,19 +295,16 @@ def top_folders(storage: Storage) -> list[str]:
 
 
 def visible_steps(storage: Storage, folders: Collection[str] | None = None) -> tuple[int, ...]:
-    """Steps that stock Orbax would list, ascending: folders named by a number that have a marker.
-
-    A directory's marker may also be Orbax's own `_CHECKPOINT_METADATA`: there it is the rename that publishes.
+    """Steps that stock Orbax would list, ascending: folders named by a number that are complete (`foreign.is_marked`).
 
     Args:
         folders: `top_folders` of just now, if the caller has them.
     """
-    markers = (MARKER, METADATA) if storage.is_directory else (MARKER,)
     before: tuple[set[int], tuple[int, ...]] | None = None
     while True:
         folders = top_folders(storage) if folders is None else folders
         steps = {step for folder in folders if (step := step_of(folder)) is not None}
-        visible = tuple(sorted(step for step in steps if any(storage.exists(f"{step}/{marker}") for marker in markers)))
+        visible = tuple(sorted(step for step in steps if is_marked(storage, str(step))))
         # The newest folder has no marker: a save that goes on, or it was retired since the listing, for one that came after it.
         if not steps or visible[-1:] == (max(steps),) or before == (steps, visible):
             return visible

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from raystate.checksum import crc32c
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.tree import DataObject, Package
 from raystate.storage import Storage, find_package
-from raystate.storage.names import marker_last
+from raystate.storage.names import MARKER, TREE_METADATA, marker_last
 from raystate.transfer.description import is_plain_name
-from raystate.transfer.places import PART_BYTES, WrittenFile, open_place
+from raystate.transfer.places import PART_BYTES, RemotePlace, WrittenFile, open_place
 from raystate.transfer.progress import Progress, Tally
 from raystate.transfer.urls import open_files, storage_errors
 
@@ -45,8 +45,17 @@ def copy_step(storage: Storage, step: int, folder: str, dst: str, *, verify: boo
             else:
                 chunks = _read(fs, f"{root.rstrip('/')}/{prefix}{name}", objects.get(name), step, tally)
             place.write(f"{step}/{name}", chunks)
+        if isinstance(place, RemotePlace):  # early Orbax wrote none in a directory, and an object store's step is nothing without
+            for name in sorted(_markers(sizes) - set(sizes), key=marker_last):
+                place.write(f"{step}/{name}", iter([b""]))
         place.complete(verify=verify, on_bytes=tally.verifying)
     return place.files
+
+
+def _markers(names: Iterable[str]) -> set[str]:
+    """Of a step and of its items."""
+    above = (name.rpartition("/")[0] for name in names if name.rpartition("/")[2] == TREE_METADATA)
+    return {MARKER, *(f"{item}/{MARKER}" for item in above if item)}
 
 
 def _package_sizes(package: Package) -> dict[str, int]:

@@ -15,7 +15,7 @@ from raystate.core.errors import ConfigError, ReferenceMismatchError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.array_reads import Request
 from raystate.orbax.state_item import STATE_ITEMS
-from raystate.orbax.step_reader import StepReader
+from raystate.orbax.step_reader import METRICS, StepReader
 from raystate.restored import STATE, in_memory
 
 
@@ -62,11 +62,13 @@ class IncomingStep:
         kinds = reader.items()
         state = _state_item(reader, step, item)
         # Which item of the step each one here is; the one that becomes the state takes the place of whatever was called so.
-        origin = {name: name for name, kind in kinds.items() if kind == "arrays" and name not in (STATE, state)}
+        origin = {name: name for name, kind in kinds.items() if kind == "arrays" and name not in (STATE, state, METRICS)}
         origin[STATE] = state
         left_out = (
             [f"item {STATE!r}: item {state!r} is the state instead"] if state != STATE and kinds.get(STATE) == "arrays" else []
         )
+        if METRICS in kinds and state != METRICS:
+            left_out.append(f"item {METRICS!r}: it holds arrays, and so are a step's numbers called here")
         iterators, world = _iterators(reader, left_out)
         for name, kind in kinds.items():
             if kind == "other":

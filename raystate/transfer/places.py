@@ -268,9 +268,12 @@ class RemotePlace(ExportPlace):
         for path in reversed(self._begun):
             with contextlib.suppress(Exception):  # it may never have appeared; the first error is the one to tell
                 self._fs.rm_file(path)
-        for top in self.tops:
+        for top in self.tops:  # its folders, where there are such; what others have put there stays
             with contextlib.suppress(Exception):
-                self._fs.rm(self._path(top), recursive=True)
+                for folder in sorted(self._fs.find(self._path(top), withdirs=True), reverse=True):
+                    with contextlib.suppress(Exception):
+                        self._fs.rmdir(folder)
+                self._fs.rmdir(self._path(top))
 
 
 class ArchivePlace(ExportPlace):
@@ -309,6 +312,8 @@ class ArchivePlace(ExportPlace):
 
     def _commit(self) -> None:
         self._close_reading()
+        if isinstance(self._outer, LocalPlace):
+            posix.fsync(self._file)
         self._outer._commit()
         self._outer._committed = True
 

@@ -13,6 +13,7 @@ from raystate.storage import OBJECT_SCHEMES, canonical_url, owner_of
 from raystate.storage.attempts import storage_error
 
 CHAIN = "::"  # between an archive's URL and that of the file that it is
+_ALIASES = {"gcs": "gs", "s3a": "s3", "local": "file"}
 _WRITABLE_ARCHIVES = ("zip",)
 
 
@@ -28,7 +29,13 @@ def text_of(url: str | os.PathLike[str], field: str) -> str:
         text = None
     if not isinstance(text, str) or not text.strip() or any(ord(char) < 32 for char in text):
         raise ConfigError(f"{field}: expected a URL or a path, not {url!r}", field=field, got=repr(url))
-    return text
+    return CHAIN.join(_plain_scheme(one) for one in text.split(CHAIN))
+
+
+def _plain_scheme(url: str) -> str:
+    """The same with the name that raystate has for fsspec's scheme, where fsspec has several."""
+    scheme, colon, rest = url.partition("://")
+    return f"{_ALIASES.get(scheme, scheme)}{colon}{rest}"
 
 
 def local_path(url: str) -> Path | None:

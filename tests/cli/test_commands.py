@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from raystate import verification
+from raystate.cli import gc
 from raystate.cli import verify as verifying
+from raystate.core.errors import StorageError
 from raystate.core.log import claim_entry
 from raystate.core.messages import LiveStep
 from raystate.core.tree import Package
@@ -119,6 +121,32 @@ def test_verify_of_one_checkpoint_beside_its_writer(
         assert code != 0 and "was retired while it was read" in err
     else:
         assert code == 0 and "15.6 KiB" in out and out.endswith("nothing bad\n")
+
+
+def test_verify_of_a_run_that_has_lost_all_steps(raystate: Command, tmp_path: Path) -> None:
+    """A monitor looks for 1, not for 2, which is bad usage."""
+    RunLog(open_storage(tmp_path)).claim(lambda tail: claim_entry(tail, "writer", "lm", (10, 20)))
+    code, out, _ = raystate("verify", tmp_path, "--json")
+    assert code == 1 and json.loads(out)["bad"] >= 2
+    assert raystate("verify", tmp_path, "10")[0] == 2
+
+
+def test_names_with_brackets_are_no_markup(raystate: Command, tmp_path: Path) -> None:
+    root = tmp_path / "[old]"
+    save(root / "[/b]1", {"[/b]": np.arange(3.0)})
+    assert f"{root}/[/b]1" in raystate("verify", root / "[/b]1")[1].replace("\n", "")
+    RunLog(open_storage(root / "run")).claim(lambda tail: claim_entry(tail, "writer", "lm"))
+    code, out, _ = raystate("gc", root / "run")
+    assert code == 0 and f"{root}/run" in out.replace("\n", "")
+
+
+def test_gc_says_what_it_has_done_when_it_has_done_it(raystate: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_args: Any, **_options: Any) -> None:
+        raise StorageError("read-only")
+
+    monkeypatch.setattr(gc, "remove_garbage", fails)
+    code, out, error = raystate("gc", run, "--json")
+    assert (code, out) == (1, "") and "read-only" in error
 
 
 def test_verify_beside_a_commit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

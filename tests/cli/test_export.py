@@ -25,11 +25,14 @@ from orbax.checkpoint import v1
 
 import raystate
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
-from raystate.core.tree import DataObject, Package
+from raystate.core.tree import DataObject, Package, TreeSpec
 from raystate.orbax.step_reader import StepReader
-from raystate.storage import StepFolder, open_storage
-from raystate.storage.names import log_name
-from raystate.transfer import boxes, export_step, import_steps, open_source, orbax_tree, places
+from raystate.storage import ObjectExistsError, StepFolder, Storage, StorageWrapper, open_storage
+from raystate.storage.names import MARKER, log_name
+from raystate.transfer import boxes, export_step, import_steps, open_source, orbax_export, orbax_tree, places
+from raystate.transfer.picking import Picked
+from raystate.transfer.places import open_place
+from raystate.transfer.progress import Tally
 from tests.cli.transfers import STEP, a_run, files, incoming_leaves, leaves, notes, of_dtype, raystate_command, run, state  # noqa: F401 - fixtures
 from tests.storage.backends import GCS_SERVER_RUNS, gcs_server
 
@@ -466,3 +469,74 @@ def test_row22_a_file_of_flax_is_no_step_to_copy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="older form of flax's, which is no step to copy"):
         export_step(str(tmp_path / "checkpoint_3"), None, str(tmp_path / "out"))
     export_step(str(tmp_path / "checkpoint_3"), None, str(tmp_path / "out"), format="orbax")
+
+
+class Faster(StorageWrapper):
+    """Another export to the same place is done when this one begins to create what has fixed names."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.others: list[str] = []
+
+    def before(self, operation: str, name: str) -> None:
+        if operation == "create" and not self.others:
+            self.others += ["3/d/a0kffffffff", "3/_CHECKPOINT_METADATA", "3/commit_success.txt"]
+            for other in self.others:
+                self.inner.create(other, other.encode())
+
+
+def to_bucket(storage: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The part of an export to gs:// that creates files, on the memory back end."""
+    monkeypatch.setattr(orbax_export, "write_tree", lambda *_args, **_options: iter(()))
+    monkeypatch.setattr(
+        orbax_export, "build_files", lambda *_: {"_CHECKPOINT_METADATA": b"{}", "default/_METADATA": b"", MARKER: b""}
+    )
+    tree = TreeSpec(item="default", leaves=())
+    orbax_export._on_gcs(storage, storage.url, 3, tree, Picked(tree=tree, read=lambda _: []), False, Tally(lambda *_: None, 0))
+
+
+def test_row22_an_export_that_was_faster_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower one removed it."""
+    storage = Faster(open_storage(f"memory://{tmp_path.name}/a"))
+    with pytest.raises(ConfigError, match="exists already"):
+        to_bucket(storage, monkeypatch, tmp_path)
+    assert [info.name for info in storage.list()] == sorted(storage.others)
+
+
+def test_row22_a_lost_answer_is_no_other_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(StorageWrapper):
+        def after(self, operation: str, name: str) -> None:
+            if operation == "create":
+                raise ObjectExistsError("exists", operation=operation, path=name)
+
+    storage = Lost(open_storage(f"memory://{tmp_path.name}/b"))
+    to_bucket(storage, monkeypatch, tmp_path)
+    assert [info.name for info in storage.list()] == ["3/_CHECKPOINT_METADATA", "3/commit_success.txt", "3/default/_METADATA"]
+
+
+def test_row22_a_copy_in_a_bucket_has_its_markers(tmp_path: Path) -> None:
+    """Early Orbax wrote none in a directory; nobody listed the copy."""
+    with ocp.CheckpointManager(tmp_path / "old") as manager:
+        manager.save(3, args=ocp.args.StandardSave({"w": np.ones(2)}))
+    for marker in (tmp_path / "old").rglob("commit_success.txt"):
+        marker.unlink()
+    report = export_step(str(tmp_path / "old"), 3, f"memory://{tmp_path.name}/c", format="copy")
+    assert raystate.Reader(f"memory://{tmp_path.name}/c").all_steps() == [3]
+    assert [file.name for file in report.files][-1] == "3/commit_success.txt"
+
+
+@pytest.mark.parametrize("scheme", ["local", "file"])
+def test_row22_other_names_of_a_scheme(one_run: Path, tmp_path: Path, scheme: str) -> None:
+    """Into a run, as a step that its log doesn't know."""
+    open_storage(tmp_path / "other").create(log_name(1), b"{}")
+    with pytest.raises(ConfigError, match="export to another place"):
+        export(one_run, f"{scheme}://{tmp_path}/other/exports")
+
+
+def test_row22_a_failed_export_takes_nothing_of_others(one_run: Path, tmp_path: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    place = open_place(f"memory://{tmp_path.name}/d", ["3"])
+    place.write("3/mine", iter([b"mine"]))
+    fs.pipe(f"/{tmp_path.name}/d/3/theirs", b"theirs")
+    place.__exit__(ValueError, ValueError(), None)
+    assert [name.rpartition("/")[2] for name in fs.find(f"/{tmp_path.name}/d")] == ["theirs"]

@@ -18,7 +18,7 @@ from raystate.compat import flax_checkpoints as ours
 from raystate.compat import flax_turns
 from raystate.compat.flax_writing import Msgpack
 from raystate.core.errors import StorageError
-from raystate.storage import open_storage
+from raystate.storage import open_storage, posix
 from raystate.storage.directory import DirectoryStorage
 from tests.storage.interrupted import Interrupted
 
@@ -179,3 +179,17 @@ def test_row17_a_handlers_overwrite_in_a_bucket_stays(when: str, tmp_path: Path)
         came = interrupted.came
         nth += 1
     assert nth > 5
+
+
+def test_row17_a_removal_that_is_interrupted_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It was found as the newest, and could not be restored."""
+    ours.save_checkpoint(tmp_path, OLD, 20)
+
+    def interrupted(path: str) -> None:
+        next(file for file in Path(path).rglob("*") if file.is_file()).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(posix, "remove_tree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ours.save_checkpoint(tmp_path, NEW, 10, overwrite=True)
+    assert ours.available_steps(tmp_path) == [10] and restored(tmp_path) == [1, 1, 1]

@@ -14,9 +14,10 @@ import pytest
 from flax import serialization
 
 import raystate
+from raystate.compat import flax_checkpoints
 from raystate.inspection import places
 from raystate.legacy.byte_file import ByteFile
-from raystate.orbax import step_reader
+from raystate.orbax import scratch, step_reader
 from raystate.reader import saving, turns
 from raystate.reader.assembling import Content
 from raystate.reader.turns import Turn
@@ -221,6 +222,33 @@ def test_a_handler_may_wait_for_its_save_in_the_background(tmp_path: Path, monke
     monkeypatch.setattr(saving, "write_checkpoint", write)
     raystate.save(tmp_path / "one", {"x": 1}, overwrite=True)
     assert not turns._turns
+
+
+@pytest.mark.parametrize("save", ["raystate", "flax"])
+def test_a_handler_may_save_while_orbax_writes_the_small_files(save: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It waited for a lock that its own thread held, for ever."""
+    real, inside = scratch.stand_in, []
+
+    def stand_in(leaf: Any, value: Any) -> Any:
+        if not inside:
+            inside.append(leaf)
+            if save == "flax":
+                flax_checkpoints.save_checkpoint(tmp_path / "flax", {"other": np.ones(3)}, 1)
+            else:
+                raystate.save(tmp_path / "two", {"y": np.ones(7)})
+        return real(leaf, value)
+
+    monkeypatch.setattr(scratch, "stand_in", stand_in)
+    scratch._written_by_orbax.cache_clear()
+    thread = threading.Thread(target=raystate.save, args=(tmp_path / "one", {"x": np.zeros(5)}), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive() and inside
+    assert raystate.load(tmp_path / "one")["x"].shape == (5,)
+    if save == "flax":
+        assert flax_checkpoints.restore_checkpoint(tmp_path / "flax", None)["other"].shape == (3,)
+    else:
+        assert raystate.load(tmp_path / "two")["y"].shape == (7,)
 
 
 def test_a_handlers_save_in_the_background_inside_another_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

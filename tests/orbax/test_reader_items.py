@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
 
@@ -20,6 +21,7 @@ from raystate.core.log import claim_entry
 from raystate.core.messages import LogEntry
 from raystate.storage import RunLog, Storage, foreign_checkpoints, foreign_steps, open_storage, why_empty
 from raystate.storage.names import log_name
+from raystate.transfer import import_steps, open_source
 from tests.orbax.published import publish
 from tests.patience import PATIENCE_S
 
@@ -245,6 +247,36 @@ def test_row12_unfinished_steps_under_other_names_are_not_read(written: Path, tm
         (tmp_path / "run/step_1200" / marker).unlink(missing_ok=True)
     shutil.copytree(written / "prefixed/step_20", tmp_path / "run/step_30.orbax-checkpoint-tmp")
     assert raystate.Reader(tmp_path / "run").all_steps() == [20]
+
+
+def test_arrays_of_the_name_metrics_are_an_item(tmp_path: Path):
+    """They were passed over without a word, also by an import."""
+    numbers = {"loss": np.arange(3.0)}
+    both = ocp.args.Composite(state=ocp.args.StandardSave({"w": np.ones(2)}), metrics=ocp.args.StandardSave(numbers))
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "old" / "1", args=both)
+    assert raystate.load(tmp_path / "old", item="metrics")["loss"].tolist() == [0.0, 1.0, 2.0]
+    assert raystate.metadata(tmp_path / "old").kinds == {"metrics": "arrays", "state": "arrays"}
+    report = import_steps(tmp_path / "new", open_source(str(tmp_path / "old")))
+    assert "item 'metrics'" in report.left_out[1][0]
+    assert raystate.Reader(tmp_path / "new").restore().state["w"].tolist() == [1.0, 1.0]
+
+
+def early(path: Path, tree: Any) -> None:
+    """As Orbax wrote it before it had markers in directories."""
+    ocp.PyTreeCheckpointer().save(path, tree)
+    for marker in ("_CHECKPOINT_METADATA", "commit_success.txt"):
+        (path / marker).unlink(missing_ok=True)
+
+
+def test_early_steps_under_plain_numbers(tmp_path: Path):
+    """A run began at step 0 beside them."""
+    early(tmp_path / "4", {"w": np.ones(2)})
+    assert raystate.Reader(tmp_path).all_steps() == [4]
+    assert raystate.Reader(tmp_path).restore().state["w"].tolist() == [1.0, 1.0]
+    early(tmp_path / "items" / "4" / "default", {"w": np.ones(2)})
+    with pytest.raises(ConfigError, match=r"holds checkpoints under names that are no plain step numbers|'4/'"):
+        claim(open_storage(tmp_path / "items"))
 
 
 def test_files_of_flax_are_refused(tmp_path: Path):
