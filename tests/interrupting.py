@@ -24,8 +24,11 @@ def interrupted(call: Callable[[], Any], at: int, inside: tuple[str, ...], *, el
         elsewhere: of modules that are another process's; neither they nor what they call is interrupted.
     """
     looks = itertools.count()
+    calls_of_python: set[int] = set()  # frames whose call was one: CPython looks as that begins, and not as it returns
 
     def entered(frame: Any, _event: str, _: Any) -> Any:
+        if frame.f_back is not None and frame.f_code.co_name != "__init__":  # a class is called by C
+            calls_of_python.add(id(frame.f_back))
         # What is raised in a __del__ is only printed.
         if not frame.f_code.co_filename.startswith(inside) or frame.f_code.co_name == "__del__" or is_elsewhere(frame):
             return None
@@ -37,7 +40,9 @@ def interrupted(call: Callable[[], Any], at: int, inside: tuple[str, ...], *, el
             nonlocal last
             if event == "opcode":
                 done, last = last, frame.f_lasti
-                if (done, last) in moments and next(looks) >= at:
+                is_python = id(frame) in calls_of_python
+                calls_of_python.discard(id(frame))
+                if not is_python and (done, last) in moments and next(looks) >= at:
                     sys.settrace(None)
                     raise KeyboardInterrupt
             return before

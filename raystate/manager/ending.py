@@ -31,9 +31,14 @@ class Departure:
         self._session = session
         self._pipeline = pipeline
         self._launched = launched
-        self.detached = False
+        self._has_let_go = False
         self._decided: frozenset[SnapshotId] = frozenset()  # promises that are durable or lost, and whose user may not know it yet
         self._ask_at_s = 0.0
+
+    @property
+    def detached(self) -> bool:
+        """Whether it has ended, as far as this process is concerned."""
+        return self._session.is_over
 
     def is_saving(self) -> bool:
         """Whether a promise is neither durable nor known to be lost. The Coordinator is asked only where one may be, and seldom."""
@@ -118,13 +123,19 @@ class Departure:
             raise error
 
     def detach(self, failed: str = "") -> None:
-        """Let go of the slots. What was staged stays where it is."""
-        if self.detached:
+        """Let go of the slots. What was staged stays where it is. Called again, it goes on where it was interrupted: whoever stays attached
+        is ended with the trainers of an earlier group."""
+        if self._has_let_go or self._session.is_the_parents:
             return
-        self.detached = True
-        self._pipeline.close()
-        self._say_phase(failed)
-        self._session.close()
+        self._session.end()
+        try:
+            self._pipeline.close()
+        finally:
+            try:
+                self._say_phase(failed)
+            finally:
+                self._session.close()
+        self._has_let_go = True
 
     def _say_phase(self, failed: str) -> None:
         with self._pipeline.lock:
@@ -137,23 +148,26 @@ class Departure:
 
     def fail(self, error: BaseException) -> None:
         """The training failed here. The others must not wait for this rank; what was saved stays."""
-        if self.detached:
-            return
         session = self._session
         reason = f"rank {session.rank} failed: {type(error).__name__}: {error}".splitlines()[0]
+        if self.detached:
+            self.detach(failed=reason)
+            return
         # Its word says so before anybody hears of it: a trainer that leaves by itself is not ended with the others of its group. And the
         # others hear of it before a copy, which may wait for a computation that never ends, is waited for.
-        self._say_phase(reason)
-        if session.arena is None:
-            session.hang_up()  # it has no word yet that could say so
-        with contextlib.suppress(Exception):
-            session.say_failed(reason, error)
-        if not self._launched:  # nobody restarts this script: what is in memory becomes durable now
-            self._pipeline.close()
+        try:
+            self._say_phase(reason)
+            if session.arena is None:
+                session.hang_up()  # it has no word yet that could say so
             with contextlib.suppress(Exception):
-                self._pipeline.speak()
-                self._release(reason)
-        self.detach(failed=reason)
+                session.say_failed(reason, error)
+            if not self._launched:  # nobody restarts this script: what is in memory becomes durable now
+                self._pipeline.close()
+                with contextlib.suppress(Exception):
+                    self._pipeline.speak()
+                    self._release(reason)
+        finally:
+            self.detach(failed=reason)
 
     def _release(self, reason: str) -> None:
         session = self._session

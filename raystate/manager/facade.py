@@ -72,7 +72,8 @@ class StateManager:
         self._ranking = Ranking(config, rank)
         self._events = RunEvents(self._storage.url, rank=rank)
         self._ending = Departure(self._session, self._pipeline, launched=launched)
-        _managers.add(config, self, launched=launched)
+        _managers.add(config, self, launched=launched)  # whoever is interrupted now is closed by the next one
+        self._session.ring()
 
     @classmethod
     def _over(cls, link: Link, config: StateConfig, *, rank: int, world: int, group: str) -> StateManager:
@@ -84,8 +85,7 @@ class StateManager:
     def __enter__(self) -> StateManager:
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        del kind, traceback
+    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
         if error is None or is_clean_exit(error):
             self.close()
         elif isinstance(error, Interrupted):
@@ -360,7 +360,7 @@ class StateManager:
             BarrierTimeoutError: names the ranks that did not call.
         """
         if self._ending.detached:
-            return
+            return self._detach()
         if self._interrupted is not None:
             self._detach()
             raise self._interrupted
@@ -370,8 +370,7 @@ class StateManager:
         except BaseException as error:
             self._fail(error)
             raise
-        finally:
-            self._forget()
+        self._forget()
 
     def _note_end(self, reply: LeaveReply) -> None:
         """For `fit`'s result."""
@@ -380,12 +379,12 @@ class StateManager:
             note(step=max(reply.step, 0), metrics=self._last.metrics(), recoveries=self._session.link.recoveries())
 
     def _detach(self) -> None:
-        self._forget()
         self._ending.detach()
+        self._forget()
 
     def _fail(self, error: BaseException) -> None:
-        self._forget()
         self._ending.fail(error)
+        self._forget()
 
     def _forget(self) -> None:
         self._last.forget()

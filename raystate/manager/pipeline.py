@@ -97,12 +97,15 @@ class Pipeline:
             StepOrderError, and what the HostActor's word says has failed.
         """
         self._session.refuse_unfinished_restore()
+        lineage = self._session.lineage
         described = self.describe(given.state, given.items)
         self._make_room(described, given)
         self._wait_for_turn(given.step, force)
         lost = self._is_lost(given.step, force)
         while True:
-            decision = self._decide(given, described, force, lost, decided)
+            with self.lock:
+                self._session.refuse_overtaken(lineage)
+                decision = self._decide(given, described, force, lost, decided)
             if not decision.wait:
                 return decision
             # At an agreed step: wait until all ranks have acknowledged it, or it is withdrawn.
@@ -373,11 +376,8 @@ class Pipeline:
     def settled(self, reply: RestoreSettled) -> None:
         """How a restore ended."""
         with self.lock:
-            to_the_end(lambda: self._settled(reply))
-
-    def _settled(self, reply: RestoreSettled) -> None:
-        self.machine.settled(ahead=reply.ahead, safe=reply.safe, saving=reply.saving, stored=reply.durable_step >= 0)
-        self._session.write_word(self.machine.word())
+            self.machine.settled(ahead=reply.ahead, safe=reply.safe, saving=reply.saving, stored=reply.durable_step >= 0)
+            self._session.write_word(self.machine.word())
 
     def speak(self) -> None:
         """Write the machine's word."""

@@ -31,7 +31,7 @@ from raystate.core.messages import (
 from raystate.core.words import host_word_from_json, trainer_word_to_json
 from raystate.runtime import stacks
 from raystate.runtime.doorbell import Hello
-from raystate.runtime.link import Gone, HostCall, Link, Unreachable
+from raystate.runtime.link import Gone, HostCall, Link, Ringer, Unreachable
 from raystate.storage import run_hash
 
 RETRY_S = 0.1
@@ -71,6 +71,8 @@ class Session:
         self.arena: TrainerArena | None = None
         self.number = 0  # of the newest word that the HostActor can read
         self.unfinished_restore = False  # one has begun, and has neither ended nor failed
+        self._pid = os.getpid()
+        self._is_ending = False
         self._set_index = -1
         self._word_lock = threading.RLock()  # a signal handler may ask for a step while its thread holds it
         self._host_word_seq = -1
@@ -79,8 +81,19 @@ class Session:
         self.lineage = self.joined.lineage
         # Where the node's HostActor, which is perhaps just starting, has it.
         self.arena_path = arena_path(default_root(config.arena_dir), run_hash(config.storage, config.run), self.host)
-        self._bell = link.bell(self.arena_path, self._bell_hello())
-        self._take_back_stacks = stacks.offer(self.arena_path) if config.hang_timeout_s is not None else lambda: None
+        self._take_back_stacks: Callable[[], None] = lambda: None
+        self._bell: Ringer | None = None
+
+    def ring(self) -> None:
+        """Tell the HostActor that this trainer is there. From here on it has to be closed, or the HostActor ends this process one day."""
+        try:
+            self._bell = self.link.bell(self.arena_path, self._bell_hello())
+            if self.config.hang_timeout_s is not None:
+                self._take_back_stacks = stacks.offer(self.arena_path)
+        except BaseException:
+            self.end()
+            self.close()
+            raise
 
     def _join(self, group: str) -> JoinReply:
         nonce = secrets.token_hex(4)
@@ -109,10 +122,32 @@ class Session:
                 rank=self.rank,
             )
 
+    def refuse_overtaken(self, lineage: str) -> None:
+        """Raises RaystateError in a save that began in this lineage and has waited, if another thread restores, has restored or closes."""
+        self.refuse_unfinished_restore()
+        if self.is_over or self.lineage != lineage:
+            what = "this StateManager was closed" if self.is_over else "another thread has called restore()"
+            raise RaystateError(f"rank {self.rank}: {what} while save() waited: the step was not saved", rank=self.rank)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing begins in this process any more."""
+        return self._is_ending or self.is_the_parents
+
+    @property
+    def is_the_parents(self) -> bool:
+        """This process was forked in the midst of it."""
+        return os.getpid() != self._pid
+
+    def end(self) -> None:
+        """From here on, nothing begins."""
+        self._is_ending = True
+
     def begin(self, lineage: str) -> None:
         """Go on in another lineage."""
         self.lineage = lineage
-        self._bell.introduce(self._bell_hello())
+        if self._bell is not None:
+            self._bell.introduce(self._bell_hello())
 
     # ------------------------------------------------------------ the Coordinator
 
@@ -228,7 +263,8 @@ class Session:
             self._host_word_seq, self._host_word = -1, None
         if old is not None and old is not slots.arena:
             old.close()
-        self._bell.introduce(self._bell_hello())
+        if self._bell is not None:
+            self._bell.introduce(self._bell_hello())
 
     def _bell_hello(self) -> Hello:
         return Hello(
@@ -265,11 +301,13 @@ class Session:
             if self.arena is not None:
                 self.arena.trainer_cell.write(trainer_word_to_json(word))
                 self.number = word.number
-        self._bell.ring()
+        if self._bell is not None:
+            self._bell.ring()
 
     def hang_up(self) -> None:
         """Leave on purpose, as far as the HostActor is concerned."""
-        self._bell.close()
+        if self._bell is not None:
+            self._bell.close()
 
     def close(self) -> None:
         """Detach on purpose."""

@@ -41,4 +41,5 @@ class SkippedStep:
 def _take_apart(leaf: Any) -> None:
     """JAX does so when an array is first asked for a shard, and another thread that asks meanwhile misses some."""
     if isinstance(leaf, jax.Array) and not leaf.is_deleted() and not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended):
-        leaf.addressable_data(0)
+        if leaf.sharding.addressable_devices:  # else this process has nothing of it
+            leaf.addressable_data(0)

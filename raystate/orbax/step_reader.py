@@ -105,17 +105,13 @@ class StepReader:
 
     @of_one_checkpoint
     def items(self) -> dict[str, ItemKind]:
-        """item -> what it is stored as, sorted; metrics are no item, but arrays of that name are.
-
-        Raises:
-            StepNotFoundError: there is no such step.
-        """
+        """item -> what it is stored as, sorted; metrics are none, arrays called so are. Raises StepNotFoundError if there is no such step."""
         with self._lock:
             if self._items is None and self.is_bare():
                 self._items = {BARE_ITEM: "arrays"}
             elif self._items is None:
                 names = set(self._step_metadata().handlers) or self._listed_items()
-                kinds = {name: self._kind(name) for name in sorted(names)}
+                kinds: dict[str, ItemKind] = {name: self._kind(name) for name in sorted(names)}
                 self._items = {name: kind for name, kind in kinds.items() if name != METRICS or kind == "arrays"}
             return dict(self._items)
 

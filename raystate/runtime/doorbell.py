@@ -254,7 +254,11 @@ class Bell:
             time.sleep(FIRST_INTERVAL_S)
         _bells.add(self)
         self._keeper = threading.Thread(target=self._keep, name="raystate-bell", daemon=True)
-        self._keeper.start()
+        try:
+            self._keeper.start()
+        except BaseException:  # nobody has it yet who could close it
+            self.close()
+            raise
 
     def _connect(self) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

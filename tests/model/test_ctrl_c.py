@@ -13,6 +13,7 @@ import pytest
 
 import raystate
 from raystate import manager as package
+from raystate.manager.facade import _managers
 from raystate.runtime import host_loop
 from tests.interrupting import interrupted
 from tests.model.world import Rank, World
@@ -169,6 +170,55 @@ def test_a_rollback_that_is_interrupted_gives_up_what_came_after_it() -> None:
             world.close()
         at += 1
     assert outcomes - {(False, 1)} == {(False, 5), (True, 1)}  # close() refuses from shortly before it asks
+
+
+def opened(rank: Rank) -> raystate.StateManager:
+    manager = rank.open("first")
+    manager.restore(state(0))
+    for step in range(1, 4):
+        assert manager.save(step, state(step), force=True)
+    manager.wait_until_finished()
+    return manager
+
+
+ENDS: dict[str, Callable[[raystate.StateManager], Any]] = {
+    "close": lambda manager: manager.close(),
+    "failed": lambda manager: manager.__exit__(ValueError, ValueError("x"), None),
+    "told to end": lambda manager: manager.__exit__(raystate.Interrupted, raystate.Interrupted("preempted"), None),
+}
+
+
+@pytest.mark.parametrize("kind", [*ENDS, "open"])
+def test_a_manager_that_is_interrupted_as_it_ends_or_begins_lets_go(kind: str) -> None:
+    """It stayed attached: the next one of this process waited for it, or the process was ended with it."""
+    at, goes_on = 0, True
+    while goes_on:
+        world = World(1, ranks=1, nodes=1)
+
+        def train(rank: Rank, at: int = at) -> None:
+            nonlocal goes_on
+            if kind == "open":
+                goes_on = interrupted(lambda: rank.open("first"), at, INSIDE, elsewhere=HOST)
+                _managers.close_earlier(rank.world.config, takeover=False)  # as the next constructor does
+                newest = None
+            else:
+                manager = opened(rank)
+                goes_on = interrupted(lambda: ENDS[kind](manager), at, INSIDE, elsewhere=HOST)
+                if goes_on:
+                    manager._fail(KeyboardInterrupt())  # as the `with` does, or the interpreter's end
+                newest = 3
+            again = rank.open("second")
+            restored = again.restore(state(0))
+            assert (restored.step if restored is not None else None) == newest
+            assert again.save(4, state(4), force=True)
+            again.close()
+
+        try:
+            world.play(train)
+        finally:
+            world.close()
+        at += EVERY
+    assert at > EVERY
 
 
 def test_a_signal_handler_is_told_that_a_call_has_not_finished() -> None:

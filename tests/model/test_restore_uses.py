@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import re
 import shutil
 import tempfile
@@ -462,6 +463,50 @@ def test_the_newest_step_of_a_closed_manager(play: Play):
         manager.save(2, trained(2))
         manager.close()
         assert manager.latest_step() == 2 == manager.all_steps()[-1]
+
+    play(script)
+
+
+@pytest.mark.parametrize("other", ["restore", "close"])
+def test_a_save_that_waits_is_overtaken(play: Play, monkeypatch: pytest.MonkeyPatch, other: str):
+    """By another thread: its state became durable in the new lineage, or never, and it said True."""
+
+    def script(manager: StateManager) -> None:
+        manager.restore()
+        manager.save(1, trained(1), force=True)
+        manager.wait_until_finished()
+        real = manager._pipeline._wait_for_turn
+
+        def waiting(step: int, force: bool) -> None:
+            monkeypatch.setattr(manager._pipeline, "_wait_for_turn", real)
+            real(step, force)
+            getattr(StateManager, other).__wrapped__(manager)
+
+        monkeypatch.setattr(manager._pipeline, "_wait_for_turn", waiting)
+        said = r"another thread has called restore\(\)" if other == "restore" else "was closed"
+        with pytest.raises(raystate.RaystateError, match=f"{said} while save"):
+            manager.save(10, trained(10), force=True)
+        assert manager.all_steps() == [1]
+        if other == "restore":
+            assert manager.save(2, trained(2), force=True)
+            manager.close()
+            assert manager.all_steps()[-1] == 2
+
+    play(script)
+
+
+def test_a_forked_process_does_not_end_its_parents_manager(play: Play, monkeypatch: pytest.MonkeyPatch):
+    """A child that raised in the `with` ended it, and one that left waited for answers for ten minutes."""
+
+    def script(manager: StateManager) -> None:
+        manager.restore()
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: -1)
+            manager.__exit__(ValueError, ValueError("in the child"), None)
+            manager.close()
+        assert manager.save(1, trained(1), force=True)
+        manager.close()
+        assert manager.all_steps() == [1]
 
     play(script)
 

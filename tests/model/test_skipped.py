@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from raystate.manager import skipped
 from tests.model.world import Rank, World
 
 FAST = 40  # saves without a moment between: more than there are slots
@@ -67,3 +69,20 @@ def test_what_the_script_does_to_its_numpy_arrays_afterwards_is_not_in_it():
         tree["w"][:] = -1
 
     assert back_at(spoil, state=lambda step: {"w": np.full(1000, step, np.float32)}) == (FAST, "memory", FAST)
+
+
+def test_an_array_of_which_this_process_has_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline's stage on other processes: save() raised IndexError when no slot was free."""
+
+    class Elsewhere:
+        dtype = np.dtype(np.float32)
+        sharding = SimpleNamespace(addressable_devices=frozenset())
+
+        def is_deleted(self) -> bool:
+            return False
+
+        def addressable_data(self, index: int) -> None:
+            raise IndexError(index)
+
+    monkeypatch.setattr(jax, "Array", Elsewhere)
+    skipped._take_apart(Elsewhere())
