@@ -105,7 +105,7 @@ class StepReader:
 
     @of_one_checkpoint
     def items(self) -> dict[str, ItemKind]:
-        """item -> what it is stored as, sorted; metrics are none, arrays called so are. Raises StepNotFoundError if there is no such step."""
+        """item -> what it is stored as, sorted; metrics are none, arrays called so are. Raises StepNotFoundError if there is no step."""
         with self._lock:
             if self._items is None and self.is_bare():
                 self._items = {BARE_ITEM: "arrays"}
