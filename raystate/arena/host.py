@@ -230,8 +230,9 @@ class HostArena:
             if locks is None:
                 return False
             try:
-                held.info = dataclasses.replace(held.info, trainer="", owner=None)
-                held.info.write(held.path)
+                info = dataclasses.replace(held.info, trainer="", owner=None)
+                info.write(held.path)  # first: there may be no room for it
+                held.info = info
             finally:
                 release_all(locks)
             return True
@@ -357,8 +358,9 @@ class HostArena:
             with contextlib.suppress(FileExistsError):
                 os.close(create_file(new))
             self.notes.append(f"handed slot set {held.index} of trainer {held.trainer!r}, who is gone, to {trainer!r}")
-            held.info = dataclasses.replace(held.info, trainer=trainer, owner=mark_process(pid) if pid else None)
-            held.info.write(held.path)
+            info = dataclasses.replace(held.info, trainer=trainer, owner=mark_process(pid) if pid else None)
+            info.write(held.path)  # first: there may be no room for it
+            held.info = info
             for lock in locks:
                 if lock.path != new:
                     lock.path.unlink(missing_ok=True)

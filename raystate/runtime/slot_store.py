@@ -24,6 +24,7 @@ class SlotStore:
     def __init__(self, arena: HostArena):
         self.arena = arena
         self._read: dict[int, int] = {}  # set -> number of the word that was read last
+        self._to_remember: HostMemory | None = None  # there was no room for it
 
     def _set(self, index: int) -> SlotSet:
         return next(one for one in self.arena.sets if one.index == index)
@@ -48,6 +49,8 @@ class SlotStore:
 
     def changes(self) -> list[SetRead]:
         """The sets whose trainers have written a new word."""
+        if self._to_remember is not None:
+            self.remember(self._to_remember)
         changed: list[SetRead] = []
         for held in self.arena.sets:
             told = held.trainer_cell.read()
@@ -110,7 +113,15 @@ class SlotStore:
         return True
 
     def remember(self, memory: HostMemory) -> None:
-        write_json(self._memory_path, dataclasses.asdict(memory))
+        """Write down what has to outlive this HostActor; where there is no room, later: what it has decided besides must not wait."""
+        try:
+            write_json(self._memory_path, dataclasses.asdict(memory))
+        except (OSError, RaystateError) as error:
+            if self._to_remember is None:
+                logger.warning("what has to outlive this HostActor can't be written to %s: %s", self._memory_path, error)
+            self._to_remember = memory
+        else:
+            self._to_remember = None
 
     def recall(self) -> HostMemory:
         """What an earlier HostActor of this arena remembered."""

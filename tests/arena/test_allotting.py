@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -13,10 +14,12 @@ import pytest
 
 from raystate.arena import HostArena, SlotHeader, TrainerArena, slot_set
 from raystate.arena import host as arena_host
+from raystate.core.commands import Invalidate
 from raystate.core.errors import RaystateError
-from raystate.core.host_messages import RemoveSet
+from raystate.core.host_messages import HostMemory, Remember, RemoveSet
 from raystate.core.messages import Advice, Event, HostId, HostReported, TrainerWord
 from raystate.core.words import trainer_word_to_json
+from raystate.runtime import slot_store
 from raystate.runtime.doorbell import Hello
 from raystate.runtime.host_loop import HostLoop
 from raystate.runtime.progress import Progress
@@ -234,3 +237,21 @@ def test_replaced_slots_are_handed_on_where_there_is_no_room_for_others(node: No
         old.close()
         node.arena.cap_bytes = 1
         assert node.loop.allot(incarnation="two", **{**REQUEST, "rank": 1}) == (path, index)
+
+
+def test_what_has_to_be_remembered_waits_for_room_and_nothing_waits_for_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a full /dev/shm the trainers were not told what the host had decided: a stop before a preemption."""
+    real, full = slot_store.write_json, [True]
+
+    def write_json(path: Path, value: dict[str, Any]) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, value)
+
+    monkeypatch.setattr(slot_store, "write_json", write_json)
+    memory = HostMemory(base=Invalidate(host=HostId("h"), lineage="1.1", step=3, attempt=1, seq=1))
+    node.loop._carry_out(Remember(memory=memory))
+    assert node.loop._store.recall() == HostMemory()
+    full.clear()
+    node.loop.turn()
+    assert node.loop._store.recall() == memory

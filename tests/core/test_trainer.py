@@ -65,6 +65,16 @@ def test_the_newest_step_that_was_skipped_gets_a_slot_until_the_next_is_saved():
     assert made.take_slot(host(3)) is None
 
 
+def test_a_promise_of_a_past_that_was_given_up_keeps_no_skipped_step_waiting():
+    made = trainer(save_every_steps=2)
+    made.on_save(2, host_word=host(1))
+    made.staged(0, 2)
+    made.begin("1.2.x", None)
+    made.settled(ahead=(), safe=False, stored=False)
+    assert made.on_save(1, host_word=host(1)).action == "skip"
+    assert made.promises and made.take_slot(host(2)) == (0, 1)
+
+
 def test_a_promised_step_goes_before_one_that_was_skipped():
     made = trainer(save_every_steps=2)
     none = host(0)
