@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -39,7 +40,7 @@ def offer(folder: Path) -> Callable[[], None]:
     global _is_offered
     path = _path(folder, os.getpid())
     with _offering:
-        if _is_offered or _is_used_by_the_program():
+        if _is_offered or _is_used_by_the_program() or _is_caught():
             logger.debug("%s is in use in this process already: nobody will see its stacks in %s", SIGNAL.name, folder)
             return lambda: None
         try:
@@ -66,6 +67,16 @@ def offer(folder: Path) -> Callable[[], None]:
 
 def _is_used_by_the_program() -> bool:
     return signal.getsignal(SIGNAL) not in (signal.SIG_DFL, None)
+
+
+def _is_caught() -> bool:
+    """Whether this process has a handler of any kind, such as faulthandler's, of which Python doesn't tell; False where no Linux does."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1)
 
 
 def take(folder: Path, pid: int, *, timeout_s: float = TAKE_S) -> str:

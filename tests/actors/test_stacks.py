@@ -86,6 +86,26 @@ def test_what_killed_processes_left_is_swept_and_of_living_ones_kept(hangs: subp
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"stacks-{hangs.pid}", "stacks-of-somebody"])
 
 
+FAULTHANDLER = """
+import faulthandler, os, sys
+from pathlib import Path
+from raystate.runtime import stacks
+
+with open(Path(sys.argv[1], "mine"), "w") as file:
+    faulthandler.register(stacks.SIGNAL, file=file)
+    stacks.offer(Path(sys.argv[1]))()
+    os.kill(os.getpid(), stacks.SIGNAL)
+print("alive")
+"""
+
+
+def test_a_programs_own_faulthandler_stays(tmp_path: Path):
+    """It was replaced, and at the end unregistered: the next signal ended the process."""
+    done = subprocess.run([sys.executable, "-c", FAULTHANDLER, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+    assert "<module>" in (tmp_path / "mine").read_text()
+
+
 TWO = """
 import os, signal, sys
 from pathlib import Path
