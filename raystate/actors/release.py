@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError, RunInUseError, error_from_name
+from raystate.core.errors import RaystateError, RunInUseError, StorageError, error_from_name
 from raystate.core.messages import Ask, Failure, LeaveReply, ReleaseAsked
 from raystate.storage import open_storage, run_hash, visible_steps
 
@@ -28,7 +28,13 @@ def newest_step(config: StateConfig) -> int | None:
             in_memory = ray.get(coordinator.newest_step.remote(), timeout=QUICK_S)
         except (RayActorError, GetTimeoutError):
             return None
-    return max([in_memory, *visible_steps(open_storage(config.storage))])
+    try:
+        stored = visible_steps(open_storage(config.storage))
+    except StorageError:
+        if in_memory < 0:
+            raise
+        stored = ()  # an outage: the run goes on from memory
+    return max([in_memory, *stored])
 
 
 def release(

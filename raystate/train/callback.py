@@ -79,9 +79,9 @@ class RayTrainCallback(_Callback):
     Args:
         config: the run's `StateConfig`.
         max_failures: give up after so many failed attempts in a row without a new step, or with the same exception at nearly the same
-            step; 0: at the first failure; -1: never. Interruptions don't count, and a mistake of the caller (a bad config, reference or
-            item) is final at once. Ray's own `FailureConfig` counts every failure, even one after a week of progress: set its
-            `max_failures=-1`.
+            step; 0: at the first failure; -1: never, but if there is no room for `idle_timeout_s`. Interruptions don't count, and a mistake
+            of the caller (a bad config, reference or item) is final at once. Ray's own `FailureConfig` counts every failure, even one
+            after a week of progress: set its `max_failures=-1`, and leave its other limits as they are.
         global_batch: as in `fit`: with `ScalingConfig(num_workers=(fewest, most))` the run has only sizes that divide it.
 
     Raises:
@@ -275,11 +275,11 @@ class RayTrainCallback(_Callback):
                 self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _decide(self, ending: Ending) -> None:
-        if ending.kind == "waiting" and self._elastic is not None:
-            self._elastic.not_placed()
         if ending.kind == "waiting" and self._pins:
             self._pins_failed = True  # not the cluster's fault yet: next time without pins
             return
+        if ending.kind == "waiting" and self._elastic is not None:
+            self._elastic.not_placed()
         probe = self._probe()
         reason = self._policy.ended(ending, probe, time.monotonic())
         if self._elastic is not None and ending.kind != "waiting":
@@ -314,10 +314,10 @@ class RayTrainCallback(_Callback):
     def _again(self, ending: Ending) -> None:
         if self._pending is None or ending.kind != "waiting":  # a wait for room doesn't hide what led to it
             self._pending = (ending, time.monotonic())
-        log = logger.info if ending.kind == "interrupted" else logger.warning
-        log("raystate: %s; starting again", ending.cause)
+        logger.log(logging.INFO if ending.kind == "interrupted" else logging.WARNING, "raystate: %s; starting again", ending.cause)
         if self._failures:
             telling.blame(self._run_hash, self._group, ending.cause)
+            self._failures, self._told = {}, ()  # a group that finds no place has none of its own
 
     def _release(self, error: BaseException | None) -> None:
         """The newest snapshot durable, no actor left: what `fit` does, for a JaxTrainer of the user's own."""

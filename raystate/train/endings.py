@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -133,7 +134,7 @@ def classify(error: TrainingFailedError, found: Mapping[int, RankFailure], told:
     for is_kind, kind in ((is_final, "final"), (_is_interruption, "interrupted")):
         ranks = [rank for rank, each in sorted(errors.items()) if is_kind(each)]
         if ranks:
-            return _of_rank(kind, ranks[0], found[ranks[0]])
+            return _beside(_of_rank(kind, ranks[0], found[ranks[0]]), found)
     if isinstance(error, PreemptionError):
         return Ending(kind="interrupted", cause=f"ranks {error.preemption_info.preempted_ranks} lost their node, as announced")
     if isinstance(error, ControllerError):
@@ -147,6 +148,18 @@ def classify(error: TrainingFailedError, found: Mapping[int, RankFailure], told:
     rank = culprit(seen, told)
     assert rank is not None
     return _of_rank("failed", rank, found[rank])
+
+
+def _beside(ending: Ending, found: Mapping[int, RankFailure]) -> Ending:
+    """With what other ranks have raised of their own while this one ended as it was told: nobody else would hear of it."""
+    if ending.kind != "interrupted":
+        return ending
+    raised = [
+        f"; rank {rank} raised {one_line(failure.error)}"
+        for rank, failure in sorted(found.items())
+        if not failure.died and not failure.collateral and not _is_interruption(failure.error)
+    ]
+    return dataclasses.replace(ending, cause=ending.cause + "".join(raised))
 
 
 def _with_unread(found: Mapping[int, RankFailure], told: Sequence[End]) -> dict[int, RankFailure]:

@@ -32,7 +32,7 @@ from raystate.train import endings
 from raystate.train.bar import run_bar
 from raystate.train.callback import MAX_FAILURES, Outcome, RayTrainCallback
 from raystate.train.jax_backend import QuickJaxConfig
-from raystate.train.trainer import QuietJaxTrainer
+from raystate.train.trainer import QuietJaxTrainer, own_interrupts
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,8 @@ def fit(
         env: environment variables of the workers, such as `{"PYTHONPATH": "/shared/code"}`: in `run_config.worker_runtime_env`, beside
             what is there.
         max_failures: give up after so many failed attempts in a row without a new step, or with the same exception at nearly the same
-            step; 0: at the first failure; -1: never. Interruptions don't count, nor does a growth.
+            step; 0: at the first failure; -1: never, but if there is no room for `idle_timeout_s`. Interruptions don't count, nor does
+            a growth.
         global_batch: examples of one step over all processes. An elastic run then has only sizes that divide it, and `fewest` and
             `most` have to. None: `train_fn` sees to it that a step is the same for every size.
 
@@ -169,7 +170,8 @@ def fit(
 
 def _run(trainer: JaxTrainer, config: Any, launch: str) -> Any:
     try:
-        result = trainer.fit()
+        with own_interrupts():
+            result = trainer.fit()
     except TrainingFailedError as wrapped:
         error, cause = _unwrap(wrapped)
         error.__cause__ = cause  # before anybody asks what it failed with
@@ -278,7 +280,9 @@ def _run_config(
     run = copy.copy(run_config)
     run.callbacks = cast(Any, [*(run_config.callbacks or []), callback])  # Ray also takes internal callbacks
     failure = copy.copy(run_config.failure_config) or FailureConfig()
-    failure.max_failures = -1
+    for limit in ("max_failures", "max_preemption_failures", "controller_failure_limit"):
+        if hasattr(failure, limit):  # of this Ray
+            setattr(failure, limit, -1)
     run.failure_config = failure
     runtime_env = dict(run_config.worker_runtime_env or {})
     variables: dict[str, str] = runtime_env.get("env_vars") or {}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+from collections.abc import Generator
 from typing import Any
 
 from ray.train.v2.jax import JaxTrainer
@@ -42,3 +46,19 @@ class QuietJaxTrainer(JaxTrainer):
             none = _NoDatasetsCallback(train_run_context=self.train_run_context, datasets={})
             callbacks = [none if isinstance(one, DatasetsCallback) else one for one in callbacks]
         return callbacks
+
+
+@contextlib.contextmanager
+def own_interrupts() -> Generator[None, None, None]:
+    """Ctrl-C is the caller's again after Ray Train's fit(), which leaves its handler behind: that hears the first two, and at the third
+    ends the process as if all were well."""
+    before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    try:
+        yield
+    except SystemExit as error:
+        if before is not None and not error.code and signal.getsignal(signal.SIGINT) is not before:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)

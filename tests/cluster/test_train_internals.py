@@ -10,6 +10,7 @@ import gc
 import inspect
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.train import ScalingConfig
+from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2._internal import constants
 from ray.train.v2._internal.data_integration.interfaces import DatasetShardMetadata
 from ray.train.v2._internal.exceptions import (
@@ -36,6 +37,7 @@ from ray.train.v2.api.exceptions import ControllerError, PreemptionError, Worker
 from ray.train.v2.api.preemption import PreemptionInfo
 
 import raystate
+from raystate.actors import release as release_module
 from raystate.actors.blame import raised
 from raystate.actors.draining import draining_nodes
 from raystate.cli import story
@@ -149,6 +151,73 @@ def test_what_an_ending_amounts_to() -> None:
     assert of(r1=raystate.RaystateError("state can't be saved", item="state", path="a/b")).kind == "final"
     assert of(r1=raystate.RaystateError("the Coordinator is gone", rank=1)).kind == "failed"
     assert of(r1=raystate.StaleAttemptError("s", replaced=True)).kind == "failed"
+
+
+def test_what_other_ranks_raise_beside_an_interruption_is_told() -> None:
+    """A disk that is full while the script saves what is its own before its node goes."""
+    found = {0: endings.RankFailure(error=OSError("disk full")), 1: endings.RankFailure(error=raystate.Interrupted("told"))}
+    ending = endings.classify(WorkerGroupError("x", {}), found)
+    assert ending.kind == "interrupted"
+    assert ending.cause.endswith("; rank 0 raised OSError: disk full")
+
+
+def test_a_group_without_a_place_has_no_failures_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an interruption it counted as another one, and nobody ever gave up."""
+    callback = RayTrainCallback(CONFIG)
+    monkeypatch.setattr(callback_module.telling, "blame", lambda *_: None)
+    monkeypatch.setattr(RayTrainCallback, "_probe", lambda _self: lambda _s: None)
+    monkeypatch.setattr(RayTrainCallback, "_release_half_started", lambda _self: None)
+    callback._failures = {0: endings.RankFailure(error=raystate.Interrupted("told"))}
+    decided: list[Any] = []
+    monkeypatch.setattr(callback._policy, "ended", lambda ending, *_: decided.append(ending.kind))
+    callback.after_controller_state_update(None, states.RestartingState(training_failed_error=WorkerGroupError("x", {})))
+    no_room = ControllerError(WorkerGroupStartupTimeoutError(2))
+    callback.after_controller_state_update(None, states.ReschedulingState(training_failed_error=no_room))
+    assert decided == ["interrupted", "waiting"]
+
+
+def test_rays_own_limits_are_all_off() -> None:
+    failure = FailureConfig(max_failures=3)
+    for limit in ("max_preemption_failures", "controller_failure_limit"):
+        if hasattr(failure, limit):
+            setattr(failure, limit, 0)
+    run = launch._run_config(RunConfig(failure_config=failure), RayTrainCallback(CONFIG), on_cpu=True)
+    limits = [
+        getattr(run.failure_config, name, -1) for name in ("max_failures", "max_preemption_failures", "controller_failure_limit")
+    ]
+    assert limits == [-1, -1, -1]
+
+
+def test_ctrl_c_is_the_callers_again_after_fit() -> None:
+    """Ray Train's handler stayed, which ends the process at the third as if all were well."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def fit(code: object) -> None:
+        with trainer_module.own_interrupts():
+            signal.signal(signal.SIGINT, lambda *_: None)
+            if code is not None:
+                sys.exit(code)
+
+    fit(None)
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):
+        fit(0)
+    with pytest.raises(SystemExit):
+        fit(143)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_newest_step_in_an_outage_of_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knew it, and three failures with progress between them ended the run."""
+
+    def out(*_: Any) -> Any:
+        raise raystate.StorageError("out")
+
+    coordinator = SimpleNamespace(newest_step=SimpleNamespace(remote=lambda: 57))
+    monkeypatch.setattr(release_module, "find_actor", lambda _name: coordinator)
+    monkeypatch.setattr(release_module.ray, "get", lambda got, **_: got)
+    monkeypatch.setattr(release_module, "visible_steps", out)
+    assert release_module.newest_step(CONFIG) == 57
 
 
 def test_an_exception_that_ray_train_has_not_read_is_told_by_the_coordinator() -> None:
