@@ -367,8 +367,7 @@ class Trainer:
         """A slot as (slot, step) for the held copy, else for the newest step if it was skipped; or None. Pending until `staged`."""
         # Where storage is slow, promised snapshots give way to newer ones. One that was skipped is not worth that.
         durable = -1 if host_word is None else host_word.durable_step
-        open_ones = [one for one in self._promises if one.lineage == self.lineage and one.step > durable]
-        late = self.late if not open_ones else None
+        late = None if any(one.step > durable for one in self._promises if one.lineage == self.lineage) else self.late
         step = late if self.held is None else self.held
         slot = self._free_slot(host_word) if step is not None and not stager_busy else None
         if step is None or slot is None:
