@@ -104,7 +104,7 @@ class Presence:
                 self._joined = {key: value for key, value in self._joined.items() if value[0] != host}
                 self._asked = {ask: value for ask, value in self._asked.items() if value[1] != host}
             case Advise(advice=advice):
-                self._durable_step = max(self._durable_step, advice.durable_step)
+                self._durable_step = advice.durable_step  # after a rollback an older one
             case LeaveAsked():
                 self._leaving_s = now_s
             case _:

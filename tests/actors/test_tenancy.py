@@ -236,3 +236,12 @@ def test_a_launch_may_open_again_with_another_configuration_while_some_of_its_ra
     assert refusal.details["starting"], "it asks again"
     joins(presence, 6.0, lineage="1.2.y", world=2)
     assert admitted(owner, asking, presence, 7.0).failure.error == "ConfigError"
+
+
+def test_after_a_rollback_what_came_after_it_lies_only_in_memory():
+    """It counted as durable, and a start with another `arena_dir` gave it up without a word."""
+    presence = Presence()
+    for seq, durable in ((1, 100), (2, 50)):
+        presence.observe(Advise(host=HOST, advice=Advice(attempt=1, seq=seq, lineage="", durable_step=durable)), 100.0)
+    reports(presence, 101.0, 0, held=80)
+    assert presence.only_in_memory == (80, 50)
