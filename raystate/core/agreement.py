@@ -212,9 +212,7 @@ class Agreement:
         last = self._saving
         if last is None or last.lineage != group.lineage or self.desk.now_s - self._last_save_s > self.desk.settings.save_timeout_s:
             return False
-        # It is of the first step from that one on for which they call save(): the next one that is durable or lost.
-        ended = (next(reversed(keys), None) for keys in (self.saves.saved, self.saves.failed))
-        return not any(key is not None and key.lineage == last.lineage and key.step >= last.step for key in ended)
+        return self.saves.fate(last)[0] is None
 
     def _end(self, proposal: Proposal, why: str) -> None:
         self.snapshots.propose(replace(proposal, state="withdrawn", reason=why))

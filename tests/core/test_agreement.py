@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from raystate.core.messages import (
     StopAsked,
 )
@@ -71,20 +69,3 @@ def test_time_based_saves_go_on_after_a_rollback():
     after = driver.advice().proposal
     assert after is not None and after.state == "proposed"
     assert 11 < after.step < 1000
-
-
-@pytest.mark.parametrize("cadence", [1, 10])
-def test_a_save_when_idle_waits_for_the_last_one_whatever_steps_are_saved(cadence: int):
-    """The ranks act at the first step for which they call save(); the Coordinator waited for the one that it had named."""
-    driver = running(save_every_s=5.0, save_when_idle=True)
-    driver.stage(cadence)
-    for number in range(1, 4):
-        driver.tick(6.0)
-        proposal = driver.advice().proposal
-        assert proposal is not None and proposal.state == "proposed", f"save {number}"
-        for rank in range(2):
-            driver.word(rank, proposal.step - 1, ack_id=proposal.id, ack_ok=True, ack_step=proposal.step - 1)
-        step = -(-proposal.step // cadence) * cadence
-        driver.stage(step, promised=True)
-        assert driver.core.journal.durable_step == step
-        driver.stage(step + cadence)
