@@ -45,18 +45,18 @@ def verify(
             f"{run.url} is in an older form of flax's, which has no checksums to verify against; raystate inspect shows what it holds",
             field="storage", got=run.url,
         )  # fmt: skip
-    try:
-        newest = checkpoints.existing(None if step is None else step_or_latest(step))
-        steps = checkpoints.steps() if step is None else [newest]
-    except StepNotFoundError:
-        if step is not None or checkpoints.single is not None or not verify_log(run):
-            raise
-        steps = []  # and that is what is bad
     log: tuple[BadObject, ...] = ()
-    if step is None and checkpoints.single is None:
+    if step is not None:
+        steps = [checkpoints.existing(step_or_latest(step))]
+    elif checkpoints.single is not None:
+        steps = [checkpoints.existing(None)]
+    else:
+        steps = checkpoints.steps()
         with count_progress(quiet=as_json) as progress:
             watch = functools.partial(_update, progress, progress.add_task("checking the log", total=None))
             log = verify_log(run, on_entry=watch)
+        if not steps and not log:
+            checkpoints.existing(None)  # says why there are none
     reports: list[StepReport] = []
     retired: list[int] = []
     with byte_progress(quiet=as_json) as progress:

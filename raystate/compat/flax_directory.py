@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 
 from raystate.compat.flax_errors import OutdatedCheckpointError
 from raystate.core.errors import ConfigError
 from raystate.legacy import GDA, is_temporary, last_number, natural_sort, safe_normpath
 from raystate.storage import ObjectInfo, Storage, StorageUrl, open_storage
-from raystate.storage.names import MARKER, ORBAX_TEMPORARY
+from raystate.storage.names import MARKER
+from raystate.storage.placing import TEMPORARY, new_save
 
 
 class FlaxDirectory:
@@ -109,7 +109,7 @@ class FlaxDirectory:
     def _remove_folder(self, name: str) -> None:
         """In a directory it loses its name first: nobody finds half of it, also if this process is killed."""
         if self.storage.is_directory and self.storage.list(name, recursive=False):
-            going = f"{name}.{ORBAX_TEMPORARY}-s{secrets.token_hex(8)}"
+            going = f"{name}{TEMPORARY}{new_save()}"
             self.storage.rename_tree(name, going)
             name = going
         self.storage.delete_tree(name)

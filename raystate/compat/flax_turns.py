@@ -39,19 +39,11 @@ class DirectoryTurn:
 
     def go_on_in_background(self, manager: Manager, task: Callable[[], Any]) -> None:
         """Give a task to a manager; the turn ends with it."""
-        handed = Handed(task, self._turn.leave)
+        handed = Handed(task, [self._turn])
         self.in_background = True
-        try:
-            manager.save_async(handed)
-            self._turn.go_on_in_background()
-        except BaseException:
-            if handed.take_back():
-                self.in_background = False
-            else:
-                self._turn.go_on_in_background()  # this thread's next save waits for it
-            raise
+        handed.give(lambda: manager.save_async(handed))
         if isinstance(future := getattr(manager, "save_future", None), Future):
-            future.add_done_callback(lambda _: self._turn.leave())  # one that is cancelled never runs
+            future.add_done_callback(lambda _: handed.end())  # one that is cancelled never runs
 
 
 @contextmanager

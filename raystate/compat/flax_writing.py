@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,8 @@ from raystate.core.tree import TreeSpec
 from raystate.orbax.merge import MARKER, build_files
 from raystate.orbax.writer import write_item
 from raystate.storage import Storage, posix, replace_tree
-from raystate.storage.names import METADATA, ORBAX_TEMPORARY
+from raystate.storage.names import METADATA
+from raystate.storage.placing import TEMPORARY, new_save
 from raystate.storage.replacing import OLD
 
 logger = logging.getLogger("raystate")
@@ -104,7 +104,7 @@ class Tree:
 
     def _write_marked(self, storage: Storage, name: str) -> None:
         """On an object store: data under unique names, then the files with fixed names, the marker last."""
-        save = _unique()
+        save = new_save()
         try:
             files = self._files(storage, name, save)
             left = replace_marked(storage, name, {f"{name}/{file}": data for file, data in files.items()}, save)
@@ -129,8 +129,8 @@ class _Place:
     """In a directory: what is written beside its place and then renamed. Left without `take`, nothing remains of it."""
 
     def __init__(self, storage: Storage, name: str):
-        self.save = _unique()
-        self._begin = f"{name}.{ORBAX_TEMPORARY}-"
+        self.save = new_save()
+        self._begin = f"{name}{TEMPORARY}"
         self.new = f"{self._begin}{self.save}"
         self._storage = storage
         self._name = name
@@ -176,7 +176,3 @@ def _discard(storage: Storage, name: str, save: str) -> None:
         storage.delete_all([info for info in storage.list(name) if save in info.name])
     except StorageError as failed:  # the failure that is already on its way says more
         logger.warning("left-overs of an unfinished save stay in %s/%s: %s", storage.url, name, failed.message)
-
-
-def _unique() -> str:
-    return f"s{secrets.token_hex(8)}"

@@ -25,6 +25,7 @@ from raystate.storage import (
     step_folders,
     why_empty,
 )
+from raystate.storage.foreign import is_marked
 from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, step_of
 
 logger = logging.getLogger("raystate")
@@ -78,8 +79,12 @@ class Checkpoints:
             inside = {info.name for info in self.storage.list(recursive=False)}  # all that a run's reader pays for this question
             self._single = self._single_of(inside)
             # What is not there yet, or is being written or copied, may become one or the other.
-            self._is_known = self._single is not None or f"{STATE}/" in inside or bool(step_folders(self.storage))
+            self._is_known = self._single is not None or f"{STATE}/" in inside or self._has_a_step(inside)
         return self._single
+
+    def _has_a_step(self, inside: Set[str]) -> bool:
+        folders = (name.rstrip("/") for name in inside if name.endswith("/"))
+        return any(number_in(name) is not None and is_marked(self.storage, name) for name in folders)
 
     def _single_of(self, inside: Set[str]) -> SingleCheckpoint | LegacyCheckpoint | None:
         if (legacy := legacy_checkpoint(self.storage, inside)) is not None:

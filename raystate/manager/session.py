@@ -146,8 +146,7 @@ class Session:
     def begin(self, lineage: str) -> None:
         """Go on in another lineage."""
         self.lineage = lineage
-        if self._bell is not None:
-            self._bell.introduce(self._bell_hello())
+        self._introduce()
 
     # ------------------------------------------------------------ the Coordinator
 
@@ -263,6 +262,10 @@ class Session:
             self._host_word_seq, self._host_word = -1, None
         if old is not None and old is not slots.arena:
             old.close()
+        self._introduce()
+
+    def _introduce(self) -> None:
+        """The HostActor may have to know it by something new."""
         if self._bell is not None:
             self._bell.introduce(self._bell_hello())
 

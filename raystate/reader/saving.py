@@ -106,15 +106,11 @@ def save_async(
         )
     turns: list[Turn] = []
 
-    def end() -> None:
-        for turn in turns:
-            turn.leave()
-
     def write() -> None:
         write_checkpoint(storage, folder, content, overwrite=overwrite)
         events.done(content.described.layout.data_bytes)
 
-    handed = Handed(write, end)
+    handed = Handed(write, turns)
     try:
         _inside.path = place
         deadline_s = time.monotonic() + WAIT_S
@@ -127,24 +123,15 @@ def save_async(
         turns[0].begin()
         content = take(tree, items=items, metrics=metrics, custom=custom, keep=True)
         # A signal's handler may wait for the future, and what it has interrupted can't go on until it ends.
-        future = in_background(f"saving {place}", handed, at_once=turns[0].is_nested)
-        _go_on(turns)
+        future = handed.give(lambda: in_background(f"saving {place}", handed, at_once=turns[0].is_nested))
     except BaseException:
-        if handed.take_back():
-            end()
-        else:
-            _go_on(turns)  # this thread's next save waits for it
+        handed.take_back()
         raise
     finally:
         _inside.path = None
-    future.add_done_callback(lambda _: end())  # one that is cancelled never begins
+    future.add_done_callback(lambda _: handed.take_back())  # one that is cancelled never begins
     events.unblocked()
     return future
-
-
-def _go_on(turns: list[Turn]) -> None:
-    for turn in turns:
-        turn.go_on_in_background()
 
 
 def _too_late(place: str, rest: str) -> StorageError:

@@ -8,6 +8,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import TypeVar
+
+Given = TypeVar("Given")
 
 LOOK_S = 1.0  # so often a wait looks whether a save has been dropped without an end
 
@@ -84,29 +87,59 @@ class Turn:
 
 
 class Handed:
-    """A task for another thread: called, it runs once and then calls `end`; taken back, neither.
+    """A save's task for another thread. It is called once, there; or it is taken back and never runs. Then its turns are over.
 
     Which of both comes first is known, whatever interrupts the thread that gives it away.
+
+    Args:
+        task: does the saving.
+        turns: of the save; more may be added until it is given away.
     """
 
-    def __init__(self, task: Callable[[], object], end: Callable[[], object]):
-        self._task = task
-        self._end = end
-        self._left = [True]
+    def __init__(self, task: Callable[[], object], turns: list[Turn]):
+        self._turns = turns
+        self._left = [task]
 
     def __call__(self) -> None:
-        if self.take_back():
+        if (task := self._take()) is not None:
             try:
-                self._task()
+                task()
             finally:
-                self._end()
+                self.end()
+
+    def give(self, away: Callable[[], Given]) -> Given:
+        """Give it away, by a function that has another thread call it. If that fails after it has begun, it goes on all the same."""
+        try:
+            given = away()
+            self._go_on()
+        except BaseException:
+            if not self.take_back():
+                self._go_on()  # this thread's next save waits for it
+            raise
+        return given
 
     def take_back(self) -> bool:
         """Whether it had not begun; then it never does."""
+        if self._take() is None:
+            return False
+        self.end()
+        return True
+
+    def end(self) -> None:
+        """The save is over."""
+        for turn in self._turns:
+            turn.leave()
+
+    def _go_on(self) -> None:
+        for turn in self._turns:
+            turn.go_on_in_background()
+
+    def _take(self) -> Callable[[], object] | None:
+        """For the first who asks; what the task holds is let go with it."""
         try:
             return self._left.pop()  # atomic
         except IndexError:
-            return False
+            return None
 
 
 def _is_over(one: weakref.ref[Turn]) -> bool:

@@ -33,6 +33,11 @@ TEMPORARY = f".{ORBAX_TEMPORARY}-"
 _LOCK_TRIES = 5
 
 
+def new_save() -> str:
+    """An id: unlike those of a run's saves, so that no garbage collection takes it for one."""
+    return f"s{secrets.token_hex(8)}"
+
+
 def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> NewFolder:
     """A context manager: write below its `prefix`, then `publish`. Left without that, nothing remains of it.
 
@@ -62,7 +67,7 @@ class NewFolder(abc.ABC):
         self.storage = storage
         self.folder = folder
         self.overwrite = overwrite
-        self.save = f"s{secrets.token_hex(8)}"  # unlike the save ids of runs, so that no garbage collection takes it for one
+        self.save = new_save()
         self.found: Listing = []  # what is to be replaced
 
     def __enter__(self) -> Self:
@@ -238,22 +243,58 @@ class _RenamedFolder(NewFolder):
             self._lock = None
 
 
-class _MarkedFolder(NewFolder):
-    """On an object store. Of two who save to one name the first to create `METADATA` goes on, until one who overwrites deletes it.
+class FixedNames:
+    """The files with fixed names that one save creates in its folder of an object store, beside data that have its id in their names.
 
-    Its bytes, unlike those of other fixed-name files, are this save's alone: they have the time of it.
+    Another save that overwrites, of a signal's handler or of another process, may take the folder in the midst of this one, and then has
+    files of the same names. Whose they are `METADATA` tells, which is created first: its bytes have the time of their save in them.
+
+    Attributes:
+        save: the id.
     """
+
+    def __init__(self, storage: Storage, folder: str, save: str):
+        self.storage = storage
+        self.save = save
+        self._folder = folder
+        self._created: dict[str, bytes] = {}
+
+    def create(self, name: str, data: bytes) -> None:
+        """`name`: relative to the folder. Raises ObjectExistsError: another save has created it."""
+        full = f"{self._folder}/{name}"
+        self._created[full] = data  # before: one whose answer is lost may be there
+        try:
+            self.storage.create_or_same(full, data)
+        except ObjectExistsError:
+            del self._created[full]
+            raise
+
+    def are_mine(self) -> bool:
+        """Whether nobody has taken the folder since they were created."""
+        metadata = f"{self._folder}/{METADATA}"
+        return metadata in self._created and self.storage.find(metadata) == self._created[metadata]
+
+    def discard(self) -> None:
+        """Remove what this save has written, and nothing of another one."""
+        found = self.storage.list(self._folder)
+        created = self._created if self.are_mine() else {}  # after the list: so all that it has was of this save
+        going = [info for info in found if info.name in created or self.save in info.name]
+        marker = f"{self._folder}/{MARKER}"
+        self.storage.delete_all([info for info in going if info.name == marker])
+        self.storage.delete_all([info for info in going if info.name != marker])
+
+
+class _MarkedFolder(NewFolder):
+    """On an object store. Of two who save to one name the first to create `METADATA` goes on, until one who overwrites deletes it."""
 
     def __init__(self, storage: Storage, folder: str, *, overwrite: bool):
         super().__init__(storage, folder, overwrite=overwrite)
         self.prefix = folder
-        self._created: list[str] = []
-        self._metadata = b""  # of this save
+        self._fixed = FixedNames(storage, folder, self.save)
 
     def publish(self, files: Mapping[str, bytes]) -> None:
         if self.found and not {*self.found} <= {*self.storage.list(self.folder)}:
             raise self._refused("somebody else has saved there meanwhile")
-        self._metadata = files[METADATA]
         names = sorted((name for name in files if name != MARKER), key=lambda name: (name != METADATA, name))
         old = {info.name: info for info in self.found}
         marker = f"{self.folder}/{MARKER}"
@@ -262,11 +303,11 @@ class _MarkedFolder(NewFolder):
             self.storage.delete_all([old[marker]] if marker in old else [])  # first: what is going is not read any more
             self.storage.delete_all(in_the_way)
             for name in names:
-                self._create(name, files[name])
+                self._fixed.create(name, files[name])
             # Before the marker: a reader must not find files of the old one among those of the new one.
             self.storage.delete_all([info for info in self.found if info.name != marker and info not in in_the_way])
-            self._create(MARKER, files[MARKER])
-            if not self._is_mine():
+            self._fixed.create(MARKER, files[MARKER])
+            if not self._fixed.are_mine():
                 raise ObjectExistsError(f"{self.folder}/{METADATA} is not this save's any more", operation="save", path=self.folder)
         except (ObjectExistsError, ObjectChangedError) as error:
             raise self._refused("somebody else saves there at this moment") from error
@@ -276,29 +317,11 @@ class _MarkedFolder(NewFolder):
             text = f"{error.message}. The checkpoint that was there was being replaced, and none is there now: save again"
             raise StorageError(text, **error.details) from error
 
-    def _create(self, name: str, data: bytes) -> None:
-        full = f"{self.folder}/{name}"
-        self._created.append(full)  # before: one whose answer is lost may be there
-        try:
-            self.storage.create_or_same(full, data)
-        except ObjectExistsError:
-            self._created.remove(full)
-            raise
-
     def _begin(self) -> None:
         pass
 
-    def _is_mine(self) -> bool:
-        """Whether nobody who overwrites has taken the name; an interrupt's handler may have, in the midst of this save."""
-        return self.storage.find(f"{self.folder}/{METADATA}") == self._metadata
-
     def _discard(self) -> None:
-        marker = f"{self.folder}/{MARKER}"
-        found = self.storage.list(self.folder)
-        created = self._created if self._created and self._is_mine() else []  # after the list: so all that it has was of this save
-        found = [info for info in found if info.name in created or self.save in info.name]
-        self.storage.delete_all([info for info in found if info.name == marker])
-        self.storage.delete_all([info for info in found if info.name != marker])
+        self._fixed.discard()
 
     def _end(self) -> None:
         pass

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from raystate.core.tree import TreeSpec
@@ -15,7 +15,8 @@ from raystate.orbax.array_reads import Request
 from raystate.orbax.merge import build_files
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import ObjectExistsError, Storage, open_storage
-from raystate.storage.names import MARKER, METADATA, marker_last
+from raystate.storage.names import MARKER, marker_last
+from raystate.storage.placing import FixedNames
 from raystate.transfer.description import check_tree
 from raystate.transfer.orbax_tree import check_written, with_our_chunks, write_tree
 from raystate.transfer.picking import Picked
@@ -42,13 +43,13 @@ def export_orbax(dst: str, step: int, source: Picked, *, verify: bool, progress:
     with open_place(dst, [str(step)]) as place:
         if isinstance(place, LocalPlace):
             storage = open_storage(place.staging)
-            _write(storage, step, tree, source, verify, tally, save=_new_save(), created={})
+            _write(_fixed_names(storage, step), step, tree, source, verify, tally)
             place.files += _files(storage, step)
             place.complete(verify=False, on_bytes=tally.verifying)  # that was done array by array
         else:
             with tempfile.TemporaryDirectory(prefix="raystate-export-") as scratch:
                 storage = open_storage(scratch)
-                _write(storage, step, tree, source, False, tally, save=_new_save(), created={})
+                _write(_fixed_names(storage, step), step, tree, source, False, tally)
                 for name in sorted((file.name for file in _files(storage, step)), key=marker_last):
                     place.write(name, _chunks(Path(scratch) / name))
                 place.complete(verify=verify, on_bytes=tally.verifying)
@@ -58,43 +59,24 @@ def export_orbax(dst: str, step: int, source: Picked, *, verify: bool, progress:
 def _on_gcs(storage: Storage, dst: str, step: int, tree: TreeSpec, source: Picked, verify: bool, tally: Tally) -> list[WrittenFile]:
     if storage.list(str(step)):
         raise refuse_existing(dst, str(step))
-    save, created = _new_save(), dict[str, bytes]()
+    files = _fixed_names(storage, step)
     try:
-        _write(storage, step, tree, source, verify, tally, save=save, created=created)
+        _write(files, step, tree, source, verify, tally)
     except BaseException as error:
         with contextlib.suppress(Exception):  # the first error is the one to tell
-            _discard(storage, step, save, created)
-        if isinstance(error, ObjectExistsError):  # another export was faster
+            files.discard()  # another export to the same place may be complete by now
+        if isinstance(error, ObjectExistsError):  # it was faster
             raise refuse_existing(dst, str(step)) from error
         raise
     return _files(storage, step)
 
 
-def _new_save() -> str:
-    return f"a0k{secrets.token_hex(4)}"
+def _fixed_names(storage: Storage, step: int) -> FixedNames:
+    return FixedNames(storage, str(step), f"a0k{secrets.token_hex(4)}")
 
 
-def _discard(storage: Storage, step: int, save: str, created: Mapping[str, bytes]) -> None:
-    """Remove what this export has written: another one to the same place may be complete by now."""
-    found = storage.list(str(step))
-    metadata = f"{step}/{METADATA}"  # is created first, and has the time in it
-    is_mine = metadata in created and storage.find(metadata) == created[metadata]
-    going = [info for info in found if save in info.name or (is_mine and info.name in created)]
-    storage.delete_all(sorted(going, key=lambda info: marker_last(info.name), reverse=True))
-
-
-def _write(
-    storage: Storage,
-    step: int,
-    tree: TreeSpec,
-    source: Picked,
-    verify: bool,
-    tally: Tally,
-    *,
-    save: str,
-    created: dict[str, bytes],
-) -> None:
-    """`created`: gets the files with fixed names, each before it is there."""
+def _write(fixed: FixedNames, step: int, tree: TreeSpec, source: Picked, verify: bool, tally: Tally) -> None:
+    storage, save = fixed.storage, fixed.save
     writers: list[str] = []
     sums: list[tuple[list[Request], list[int]]] = []
     for writer, requests, crcs in write_tree(storage, str(step), save, tree, source.read, on_bytes=tally.writing):
@@ -102,14 +84,12 @@ def _write(
         sums.append((requests, crcs))
     files = build_files(step, save, [tree], [tree.values], {ITEM: writers}, lambda item: storage.kvstore(f"{step}/{item}"))
     for name in sorted((name for name in files if name != MARKER), key=marker_last):
-        created[f"{step}/{name}"] = files[name]
-        storage.create_or_same(f"{step}/{name}", files[name])
+        fixed.create(name, files[name])
     if verify:
         reader = StepReader(storage, str(step))
         check_written(reader, tree, sums, what=f"{storage.url}/{step}", on_bytes=tally.verifying)
     if MARKER in files:
-        created[f"{step}/{MARKER}"] = files[MARKER]
-        storage.create_or_same(f"{step}/{MARKER}", files[MARKER])
+        fixed.create(MARKER, files[MARKER])
     storage.fsync_tree(str(step))
 
 

@@ -270,10 +270,12 @@ class RemotePlace(ExportPlace):
                 self._fs.rm_file(path)
         for top in self.tops:  # its folders, where there are such; what others have put there stays
             with contextlib.suppress(Exception):
-                for folder in sorted(self._fs.find(self._path(top), withdirs=True), reverse=True):
+                found = self._fs.find(self._path(top), withdirs=True, detail=True)
+                for folder in sorted(
+                    {self._path(top), *(path for path, info in found.items() if info["type"] == "directory")}, reverse=True
+                ):
                     with contextlib.suppress(Exception):
                         self._fs.rmdir(folder)
-                self._fs.rmdir(self._path(top))
 
 
 class ArchivePlace(ExportPlace):

@@ -35,7 +35,7 @@ def text_of(url: str | os.PathLike[str], field: str) -> str:
 def _plain_scheme(url: str) -> str:
     """The same with the name that raystate has for fsspec's scheme, where fsspec has several."""
     scheme, colon, rest = url.partition("://")
-    return f"{_ALIASES.get(scheme, scheme)}{colon}{rest}"
+    return f"{_ALIASES.get(scheme, scheme)}{colon}{rest}" if colon else url
 
 
 def local_path(url: str) -> Path | None:

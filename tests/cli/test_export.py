@@ -540,3 +540,13 @@ def test_row22_a_failed_export_takes_nothing_of_others(one_run: Path, tmp_path: 
     fs.pipe(f"/{tmp_path.name}/d/3/theirs", b"theirs")
     place.__exit__(ValueError, ValueError(), None)
     assert [name.rpartition("/")[2] for name in fs.find(f"/{tmp_path.name}/d")] == ["theirs"]
+
+
+@pytest.mark.parametrize("name", ["gcs", "s3a", "local"])
+def test_row22_a_folder_that_is_called_like_a_scheme(
+    one_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It was taken for the scheme, and the export went to another folder."""
+    monkeypatch.chdir(tmp_path)
+    export(one_run, name)
+    assert os.listdir(tmp_path) == [name]

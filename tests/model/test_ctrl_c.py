@@ -27,6 +27,15 @@ EVERY = 1 if os.environ.get("RAYSTATE_ALL") else 19
 LARGE = 200_000
 
 
+def played(world: World, *scripts: Callable[[Rank], None]) -> None:
+    """One after the other, in a world that ends then."""
+    try:
+        for script in scripts:
+            world.play(script)
+    finally:
+        world.close()
+
+
 def state(step: int, size: int = 100) -> dict[str, Any]:
     return {"w": np.full(size, step, np.float32)}
 
@@ -61,11 +70,7 @@ def play(at: int, cut: Callable[[raystate.StateManager], Any], after: Callable[[
         assert float(restored.state["w"][0]) == restored.step
         manager.close()
 
-    try:
-        world.play(train)
-        world.play(again)
-    finally:
-        world.close()
+    played(world, train, again)
     return came[0]
 
 
@@ -164,10 +169,7 @@ def test_a_rollback_that_is_interrupted_gives_up_what_came_after_it() -> None:
             assert newest is not None
             outcomes.add((began, newest))
 
-        try:
-            world.play(train)
-        finally:
-            world.close()
+        played(world, train)
         at += 1
     assert outcomes - {(False, 1)} == {(False, 5), (True, 1)}  # close() refuses from shortly before it asks
 
@@ -213,10 +215,7 @@ def test_a_manager_that_is_interrupted_as_it_ends_or_begins_lets_go(kind: str) -
             assert again.save(4, state(4), force=True)
             again.close()
 
-        try:
-            world.play(train)
-        finally:
-            world.close()
+        played(world, train)
         at += EVERY
     assert at > EVERY
 
@@ -249,7 +248,4 @@ def test_a_signal_handler_is_told_that_a_call_has_not_finished() -> None:
         assert manager.save(3, state(3), force=True)
         manager.close()
 
-    try:
-        world.play(train)
-    finally:
-        world.close()
+    played(world, train)

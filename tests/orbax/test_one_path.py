@@ -172,21 +172,15 @@ def test_a_save_that_waits_no_longer_lets_nobody_pass_the_one_before_it():
     last.leave()
 
 
-def test_a_save_that_was_dropped_holds_up_nobody(monkeypatch: pytest.MonkeyPatch):
+def test_a_save_that_was_dropped_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, waited_for: threading.Event):
     """Ctrl-C came between the turn and the `try` that would have left it; the other waits by then."""
     monkeypatch.setattr(turns, "LOOK_S", 0.01)
-    resting, real, ended = threading.Event(), turns._rest, list[bool]()
-
-    def rest(one: Any, seconds: float) -> None:
-        resting.set()
-        real(one, seconds)
-
-    monkeypatch.setattr(turns, "_rest", rest)
+    ended: list[bool] = []
     dropped = begun("a")
     waiting = begun("a")
     thread = threading.Thread(target=lambda: ended.append(waiting.wait(10 * PATIENCE_S)))
     thread.start()
-    assert resting.wait(PATIENCE_S)
+    assert waited_for.wait(PATIENCE_S)
     del dropped
     gc.collect()
     thread.join(PATIENCE_S)
@@ -269,27 +263,20 @@ def test_a_handlers_save_in_the_background_inside_another_is_refused(tmp_path: P
     assert first.done() and raystate.load(tmp_path / "two") == {"x": 2}
 
 
-def test_a_save_inside_a_save_in_the_background_waits_for_nobody_who_waits_for_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_save_inside_a_save_in_the_background_waits_for_nobody_who_waits_for_that(tmp_path: Path, waited_for: threading.Event):
     """An item's: it waited for another thread's save to its path, which waited for the arrays, both until the deadline."""
-    resting, real, others = threading.Event(), turns._rest, list[Any]()
+    others: list[Any] = []
     other = threading.Thread(target=lambda: others.append(raystate.save_async(tmp_path / "one", {"x": 1}, overwrite=True)))
-
-    def rest(one: Any, seconds: float) -> None:
-        resting.set()
-        real(one, seconds)
 
     class Data:
         def get_state(self) -> bytes:
             other.start()
-            assert resting.wait(PATIENCE_S)
+            assert waited_for.wait(PATIENCE_S)
             raystate.save(tmp_path / "one", {"x": 2})
             return b""
 
         def set_state(self, state: bytes) -> None: ...
 
-    monkeypatch.setattr(turns, "_rest", rest)
     raystate.save_async(tmp_path / "two", {"x": 3}, items={"data": Data()}).result(PATIENCE_S)
     other.join(PATIENCE_S)
     others[0].result(PATIENCE_S)

@@ -57,19 +57,6 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: 
     monkeypatch.setattr(owner, name, once)
 
 
-@pytest.fixture
-def waited_for(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Is set when a save waits for another one."""
-    event, real = threading.Event(), turns._rest
-
-    def rest(*args: Any) -> None:
-        event.set()
-        real(*args)
-
-    monkeypatch.setattr(turns, "_rest", rest)
-    return event
-
-
 def hold_up(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, until: threading.Event) -> None:
     """The next call of a function that writes."""
     real = getattr(owner, name)

@@ -39,7 +39,7 @@ import raystate
 from raystate.arrays import Holding, MemorySource, restore_tree
 from raystate.arrays.tree import STORABLE
 from raystate.compat import flax_checkpoints
-from raystate.reader import assembling, background, saving, turns
+from raystate.reader import assembling, background, saving
 from tests.orbax.from_state import staged
 from tests.orbax.test_any_state import ONLY_STOCK_JAX, QUIET, check_there, elsewhere, plain, same, states, taken
 from tests.patience import PATIENCE_S
@@ -441,8 +441,8 @@ def test_row15_a_failed_save_that_nobody_asks_for_holds_no_arrays(tmp_path: Path
             future.result(PATIENCE_S)
 
 
-def test_row15_one_save_is_held_at_a_time(tmp_path: Path):
-    waited_for, held = threading.Event(), [0, 0]  # now, at most
+def test_row15_one_save_is_held_at_a_time(tmp_path: Path, waited_for: threading.Event):
+    held = [0, 0]  # now, at most
 
     def taken(*arguments: Any, **rest: Any) -> Any:
         held[0] += 1
@@ -455,12 +455,8 @@ def test_row15_one_save_is_held_at_a_time(tmp_path: Path):
         write(storage, folder, *arguments, **rest)
         held[0] -= 1
 
-    def rest(*arguments: Any) -> None:
-        waited_for.set()
-        real_rest(*arguments)
-
-    take, write, real_rest = saving.take, saving.write_checkpoint, turns._rest
-    with mock.patch.multiple(saving, take=taken, write_checkpoint=slowly), mock.patch.object(turns, "_rest", rest):
+    take, write = saving.take, saving.write_checkpoint
+    with mock.patch.multiple(saving, take=taken, write_checkpoint=slowly):
         futures = [raystate.save_async(tmp_path / str(number), {"v": number}) for number in range(6)]
         assert all(future.done() for future in futures[:-1])
         futures[-1].result(PATIENCE_S)
