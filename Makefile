@@ -17,13 +17,15 @@ TIMED := tests/timed
 # Each of these starts processes of Ray, for 10 to 100 s of two cores: `make test` has one of each kind, `make test-ray` the others.
 RAY := tests/cluster tests/programs tests/docs/test_examples_on_ray.py
 ONE_OF_EACH := $(addprefix tests/cluster/,test_any_sequence.py test_train_fit.py test_train_internals.py test_status.py)
+# Processes, servers and disks, but hardly a cluster.
+REST := $(addprefix tests/,compilation damage docs gcs jobs power reshard sim storage)
 LATER := $(addprefix --ignore=,tests/house tests/core $(FIRST) $(TIMED))  # have a target of their own
 PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 # Whole files, in the order of tests/conftest.py: the longest first. By itself xdist begins with those that have the most tests, and
 # one of a single test that takes minutes comes last, beside an idle core.
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 # Without Ray: two processes that keep to a core each.
-ONE_CORE := -n 2 -p tests.one_core
+ONE_CORE := $(BY_FILE) -p tests.one_core
 
 .PHONY: demo test test-first test-core test-ray test-long test-timed test-all check docs bench format clean venv
 .DEFAULT_GOAL := test
@@ -43,10 +45,9 @@ demo: $(STAMP)
 	$(BIN)/python -m jobs.demo $(if $(GCS),--gcs) $(ARGS)
 
 # Fast layers first: what core decides is wrong long before a cluster shows it.
-test: test-first
-	$(PYTEST) $(ONE_CORE) tests/model $(ARGS)
-	$(PYTEST) $(BY_FILE) tests $(LATER) $(addprefix --ignore=,tests/model $(RAY)) $(ARGS)
-	$(PYTEST) $(BY_FILE) $(ONE_OF_EACH) $(ARGS)
+test: $(STAMP)
+	$(PYTEST) $(ONE_CORE) tests/core $(FIRST) tests/model $(ARGS)
+	$(PYTEST) $(BY_FILE) $(REST) $(ONE_OF_EACH) --ignore=tests/docs/test_examples_on_ray.py $(ARGS)
 
 # All that trains on Ray: real deaths, drills, other people's programs, the pages of the documents.
 test-ray: $(STAMP)
@@ -72,11 +73,11 @@ test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) $(ONE_CORE) tests/model $(ARGS)
 
-test-first: test-core
-	$(PYTEST) $(ONE_CORE) --dist loadfile $(FIRST) $(ARGS)
+test-first: $(STAMP)
+	$(PYTEST) $(ONE_CORE) tests/core $(FIRST) $(ARGS)
 
 test-core: $(STAMP)
-	$(PYTEST) -n 2 tests/core $(ARGS)
+	$(PYTEST) $(ONE_CORE) tests/core $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

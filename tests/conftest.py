@@ -148,6 +148,7 @@ _LONGEST = (
     "cluster/test_disk.py",
     "cluster/test_damage.py",
 )
+_TEST_BY_TEST = ("tests/core/", "tests/model/")
 _RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a machine share a run name
 _counter = itertools.count()
 
@@ -214,8 +215,23 @@ def pytest_runtest_call() -> None:
     signal.signal(signal.SIGTERM, _on_sigterm)  # ray.init in a fixture puts its own there, which only fails the test
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, _on_sigterm)
+    if config.getoption("numprocesses", None):
+        config.pluginmanager.register(_AtOnce(config))
+
+
+class _AtOnce:
+    """Names a test as soon as it has failed: what pytest says of it comes at the end, minutes later."""
+
+    def __init__(self, config: pytest.Config):
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        shown = self._config.pluginmanager.getplugin("terminalreporter")
+        if report.failed and shown is not None:
+            why = getattr(getattr(report.longrepr, "reprcrash", None), "message", "").partition("\n")[0]
+            shown.write_line(f"\nFAILED {report.nodeid}: {why[:200]}", red=True)
 
 
 def pytest_report_header() -> str:
@@ -244,6 +260,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: _LAYERS.index(_layer(item)) if _layer(item) in _LAYERS else len(_LAYERS))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_longest_first)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile` whole files, but for layers of many tests that need nothing of their files: these test by test."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if nodeid.startswith(_TEST_BY_TEST) else super()._split_scope(nodeid)
+
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
