@@ -105,19 +105,23 @@ class Departure:
         """
         session, pipeline = self._session, self._pipeline
         pipeline.drain()
-        promised, lost = pipeline.promises()
-        with pipeline.lock:
-            last = pipeline.machine.kept
-        reply = session.ask(
-            LeaveReply,
-            lambda ask: LeaveAsked(
-                ask=ask, lineage=session.lineage, rank=session.rank, last=last, promised=promised, word=session.number
-            ),
-            timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
-            phase="close",
-        )
-        before_leaving(reply)
-        self.detach()
+        try:
+            with pipeline.lock:
+                promised, lost = pipeline.promises()
+                last = pipeline.machine.kept
+                session.is_leaving = True  # nobody would wait for what another thread saves from here on
+            reply = session.ask(
+                LeaveReply,
+                lambda ask: LeaveAsked(
+                    ask=ask, lineage=session.lineage, rank=session.rank, last=last, promised=promised, word=session.number
+                ),
+                timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
+                phase="close",
+            )
+            before_leaving(reply)
+            self.detach()
+        finally:
+            session.is_leaving = False
         session.link.left(session.rank, session.world)
         if (error := _lost(lost, reply.errors)) is not None:
             raise error

@@ -71,6 +71,7 @@ class Session:
         self.arena: TrainerArena | None = None
         self.number = 0  # of the newest word that the HostActor can read
         self.unfinished_restore = False  # one has begun, and has neither ended nor failed
+        self.is_leaving = False  # close() has counted what was promised
         self._pid = os.getpid()
         self._is_ending = False
         self._set_index = -1
@@ -125,9 +126,10 @@ class Session:
     def refuse_overtaken(self, lineage: str) -> None:
         """Raises RaystateError in a save that began in this lineage and has waited, if another thread restores, has restored or closes."""
         self.refuse_unfinished_restore()
-        if self.is_over or self.lineage != lineage:
-            what = "this StateManager was closed" if self.is_over else "another thread has called restore()"
-            raise RaystateError(f"rank {self.rank}: {what} while save() waited: the step was not saved", rank=self.rank)
+        if self.is_over or self.is_leaving or self.lineage != lineage:
+            closed = "was closed" if self.is_over else "is being closed by another thread"
+            what = f"this StateManager {closed}" if self.lineage == lineage else "another thread has called restore()"
+            raise RaystateError(f"rank {self.rank}: {what} during save(): the step was not saved", rank=self.rank)
 
     @property
     def is_over(self) -> bool:

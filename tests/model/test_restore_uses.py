@@ -484,13 +484,44 @@ def test_a_save_that_waits_is_overtaken(play: Play, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(manager._pipeline, "_wait_for_turn", waiting)
         said = r"another thread has called restore\(\)" if other == "restore" else "was closed"
-        with pytest.raises(raystate.RaystateError, match=f"{said} while save"):
+        with pytest.raises(raystate.RaystateError, match=f"{said} during save"):
             manager.save(10, trained(10), force=True)
         assert manager.all_steps() == [1]
         if other == "restore":
             assert manager.save(2, trained(2), force=True)
             manager.close()
             assert manager.all_steps()[-1] == 2
+
+    play(script)
+
+
+@pytest.mark.parametrize("when", ["before the answer", "after it"])
+def test_a_save_beside_a_close_is_refused(play: Play, monkeypatch: pytest.MonkeyPatch, when: str):
+    """Another thread's, while close() waits for its answer or works on it: save() said True, and nobody waited for that step."""
+
+    def script(manager: StateManager) -> None:
+        manager.restore()
+        manager.save(1, trained(1), force=True)
+        real = manager._session.ask
+
+        def save() -> None:
+            with pytest.raises(raystate.RaystateError, match="is being closed by another thread during save"):
+                StateManager.save.__wrapped__(manager, 9, trained(9), force=True)  # pyright: ignore[reportFunctionMemberAccess]
+
+        def ask(*args: Any, **options: Any) -> Any:
+            if options["phase"] != "close":
+                return real(*args, **options)
+            monkeypatch.setattr(manager._session, "ask", real)
+            if when == "before the answer":
+                save()
+            reply = real(*args, **options)
+            if when == "after it":
+                save()
+            return reply
+
+        monkeypatch.setattr(manager._session, "ask", ask)
+        manager.close()
+        assert manager.all_steps() == [1]
 
     play(script)
 
