@@ -14,14 +14,14 @@ from flax import serialization
 
 from raystate.arrays import array_leaves, describe, native
 from raystate.compat.flax_errors import TargetError
-from raystate.compat.flax_replacing import remove_replaced, replace_marked
+from raystate.compat.flax_replacing import replace_with_object, replace_with_tree
 from raystate.core.errors import ConfigError, StorageError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.merge import MARKER, build_files
 from raystate.orbax.writer import write_item
 from raystate.storage import Storage, posix, replace_tree
 from raystate.storage.names import METADATA
-from raystate.storage.placing import TEMPORARY, new_save
+from raystate.storage.placing import TEMPORARY, FixedNames, new_save
 from raystate.storage.replacing import OLD
 
 logger = logging.getLogger("raystate")
@@ -77,7 +77,7 @@ class Msgpack:
     def write(self, storage: Storage, name: str) -> None:
         """Put it in its place, whole and durable; what is there is replaced."""
         if not storage.is_directory:
-            remove_replaced(storage, name, replace_marked(storage, name, {name: self.data}))
+            replace_with_object(storage, name, self.data)
             return
         with _Place(storage, name) as place:
             storage.create(place.new, self.data)
@@ -104,14 +104,16 @@ class Tree:
 
     def _write_marked(self, storage: Storage, name: str) -> None:
         """On an object store: data under unique names, then the files with fixed names, the marker last."""
-        save = new_save()
+        fixed = FixedNames(storage, name, new_save())
         try:
-            files = self._files(storage, name, save)
-            left = replace_marked(storage, name, {f"{name}/{file}": data for file, data in files.items()}, save)
+            files = self._files(storage, name, fixed.save)
         except BaseException:
-            _discard(storage, name, save)
+            try:
+                fixed.discard()
+            except StorageError as failed:  # the failure that is already on its way says more
+                logger.warning("left-overs of an unfinished save stay in %s/%s: %s", storage.url, name, failed.message)
             raise
-        remove_replaced(storage, name, left)
+        replace_with_tree(fixed, files)
 
     def _files(self, storage: Storage, prefix: str, save: str) -> dict[str, bytes]:
         """Write the arrays below `prefix`; every file with a fixed name -> its bytes."""
@@ -168,11 +170,3 @@ class _Place:
                 self._storage.delete_tree(self.new)
         except (OSError, StorageError) as failed:  # the failure that is already on its way says more
             logger.warning("left-overs of an unfinished save stay in %s/%s: %s", self._storage.url, self.new, failed)
-
-
-def _discard(storage: Storage, name: str, save: str) -> None:
-    """On an object store: remove what this save has written under names of its own, and nothing else. Never raises a StorageError."""
-    try:
-        storage.delete_all([info for info in storage.list(name) if save in info.name])
-    except StorageError as failed:  # the failure that is already on its way says more
-        logger.warning("left-overs of an unfinished save stay in %s/%s: %s", storage.url, name, failed.message)

@@ -256,12 +256,12 @@ class FixedNames:
     def __init__(self, storage: Storage, folder: str, save: str):
         self.storage = storage
         self.save = save
-        self._folder = folder
+        self.folder = folder
         self._created: dict[str, bytes] = {}
 
     def create(self, name: str, data: bytes) -> None:
         """`name`: relative to the folder. Raises ObjectExistsError: another save has created it."""
-        full = f"{self._folder}/{name}"
+        full = f"{self.folder}/{name}"
         self._created[full] = data  # before: one whose answer is lost may be there
         try:
             self.storage.create_or_same(full, data)
@@ -271,15 +271,15 @@ class FixedNames:
 
     def are_mine(self) -> bool:
         """Whether nobody has taken the folder since they were created."""
-        metadata = f"{self._folder}/{METADATA}"
+        metadata = f"{self.folder}/{METADATA}"
         return metadata in self._created and self.storage.find(metadata) == self._created[metadata]
 
     def discard(self) -> None:
         """Remove what this save has written, and nothing of another one."""
-        found = self.storage.list(self._folder)
+        found = self.storage.list(self.folder)
         created = self._created if self.are_mine() else {}  # after the list: so all that it has was of this save
         going = [info for info in found if info.name in created or self.save in info.name]
-        marker = f"{self._folder}/{MARKER}"
+        marker = f"{self.folder}/{MARKER}"
         self.storage.delete_all([info for info in going if info.name == marker])
         self.storage.delete_all([info for info in going if info.name != marker])
 

@@ -16,11 +16,12 @@ from flax import serialization
 
 import raystate
 from raystate.compat import flax_checkpoints as ours
-from raystate.compat import flax_writing
+from raystate.compat import flax_directory, flax_writing
 from raystate.core.errors import CorruptCheckpointError, StorageError
 from raystate.legacy import LegacyDirectory
-from raystate.storage import Storage
+from raystate.storage import Storage, open_storage
 from tests.storage.backends import GCS_SERVER_RUNS, gcs_backend
+from tests.storage.interrupted import Interrupted
 
 pytestmark = pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the wheel of fake-gcs-server is for Linux on x86-64")
 
@@ -143,6 +144,31 @@ def test_row17_an_overwrite_that_fails_on_gcs_leaves_a_whole_one(
             before = contents(bucket)
         nth += 1
     assert nth > 3 and found != before
+
+
+@pytest.mark.parametrize("old", [False, pytest.param(True, marks=pytest.mark.long)], ids=["alone", "over an old one"])
+def test_row17_a_handler_that_saves_and_exits_keeps_what_it_saved(bucket: Storage, monkeypatch: pytest.MonkeyPatch, old: bool):
+    """As one does on SIGTERM. The save that it had interrupted removed its files, as if they were its own, or put old ones among them."""
+    nth, came = 0, True
+    while came:
+        url = f"{bucket.url}/{nth}"
+        if old:
+            ours.save_checkpoint(url, TREE, 1)
+
+        def handler(_: Storage, url: str = url) -> bool:
+            with monkeypatch.context() as patch:
+                patch.setattr(flax_directory, "open_storage", open_storage)
+                ours.save_checkpoint(url, OTHER, 1, overwrite=True)
+            return True
+
+        interrupted = Interrupted(open_storage(url), nth, "after", handler, raises=SystemExit(0))
+        with monkeypatch.context() as patch, contextlib.suppress(SystemExit):
+            patch.setattr(flax_directory, "open_storage", lambda _, storage=interrupted: storage)
+            ours.save_checkpoint(url, TREE, 1, overwrite=old)
+        came = interrupted.came
+        same(ours.restore_checkpoint(url, TREE), OTHER if came else TREE)
+        nth += 1
+    assert nth > 5
 
 
 def contents(bucket: Storage) -> dict[str, bytes]:

@@ -163,19 +163,22 @@ def test_row17_a_signals_handler_may_save_the_step_that_it_interrupts(tmp_path: 
     assert os.listdir(tmp_path) == ["checkpoint_3"], "nothing is left over"
 
 
+@pytest.mark.parametrize("raises", [None, SystemExit(0)], ids=["returns", "exits"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_row17_a_handlers_overwrite_in_a_bucket_stays(when: str, tmp_path: Path):
-    """What it interrupted was refused, and then removed it and put the old one back."""
+def test_row17_a_handlers_overwrite_in_a_bucket_stays(when: str, raises: BaseException | None, tmp_path: Path):
+    """What it interrupted was refused, or ended by the handler, and then removed it and put the old one back."""
     nth, came = 0, True
     while came:
         storage = open_storage(f"memory://{tmp_path.name}/{when}/{nth}")
         Msgpack(b"1").write(storage, "checkpoint_1")
-        interrupted = Interrupted(storage, nth, when, lambda inner: (Msgpack(b"3").write(inner, "checkpoint_1"), b"3")[1])
+        interrupted = Interrupted(
+            storage, nth, when, lambda inner: (Msgpack(b"3").write(inner, "checkpoint_1"), b"3")[1], raises=raises
+        )
         good = []
-        with contextlib.suppress(StorageError):
+        with contextlib.suppress(StorageError, SystemExit):
             Msgpack(b"2").write(interrupted, "checkpoint_1")
             good.append(b"2")
-        assert storage.read("checkpoint_1") in [*good, interrupted.got]
+        assert storage.read("checkpoint_1") in [*good, interrupted.got or b"1"]
         came = interrupted.came
         nth += 1
     assert nth > 5

@@ -13,18 +13,21 @@ Result = TypeVar("Result")
 
 
 class Interrupted(StorageWrapper, Generic[Result]):
-    """`act` is called once, before or after the nth operation.
+    """`act` is called once, before or after the nth operation; then `raises`, if it is given.
 
     Attributes:
         came: whether it was.
         got: what it has returned; None if it was refused, as it may be in the midst of something.
     """
 
-    def __init__(self, inner: Storage, nth: int, when: str, act: Callable[[Storage], Result]):
+    def __init__(
+        self, inner: Storage, nth: int, when: str, act: Callable[[Storage], Result], *, raises: BaseException | None = None
+    ):
         super().__init__(inner)
         self._left = nth
         self._when = when
         self._act = act
+        self._raises = raises
         self.got: Result | None = None
 
     @property
@@ -44,3 +47,5 @@ class Interrupted(StorageWrapper, Generic[Result]):
         if self._left == -1:
             with contextlib.suppress(StorageError):
                 self.got = self._act(self.inner)
+            if self._raises is not None:
+                raise self._raises
