@@ -17,6 +17,7 @@ from raystate.core.messages import Ask, Failure, LeaveReply, ReleaseAsked
 from raystate.storage import open_storage, run_hash, visible_steps
 
 QUICK_S = 5.0
+STORAGE_S = 3.0  # in an outage: whoever asks has something to go on with
 
 
 def newest_step(config: StateConfig) -> int | None:
@@ -29,7 +30,7 @@ def newest_step(config: StateConfig) -> int | None:
         except (RayActorError, GetTimeoutError):
             return None
     try:
-        stored = visible_steps(open_storage(config.storage))
+        stored = visible_steps(open_storage(config.storage, timeout_s=STORAGE_S))
     except StorageError:
         if in_memory < 0:
             raise

@@ -6,7 +6,6 @@ So whoever listens for them (a dashboard, an alert, a benchmark) goes on to hear
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Generator
 
@@ -91,13 +90,11 @@ def _duration(name: str, took_s: float, kind: str | None = None) -> None:
     jax.monitoring.record_event_duration_secs(name, took_s, **({} if kind is None else {"storage_type": kind}))
 
 
-_last_lock = threading.RLock()  # a signal's handler may save while its thread holds it
 _last_save_s = time.time()  # Orbax, too, counts the first from the start of the process
 
 
 def _since_last(begin_s: float) -> None:
     """From the beginning of a save to that of the next, as Orbax counts it: what training would lose between them."""
     global _last_save_s
-    with _last_lock:
-        since_s, _last_save_s = begin_s - _last_save_s, begin_s
+    since_s, _last_save_s = begin_s - _last_save_s, begin_s
     _duration("/jax/checkpoint/write/duration_since_last_checkpoint_secs", since_s)

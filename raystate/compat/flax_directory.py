@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 
 from raystate.compat.flax_errors import OutdatedCheckpointError
-from raystate.core.errors import ConfigError
+from raystate.core.errors import ConfigError, StorageError
 from raystate.legacy import GDA, is_temporary, last_number, natural_sort, safe_normpath
-from raystate.storage import ObjectInfo, Storage, StorageUrl, open_storage
+from raystate.storage import ObjectInfo, ObjectMissingError, Storage, StorageUrl, open_storage
 from raystate.storage.names import MARKER
 from raystate.storage.placing import TEMPORARY, new_save
+
+_GOING = "-going"  # ends the name of what is being removed
 
 
 class FlaxDirectory:
@@ -96,6 +99,16 @@ class FlaxDirectory:
         names = [found for found in self.names() if not overwrite or found == name or found in there]
         for old in removed(names, name, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps):
             self.remove(old)
+        self._remove_going()
+
+    def _remove_going(self) -> None:
+        """What a process that was killed was removing."""
+        if self.storage.is_directory:
+            names = [info.name.rstrip("/") for info in self.storage.list(recursive=False)]
+            for name in names:
+                if name.startswith(self.prefix) and TEMPORARY in name and name.endswith(_GOING):
+                    with contextlib.suppress(StorageError):  # the next save tries again
+                        self.storage.delete_tree(name)
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint in any form; first what makes it complete."""
@@ -109,8 +122,11 @@ class FlaxDirectory:
     def _remove_folder(self, name: str) -> None:
         """In a directory it loses its name first: nobody finds half of it, also if this process is killed."""
         if self.storage.is_directory and self.storage.list(name, recursive=False):
-            going = f"{name}{TEMPORARY}{new_save()}"
-            self.storage.rename_tree(name, going)
+            going = f"{name}{TEMPORARY}{new_save()}{_GOING}"
+            try:
+                self.storage.rename_tree(name, going)
+            except ObjectMissingError:  # somebody else has removed it
+                return
             name = going
         self.storage.delete_tree(name)
 

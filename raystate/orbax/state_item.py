@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 
 from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
 
+METRICS = "metrics"  # Orbax v0's item of them; a tree of arrays may be called so, too
 STATE_ITEMS = ("state", "default")  # raystate's and Orbax v1's name, Orbax v0's
 
 
 def choose_state(
     step: int | str, kinds: Mapping[str, str], *, has_lost_its_tree: Callable[[str], bool], has_arrays: Callable[[str], bool]
 ) -> str:
-    """The item "state" or "default", else the only one with arrays, else the only tree.
+    """The item "state" or "default", else the only one with arrays, else the only tree; "metrics" only if there is no other.
 
     Args:
         step: for errors.
@@ -34,6 +35,7 @@ def choose_state(
         raise CorruptCheckpointError(message, step=step, item=lost[0])
     trees = [item for item, kind in kinds.items() if kind == "arrays"]
     arrays = [item for item in trees if has_arrays(item)] or trees
+    arrays = [item for item in arrays if item != METRICS] or arrays
     if len(arrays) == 1:
         return arrays[0]
     message = f"step {step} has no item 'state' or 'default'"

@@ -23,7 +23,7 @@ from raystate.orbax.array_reads import Request, read_boxes
 from raystate.orbax.array_specs import describe_store, open_arrays, plain_spec, read_spec
 from raystate.orbax.item_kinds import ITERATOR_FILE, JSON_FILES, ItemKind, item_kind
 from raystate.orbax.said import parse_json, parse_object
-from raystate.orbax.state_item import choose_state
+from raystate.orbax.state_item import METRICS, choose_state
 from raystate.orbax.step_files import HasKvstore, StepFiles, of_one_checkpoint
 from raystate.orbax.step_metadata import (
     CUSTOM_KEY,
@@ -40,7 +40,6 @@ from raystate.orbax.stored import StoredValue, stored_values
 BARE_ITEM = "state"  # what a tree is called that lies in its folder without an item
 
 _SHOWN = 20
-METRICS = "metrics"
 _OF_A_TREE = ("_sharding", "manifest.ocdbt")  # what an item of arrays has beside its metadata
 
 

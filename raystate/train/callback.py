@@ -49,7 +49,7 @@ POLL_INTERVAL_S = 0.2  # Ray's own is 2 s: on average a second until a death is 
 PINNED_START_S = 10.0  # then the workers may go anywhere
 ROOM_S = 1.0  # for the group before to have given its resources back
 OTHERS_GRACE_S = 1.0  # after one rank's exception, for the others' own
-_PROBE_S = 10.0
+_PROBE_S = 10.0  # more than the Coordinator and storage are given
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

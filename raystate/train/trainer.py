@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import traceback
 from collections.abc import Generator
 from typing import Any
 
@@ -56,9 +57,16 @@ def own_interrupts() -> Generator[None, None, None]:
     try:
         yield
     except SystemExit as error:
-        if before is not None and not error.code and signal.getsignal(signal.SIGINT) is not before:
+        handler = signal.getsignal(signal.SIGINT)
+        if before is not None and handler is not before and _raised_in(handler, error):
             raise KeyboardInterrupt from None
         raise
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
+
+
+def _raised_in(function: Any, error: BaseException) -> bool:
+    """Whether it was this function that raised: a program's own handler of another signal may exit, too."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    return getattr(function, "__code__", None) is frame.f_code

@@ -14,8 +14,8 @@ from raystate.arrays import ReadRequest
 from raystate.core.errors import ConfigError, ReferenceMismatchError
 from raystate.core.tree import TreeSpec
 from raystate.orbax.array_reads import Request
-from raystate.orbax.state_item import STATE_ITEMS
-from raystate.orbax.step_reader import METRICS, StepReader
+from raystate.orbax.state_item import METRICS, STATE_ITEMS
+from raystate.orbax.step_reader import StepReader
 from raystate.restored import STATE, in_memory
 
 

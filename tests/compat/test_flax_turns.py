@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,6 +183,36 @@ def test_row17_a_handlers_overwrite_in_a_bucket_stays(when: str, raises: BaseExc
         came = interrupted.came
         nth += 1
     assert nth > 5
+
+
+def test_row17_a_removal_that_meets_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The save whose checkpoint was durable failed, since the old one was gone."""
+    ours.save_checkpoint(tmp_path, OLD, 1)
+    whole, calls = DirectoryStorage.rename_tree, iter([True])
+
+    def rename_tree(self: DirectoryStorage, source: str, target: str) -> None:
+        if source == "checkpoint_1" and next(calls, False):
+            ours.save_checkpoint(tmp_path, OLD, 3)  # a signal's handler
+        whole(self, source, target)
+
+    monkeypatch.setattr(DirectoryStorage, "rename_tree", rename_tree)
+    ours.save_checkpoint(tmp_path, NEW, 2)
+    assert next(calls, None) is None and restored(tmp_path) == [0, 0, 0]
+
+
+def test_row17_a_removal_that_is_killed_is_finished_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ours.save_checkpoint(tmp_path, OLD, 1)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStorage, "delete_tree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ours.save_checkpoint(tmp_path, NEW, 2)
+    assert len(os.listdir(tmp_path)) == 2
+    ours.save_checkpoint(tmp_path, NEW, 3)
+    assert os.listdir(tmp_path) == ["checkpoint_3"]
 
 
 def test_row17_a_removal_that_is_interrupted_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -260,6 +260,10 @@ def test_arrays_of_the_name_metrics_are_an_item(tmp_path: Path):
     report = import_steps(tmp_path / "new", open_source(str(tmp_path / "old")))
     assert "item 'metrics'" in report.left_out[1][0]
     assert raystate.Reader(tmp_path / "new").restore().state["w"].tolist() == [1.0, 1.0]
+    both = ocp.args.Composite(params=ocp.args.StandardSave({"w": np.ones(2)}), metrics=ocp.args.StandardSave(numbers))
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "other", args=both)
+    assert raystate.load(tmp_path / "other")["w"].tolist() == [1.0, 1.0], "beside arrays of another name they are not the state"
 
 
 def early(path: Path, tree: Any) -> None:
