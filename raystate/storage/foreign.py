@@ -87,12 +87,26 @@ def describe_foreign(url: str, names: tuple[str, ...]) -> str:
         return f"{url} is the folder of one checkpoint, not of a run"
     more = " and more" if len(names) > SHOWN else ""
     shown = ", ".join(repr(name) for name in names[:SHOWN])
+    if _are_numbered(names):
+        return (
+            f"{url} has folders of steps that lack the files which make a step whole: {shown}{more} (unfinished or half removed, or an "
+            f"early Orbax's; the arrays lie in such a folder or in one below it, like {names[0]}{STATE})"
+        )
     return f"{url} holds checkpoints under names that are no plain step numbers: {shown}{more}"
+
+
+def _are_numbered(names: tuple[str, ...]) -> bool:
+    return all(step_of(name.rstrip("/")) is not None for name in names)
 
 
 def _advice(names: tuple[str, ...]) -> str:
     if names == ("./",):
         return "Give the run the folder above it, or an empty storage and start from this one: restore_or_init(source=…)"
+    if _are_numbered(names):
+        return (
+            "A run that begins here would begin at step 0 beside them. Move them away, or give the run an empty storage and start from "
+            "such a folder of arrays: restore_or_init(source=…)"
+        )
     return (
         "A run that begins here would begin at step 0 beside them. Rename their folders to plain numbers, such as 1200/, turn them "
         "into steps of another storage with `raystate import`, or give the run an empty storage and start from one of them: "
