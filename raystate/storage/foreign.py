@@ -90,7 +90,7 @@ def describe_foreign(url: str, names: tuple[str, ...]) -> str:
     if _are_numbered(names):
         return (
             f"{url} has folders of steps that lack the files which make a step whole: {shown}{more} (unfinished or half removed, or an "
-            f"early Orbax's; the arrays lie in such a folder or in one below it, like {names[0]}{STATE})"
+            f"early Orbax's; the arrays lie in such a folder or in one below it, like {names[0]}state)"
         )
     return f"{url} holds checkpoints under names that are no plain step numbers: {shown}{more}"
 

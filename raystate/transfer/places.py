@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import errno
+import logging
 import os
 import secrets
 import shutil
@@ -24,6 +25,8 @@ from raystate.checksum import crc32c
 from raystate.core.errors import ConfigError, StorageError
 from raystate.storage import posix
 from raystate.transfer.urls import CHAIN, local_path, open_files, refuse_existing, split, storage_errors
+
+logger = logging.getLogger("raystate")
 
 PART_BYTES = 16 << 20  # read back at a time
 TEMPORARY = ".raystate-export-"  # begins the name of a folder that an export still writes
@@ -265,10 +268,13 @@ class RemotePlace(ExportPlace):
         pass
 
     def _discard(self) -> None:
+        if self._has_others():
+            logger.warning("left-overs of an unfinished export stay in %s, where somebody else writes, too", self.url)
+            return
         for path in reversed(self._begun):
             with contextlib.suppress(Exception):  # it may never have appeared; the first error is the one to tell
                 self._fs.rm_file(path)
-        for top in self.tops:  # its folders, where there are such; what others have put there stays
+        for top in self.tops:  # its folders, where there are such
             with contextlib.suppress(Exception):
                 found = self._fs.find(self._path(top), withdirs=True, detail=True)
                 for folder in sorted(
@@ -276,6 +282,13 @@ class RemotePlace(ExportPlace):
                 ):
                     with contextlib.suppress(Exception):
                         self._fs.rmdir(folder)
+
+    def _has_others(self) -> bool:
+        """Whether there is a file that this export has not begun: another one, whose files have the same names, goes on or is complete."""
+        begun = {self._fs._strip_protocol(path) for path in self._begun}
+        with contextlib.suppress(Exception):  # the first error is the one to tell
+            return any({*self._fs.find(self._path(top))} - begun for top in self.tops)
+        return False
 
 
 class ArchivePlace(ExportPlace):
