@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from raystate.core.desk import Desk
 from raystate.core.group import Group, Joins
 from raystate.core.journal import Journal
-from raystate.core.messages import Proposal, SnapshotId, StopAsked
+from raystate.core.messages import Proposal, StopAsked
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
@@ -56,7 +56,7 @@ class Agreement:
         self._last_save_s = 0.0
         self._newest_at_save = -1
         self._released = 0
-        self._saving: SnapshotId | None = None  # what all ranks have made durable last, by a proposal
+        self._agreed = ("", -1)  # lineage and step of the last proposal by which all ranks have promised a save
 
     def start(self) -> None:
         """This attempt owns the run: time-based saves count from now."""
@@ -132,7 +132,7 @@ class Agreement:
             if all(seen.newest_step >= proposal.step for seen in group.seen.values()):
                 self._tries = 0
                 self._released = proposal.id
-                self._saving = SnapshotId(group.lineage, proposal.step, 0)
+                self._agreed = (group.lineage, proposal.step)
                 self.snapshots.propose(None)
 
     def _inherit(self, group: Group) -> bool:
@@ -209,10 +209,14 @@ class Agreement:
         """Whether a save is under way, or one that all ranks have agreed on is still being staged."""
         if self.saves.jobs:
             return True
-        last = self._saving
-        if last is None or last.lineage != group.lineage or self.desk.now_s - self._last_save_s > self.desk.settings.save_timeout_s:
+        if self.desk.now_s - self._last_save_s > self.desk.settings.save_timeout_s:
             return False
-        return self.saves.fate(last)[0] is None
+        if self.journal.publishing:
+            return True
+        lineage, step = self._agreed
+        # The ranks act at the first step from the agreed one on for which they call save(), so that one or a later one has to be over.
+        over = (key for keys in (self.saves.saved, self.saves.failed) for key in reversed(keys))
+        return lineage == group.lineage and not any(key.lineage == lineage and key.step >= step for key in over)
 
     def _end(self, proposal: Proposal, why: str) -> None:
         self.snapshots.propose(replace(proposal, state="withdrawn", reason=why))

@@ -230,8 +230,7 @@ class Leaving:
         best = [snap for snap in self.memory.candidates() if snap.order < _order(last)]
         promised = any(last in one.promised for one in self._left.values())
         if promised or (not best and self.journal.durable_step < 0):
-            _, known = self.saves.fate(last)
-            text = known if last in self.saves.failed else self.joins.missing_text(last)
+            text = self.saves.failed.get(last) or self.joins.missing_text(last)
             self._refuse(
                 "StorageError",
                 f"step {last.step} cannot be made durable: {text}; newest durable step: {step_text(self.journal.durable_step)}",
@@ -249,10 +248,14 @@ class Leaving:
         self.phase = "finished"
         step = self.journal.durable_step
         self.desk.log("info", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
+        fates = self._promises.fates()
         for rank, asks in sorted(self._asks.asks.items()):
-            waiting, errors, _ = self._promises.unfinished(self._left[rank]) if rank in self._left else ({}, [], [])
+            errors: list[str] = []
+            if (event := self._left.get(rank)) is not None:
+                undecided, errors, _ = fates.unfinished(event)
+                errors += fates.texts(event, undecided)
             for ask in asks:
-                self.desk.answer(ask, LeaveReply(step=step, errors=(*errors, *dict.fromkeys(waiting.values()))))
+                self.desk.answer(ask, LeaveReply(step=step, errors=tuple(errors)))
         self.desk.out.append(Finish(reason=self._why))
 
     # ---------------------------------------------------------------- time
@@ -302,7 +305,7 @@ class Leaving:
         step = late[0]
         text = "; ".join(journal.troubles[-1:])
         if last is not None and step == last.step and not text:
-            text = self.saves.fate(last)[1]
+            text = self.saves.fate(last)[1] or self.saves.waits_for(last)
         self._refuse(
             "StorageError",
             f"step {step} is not durable after {waited_s:.1f} s: {text}",

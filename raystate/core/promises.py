@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
+
 from raystate.core.desk import Desk
 from raystate.core.group import Group, Joins
 from raystate.core.journal import Journal
 from raystate.core.memory import Memory
-from raystate.core.messages import FlushAsked, FlushReply, LeaveAsked, SnapshotId
+from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, SnapshotId
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
+Fate = tuple[bool | None, str]  # see `Saves.fate`
+
+
+class Fates:
+    """What has become of promises, as of now: each is looked at once, however many ranks ask about it."""
+
+    def __init__(self, joins: Joins, fate: Callable[[SnapshotId], Fate], waits_for: Callable[[SnapshotId], str]):
+        self._joins = joins
+        self.fate = cache(fate)
+        self._waits_for = cache(waits_for)
+
+    def is_heard(self, event: FlushAsked | LeaveAsked) -> bool:
+        """Whether a report has told of what the rank had saved when it asked; nothing is known of its promises before."""
+        group = self._joins.group
+        return not event.promised or (group is not None and group.heard(event.rank, event.word))
+
+    def unfinished(self, event: FlushAsked | LeaveAsked) -> tuple[list[SnapshotId], list[str], list[SnapshotId]]:
+        """(what is still undecided; why others have failed; which these are) of what was promised to a rank."""
+        if not self.is_heard(event):
+            return [*event.promised], [], []
+        undecided = [key for key in event.promised if self.fate(key)[0] is None]
+        lost = [key for key in event.promised if self.fate(key)[0] is False]
+        whys = [(key, self.fate(key)[1]) for key in lost]
+        return undecided, [why if why.startswith("step ") else f"step {key.step}: {why}" for key, why in whys], lost
+
+    def texts(self, event: FlushAsked | LeaveAsked, undecided: Iterable[SnapshotId]) -> Iterable[str]:
+        """What these wait for, each once."""
+        if not self.is_heard(event):
+            return [f"no report yet of what {self._joins.where([event.rank])} has saved"]
+        return dict.fromkeys(self._waits_for(key) for key in undecided)
+
 
 class Promises:
-    """Waits for durability on behalf of the ranks that have called wait_until_finished()."""
+    """Waits for durability on behalf of the ranks that have called wait_until_finished().
+
+    Each waits for one thing at a time: a report of its rank, then the first of its promises that is undecided. So an event costs the same
+    however many wait. What no event tells, such as a host that is down, is seen at the next tick.
+    """
 
     def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
         self._desk = desk
@@ -21,42 +59,71 @@ class Promises:
         self._joins = joins
         self._journal = journal
         self._saves = saves
-        self._waiting: list[tuple[FlushAsked, float]] = []  # with the time when it was asked
+        self._waiting: dict[Ask, tuple[FlushAsked, float]] = {}  # with the time when it was asked
+        self._new: list[Ask] = []  # not looked at yet
+        self._unheard: dict[int, list[Ask]] = {}  # by the rank whose report they wait for
+        self._undecided: dict[SnapshotId, list[Ask]] = {}  # by the promise that they wait for
+        self._group: Group | None = None  # when they were looked at last
+        self._all_due = False
 
     def flush_asked(self, event: FlushAsked) -> None:
         """A rank waits until everything that it was promised is durable, or known to be lost."""
         if self._joins.check(event.ask, event.lineage, event.rank):
             for key, why in event.broken:
                 self.copy_broke(key, event.rank, why)
-            if all(
-                one.ask != event.ask for one, _ in self._waiting
-            ):  # who asks again, because the answer may be lost, waits no longer
-                self._waiting.append((event, self._desk.now_s))
+            if event.ask not in self._waiting:  # who asks again, because the answer may be lost, waits no longer
+                self._waiting[event.ask] = (event, self._desk.now_s)
+                self._new.append(event.ask)
             self._desk.stir = True
 
     def turn(self) -> None:
         """Answer those whose promises are all settled, whose group is gone, or who have waited long enough."""
-        if not self._waiting:
+        spoken = self._joins.take_spoken()
+        if self._waiting:
+            fates = self.fates()
+            for ask in self._due(spoken):
+                self._answer(ask, fates)
+
+    def _due(self, spoken: Collection[int]) -> list[Ask]:
+        """Who may have to be answered, now that these ranks have spoken."""
+        group = self._joins.group
+        due, self._new = self._new, []
+        if self._all_due or group is not self._group or group is None or not group.alive:
+            self._group, self._all_due = group, False
+            self._unheard, self._undecided = {}, {}
+            return [*self._waiting]
+        for rank in spoken:
+            due += self._unheard.pop(rank, ())
+        for key in [key for key in self._undecided if self._fate(key, spoken)[0] is not None]:
+            due += self._undecided.pop(key)
+        return due
+
+    def _answer(self, ask: Ask, fates: Fates) -> None:
+        """If it need not wait any more."""
+        event, since_s = self._waiting[ask]
+        group = self._joins.group
+        gone = group is None or not group.alive or group.lineage != event.lineage
+        waited_s = self._desk.now_s - since_s
+        if event.wait and not gone and waited_s < self._desk.settings.save_timeout_s:
+            if not fates.is_heard(event):
+                self._unheard.setdefault(event.rank, []).append(ask)
+                return
+            # A promise for which others wait is undecided: it has just been looked at.
+            open_ones = (key for key in event.promised if key in self._undecided or fates.fate(key)[0] is None)
+            if (first := next(open_ones, None)) is not None:
+                self._undecided.setdefault(first, []).append(ask)
+                return
+        del self._waiting[ask]
+        undecided, errors, lost = fates.unfinished(event)
+        if event.wait:
+            errors += [f"{text} (after {waited_s:.1f} s)" for text in fates.texts(event, undecided)]
+        mistake = self._saves.mistake
+        if event.wait and mistake is not None and mistake[0] in lost:
+            self._desk.fail([ask], "ConfigError", mistake[1], step=mistake[0].step)
             return
-        left: list[tuple[FlushAsked, float]] = []
-        for event, since_s in self._waiting:
-            group = self._joins.group
-            waiting, errors, lost = self.unfinished(event)
-            gone = group is None or not group.alive or group.lineage != event.lineage
-            waited_s = self._desk.now_s - since_s
-            if waiting and not gone and event.wait and waited_s < self._desk.settings.save_timeout_s:
-                left.append((event, since_s))
-                continue
-            if waiting:
-                errors += [f"{text} (after {waited_s:.1f} s)" for text in dict.fromkeys(waiting.values())]
-            mistake = self._saves.mistake
-            if event.wait and mistake is not None and mistake[0] in lost:
-                self._desk.fail([event.ask], "ConfigError", mistake[1], step=mistake[0].step)
-                continue
-            durable_step = self._journal.durable_step
-            reply = FlushReply(durable_step=durable_step, errors=tuple(errors), lost=tuple(lost), undecided=tuple(waiting))
-            self._desk.answer(event.ask, reply)
-        self._waiting = left
+        durable_step = self._journal.durable_step
+        reply = FlushReply(durable_step=durable_step, errors=tuple(errors), lost=tuple(lost), undecided=tuple(undecided))
+        self._desk.answer(ask, reply)
 
     def copy_broke(self, key: SnapshotId, rank: int, why: str) -> None:
         """A rank could not make its copy of what it had promised: nobody can make it durable."""
@@ -68,42 +135,29 @@ class Promises:
         return len(self._waiting)
 
     def tick(self) -> None:
-        """Look at the deadlines of those who wait."""
+        """Look at all who wait, and at their deadlines."""
         if self._waiting:
-            self._desk.stir = True
+            self._all_due = self._desk.stir = True
 
     # ---------------------------------------------------------------- what became of them
 
-    def unfinished(self, event: FlushAsked | LeaveAsked) -> tuple[dict[SnapshotId, str], list[str], list[SnapshotId]]:
-        """(what is still under way, and how far; why others have failed; which these are) of what was promised to a rank."""
-        group = self._joins.group
-        if event.promised and (group is None or not group.heard(event.rank, event.word)):
-            return dict.fromkeys(event.promised, f"no report yet of what {self._joins.where([event.rank])} has saved"), [], []
-        waiting: dict[SnapshotId, str] = {}
-        errors: list[str] = []
-        lost: list[SnapshotId] = []
-        for key in event.promised:
-            durable, why = self._fate(key)
-            if durable is None:
-                waiting[key] = why
-            elif not durable:
-                errors.append(why if why.startswith("step ") else f"step {key.step}: {why}")
-                lost.append(key)
-        return waiting, errors, lost
+    def fates(self) -> Fates:
+        """For questions that are answered now."""
+        return Fates(self._joins, self._fate, self._saves.waits_for)
 
     def is_lost(self, key: SnapshotId) -> bool:
         """Whether a promised snapshot can't become durable any more."""
         return self._fate(key)[0] is False
 
-    def _fate(self, key: SnapshotId) -> tuple[bool | None, str]:
-        """As `Saves.fate`; also of a snapshot that nobody will complete."""
+    def _fate(self, key: SnapshotId, spoken: Collection[int] | None = None) -> Fate:
+        """As `Saves.fate`; also of a snapshot that nobody will complete. `spoken`: only these ranks have changed since it was undecided."""
         durable, why = self._saves.fate(key)
         if durable is None and key not in self._saves.jobs and key.step not in self._journal.live:
-            skipped = self._skipped(key)
+            skipped = self._skipped(key, spoken)
             if skipped:
                 return False, f"{self._joins.where(skipped)} had no free slot for it before a newer step came"
             if self._is_over(key):
-                return False, f"it was not staged on all ranks before a restore: {why}"
+                return False, f"it was not staged on all ranks before a restore: {self._saves.waits_for(key)}"
         return durable, why
 
     def _is_over(self, key: SnapshotId) -> bool:
@@ -114,8 +168,8 @@ class Promises:
             return False
         return not self._snapshots.gathering and all(view.up and view.reported_s is not None for view in self._memory.views)
 
-    def _skipped(self, key: SnapshotId) -> list[int]:
-        """Ranks that are past the snapshot and neither hold nor stage it: it can't become complete any more.
+    def _skipped(self, key: SnapshotId, among: Collection[int] | None) -> list[int]:
+        """Ranks (of these; None: of all) that are past the snapshot and neither hold nor stage it: it can't become complete any more.
 
         What a host that is down holds isn't known: it may be back with it.
         """
@@ -123,9 +177,10 @@ class Promises:
         snap = self._memory.snaps.get(key)
         pieces = {} if snap is None else snap.pieces
         seen = {} if group is None or group.lineage != key.lineage else group.seen
+        ranks = seen if among is None else seen.keys() & among
         return [
             rank
-            for rank, one in sorted(seen.items())
+            for rank, one in ((rank, seen[rank]) for rank in sorted(ranks))
             if one.place > key.place and key.step not in one.pending and rank not in pieces and self._is_up(group, rank)
         ]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raystate.core.errors import StepOrderError
-from raystate.core.messages import TrainerWord
+from raystate.core.messages import SnapshotId, TrainerWord
 
 Due = Callable[[int, bool], str]
 """A save policy: (completed steps, whether the run has no durable or promised step yet) -> why the step is due, "" if it isn't.
@@ -29,7 +29,7 @@ class SaveDecision:
         wait: an acknowledged proposal is undecided at its step: read the host's word again and call `on_save` again with the same
             arguments, until a deadline. Nothing else of the decision holds then, but `word` has to be written.
         stop: this is the step at which all ranks stop: once it is durable the attempt ends with `Interrupted(reason)`.
-        dropped: a promised step whose held copy is given up for this one; it will be reported as not durable.
+        dropped: a promised snapshot whose held copy is given up for this one, perhaps of the same step; it is reported as not durable.
         ignored: the step is saved already; nothing of this call counts.
         word: to be written into the trainer's cell now.
     """
@@ -41,7 +41,7 @@ class SaveDecision:
     reason: str
     wait: bool
     stop: bool
-    dropped: int | None
+    dropped: SnapshotId | None
     ignored: bool
     word: TrainerWord
 

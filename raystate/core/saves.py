@@ -123,22 +123,24 @@ class Saves:
         self.restoring = step
 
     def fate(self, key: SnapshotId) -> tuple[bool | None, str]:
-        """What has become of a promised snapshot: (True, ""): durable; (False, why not); (None, what it waits for)."""
+        """What has become of a promised snapshot: (True, ""): durable; (False, why not); (None, ""): undecided, see `waits_for`."""
         if key in self.failed:
             return False, self.failed[key]
         if key in self.jobs:
-            return None, f"step {key.step} is not committed: {self.joins.missing_text(key)}"
+            return None, ""
         if key.step in self.journal.live and self._is_same(key):
-            if key.step not in self.journal.publishing:
-                return True, ""
-            return None, "; ".join((f"step {key.step} is committed but not published", *self.journal.troubles[-1:]))
+            return (None, "") if key.step in self.journal.publishing else (True, "")
         if self._is_saved(key):
             return True, ""  # committed, and retired by now; its number may have been taken again
         if key.step in self.journal.live:
             return False, self._other_bytes(key)
-        if not self.memory.believed(key.lineage, key.step):
-            return False, f"step {key.step} was given up by a restore"
-        return None, f"step {key.step} is not committed: {self.joins.missing_text(key)}"
+        return (None, "") if self.memory.believed(key.lineage, key.step) else (False, f"step {key.step} was given up by a restore")
+
+    def waits_for(self, key: SnapshotId) -> str:
+        """What keeps a snapshot undecided, for messages. It looks at all ranks."""
+        if key.step in self.journal.publishing and key not in self.jobs:
+            return "; ".join((f"step {key.step} is committed but not published", *self.journal.troubles[-1:]))
+        return f"step {key.step} is not committed: {self.joins.missing_text(key)}"
 
     def lost(self, key: SnapshotId, why: str) -> None:
         """Note that a promised snapshot can never become complete, so whoever waits for it is told."""

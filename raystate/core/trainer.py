@@ -239,19 +239,19 @@ class Trainer:
             self._promises = (*self._promises, SnapshotId(self.lineage, step, self.again))
             self._safe = step
             self._first = False
+        dropped = self.kept if self.held is not None else None
         # A promised copy that waits has the next slot: a snapshot that went before it could make others give the promised step up.
         if slot is not None and not stager_busy and self.held in (None, step):
             self._staging[slot] = step
             self.held = None
             self.kept = SnapshotId(self.lineage, step, self.again)
-            return self._decide("stage", promised, slot, why, stop=stop)
+            return self._decide("stage", promised, slot, why, stop=stop, dropped=dropped)
         lack = (
             "the stager is busy" if stager_busy else "no slot is free" if slot is None else f"step {self.held} waits for the slot"
         )
         if not promised:
             self.late = step
             return self._decide("skip", False, None, f"step {step} is skipped: {lack}")
-        dropped = self.held if self.held is not None and self.held != step else None
         self.held = step
         self.kept = SnapshotId(self.lineage, step, self.again)
         return self._decide("hold", True, None, f"{why}; {lack}: a copy waits on the device", stop=stop, dropped=dropped)
@@ -290,7 +290,7 @@ class Trainer:
         *,
         wait: bool = False,
         stop: bool = False,
-        dropped: int | None = None,
+        dropped: SnapshotId | None = None,
         ignored: bool = False,
     ) -> SaveDecision:
         return SaveDecision(

@@ -199,9 +199,9 @@ class Pipeline:
         self._wait(lambda: self._running is None, self._session.config.save_timeout_s)
         self._pace.wait_for_slot(lambda limit_s: self._wait(lambda: self.machine.held is None, limit_s))
 
-    def _drop(self, step: int) -> None:
-        """A newer promised step takes the place of one that still waits for a slot."""
-        for job in [job for job in self._jobs if job.snapshot.step == step and job.slot is None]:
+    def _drop(self, snapshot: SnapshotId) -> None:
+        """A newer promised one takes the place of one that still waits for a slot."""
+        for job in [job for job in self._jobs if job.snapshot == snapshot and job.slot is None]:
             self._break_promise(job, "no slot became free for it before the next durable step")
             self._jobs.remove(job)
 

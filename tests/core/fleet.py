@@ -18,6 +18,9 @@ from raystate.core.messages import (
     Command,
     EndTrainers,
     Event,
+    Finish,
+    FlushAsked,
+    FlushReply,
     HostId,
     HostReported,
     HostSummary,
@@ -26,6 +29,8 @@ from raystate.core.messages import (
     Invalidated,
     Joined,
     JoinReply,
+    LeaveAsked,
+    LeaveReply,
     Log,
     Packaged,
     Publish,
@@ -35,6 +40,7 @@ from raystate.core.messages import (
     RestoreSettled,
     RestoreTried,
     Settings,
+    SnapshotId,
     Staged,
     Tick,
     TrainerExited,
@@ -88,7 +94,7 @@ class Fleet:
         elif isinstance(command, Answer):
             self.said.append(command.reply)
         else:
-            assert isinstance(command, Log | EndTrainers), command
+            assert isinstance(command, Log | EndTrainers | Finish), command
 
     def settle(self) -> None:
         """Answers, and the reports that say which advice has come, until nothing is left."""
@@ -158,17 +164,53 @@ class Fleet:
         assert sum(isinstance(one, RestoreSettled) for one in self.said[-self.count :]) == self.count
         return choice
 
+    def stage(self, host: int, step: int, *, promised: bool, newest: int | None = None) -> None:
+        piece = Staged(rank=host, world=self.count, lineage=self.lineage, step=step, layout="L", promised=promised)
+        self.held[host] = (*self.held[host][-2:], piece)
+        self.word(host, step if newest is None else newest)
+
     def step(self, step: int, *, promised: bool = False) -> None:
         """Each rank calls save(), stages, and its host reports both."""
         for host in range(self.count):
             self.word(host, step, (step,))
         for host in range(self.count):
-            piece = Staged(rank=host, world=self.count, lineage=self.lineage, step=step, layout="L", promised=promised)
-            self.held[host] = (*self.held[host][-2:], piece)
-            self.word(host, step)
+            self.stage(host, step, promised=promised)
         self.settle()
         assert self.core.snapshots.stable == (step, 0)
         assert not promised or self.core.journal.durable_step == step
+
+    def flush(self, step: int) -> None:
+        """All ranks are a step further and wait for a promised one, of which the last rank's copy comes late."""
+        self.number += 1
+        late = self.count - 1
+        for host in range(self.count):
+            self.word(host, step, (step,))
+        for host in range(late):
+            self.stage(host, step, promised=True)
+        promised = (SnapshotId(self.lineage, step, 0),)
+        for host in range(self.count):
+            self.send(FlushAsked(ask=self.ask(), lineage=self.lineage, rank=host, promised=promised, word=self.number + 1))
+        self.number += 1
+        for host in range(self.count):
+            self.word(host, step + 1, (step,) if host == late else ())
+        self.settle()
+        before = len(self.said)
+        self.stage(late, step, promised=True, newest=step + 1)
+        self.settle()
+        replies = self.said[before:]
+        assert len(replies) == self.count
+        assert all(isinstance(one, FlushReply) and (one.durable_step, one.errors) == (step, ()) for one in replies)
+
+    def close(self, step: int) -> None:
+        """All ranks end with a step that is not durable yet."""
+        self.number += 1
+        for host in range(self.count):
+            self.stage(host, step, promised=False)
+        last = SnapshotId(self.lineage, step, 0)
+        for host in range(self.count):
+            self.send(LeaveAsked(ask=self.ask(), lineage=self.lineage, rank=host, last=last, word=self.number))
+        self.settle()
+        assert [one.step for one in self.said[-self.count :] if isinstance(one, LeaveReply)] == [step] * self.count
 
     def recover(self, group: str) -> None:
         """A rank dies; the next group restores what all hold."""
@@ -190,4 +232,6 @@ PHASES: dict[str, Callable[[Fleet], None]] = {
     "a snapshot": lambda fleet: fleet.step(2),
     "a durable step": lambda fleet: fleet.step(3, promised=True),
     "a recovery": lambda fleet: fleet.recover("h"),
+    "a flush": lambda fleet: fleet.flush(4),
+    "a close": lambda fleet: fleet.close(6),
 }

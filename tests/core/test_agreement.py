@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from raystate.core.messages import (
+    Appended,
+    Publish,
+    PublishDone,
     StopAsked,
 )
-from tests.core.driver import running
+from tests.core.driver import Driver, running
 
 
 def test_stop_is_confirmed_when_all_have_agreed():
@@ -69,3 +74,68 @@ def test_time_based_saves_go_on_after_a_rollback():
     after = driver.advice().proposal
     assert after is not None and after.state == "proposed"
     assert 11 < after.step < 1000
+
+
+def save_together(driver: Driver, cadence: int) -> int:
+    """A save is due: it is proposed, all ranks agree, and act at the next step for which they call save()."""
+    driver.tick(6.0)
+    proposal = driver.advice().proposal
+    assert proposal is not None and proposal.state == "proposed"
+    for rank in range(2):
+        driver.word(rank, proposal.step - 1, ack_id=proposal.id, ack_ok=True, ack_step=proposal.step - 1)
+    step = -(-proposal.step // cadence) * cadence
+    driver.stage(step, promised=True)
+    return step
+
+
+@pytest.mark.parametrize("cadence", [1, 10])
+def test_a_save_when_idle_follows_the_one_before_whatever_steps_are_saved(cadence: int):
+    driver = running(save_every_s=5.0, save_when_idle=True)
+    driver.stage(cadence)
+    for _ in range(3):
+        step = save_together(driver, cadence)
+        assert driver.core.journal.durable_step == step
+        driver.stage(step + cadence)
+
+
+def test_a_save_when_idle_waits_until_the_one_before_is_visible():
+    driver = running(save_every_s=5.0, save_when_idle=True)
+    driver.stage(10)
+    driver.auto = False
+    step = save_together(driver, cadence=10)
+
+    def is_next_proposed() -> bool:
+        driver.stage(driver.core.joins.group.newest + 10)  # pyright: ignore[reportOptionalMemberAccess]
+        driver.tick(6.0)
+        return driver.advice().proposal is not None
+
+    assert not is_next_proposed(), "it is being written"
+    entry = driver.commit()
+    assert not is_next_proposed(), "it is being committed"
+    driver.send(Appended(seq=entry.seq, outcome="ok"))
+    (publish,) = driver.take(Publish)
+    assert not is_next_proposed(), "it is being published"
+    driver.send(PublishDone(step=publish.step, save=publish.save))
+    assert driver.core.journal.durable_step == step
+    assert is_next_proposed()
+
+
+def test_a_save_when_idle_waits_until_the_one_before_is_staged():
+    driver = running(save_every_s=5.0, save_when_idle=True)
+    driver.stage(1)
+    driver.tick(6.0)
+    proposal = driver.advice().proposal
+    assert proposal is not None
+    for rank in range(2):
+        driver.word(rank, proposal.step - 1, ack_id=proposal.id, ack_ok=True, ack_step=proposal.step - 1)
+    driver.hold(0, proposal.step, promised=True)
+    driver.word(1, proposal.step, pending=(proposal.step,))
+    driver.word(0, proposal.step + 1)
+    driver.word(1, proposal.step + 1, pending=(proposal.step,))
+    driver.tick(6.0)
+    assert driver.advice().proposal is None
+    driver.hold(1, proposal.step, promised=True)
+    assert driver.core.journal.durable_step == proposal.step
+    driver.word(1, proposal.step + 1)
+    driver.tick(6.0)
+    assert driver.advice().proposal is not None

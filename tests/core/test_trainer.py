@@ -95,7 +95,9 @@ def test_durable_without_a_slot_is_held_and_gets_the_next_one():
     held = made.on_save(2, host_word=host(0, 0, 0))
     assert (held.action, held.promised, held.word.pending, made.promises) == ("hold", True, (2,), (SnapshotId("1.1.x", 2),))
     replaced = made.on_save(4, host_word=host(0, 0, 0))
-    assert (replaced.action, replaced.dropped) == ("hold", 2)
+    assert (replaced.action, replaced.dropped) == ("hold", SnapshotId("1.1.x", 2))
+    again = made.on_save(4, force=True, host_word=host(0, 0, 0), lost=True)
+    assert (again.action, again.dropped) == ("hold", SnapshotId("1.1.x", 4)), "what is lost doesn't go before what replaces it"
     assert made.take_slot(host(0, 0, 0)) is None
     assert made.take_slot(host(0, 1, 0)) == (1, 4)
     made.staged(1, 4)

@@ -369,8 +369,8 @@ class TrainerProc(Proc):
             world.skipped.add((machine.lineage, step))
         if late is not None and machine.late != late:
             world.skipped.add((machine.lineage, late))
-        if decision.dropped is not None:
-            world.skipped.add((machine.lineage, decision.dropped))
+        if decision.dropped is not None and decision.dropped.step != step:
+            world.skipped.add((machine.lineage, decision.dropped.step))
         world.check_acted(self, step, decision.stop)
         if decision.stop:
             self.stop_at = step
