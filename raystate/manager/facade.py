@@ -73,14 +73,11 @@ class StateManager:
         self._events = RunEvents(self._storage.url, rank=rank)
         self._ending = Departure(self._session, self._pipeline, launched=launched)
         _managers.add(config, self, launched=launched)  # whoever is interrupted now is closed by the next one
-        self._session.ring()
-
-    @classmethod
-    def _over(cls, link: Link, config: StateConfig, *, rank: int, world: int, group: str) -> StateManager:
-        """A manager over another link than Ray's: for tests."""
-        self = cls.__new__(cls)
-        self._open(config, link, rank, world, group, launched=True, takeover=False)
-        return self
+        try:
+            self._session.ring()
+        except BaseException:  # nobody has it to close it
+            self._detach()
+            raise
 
     def __enter__(self) -> StateManager:
         return self
@@ -391,6 +388,8 @@ class StateManager:
         _managers.remove(self.config, self)
 
     def _check_open(self) -> None:
+        if self._session.is_the_parents:
+            raise RaystateError("this StateManager is the parent's: this process was forked from it", rank=self._rank)
         if self._ending.detached:
             another = ": this process has opened another one since" if _managers.has_another(self.config, self) else ""
             raise RaystateError(f"this StateManager is closed{another}", rank=self._rank)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import secrets
 from typing import Any, Protocol
 
@@ -36,18 +37,20 @@ class OpenManagers:
     def __init__(self) -> None:
         self._by_run: dict[str, Closable] = {}
         self._of_scripts: list[Closable] = []  # that nobody closes or starts again but they themselves
-        self._watches_exit = False
+        self._watching = -1  # the process that looks at its exit
 
     def add(self, config: StateConfig, manager: Closable, *, launched: bool) -> None:
         """It is open now. `launched`: somebody starts this script again, and releases the run when it is done."""
         self._by_run[run_hash(config.storage, config.run)] = manager
         if not launched:
-            if not self._watches_exit:
-                self._watches_exit = True
+            if self._watching < 0:
+                self._watching = os.getpid()
                 atexit.register(self._at_exit)
             self._of_scripts.append(manager)
 
     def _at_exit(self) -> None:
+        if os.getpid() != self._watching:  # a fork's exit
+            return
         for manager in self._by_run.values():
             if manager in self._of_scripts:
                 logger.warning(

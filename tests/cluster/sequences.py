@@ -25,7 +25,7 @@ from raystate.reader import Reader
 from raystate.storage import RunLog, open_storage, run_hash
 from tests.model.script import Call, Player, draw
 from tests.model.truth import Truth
-from tests.model.world import Ended, Violation
+from tests.model.world import Ended, Violation, open_over
 
 RANKS = 2
 CALLS = 10
@@ -92,7 +92,7 @@ class RankActor:
     def open(self, group: str) -> StateManager:
         config = self.world.config
         link = RayLink(config, run_hash(config.storage, config.run), self.launch, self.number)
-        self.manager = StateManager._over(link, config, rank=self.number, world=RANKS, group=group)
+        self.manager = open_over(link, config, rank=self.number, world=RANKS, group=group)
         return self.manager
 
     def begin(self, group: str) -> tuple[list[Any], list[str]]:

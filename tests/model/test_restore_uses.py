@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -31,6 +32,7 @@ from raystate.core.errors import (
     StorageError,
 )
 from raystate.manager import StateManager
+from raystate.manager.facade import _managers
 from raystate.manager.restoring import Restoring
 from raystate.storage import open_storage
 from tests.model.world import ModelLink, Rank, World
@@ -526,6 +528,28 @@ def test_a_save_beside_a_close_is_refused(play: Play, monkeypatch: pytest.Monkey
     play(script)
 
 
+def test_a_manager_that_could_not_open_is_not_in_the_way(monkeypatch: pytest.MonkeyPatch):
+    """With several processes the next one was refused: "is open in this process: close() it first", and nobody had it."""
+    world = World(1, ranks=1, nodes=1)
+
+    def script(rank: Rank) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(ModelLink, "bell", no_answer)
+            with pytest.raises(raystate.BarrierTimeoutError, match="does not answer"):
+                rank.open("first")
+            patch.setattr(jax, "process_count", lambda: 2)
+            _managers.close_earlier(world.config, takeover=False)
+        manager = rank.open("second")
+        assert manager.save(1, trained(1), force=True)
+        manager.close()
+
+    def no_answer(*_: Any) -> Any:
+        raise raystate.BarrierTimeoutError("the HostActor does not answer")
+
+    with contextlib.closing(world):
+        world.play(script)
+
+
 def test_a_forked_process_does_not_end_its_parents_manager(play: Play, monkeypatch: pytest.MonkeyPatch):
     """A child that raised in the `with` ended it, and one that left waited for answers for ten minutes."""
 
@@ -535,6 +559,8 @@ def test_a_forked_process_does_not_end_its_parents_manager(play: Play, monkeypat
             child.setattr(os, "getpid", lambda: -1)
             manager.__exit__(ValueError, ValueError("in the child"), None)
             manager.close()
+            with pytest.raises(raystate.RaystateError, match="is the parent's: this process was forked"):
+                manager.save(1, trained(1))
         assert manager.save(1, trained(1), force=True)
         manager.close()
         assert manager.all_steps() == [1]

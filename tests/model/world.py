@@ -36,7 +36,7 @@ from raystate.manager import StateManager
 from raystate.runtime.coordinator_loop import CoordinatorLoop, Workers
 from raystate.runtime.doorbell import Hello
 from raystate.runtime.host_loop import HostLoop
-from raystate.runtime.link import Gone, HostCall, Unreachable
+from raystate.runtime.link import Gone, HostCall, Link, Unreachable
 from raystate.runtime.parts import PieceBoxes
 from raystate.runtime.progress import Progress
 from raystate.runtime.retention import orbax_keep
@@ -302,6 +302,13 @@ class ModelLink:
         return lambda: self.world.turns.pop(key, None) and None
 
 
+def open_over(link: Link, config: StateConfig, *, rank: int, world: int, group: str) -> StateManager:
+    """A manager over another link than the one that StateManager() makes."""
+    manager = StateManager.__new__(StateManager)
+    manager._open(config, link, rank, world, group, launched=True, takeover=False)
+    return manager
+
+
 class Rank:
     """One rank's script, on a thread that runs when it is picked."""
 
@@ -354,7 +361,7 @@ class Rank:
             raise Killed
         self.world.ensure_coordinator(join=True)
         self.link = ModelLink(self.world, self, self.host)
-        self.manager = StateManager._over(self.link, self.world.config, rank=self.number, world=self.world.ranks, group=group)
+        self.manager = open_over(self.link, self.world.config, rank=self.number, world=self.world.ranks, group=group)
         return self.manager
 
     def kill(self) -> None:
