@@ -228,7 +228,7 @@ class _AtOnce:
         self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        shown = self._config.pluginmanager.getplugin("terminalreporter")
+        shown: Any = self._config.pluginmanager.getplugin("terminalreporter")
         if report.failed and shown is not None:
             why = getattr(getattr(report.longrepr, "reprcrash", None), "message", "").partition("\n")[0]
             shown.write_line(f"\nFAILED {report.nodeid}: {why[:200]}", red=True)

@@ -508,7 +508,7 @@ def test_a_save_beside_a_close_is_refused(play: Play, monkeypatch: pytest.Monkey
 
         def save() -> None:
             with pytest.raises(raystate.RaystateError, match="is being closed by another thread during save"):
-                StateManager.save.__wrapped__(manager, 9, trained(9), force=True)  # pyright: ignore[reportFunctionMemberAccess]
+                StateManager.save.__wrapped__(manager, 9, trained(9), force=True)
 
         def ask(*args: Any, **options: Any) -> Any:
             if options["phase"] != "close":
