@@ -142,6 +142,8 @@ class Leaving:
                 self._last = best[0].id if best and best[0].step > self.journal.durable_step else None
             self.phase = "saving"
             self._since_s = self.desk.now_s
+            for one in self._left.values():
+                self._promises.unfinished(one)  # what has to be looked for in the log is looked for now
         if self.phase == "saving" and self._saved(group):
             self._since_s = self.desk.now_s
             self.phase = "closing"
@@ -199,7 +201,8 @@ class Leaving:
                 return False
             self.saves.want(key, "the run ends")
             return False
-        return not self.saves.jobs and not journal.publishing
+        looking = self.saves.past.looking and self.desk.now_s - self._since_s < self.desk.settings.save_timeout_s
+        return not self.saves.jobs and not journal.publishing and not looking
 
     def _give_up_mistaken(self, group: Group | None, last: SnapshotId, mistake: str) -> None:
         """No try can make the last step durable. Those who close are told; who only releases gets the run released without it, so that

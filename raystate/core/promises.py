@@ -84,6 +84,8 @@ class Promises:
         lost: list[SnapshotId] = []
         for key in event.promised:
             durable, why = self._fate(key)
+            if (durable is False or self._is_unheard_of(key)) and key not in self._saves.failed and self._saves.past.is_open(key):
+                durable, why = None, f"the log of the run is not read back yet to what became of step {key.step}"
             if durable is None:
                 waiting[key] = why
             elif not durable:
@@ -105,6 +107,12 @@ class Promises:
             if self._is_over(key):
                 return False, f"it was not staged on all ranks before a restore: {why}"
         return durable, why
+
+    def _is_unheard_of(self, key: SnapshotId) -> bool:
+        """Whether this attempt has seen nothing of it, and a newer step is durable."""
+        journal = self._journal
+        is_known = key in self._saves.jobs or key in self._memory.snaps or key.step in journal.live
+        return not is_known and key.step < journal.newest and not self._saves.past.has(key)
 
     def _is_over(self, key: SnapshotId) -> bool:
         """Its lineage has been replaced by a restore, so nobody stages it any more, and no host is away that could hold the rest."""
