@@ -278,6 +278,7 @@ class Coordinator:
         desk.log("debug", f"attempt {desk.attempt} owns run {event.entry.run}: {event.entry.reason}")
         self.journal.start(event)
         self.saves.past.start(event)
+        self.deletes.start(event)
         self.snapshots.start(event.hosts)
         self.agreement.start()
         self._settle()

@@ -17,7 +17,7 @@ class Claimed:
 
     `hosts` are the HostActors that exist already (found by name); restore decisions wait for their reports or their deadline.
     `committed` are snapshots that earlier attempts have committed, retired since or not: their trainers may still ask about them.
-    `unread` is the newest log entry that was not read back for these, 0: there is none.
+    `unread` is the newest log entry that was not read back for these, 0: there is none. `deleted` are steps that they have deleted.
     """
 
     entry: LogEntry
@@ -25,6 +25,7 @@ class Claimed:
     dead: tuple[int, ...] = ()
     committed: tuple[SnapshotId, ...] = ()
     unread: int = 0
+    deleted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

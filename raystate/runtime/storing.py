@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from raystate import fault_points
-from raystate.core.entries import WrittenEntry, committed_by
+from raystate.core.entries import WrittenEntry, committed_by, deleted_by
 from raystate.core.errors import ConfigError, RaystateError
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
@@ -155,7 +155,8 @@ class Storing:
             except RaystateError as error:
                 logger.warning("the log can't be read back now: %s", error)
         committed = tuple(one for written in before if (one := committed_by(written)) is not None)
-        return Claimed(entry=entry, hosts=hosts, dead=dead, committed=committed, unread=last)
+        deleted = set[int]().union(*(deleted_by(one) for one in (entry, *before)))
+        return Claimed(entry=entry, hosts=hosts, dead=dead, committed=committed, unread=last, deleted=tuple(sorted(deleted)))
 
     def prepare(self, entry: LogEntry) -> None:
         """What can be done while the trainers start: remove what earlier attempts left, load what packages are made with."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.coordinator import NO_REST, Coordinator
-from raystate.core.entries import committed_by
+from raystate.core.entries import committed_by, deleted_by
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Advise,
@@ -78,9 +78,17 @@ class CoordinatorProc(Proc):
         nodes = [node for node in world.nodes if node.up and node.actor is not None and node.actor.alive]
         world.claimed(self)
         unread = max(0, entry.seq - 1 - READ_BACK) if nodes else entry.seq - 1
-        committed = tuple(one for before in world.storage.log[unread : entry.seq - 1] if (one := committed_by(before)) is not None)
-        hosts = tuple(node.id for node in nodes)
-        self.feed(Claimed(entry=entry, hosts=hosts, dead=self.dead_before, committed=committed, unread=unread))
+        before = world.storage.log[unread : entry.seq - 1]
+        self.feed(
+            Claimed(
+                entry=entry,
+                hosts=tuple(node.id for node in nodes),
+                dead=self.dead_before,
+                committed=tuple(one for old in before if (one := committed_by(old)) is not None),
+                unread=unread,
+                deleted=tuple(sorted(set[int]().union(*(deleted_by(old) for old in (entry, *before))))),
+            )
+        )
         for node in nodes:
             world.hello(self, node)
         world.on(self, TICK_S, self.tick)
