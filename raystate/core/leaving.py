@@ -75,7 +75,17 @@ class Leaving:
         if not self.joins.check(event.ask, event.lineage, event.rank):
             return
         group = self.joins.group
+        if self.phase != "open" and self._group is None and self._asks.asks:
+            # Its group was not known when somebody asked for the release, which would have ended it.
+            why = f"the run is being released: {self._why}"
+            self.joins.end(why)
+            self.desk.fail([event.ask], "StaleAttemptError", why, rank=event.rank, lineage=event.lineage, replaced=True)
+            return
         if self.phase == "open" or self._group is not group:
+            if self.phase != "open" and self._group is not None:
+                self._refuse(
+                    "StaleAttemptError", f"lineage {self._group.lineage} has been replaced by {event.lineage}", replaced=True
+                )
             self._open("asking")
             self._group = group
             self._why = "all ranks have closed"
@@ -108,7 +118,6 @@ class Leaving:
 
     def _open(self, phase: Phase) -> None:
         self.phase = phase
-        self._asks = Barrier(self.desk.now_s)
         self._left = {}
         self._last = None
         self._tried_again = False
@@ -118,6 +127,7 @@ class Leaving:
         """The run is not released: its next start recovers what is there."""
         self.desk.log("error", message)
         self.desk.fail(self._asks.everybody(), error, message, **details)
+        self._asks = Barrier(self.desk.now_s)
         self.phase = "open"
         self._idle_since_s = self.desk.now_s
 
