@@ -138,7 +138,7 @@ class RunLog:
         oldest = min((lineage_order(one.lineage)[0] for one in wanted), default=0)  # no attempt before it can have committed them
         for last in range(seq, _FIRST - 1, -_READ_AT_ONCE):
             entries = self.read_back(last, most=_READ_AT_ONCE)
-            found |= {one for entry in entries if (one := committed_by(entry)) in wanted}
+            found |= wanted.intersection(map(committed_by, entries))
             if found == wanted or any(entry.attempt < oldest for entry in entries):
                 break
         return found
