@@ -19,6 +19,7 @@ from raystate.core.messages import (
     Joined,
     JoinReply,
     LeaveReply,
+    RestoreAsked,
     RestoreChoice,
     RestoreSettled,
     RestoreTried,
@@ -246,6 +247,27 @@ def test_what_an_earlier_attempt_committed_and_retired_is_no_loss():
     # Nor is it made durable once more, because a host still holds it.
     driver.stage(1, promised=True)
     assert driver.take(Write) == []
+
+
+@pytest.mark.parametrize("outcome", [False, True])
+def test_a_restore_that_another_one_overtakes_is_answered(outcome: bool):
+    """Under a new Coordinator: of a group that a newer one has replaced, or for an outcome that another rank has had and gone on."""
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    if outcome:
+        driver.send(RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=1, step=3, ok=True, word=1))
+    else:
+        driver.send(RestoreAsked(ask=Ask("late"), lineage="1.1.x", rank=1))
+        driver.lineage = "1.2.y"
+    assert driver.replies(Failure) == []
+    driver.ask_restore(0)
+    [failure] = driver.replies(Failure)
+    assert failure.error == "StaleAttemptError"
+    driver.report("a")
+    driver.report("b")
+    driver.word(0, 3)
+    driver.ask_restore(1)
+    assert [choice.step for choice in driver.replies(RestoreChoice)] == [3, 3]
 
 
 def test_nothing_is_called_lost_before_the_whole_log_was_looked_at():
