@@ -168,6 +168,14 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindCommits:
+    """Look for the entries that have committed these snapshots, in the log up to this entry. Reply: CommitsFound."""
+
+    up_to: int
+    snapshots: tuple[SnapshotId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Discard:
     """Remove what a failed or abandoned save left under its unique names. Best effort."""
 
@@ -205,6 +213,6 @@ class Log:
 
 
 Command = (
-    Answer | Advise | Invalidate | EndTrainers | Write | Copy | BuildPackage | Append | Publish | Retire | Discard | Finish
-    | Superseded | Log
+    Answer | Advise | Invalidate | EndTrainers | Write | Copy | BuildPackage | Append | Publish | Retire | FindCommits | Discard
+    | Finish | Superseded | Log
 )  # fmt: skip

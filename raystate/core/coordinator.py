@@ -6,7 +6,8 @@
     journal     entries of the log and their intents    saves              from a complete snapshot to its commit
     recovery    what a group restores                   agreement          all ranks act at the same step
     notices     hosts that are to go away               hangs              who makes no step any more
-    promises    flush                                   repeats            steps that are saved once more
+    promises    flush                                   past               what earlier attempts have committed
+                                                        repeats            steps that are saved once more
     deletes     steps that the user deletes             leaving            close, release
 """
 
@@ -33,6 +34,7 @@ from raystate.core.messages import (
     AttemptDead,
     Claimed,
     Command,
+    CommitsFound,
     DeleteAsked,
     Event,
     Failure,
@@ -129,6 +131,7 @@ class Coordinator:
             Written: self.saves.written,
             Packaged: self._packaged,
             Appended: self.journal.appended,
+            CommitsFound: self.saves.past.found,
             PublishDone: self.journal.publish_done,
             RetireDone: self.journal.retire_done,
             AttemptDead: self.journal.attempt_dead,
@@ -255,6 +258,7 @@ class Coordinator:
             self.repeats.turn()
             self.deletes.turn()
             self.leaving.turn()
+            self.saves.past.turn()
             self.journal.turn()
             if self.leaving.is_finished():
                 return
@@ -273,7 +277,8 @@ class Coordinator:
         desk.attempt = event.entry.attempt
         desk.log("debug", f"attempt {desk.attempt} owns run {event.entry.run}: {event.entry.reason}")
         self.journal.start(event)
-        self.saves.start(event)
+        self.saves.past.start(event)
+        self.deletes.start(event)
         self.snapshots.start(event.hosts)
         self.agreement.start()
         self._settle()
@@ -346,6 +351,7 @@ class Coordinator:
         self.journal.tick()
         self.snapshots.tick()
         self.saves.tick()
+        self.saves.past.tick()
         self.recovery.tick()
         self.agreement.tick()
         self.promises.tick()

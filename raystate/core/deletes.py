@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from raystate.core.desk import Desk
+from raystate.core.entries import DELETE
 from raystate.core.journal import Change, Journal, Request
-from raystate.core.messages import Ask, DeleteAsked, FlushReply, LogEntry
+from raystate.core.messages import Ask, Claimed, DeleteAsked, FlushReply, LogEntry
 from raystate.core.saves import Saves
 
 
@@ -18,6 +19,10 @@ class Deletes:
         self._waiting: list[tuple[DeleteAsked, float]] = []  # with the time when it was asked
         self._logged: set[Ask] = set()  # those that stand in the log
         self._deleted: set[int] = set()  # steps
+
+    def start(self, event: Claimed) -> None:
+        """This attempt owns the run: whoever has asked the one before for a delete asks again."""
+        self._deleted = set(event.deleted)
 
     def asked(self, event: DeleteAsked) -> None:
         """Somebody wants a step deleted: refuse, or ask the journal to retire it."""
@@ -38,7 +43,7 @@ class Deletes:
             self._desk.fail([event.ask], "StorageError", f"step {step} is {what} and is not deleted", step=step)
             return
         self._waiting.append((event, self._desk.now_s))
-        self._journal.request(Request(kind="delete", why=f"delete of step {step}", retires=((step, "delete"),)))
+        self._journal.request(Request(kind="delete", why=f"delete of step {step}", retires=((step, DELETE),)))
 
     # ---------------------------------------------------------------- its entries in the log
 

@@ -16,6 +16,7 @@ from raystate.core.names import SnapshotId
 from raystate.core.sealed import seal, unseal
 
 FORMAT = 2  # 1: every entry held the whole state
+DELETE = "delete"  # the reason of a retirement that the user wants
 ENTRY_BYTES = 16 << 10  # a larger entry gets a new base. Smaller entries mean more bases, each with the whole state
 
 
@@ -112,6 +113,11 @@ def committed_by(entry: LogEntry | WrittenEntry) -> SnapshotId | None:
         if one.step in steps and one.lineage:
             return SnapshotId(one.lineage, one.step, one.again)
     return None
+
+
+def deleted_by(entry: LogEntry | WrittenEntry) -> set[int]:
+    """The steps whose removal by delete() this entry names, as its own or as one that is still open."""
+    return {one.step for one in entry.intents if one.kind == "retire" and one.reason == DELETE}
 
 
 NO_BASE = Base(name="", live=(), intents=())

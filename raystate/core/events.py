@@ -17,12 +17,15 @@ class Claimed:
 
     `hosts` are the HostActors that exist already (found by name); restore decisions wait for their reports or their deadline.
     `committed` are snapshots that earlier attempts have committed, retired since or not: their trainers may still ask about them.
+    `unread` is the newest log entry that was not read back for these, 0: there is none. `deleted` are steps that they have deleted.
     """
 
     entry: LogEntry
     hosts: tuple[HostId, ...] = ()
     dead: tuple[int, ...] = ()
     committed: tuple[SnapshotId, ...] = ()
+    unread: int = 0
+    deleted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +276,15 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitsFound:
+    """Outcome of FindCommits: which of the snapshots were committed; nobody knows if there is an `error`."""
+
+    snapshots: tuple[SnapshotId, ...]
+    found: tuple[SnapshotId, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishDone:
     """The shell has published a committed step, or could not (`error`)."""
 
@@ -305,5 +317,5 @@ class Tick:
 Event = (
     Claimed | HostUp | HostDown | HostLeaving | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
     | AgainAsked | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | ResizeAsked | Invalidated | Written | Packaged | Appended
-    | PublishDone | RetireDone | AttemptDead | Tick
+    | CommitsFound | PublishDone | RetireDone | AttemptDead | Tick
 )  # fmt: skip

@@ -75,7 +75,17 @@ class Leaving:
         if not self.joins.check(event.ask, event.lineage, event.rank):
             return
         group = self.joins.group
+        if self.phase != "open" and self._group is None and self._asks.asks:
+            # Its group was not known when somebody asked for the release, which would have ended it.
+            why = f"the run is being released: {self._why}"
+            self.joins.end(why)
+            self.desk.fail([event.ask], "StaleAttemptError", why, rank=event.rank, lineage=event.lineage, replaced=True)
+            return
         if self.phase == "open" or self._group is not group:
+            if self.phase != "open" and self._group is not None:
+                self._refuse(
+                    "StaleAttemptError", f"lineage {self._group.lineage} has been replaced by {event.lineage}", replaced=True
+                )
             self._open("asking")
             self._group = group
             self._why = "all ranks have closed"
@@ -108,7 +118,6 @@ class Leaving:
 
     def _open(self, phase: Phase) -> None:
         self.phase = phase
-        self._asks = Barrier(self.desk.now_s)
         self._left = {}
         self._last = None
         self._tried_again = False
@@ -118,6 +127,7 @@ class Leaving:
         """The run is not released: its next start recovers what is there."""
         self.desk.log("error", message)
         self.desk.fail(self._asks.everybody(), error, message, **details)
+        self._asks = Barrier(self.desk.now_s)
         self.phase = "open"
         self._idle_since_s = self.desk.now_s
 
@@ -142,6 +152,9 @@ class Leaving:
                 self._last = best[0].id if best and best[0].step > self.journal.durable_step else None
             self.phase = "saving"
             self._since_s = self.desk.now_s
+            fates = self._promises.fates()
+            for one in self._left.values():
+                fates.unfinished(one)  # what has to be looked for in the log is looked for now
         if self.phase == "saving" and self._saved(group):
             self._since_s = self.desk.now_s
             self.phase = "closing"
@@ -199,7 +212,8 @@ class Leaving:
                 return False
             self.saves.want(key, "the run ends")
             return False
-        return not self.saves.jobs and not journal.publishing
+        looking = self.saves.past.looking and self.desk.now_s - self._since_s < self.desk.settings.save_timeout_s
+        return not self.saves.jobs and not journal.publishing and not looking
 
     def _give_up_mistaken(self, group: Group | None, last: SnapshotId, mistake: str) -> None:
         """No try can make the last step durable. Those who close are told; who only releases gets the run released without it, so that

@@ -94,7 +94,7 @@ class Promises:
             return [*self._waiting]
         for rank in spoken:
             due += self._unheard.pop(rank, ())
-        for key in [key for key in self._undecided if self._fate(key, spoken)[0] is not None]:
+        for key in [key for key in self._undecided if self._told(key, spoken)[0] is not None]:
             due += self._undecided.pop(key)
         return due
 
@@ -108,10 +108,11 @@ class Promises:
             if not fates.is_heard(event):
                 self._unheard.setdefault(event.rank, []).append(ask)
                 return
-            # A promise for which others wait is undecided: it has just been looked at.
-            open_ones = (key for key in event.promised if key in self._undecided or fates.fate(key)[0] is None)
-            if (first := next(open_ones, None)) is not None:
-                self._undecided.setdefault(first, []).append(ask)
+            # One for which others wait is undecided: it has just been looked at. And all are: what has to be looked for in the log is
+            # looked for at once.
+            open_ones = [key for key in event.promised if key in self._undecided or fates.fate(key)[0] is None]
+            if open_ones:
+                self._undecided.setdefault(open_ones[0], []).append(ask)
                 return
         del self._waiting[ask]
         undecided, errors, lost = fates.unfinished(event)
@@ -143,11 +144,22 @@ class Promises:
 
     def fates(self) -> Fates:
         """For questions that are answered now."""
-        return Fates(self._joins, self._fate, self._saves.waits_for)
+        return Fates(self._joins, self._told, self._waits_for)
 
     def is_lost(self, key: SnapshotId) -> bool:
         """Whether a promised snapshot can't become durable any more."""
         return self._fate(key)[0] is False
+
+    def _told(self, key: SnapshotId, spoken: Collection[int] | None = None) -> Fate:
+        """As `_fate`, for those who were promised it: what an earlier attempt may have committed is looked for before it counts as lost."""
+        durable, why = self._fate(key, spoken)
+        is_lost = durable is False and key not in self._saves.failed
+        return (None, "") if (is_lost or self._is_unheard_of(key)) and self._saves.past.is_open(key) else (durable, why)
+
+    def _waits_for(self, key: SnapshotId) -> str:
+        if self._saves.past.is_open(key):
+            return f"the log of the run is not read back yet to what became of step {key.step}"
+        return self._saves.waits_for(key)
 
     def _fate(self, key: SnapshotId, spoken: Collection[int] | None = None) -> Fate:
         """As `Saves.fate`; also of a snapshot that nobody will complete. `spoken`: only these ranks have changed since it was undecided."""
@@ -159,6 +171,12 @@ class Promises:
             if self._is_over(key):
                 return False, f"it was not staged on all ranks before a restore: {self._saves.waits_for(key)}"
         return durable, why
+
+    def _is_unheard_of(self, key: SnapshotId) -> bool:
+        """Whether this attempt has seen nothing of it, and a newer step is durable."""
+        journal = self._journal
+        is_known = key in self._saves.jobs or key in self._memory.snaps or key.step in journal.live
+        return not is_known and key.step < journal.newest and not self._saves.past.has(key)
 
     def _is_over(self, key: SnapshotId) -> bool:
         """Its lineage has been replaced by a restore, so nobody stages it any more, and no host is away that could hold the rest."""

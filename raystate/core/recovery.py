@@ -36,7 +36,6 @@ from raystate.core.withdrawals import Withdrawals
 
 Phase = Literal["idle", "asking", "looking", "retiring", "discarding", "trying"]
 
-
 # What may follow on what. A new worker group, or a restore that fails, may begin anew at any time.
 _NEXT: dict[Phase, tuple[Phase, ...]] = {
     "idle": ("asking",),
@@ -145,6 +144,8 @@ class Restores:
         return self._group is not None and self._group.nonce == group.nonce
 
     def _begin(self, group: Group) -> None:
+        if self.phase != "idle":
+            self._fail("StaleAttemptError", f"a restore of lineage {group.lineage} has begun, and this one is over")
         self._group = group
         self._wishes = Wishes(self.desk.now_s)
         self._restorable.forget_damage()
@@ -152,7 +153,6 @@ class Restores:
         self._rolls_back = False
         self._tried = {}
         self._choice = None
-        self.saves.protect(-1)
         self._enter("asking")
 
     def _enter(self, phase: Phase) -> None:

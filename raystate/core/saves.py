@@ -16,7 +16,6 @@ from raystate.core.journal import Change, Journal, Request, retry_delay_s
 from raystate.core.memory import Memory, Snap
 from raystate.core.messages import (
     BuildPackage,
-    Claimed,
     Discard,
     HostId,
     LiveStep,
@@ -28,6 +27,7 @@ from raystate.core.messages import (
     Written,
     lineage_order,
 )
+from raystate.core.past import Past
 from raystate.core.retention import choose_retired
 
 MAX_TRIES = 3
@@ -77,7 +77,7 @@ class Saves:
         self.failed: dict[SnapshotId, str] = {}  # snapshots that will not become durable, and why
         self.mistake: tuple[SnapshotId, str] | None = None  # the newest snapshot that is the caller's mistake, and which
         self.saved: dict[SnapshotId, None] = {}  # this attempt's commits; some may be retired by now
-        self.inherited: frozenset[SnapshotId] = frozenset()  # those of the attempts before, as far back as the log was read
+        self.past = Past(desk)  # the commits of the attempts before
         self.restoring = -1  # a stored step that is being read now
         self._counter = 0
         self._kept: frozenset[int] | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
@@ -101,12 +101,8 @@ class Saves:
         self.jobs[key] = Job(key, self.desk.now_s, why)
         self.desk.stir = True
 
-    def start(self, event: Claimed) -> None:
-        """This attempt owns the run."""
-        self.inherited = frozenset(event.committed)
-
     def _is_saved(self, key: SnapshotId) -> bool:
-        return key in self.saved or key in self.inherited
+        return key in self.saved or self.past.has(key)
 
     def _is_same(self, key: SnapshotId) -> bool:
         """Whether the live step of that number is this snapshot."""

@@ -10,6 +10,7 @@ from raystate.core.messages import (
     Appended,
     AttemptDead,
     Claimed,
+    CommitsFound,
     DeleteAsked,
     Event,
     FlushAsked,
@@ -45,7 +46,7 @@ def is_about(event: Event, step: int, saves: Collection[str], seqs: Collection[i
             return seq in seqs
         case Claimed(entry=entry):
             return step in {one.step for one in (*entry.live, *entry.intents)}
-        case FlushAsked(promised=promised):
+        case FlushAsked(promised=promised) | CommitsFound(snapshots=promised):
             return step in {one.step for one in promised}
         case AgainAsked(save=save):
             return save.step == step
@@ -122,6 +123,9 @@ def what_happened(event: Event) -> str:
             return f"log entry {seq} is there already"
         case Appended(seq=seq, error=error):
             return f"whether log entry {seq} is written is not known: {error}"
+        case CommitsFound(snapshots=snapshots, found=found, error=error):
+            sought = f"the commits of steps {_steps(snapshots)}"
+            return _outcome(f"the log has {len(found)} of {sought}", f"{sought} could not be looked for in the log", error)
         case PublishDone(step=step, error=error):
             return _outcome(f"step {step} is visible in storage", f"step {step} could not be made visible", error)
         case RetireDone(step=step, pinned=pinned) if pinned:

@@ -14,15 +14,19 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from raystate import fault_points
-from raystate.core.errors import ConfigError
+from raystate.core.entries import WrittenEntry, committed_by, deleted_by
+from raystate.core.errors import ConfigError, RaystateError
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Append,
     Appended,
     AttemptDead,
     BuildPackage,
+    Claimed,
+    CommitsFound,
     Discard,
     Event,
+    FindCommits,
     HostId,
     LiveStep,
     LogEntry,
@@ -45,7 +49,7 @@ logger = logging.getLogger("raystate.coordinator")
 
 READ_BACK = 256  # log entries
 
-Slow = BuildPackage | Append | Publish | Retire | Discard
+Slow = BuildPackage | Append | Publish | Retire | FindCommits | Discard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +144,19 @@ class Storing:
 
         return self._log.claim(entry_after), tuple(dead)
 
-    def committed_before(self, entry: LogEntry) -> tuple[SnapshotId, ...]:
-        """What earlier attempts have committed, for trainers that have outlived them and ask what became of it."""
-        return self._log.committed_before(entry.seq, most=READ_BACK)
+    def claimed(self, entry: LogEntry, hosts: tuple[HostId, ...], dead: tuple[int, ...]) -> Claimed:
+        """With what earlier attempts have done lately, for trainers that have outlived them and ask what became of it."""
+        last = entry.seq - 1
+        before: list[WrittenEntry] = []
+        if hosts:  # without hosts there are no trainers yet
+            try:
+                before = self._log.read_back(last, most=READ_BACK)
+                last = max(0, last - READ_BACK)
+            except RaystateError as error:
+                logger.warning("the log can't be read back now: %s", error)
+        committed = tuple(one for written in before if (one := committed_by(written)) is not None)
+        deleted = set[int]().union(*(deleted_by(one) for one in (entry, *before)))
+        return Claimed(entry=entry, hosts=hosts, dead=dead, committed=committed, unread=last, deleted=tuple(sorted(deleted)))
 
     def prepare(self, entry: LogEntry) -> None:
         """What can be done while the trainers start: remove what earlier attempts left, load what packages are made with."""
@@ -166,6 +180,8 @@ class Storing:
                 self._workers.build.submit(self._publish, command)
             case Retire():
                 self._workers.clean.submit(self._retire, command)
+            case FindCommits():
+                self._workers.build.submit(self._find_commits, command)
             case Discard(save=save):
                 self._parts.pop(save, None)
                 self._packages.pop(save, None)
@@ -241,6 +257,15 @@ class Storing:
         except Exception as caught:
             error = one_line(caught)
         self._post(RetireDone(step=command.step, error=error, pinned=pinned))
+
+    def _find_commits(self, command: FindCommits) -> None:
+        found: set[SnapshotId] = set()
+        error = ""
+        try:
+            found = self._log.find_commits(command.up_to, command.snapshots)
+        except Exception as caught:
+            error = one_line(caught)
+        self._post(CommitsFound(snapshots=command.snapshots, found=tuple(sorted(found)), error=error))
 
     def _discard(self, command: Discard) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -29,7 +29,7 @@ from raystate.core.entries import (
     rebuilt_base,
 )
 from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StorageError
-from raystate.core.messages import Appended, SnapshotId
+from raystate.core.messages import Appended, SnapshotId, lineage_order
 from raystate.storage.base import ObjectMissingError, Storage
 from raystate.storage.names import GUARD, GUARD_TEXT, base_name, base_number, log_name
 
@@ -40,6 +40,7 @@ Parsed = TypeVar("Parsed")
 
 _FIRST = 1  # as core.log.claim_entry numbers them
 _TAIL_TRIES = 100  # each means that two newer bases were written since the entry was found
+_READ_AT_ONCE = 256
 _READERS = 16  # at once: a request to a store takes tens of milliseconds
 _LONGEST_LOG = 10**12  # the names have 12 digits
 
@@ -125,19 +126,27 @@ class RunLog:
             raise CorruptCheckpointError(f"{path} holds entry {written.seq}", path=path, expected=seq, got=written.seq)
         return written
 
-    def committed_before(self, seq: int, *, most: int) -> tuple[SnapshotId, ...]:
-        """What the entries before this one have committed, newest first; of at most `most` entries, and as far as they can be read."""
-        found: list[SnapshotId] = []
+    def read_back(self, seq: int, *, most: int) -> list[WrittenEntry]:
+        """This entry and those before it, newest first, at most `most`; without those that are damaged or lost. Raises StorageError."""
         with ThreadPoolExecutor(_READERS) as readers:
-            for written in readers.map(self._header_or_none, range(seq - 1, max(_FIRST - 1, seq - 1 - most), -1)):
-                if written is not None and (snapshot := committed_by(written)) is not None:
-                    found.append(snapshot)
-        return tuple(found)
+            found = list(readers.map(self._header_or_none, range(seq, max(_FIRST - 1, seq - most), -1)))
+        return [one for one in found if one is not None]
+
+    def find_commits(self, seq: int, snapshots: Iterable[SnapshotId]) -> set[SnapshotId]:
+        """Which of these snapshots this entry or one before it has committed, as far as they can be read. Raises StorageError."""
+        wanted, found = set(snapshots), set[SnapshotId]()
+        oldest = min((lineage_order(one.lineage)[0] for one in wanted), default=0)  # no attempt before it can have committed them
+        for last in range(seq, _FIRST - 1, -_READ_AT_ONCE):
+            entries = self.read_back(last, most=_READ_AT_ONCE)
+            found |= wanted.intersection(map(committed_by, entries))
+            if found == wanted or any(entry.attempt < oldest for entry in entries):
+                break
+        return found
 
     def _header_or_none(self, seq: int) -> WrittenEntry | None:
         try:
             return self.read_header(seq)
-        except RaystateError as error:
+        except (ObjectMissingError, CorruptCheckpointError, ConfigError) as error:
             logger.debug("log entry %d can't be read back: %s", seq, error)
             return None
 

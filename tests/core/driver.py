@@ -65,6 +65,7 @@ class Driver:
         hosts: tuple[str, ...] = (),
         keep_last: int | None = 3,
         committed: tuple[SnapshotId, ...] = (),
+        unread: int = 0,
         **settings: Any,
     ):
         settings.setdefault("host_timeout_s", 1e6)  # hosts speak only when a test lets them
@@ -84,7 +85,8 @@ class Driver:
         self.asks = 0
         self.auto = True  # storage does at once what it is told
         entry = claim_entry(tail, "w", "r")
-        self.send(Claimed(entry=entry, dead=dead, hosts=tuple(HostId(host) for host in hosts), committed=committed))
+        names = tuple(HostId(host) for host in hosts)
+        self.send(Claimed(entry=entry, dead=dead, hosts=names, committed=committed, unread=unread))
 
     # ---------------------------------------------------------------- events
 

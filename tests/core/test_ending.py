@@ -19,6 +19,7 @@ from raystate.core.messages import (
     Packaged,
     ReleaseAsked,
     Retire,
+    SnapshotId,
     Staged,
     Tick,
     TrainerExited,
@@ -181,6 +182,44 @@ def test_release_saves_the_newest_complete_snapshot():
     driver.send(ReleaseAsked(ask=Ask("r"), reason="gave up"))
     assert driver.replies(LeaveReply)[-1].step == 3
     assert driver.take(Finish)
+
+
+def test_a_close_does_not_overtake_a_release():
+    """A new Coordinator that has heard of no trainer is asked for the release by one that has failed, and then for a close by another."""
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver.send(ReleaseAsked(ask=Ask("r"), reason="rank 1 failed"))
+    driver.leave(None, ranks=[0])
+    [refused] = driver.replies(Failure)
+    assert refused.error == "StaleAttemptError" and "rank 1 failed" in refused.message
+    driver.report("a")
+    driver.report("b")
+    assert driver.replies(LeaveReply) == [LeaveReply(step=3)]
+    assert driver.take(Finish)
+
+
+def test_a_close_overtakes_the_release_of_a_run_that_seemed_idle():
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"), idle_timeout_s=60.0)
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver.tick(61.0)
+    assert driver.core.leaving.is_settled
+    driver.leave(SnapshotId("", 3))
+    for rank in range(2):
+        driver.word(rank, 3)
+    assert driver.replies(LeaveReply) == [LeaveReply(step=3)] * 2
+
+
+def test_a_close_of_a_lineage_that_was_replaced_is_answered():
+    """It was interrupted in its wait; unanswered for ever, it would keep a rank that hangs from being seen."""
+    driver = running()
+    driver.stage(3, promised=True)
+    driver.leave(driver.key(3), ranks=[0])
+    driver.restore()
+    driver.leave(driver.key(3), ranks=[0])
+    [refused] = driver.replies(Failure)
+    assert (refused.error, refused.details["replaced"]) == ("StaleAttemptError", True)
+    driver.leave(driver.key(3), ranks=[1])
+    assert len(driver.replies(LeaveReply)) == 2
 
 
 def test_idle_run_is_released():

@@ -9,7 +9,9 @@ import pytest
 from raystate.core.messages import (
     Answer,
     Ask,
+    CommitsFound,
     Failure,
+    FindCommits,
     FlushReply,
     HostDown,
     HostId,
@@ -17,6 +19,7 @@ from raystate.core.messages import (
     Joined,
     JoinReply,
     LeaveReply,
+    RestoreAsked,
     RestoreChoice,
     RestoreSettled,
     RestoreTried,
@@ -244,6 +247,60 @@ def test_what_an_earlier_attempt_committed_and_retired_is_no_loss():
     # Nor is it made durable once more, because a host still holds it.
     driver.stage(1, promised=True)
     assert driver.take(Write) == []
+
+
+@pytest.mark.parametrize("outcome", [False, True])
+def test_a_restore_that_another_one_overtakes_is_answered(outcome: bool):
+    """Under a new Coordinator: of a group that a newer one has replaced, or for an outcome that another rank has had and gone on."""
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    if outcome:
+        driver.send(RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=1, step=3, ok=True, word=1))
+    else:
+        driver.send(RestoreAsked(ask=Ask("late"), lineage="1.1.x", rank=1))
+        driver.lineage = "1.2.y"
+    assert driver.replies(Failure) == []
+    driver.ask_restore(0)
+    [failure] = driver.replies(Failure)
+    assert failure.error == "StaleAttemptError"
+    driver.report("a")
+    driver.report("b")
+    driver.word(0, 3)
+    driver.ask_restore(1)
+    assert [choice.step for choice in driver.replies(RestoreChoice)] == [3, 3]
+
+
+def test_nothing_is_called_lost_before_the_whole_log_was_looked_at():
+    old = [SnapshotId("1.1.x", step) for step in (1, 2)]
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"), unread=7)
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver.stage(5)
+    driver.flush(0, *old)
+    driver.flush(1, *old)
+    assert driver.take(FindCommits) == [FindCommits(up_to=7, snapshots=tuple(old))]
+    driver.send(CommitsFound(snapshots=tuple(old), error="storage is out"))
+    assert driver.replies(FlushReply) == []
+    driver.tick(60.0)
+    [again] = driver.take(FindCommits)
+    driver.send(CommitsFound(snapshots=again.snapshots, found=(old[0],)))
+    assert [reply.lost for reply in driver.replies(FlushReply)] == [(old[1],)] * 2
+    # What is on its way needs no look: it can't have been durable before.
+    driver.auto = False
+    driver.stage(6, promised=True)
+    driver.flush(0, driver.key(6), old[0])
+    assert driver.take(FindCommits) == []
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_close_waits_for_a_look_at_the_whole_log(found: bool):
+    old = SnapshotId("1.1.x", 1)
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"), unread=7)
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver.stage(5)
+    driver.leave(driver.key(5), old)
+    assert driver.replies(LeaveReply) == []
+    driver.send(CommitsFound(snapshots=(old,), found=(old,) if found else ()))
+    assert [bool(reply.errors) for reply in driver.replies(LeaveReply)] == [not found] * 2
 
 
 def test_what_was_lost_under_an_earlier_attempt_is_not_waited_for_after_a_restore():

@@ -10,6 +10,7 @@ import pytest
 
 import raystate
 from raystate.core.messages import FlushAsked
+from raystate.runtime import storing
 from tests.model.world import ModelLink, Rank, World
 
 MOST_S = 120.0  # of the world's
@@ -89,6 +90,28 @@ def test_row15_a_coordinator_that_dies_meanwhile():
         world.storage.out = False
         until_decided(rank, manager)
         assert manager.latest_step() == 2
+        manager.close()
+
+    play(world, script)
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_a_step_that_was_durable_long_ago_is_not_lost_with_the_coordinator(close: bool, monkeypatch: pytest.MonkeyPatch):
+    """It is retired since, nobody has waited for it, and the new Coordinator has read only the end of the log."""
+    monkeypatch.setattr(storing, "READ_BACK", 4)
+    world = World(1, ranks=2, nodes=2, save_every_steps=100, keep_last=2)
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("group")
+        manager.restore(state(0))
+        for step in range(1, 13):
+            assert manager.save(step, state(step), force=True)
+            until_decided(rank, manager)
+        if rank.number == 0:
+            world.kill_coordinator()
+        if not close:
+            until_decided(rank, manager)
+            manager.wait_until_finished()
         manager.close()
 
     play(world, script)

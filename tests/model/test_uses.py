@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 import raystate
+from raystate.core import journal
+from raystate.core.errors import StepNotFoundError
+from raystate.core.messages import DeleteAsked, FlushReply
 from raystate.reader import Reader
-from tests.model.world import Rank, World
+from raystate.runtime.link import Unreachable
+from tests.model.world import ModelLink, Rank, World
 from tests.orbax.listening import listening
 
 
@@ -48,6 +52,40 @@ def test_a_metric_that_is_donated_after_the_last_save_is_kept(rule: dict[str, in
         assert lost or reader.metadata(1).metrics == {"loss": 5.0}
 
     run(script, **rule)
+
+
+@pytest.mark.parametrize("close", [True, False], ids=["closed", "open"])
+def test_a_delete_whose_answer_is_lost_with_the_coordinator_is_done(close: bool, monkeypatch: pytest.MonkeyPatch):
+    """The new one said that there is no such step; in the log, the removal may be open or closed by then."""
+    real = ModelLink.ask
+    lost: list[int] = []
+
+    def ask(self: ModelLink, event: Any, timeout_s: float) -> Any:
+        reply = real(self, event, timeout_s)
+        if isinstance(event, DeleteAsked) and isinstance(reply, FlushReply) and not lost:
+            lost.append(event.step)
+            if close:
+                self.rest(seconds=2.0)
+            self.world.kill_coordinator()
+            raise Unreachable("killed")
+        return reply
+
+    monkeypatch.setattr(ModelLink, "ask", ask)
+    monkeypatch.setattr(journal, "CLOSE_AFTER_S", 1.0)
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore({"w": jax.numpy.ones(100)})
+        for step in range(1, 7):
+            manager.save(step, {"w": jax.numpy.ones(100)})
+        manager.wait_until_finished()
+        manager.delete(2)
+        assert lost == [2] and manager.all_steps() == [4, 6]
+        with pytest.raises(StepNotFoundError):
+            manager.delete(1)
+        manager.close()
+
+    run(script)
 
 
 @pytest.mark.parametrize("value", [np.arange(6, dtype=np.int16), 3, jax.numpy.ones(2)], ids=["numpy", "int", "jax"])

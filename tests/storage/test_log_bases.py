@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from raystate.core import entries
-from raystate.core.entries import NO_BASE, Base, Intent, LiveStep, LogEntry, WrittenEntry, plan
+from raystate.core.entries import NO_BASE, Base, Intent, LiveStep, LogEntry, WrittenEntry, committed_by, plan
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.core.log import claim_entry, key_of, next_entry
+from raystate.core.messages import SnapshotId
 from raystate.core.sealed import seal, unseal
 from raystate.storage import ObjectMissingError, RunLog, Storage, StorageWrapper, collect_garbage, find_garbage
+from raystate.storage import log as log_module
 from raystate.storage.names import BASES, LOG, base_name, base_number, log_name
 from raystate.testing.storage import DiedError, DyingAt, Failing, LosingAnswers, Recording
 from raystate.verification import verify_log
@@ -90,10 +92,28 @@ def test_commits_are_read_back(storage: Storage, small_entries: None):
         tail = following(tail, step, step - 2)
         assert log.append(tail).outcome == "ok"
     storage.delete(log_name(30))  # damage hides what it hides
-    before = RunLog(storage).committed_before(tail.seq, most=1000)
-    assert [one.step for one in before] == [step for step in range(39, 0, -1) if step != 29]
-    assert {one.lineage for one in before} == {"1.0.0123abcd"}
-    assert [one.step for one in log.committed_before(tail.seq, most=2)] == [39, 38]
+    before = [committed_by(one) for one in RunLog(storage).read_back(tail.seq, most=1000)]
+    lineage = "1.0.0123abcd"
+    assert before == [*(SnapshotId(lineage, step) for step in range(40, 0, -1) if step != 29), None]
+    assert [one.seq for one in log.read_back(tail.seq - 1, most=2)] == [tail.seq - 1, tail.seq - 2]
+
+
+def test_commits_are_looked_for(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """As far back as they can be: no attempt before the one that has begun their lineage can have committed them."""
+    monkeypatch.setattr(log_module, "_READ_AT_ONCE", 4)
+    log = RunLog(storage)
+    commit(log, claim(log), *range(1, 21))
+    tail = commit(log, claim(log), *range(21, 41))
+    first, last, lost = SnapshotId("1.0.0123abcd", 1), SnapshotId("2.0.0123abcd", 38), SnapshotId("2.1.x", 7)
+    assert log.find_commits(tail.seq, [first, last, lost]) == {first, last}
+    recording = Recording(storage)
+    assert RunLog(recording).find_commits(tail.seq, [last]) == {last}
+    assert RunLog(recording).find_commits(tail.seq, [lost]) == set()
+    assert ("read", log_name(1)) not in recording.operations
+    storage.delete(log_name(30))  # damage hides what it hides
+    assert log.find_commits(tail.seq, [first]) == {first}
+    with pytest.raises(StorageError):  # nobody knows
+        RunLog(Failing(storage, "read")).find_commits(tail.seq, [first])
 
 
 # ---------------------------------------------------------------- sizes and requests

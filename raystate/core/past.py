@@ -1,0 +1,70 @@
+"""What earlier attempts have committed: a trainer that has outlived them asks about all that it was promised.
+
+A claim reads back the newest entries of the log. What nobody has waited for since may be older than these, and retired by now: it is
+looked for before anybody is told that it is lost.
+"""
+
+from __future__ import annotations
+
+from raystate.core.desk import Desk
+from raystate.core.journal import retry_delay_s
+from raystate.core.messages import Claimed, CommitsFound, FindCommits, SnapshotId, lineage_order
+
+
+class Past:
+    """The commits that are known of it, and what is looked for further back."""
+
+    def __init__(self, desk: Desk):
+        self._desk = desk
+        self._committed: set[SnapshotId] = set()
+        self._unread = 0  # the newest log entry that the claim has not read back; 0: none
+        self._wanted: set[SnapshotId] = set()
+        self._looked: set[SnapshotId] = set()  # for these, found or not
+        self._looking = False
+        self._tries = 0
+        self._next_s = 0.0
+
+    def start(self, event: Claimed) -> None:
+        """This attempt owns the run."""
+        self._committed = set(event.committed)
+        self._unread = event.unread
+
+    def has(self, key: SnapshotId) -> bool:
+        """Whether an earlier attempt is known to have committed it; it may be retired by now."""
+        return key in self._committed
+
+    @property
+    def looking(self) -> bool:
+        """Whether something is still looked for."""
+        return bool(self._wanted)
+
+    def is_open(self, key: SnapshotId) -> bool:
+        """Whether an entry that was not read back may have committed it. Then it is looked for."""
+        if not self._unread or not key.lineage or key in self._looked or lineage_order(key.lineage)[0] >= self._desk.attempt:
+            return False
+        self._wanted.add(key)
+        return True
+
+    def turn(self) -> None:
+        """Look for all that is wanted by now at once: it costs the same."""
+        if self._wanted and not self._looking and self._desk.now_s >= self._next_s:
+            self._looking = True
+            self._desk.out.append(FindCommits(up_to=self._unread, snapshots=tuple(sorted(self._wanted))))
+
+    def found(self, event: CommitsFound) -> None:
+        """The log has been read back, or could not be."""
+        self._looking = False
+        self._desk.stir = True
+        if event.error:
+            self._tries += 1
+            self._next_s = self._desk.now_s + retry_delay_s(self._tries)
+            self._desk.log("warning", f"the log could not be read back: {event.error}; it is tried again")
+            return
+        self._committed.update(event.found)
+        self._looked.update(event.snapshots)
+        self._wanted -= self._looked
+
+    def tick(self) -> None:
+        """Try again what is due."""
+        if self._wanted and not self._looking:
+            self._desk.stir = True
