@@ -25,6 +25,7 @@ from raystate.storage.names import (
     split_saved,
     step_of,
 )
+from raystate.storage.pins import dead_pins
 from raystate.storage.steps import find_package, marked_save, remove_work
 
 
@@ -45,7 +46,7 @@ def find_garbage(
     given_up: Collection[str] = (),
     on_found: Callable[[int], None] = lambda _: None,
 ) -> list[Garbage]:
-    """Work folders, packages and writers' objects of dead saves, bases of the log that nobody needs, and trash.
+    """Work folders, packages and writers' objects of dead saves, bases of the log that nobody needs, dead pins, and trash.
 
     A save is dead if its attempt is older than the log's tail (so nothing can commit it any more) and the tail neither holds it
     live nor has an intent on it. This is looked up here, so that a caller who slept, or who saves meanwhile, harms nothing: saves of
@@ -80,6 +81,7 @@ def _garbage(storage: Storage, live_saves: Collection[str], given_up: Collection
         if not storage.is_directory:
             yield from _strays(storage, is_dead)
     yield from _self_tests(storage)
+    yield from (_object(info, "a pin that has run out") for info in dead_pins(storage))
     yield from (_folder(storage, info, "was retired") for info in storage.list(TRASH, recursive=False) if info.is_folder)
 
 
