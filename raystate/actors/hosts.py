@@ -231,6 +231,7 @@ class RayHosts:
         concurrent.futures.wait(idle, timeout=CLOSE_IDLE_TIMEOUT_S)
         for handle in handles.values():
             ray.kill(handle, no_restart=True)
+        concurrent.futures.wait(list(self._writes.values()), timeout=CLOSE_IDLE_TIMEOUT_S)  # now nobody writes any more
         self._kept_waiting.delete()  # only here: HostActors that are not ended go on waiting, and the next Coordinator has to know
 
 

@@ -28,7 +28,7 @@ def gc(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove unfinished saves of crashed attempts, and what is left of retired steps.
+    """Remove unfinished saves of crashed attempts, what is left of retired steps, and pins of readers that died days ago.
 
     Never touches what is live, what the newest attempt may still be writing, or steps that were set aside. Safe beside a training.
 

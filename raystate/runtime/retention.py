@@ -70,10 +70,29 @@ def preservation_policy(config: StateConfig) -> Any:
     if config.keep_every_steps is not None:
         policies.append(cm.EveryNSteps(config.keep_every_steps))
     if config.keep_every_s is not None:
-        policies.append(cm.EveryNSeconds(config.keep_every_s))  # pyright: ignore[reportArgumentType] # it makes a timedelta of it
+        policies.append(_EverySeconds(config.keep_every_s))
     if config.keep_best is not None and config.best_metric is not None:
         policies.append(_BestWithMetric(config.best_metric, config.best_mode, config.keep_best))
     return cm.AnyPreservationPolicy(policies) if policies else cm.LatestN(None)
+
+
+class _EverySeconds:
+    """Orbax's EveryNSeconds for a clock that may jump: a step stays if its time is `interval_s` or more away, later or earlier, from that
+    of the last step that stayed. A jump costs one step too many, or a longer gap once; on a clock that never goes back it is Orbax's rule.
+    """
+
+    def __init__(self, interval_s: float):
+        self._interval = datetime.timedelta(seconds=interval_s)
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:  # noqa: ARG002 - Orbax calls it by name
+        # Compared with what stays only: what has gone since changes no later answer.
+        flags: list[bool] = []
+        last: datetime.datetime | None = None
+        for one in checkpoints:
+            stays = last is None or abs(one.time - last) >= self._interval
+            last = one.time if stays else last
+            flags.append(stays)
+        return flags
 
 
 class _BestWithMetric:

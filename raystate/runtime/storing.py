@@ -5,6 +5,7 @@ Nothing here decides. An error is an outcome like any other; only what is no `Ex
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -35,6 +36,7 @@ from raystate.core.messages import (
     PublishDone,
     Retire,
     RetireDone,
+    SaveId,
     SnapshotId,
     Write,
     Written,
@@ -117,6 +119,8 @@ class Storing:
         self._log = RunLog(storage)
         self._parts: dict[str, dict[HostId, Any]] = {}
         self._packages: dict[str, Package] = {}
+        self._given_up: set[str] = set()  # saves; whoever was told to write may still do so
+        self._discarding: set[str] = set()  # of these: what is there when it begins will be removed
 
     # ------------------------------------------------------------ the claim
 
@@ -183,9 +187,10 @@ class Storing:
             case FindCommits():
                 self._workers.build.submit(self._find_commits, command)
             case Discard(save=save):
+                self._given_up.add(save)
                 self._parts.pop(save, None)
                 self._packages.pop(save, None)
-                self._workers.clean.submit(self._discard, command)
+                self._discard_soon(save, command.step)
             case _:
                 assert_never(command)
 
@@ -193,6 +198,18 @@ class Storing:
         """A host has been told to write its part of a save: keep what it hands back for the package."""
         self._parts.setdefault(command.save, {})
         part.add_done_callback(functools.partial(self._written, command))
+
+    def end(self, *, may_be_older: bool) -> None:
+        """Remove what was written for saves after they had been given up. All workers have ended, and all hosts.
+
+        Args:
+            may_be_older: of earlier attempts, too, whose hosts have gone on after `prepare`.
+        """
+        if self._given_up or may_be_older:
+            try:
+                collect_garbage(self._storage, given_up=self._given_up)
+            except Exception as error:
+                logger.warning("left-overs of saves that were given up stay for the next start: %s", error)
 
     # ------------------------------------------------------------ on worker threads
 
@@ -202,6 +219,7 @@ class Storing:
         if error is None and parts is not None:  # else the save was given up meanwhile
             parts[command.host] = future.result()
         self._post(Written(host=command.host, save=command.save, error=one_line(error)))
+        self._wrote_in_vain(command)
 
     def _build(self, command: BuildPackage) -> None:
         error = ""
@@ -225,6 +243,7 @@ class Storing:
             error = str(caught) if hopeless else one_line(caught)
         self._parts.pop(command.save, None)
         self._post(Packaged(save=command.save, metrics=metrics, time_s=now_s, kept=kept, error=error, hopeless=hopeless))
+        self._wrote_in_vain(command)
 
     def _append(self, entry: LogEntry) -> None:
         entry = dataclasses.replace(entry, writer=self._writer)
@@ -267,11 +286,24 @@ class Storing:
             error = one_line(caught)
         self._post(CommitsFound(snapshots=command.snapshots, found=tuple(sorted(found)), error=error))
 
-    def _discard(self, command: Discard) -> None:
+    def _wrote_in_vain(self, command: Write | BuildPackage) -> None:
+        """If the save was given up meanwhile, its discard has come too early."""
+        if command.save in self._given_up:
+            self._packages.pop(command.save, None)
+            self._discard_soon(command.save, command.step)
+
+    def _discard_soon(self, save: SaveId, step: int) -> None:
+        if save not in self._discarding:  # a thousand hosts need not be followed by as many
+            self._discarding.add(save)
+            with contextlib.suppress(RuntimeError):  # its thread has ended: `end` comes
+                self._workers.clean.submit(self._discard, save, step)
+
+    def _discard(self, save: SaveId, step: int) -> None:
+        self._discarding.discard(save)  # before it looks: what is written from now on wants another one
         try:
-            StepFolder(self._storage, command.step, command.save).discard()
+            StepFolder(self._storage, step, save).discard()
         except Exception as error:
-            logger.warning("left-overs of save %s stay for the next start or gc: %s", command.save, error)
+            logger.warning("left-overs of save %s stay for the end of the run or its next start: %s", save, error)
 
     def _collect_garbage(self, entry: LogEntry) -> None:
         try:

@@ -27,6 +27,7 @@ STARTING_S = 10.0  # an owner's trainers start, or start again: nobody else gets
 CONNECT_S = 5.0  # a trainer that its HostActor doesn't know so long after it has joined is gone
 LEAVING_S = 60.0  # closing takes at most about so long, else something is wrong
 SILENT_S = 10.0  # a report that is older says nothing about who is alive
+LOST_S = 60.0  # a host reports every second: one that has been silent for so long is gone, with what it held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class Presence:
         self._asked: dict[str, tuple[int, HostId, float]] = {}  # ask of a trainer that is joining -> its rank, host, since when
         self._group = ""  # that joined last
         self._joined: dict[tuple[str, int], tuple[HostId, float]] = {}  # (group, rank) that no host has listed yet
-        self._held: dict[HostId, int] = {}  # newest step in memory
+        self._held: dict[HostId, tuple[float, int]] = {}  # host -> when it last said so, newest step in its memory
         self._durable_step = -1
         self._leaving_s = float("-inf")  # when a trainer has last asked to leave
         self.heard_s = float("-inf")  # when something was last heard of a trainer, the news of its end included
@@ -91,7 +92,7 @@ class Presence:
                 self._listed[summary.host] = (now_s, listed)
                 for key in listed:
                     self._joined.pop(key, None)
-                self._held[summary.host] = max((one.step for one in summary.staged), default=-1)
+                self._held[summary.host] = (now_s, max((one.step for one in summary.staged), default=-1))
                 if listed:
                     self.heard_s = now_s
             case TrainerExited(host=host, lineage=lineage, rank=rank):
@@ -99,8 +100,10 @@ class Presence:
                 when_s, listed = self._listed.get(host, (now_s, frozenset[tuple[str, int]]()))
                 self._listed[host] = (when_s, listed - {(group_of(lineage), rank)})
                 self.heard_s = now_s
-            case HostDown(host=host):
+            case HostDown(host=host, gone=gone):
                 self._listed.pop(host, None)
+                if gone:  # else its memory outlives its HostActor
+                    self._held.pop(host, None)
                 self._joined = {key: value for key, value in self._joined.items() if value[0] != host}
                 self._asked = {ask: value for ask, value in self._asked.items() if value[1] != host}
             case Advise(advice=advice):
@@ -126,10 +129,9 @@ class Presence:
         reported_s, _ = self._listed.get(host, (float("-inf"), None))
         return now_s - since_s < JOIN_GRACE_S and reported_s - since_s < CONNECT_S
 
-    @property
-    def only_in_memory(self) -> tuple[int, int] | None:
+    def only_in_memory(self, now_s: float) -> tuple[int, int] | None:
         """(newest step held, newest durable step) if hosts hold a step that storage doesn't have yet, else None."""
-        held = max(self._held.values(), default=-1)
+        held = max((step for when_s, step in self._held.values() if now_s - when_s < LOST_S), default=-1)
         return (held, self._durable_step) if held > self._durable_step else None
 
 
@@ -173,7 +175,7 @@ def admit(
     changed = differences(config, asking.config)
     if not changed:
         return Admission()
-    if "arena_dir" in changed and not takeover and (only := presence.only_in_memory) is not None:
+    if "arena_dir" in changed and not takeover and (only := presence.only_in_memory(now_s)) is not None:
         held, durable = only
         here, there = changed["arena_dir"]
         message = (

@@ -25,6 +25,7 @@ from raystate.storage.names import (
     split_saved,
     step_of,
 )
+from raystate.storage.pins import dead_pins
 from raystate.storage.steps import find_package, marked_save, remove_work
 
 
@@ -39,27 +40,32 @@ class Garbage:
 
 
 def find_garbage(
-    storage: Storage, live_saves: Collection[str] = (), *, on_found: Callable[[int], None] = lambda _: None
+    storage: Storage,
+    live_saves: Collection[str] = (),
+    *,
+    given_up: Collection[str] = (),
+    on_found: Callable[[int], None] = lambda _: None,
 ) -> list[Garbage]:
-    """Work folders, packages and writers' objects of dead saves, bases of the log that nobody needs, and trash.
+    """Work folders, packages and writers' objects of dead saves, bases of the log that nobody needs, dead pins, and trash.
 
     A save is dead if its attempt is older than the log's tail (so nothing can commit it any more) and the tail neither holds it
     live nor has an intent on it. This is looked up here, so that a caller who slept, or who saves meanwhile, harms nothing: saves of
-    the newest attempt are never touched. What is dead once stays dead.
+    the newest attempt are never touched, unless it names them itself. What is dead once stays dead.
 
     Args:
         storage: of the run.
         live_saves: further saves to keep.
+        given_up: saves that the caller, who alone could, will never commit.
         on_found: called with how many things have been found so far.
     """
     found: list[Garbage] = []
-    for one in _garbage(storage, live_saves):
+    for one in _garbage(storage, live_saves, given_up):
         found.append(one)
         on_found(len(found))
     return found
 
 
-def _garbage(storage: Storage, live_saves: Collection[str]) -> Iterator[Garbage]:
+def _garbage(storage: Storage, live_saves: Collection[str], given_up: Collection[str]) -> Iterator[Garbage]:
     newest = RunLog(storage).newest()
     if newest is not None:
         tail = newest.entry
@@ -68,13 +74,14 @@ def _garbage(storage: Storage, live_saves: Collection[str]) -> Iterator[Garbage]
 
         def is_dead(save: str | None) -> bool:
             attempt = None if save is None else attempt_of(save)
-            return attempt is not None and attempt < tail.attempt and save not in keep
+            return attempt is not None and (attempt < tail.attempt or save in given_up) and save not in keep
 
         yield from _work_folders(storage, is_dead)
         yield from _packages(storage, is_dead)
         if not storage.is_directory:
             yield from _strays(storage, is_dead)
     yield from _self_tests(storage)
+    yield from (_object(info, "a pin that has run out") for info in dead_pins(storage))
     yield from (_folder(storage, info, "was retired") for info in storage.list(TRASH, recursive=False) if info.is_folder)
 
 
@@ -108,9 +115,9 @@ def remove_garbage(storage: Storage, garbage: Sequence[Garbage], *, on_bytes: Ca
         raise failed[0]
 
 
-def collect_garbage(storage: Storage, live_saves: Collection[str] = ()) -> None:
+def collect_garbage(storage: Storage, live_saves: Collection[str] = (), *, given_up: Collection[str] = ()) -> None:
     """Find and remove. Raises StorageError; what could not be removed stays for the next time."""
-    remove_garbage(storage, find_garbage(storage, live_saves))
+    remove_garbage(storage, find_garbage(storage, live_saves, given_up=given_up))
 
 
 def assume_dead(storage: Storage, attempt: int) -> None:

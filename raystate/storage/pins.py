@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
 
 from raystate.core.errors import StepNotFoundError
-from raystate.storage.base import ObjectMissingError, Storage
+from raystate.storage.base import ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.log import RunLog
 from raystate.storage.names import PINS, step_of
+
+CLOCKS_DIFFER_S = 24 * 3600.0  # by more than they do, wrong time zones included
 
 
 @contextlib.contextmanager
@@ -48,17 +52,32 @@ def pinned(storage: Storage, step: int, why: str, *, hold_s: float = 24 * 3600.0
 
 def pinned_steps(storage: Storage) -> dict[int, str]:
     """Step -> why, of all pins that still count."""
-    found: dict[int, str] = {}
+    now_s = time.time()
+    return {pin.step: pin.why for pin in _pins(storage) if pin.until_s > now_s}
+
+
+def dead_pins(storage: Storage) -> list[ObjectInfo]:
+    """Pins that have not counted for so long that this machine's clock can't be what says so. One that can't be read is none of them."""
+    latest_s = time.time() - CLOCKS_DIFFER_S
+    return [pin.info for pin in _pins(storage) if pin.until_s < latest_s]
+
+
+class _Pin(NamedTuple):
+    info: ObjectInfo
+    step: int
+    why: str
+    until_s: float
+
+
+def _pins(storage: Storage) -> Iterator[_Pin]:
     for info in storage.list(PINS, recursive=False):
         step = step_of(info.name.rpartition("/")[2].partition(".")[0])
         if step is None:
             continue
         try:
             note = json.loads(storage.read(info.name))
-            if note["until_s"] > time.time():
-                found[step] = f"{note['why']} on {note['host']}"
-        except (ValueError, KeyError, TypeError):
-            found[step] = "a pin that can't be read"
+            yield _Pin(info, step, f"{note['why']} on {note['host']}", float(note["until_s"]))
+        except (ValueError, KeyError, TypeError, OverflowError):
+            yield _Pin(info, step, "a pin that can't be read", math.inf)
         except ObjectMissingError:
             continue  # let go of since the listing
-    return found

@@ -181,7 +181,7 @@ def test_a_notebook_may_change_its_mind_between_two_managers():
 
 def test_an_arena_that_holds_what_storage_does_not_have_is_not_left_behind():
     presence = Presence()
-    reports(presence, 1.0, held=20)
+    reports(presence, 99.0, held=20)
     asking = dataclasses.replace(OTHER, config=CONFIG.replace(arena_dir="/mnt/hugepages"))
     refused = admitted(SCRIPT, asking, presence, 100.0)
     assert refused.failure.error == "ConfigError"
@@ -190,6 +190,20 @@ def test_an_arena_that_holds_what_storage_does_not_have_is_not_left_behind():
     assert admitted(SCRIPT, asking, presence, 100.0, takeover=True).replaces
     presence.observe(Advise(host=HOST, advice=Advice(attempt=1, seq=1, lineage="", durable_step=20)), 101.0)
     assert admitted(SCRIPT, asking, presence, 102.0).replaces
+
+
+@pytest.mark.parametrize(
+    ("gone", "after_s", "kept"), [(None, 30.0, True), (None, 90.0, False), (False, 1.0, True), (True, 1.0, False)]
+)
+def test_what_a_host_held_that_is_gone_for_good_keeps_nobody_out(gone: bool | None, after_s: float, kept: bool):
+    """A HostActor that has died leaves its memory to the next; a node that is lost, or says nothing any more, doesn't."""
+    presence = Presence()
+    reports(presence, 1.0, held=20)
+    if gone is not None:
+        presence.observe(HostDown(host=HOST, reason="died", gone=gone), 2.0)
+    asking = dataclasses.replace(OTHER, config=CONFIG.replace(arena_dir="/mnt/hugepages"))
+    admission = admitted(SCRIPT, asking, presence, 1.0 + after_s, owner_s=-100.0)
+    assert (admission.failure is not None) == kept
 
 
 class Plain:
@@ -244,4 +258,4 @@ def test_after_a_rollback_what_came_after_it_lies_only_in_memory():
     for seq, durable in ((1, 100), (2, 50)):
         presence.observe(Advise(host=HOST, advice=Advice(attempt=1, seq=seq, lineage="", durable_step=durable)), 100.0)
     reports(presence, 101.0, 0, held=80)
-    assert presence.only_in_memory == (80, 50)
+    assert presence.only_in_memory(102.0) == (80, 50)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from orbax.checkpoint import checkpoint_managers as cm
 
 from raystate.config import StateConfig
@@ -82,3 +85,38 @@ class Short:
 def test_a_policy_that_fails_deletes_nothing(policy: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert kept(live(), keep_policy=policy) == [1, 2, 3, 4, 5, 6, 7]
     assert "every step is kept" in caplog.text
+
+
+INTERVAL_S = 120.0
+
+
+def kept_in_the_end(times_s: Sequence[float], **fields: Any) -> list[int]:
+    """Steps 1, 2, … are committed at these times, each with its retirements as in a run."""
+    keep = orbax_keep(StateConfig(storage="/x", run="lm", **fields))
+    steps: list[LiveStep] = []
+    for step, time_s in enumerate(times_s, start=1):
+        steps.append(LiveStep(step=step, save="k", time_s=time_s))
+        gone = {one[0] for one in choose_retired(steps, keep(steps))}
+        steps = [one for one in steps if one.step not in gone]
+    return [one.step for one in steps]
+
+
+@pytest.mark.parametrize("jump_s", [-1e6, -600.0, -90.0, 0.0, 90.0, 600.0, 1e6])
+@pytest.mark.parametrize("wrong", [1, 2, 7, 100], ids="{} wrong".format)
+def test_a_clock_that_jumps_stops_and_empties_nothing(jump_s: float, wrong: int) -> None:
+    """One step a minute; the clock is wrong for this many commits from the tenth on, or for good."""
+    times_s = [60.0 * step + (jump_s if 10 <= step < 10 + wrong else 0.0) for step in range(1, 61)]
+    kept_now = kept_in_the_end(times_s, keep_last=1, keep_every_s=INTERVAL_S)
+    assert [step for step in kept_now if step < 10] == [1, 3, 5, 7, 9]
+    assert max(later - step for step, later in itertools.pairwise(kept_now)) <= 6, "three intervals at most"
+    assert len(kept_now) <= 31 + 2, "and one step more for each jump"
+
+
+@given(
+    waits_s=st.lists(st.floats(min_value=0.0, max_value=300.0), max_size=40),
+    interval_s=st.sampled_from([1.0, 60.0, 100.5, 1000.0]),
+)
+def test_without_jumps_it_is_orbaxs_rule(waits_s: list[float], interval_s: float) -> None:
+    times_s = list(itertools.accumulate(waits_s))
+    orbax = cm.AnyPreservationPolicy([cm.LatestN(1), cm.EveryNSeconds(interval_s)])  # pyright: ignore[reportArgumentType]
+    assert kept_in_the_end(times_s, keep_last=1, keep_every_s=interval_s) == kept_in_the_end(times_s, keep_policy=orbax)

@@ -21,6 +21,7 @@ from raystate.core.messages import (
     Event,
     Failure,
     FlushReply,
+    HostId,
     Joined,
     JoinReply,
     RestoreAsked,
@@ -88,6 +89,7 @@ class Process:
         tasks: who carries out slow commands.
         keep_last: steps that retention keeps.
         recorder: hears of every event.
+        known_hosts: that an attempt before it has left.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Process:
         tasks: Tasks | None = None,
         keep_last: int = 2,
         recorder: Recorder | None = None,
+        known_hosts: tuple[HostId, ...] = (),
     ):
         self.name = name
         self.witness = witness
@@ -113,7 +116,7 @@ class Process:
             keep=keep_newest(keep_last),
             storage=storage,
             hosts=self.hosts,
-            known_hosts=(),
+            known_hosts=known_hosts,
             writer=name,
             is_dead=is_dead,
             on_end=lambda reason: None,
@@ -226,7 +229,7 @@ class Process:
                 return
             self._raise_failure()
             self.now_s += TICK_S
-        raise AssertionError(f"{self.name} waits for {what} for ever: {self.machine.journal.troubles}")
+        raise AssertionError(f"{self.name} waits for {what} for ever: {self.machine.story()} {self.machine.journal.troubles}")
 
     def _run(self) -> None:
         """Until nothing is under way."""

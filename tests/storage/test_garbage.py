@@ -4,7 +4,8 @@ import dataclasses
 
 from raystate.core.log import claim_entry
 from raystate.core.messages import Intent, LiveStep, LogEntry
-from raystate.storage import RunLog, StepFolder, Storage, collect_garbage
+from raystate.storage import RunLog, StepFolder, Storage, collect_garbage, find_garbage, pinned, pinned_steps
+from raystate.storage.names import PINS
 from raystate.testing.storage.contract import tree
 from tests.storage.backends import a_package
 
@@ -81,6 +82,20 @@ def test_what_is_set_aside_stays_with_its_package(storage: Storage):
     collect_garbage(storage)
     assert saves_left(storage) == {"a1k1"}
     assert folder.read_package().save == "a1k1"
+
+
+def test_a_pin_goes_long_after_it_has_run_out(storage: Storage):
+    run = claim(storage)
+    commit(storage, run, 1, "a1k1")
+    with pinned(storage, 1, "is read"), pinned(storage, 1, "its clock is late", hold_s=-3600.0):
+        storage.create(f"{PINS}/1.unreadable", b"{")
+        storage.create(f"{PINS}/notes.txt", b"{}")
+        before = tree(storage)
+        with pinned(storage, 1, "died last week", hold_s=-7 * 86400.0):
+            assert [one.why for one in find_garbage(storage)] == ["a pin that has run out"]
+            collect_garbage(storage)
+        assert tree(storage) == before
+        assert set(pinned_steps(storage)) == {1}
 
 
 def test_trash_and_temporary_files_go(storage: Storage):
