@@ -232,9 +232,9 @@ def test_story_of_what_it_does_not_know(raystate: Command, ray_tmp: Path) -> Non
     code, _, complaint = raystate("story", 77, logs)
     assert code == 2
     assert complaint.strip() == f"raystate: {logs / 'lm-0123'} tells nothing of step 77; it knows 3 steps from 10 to 30"
-    code, _, complaint = raystate("story", 10, "--run", "other", RAY_TMPDIR=str(ray_tmp))
+    code, _, complaint = raystate("story", 10, "--run", "nobodys-run", RAY_TMPDIR=str(ray_tmp))
     assert code == 2
-    assert f"there is no record of run 'other' in {logs}; name the folder" in complaint
+    assert f"there is no record of run 'nobodys-run' in {logs}; name the folder" in complaint
     (logs / "mt-4567").mkdir()
     for path in (logs / "lm-0123").iterdir():
         (logs / "mt-4567" / path.name).write_bytes(path.read_bytes().replace(b'"run": "lm"', b'"run": "mt"'))
