@@ -13,6 +13,7 @@ from typing import Any
 import raystate.core.group as group
 import raystate.core.host as host
 import raystate.core.leaving as leaving
+import raystate.core.past as past
 import raystate.core.promises as promises
 import raystate.core.saves as saves
 import raystate.core.trainer as trainer
@@ -201,7 +202,7 @@ def _a_restored_step_counts_as_durable() -> Any:
 
 def _earlier_commits_are_forgotten() -> Any:
     """What an earlier Coordinator has committed, and retention has removed since, counts as lost."""
-    return _patched((saves.Saves, "start", lambda *_: None))
+    return _patched((past.Past, "start", lambda *_: None))
 
 
 def _each_rank_decides_what_is_due_again() -> Any:
