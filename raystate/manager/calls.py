@@ -18,15 +18,6 @@ M = TypeVar("M")
 _calls: dict[tuple[int, int], str] = {}  # (thread, whose) -> the call that it is in
 
 
-def to_the_end(do: Callable[[], Any]) -> None:
-    """Do what may be done twice but not by half: after an interruption once more, and then it is raised."""
-    try:
-        do()
-    except BaseException:
-        do()
-        raise
-
-
 def alone(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
     """Refuse a call that begins inside another one of the same thread: what that one has begun is not finished."""
     name = getattr(method, "__name__", "")
