@@ -28,7 +28,7 @@ KNOWN = {
     "complete without one piece": 319,
     "discarded while it is read": 60,
     "restore without a new lineage": 187,
-    "lost promise told as durable": 690,
+    "lost promise told as durable": 194,
     "merge takes strangers": 137,
     "stop step overtaken": 346,
     "mixed lineages chosen": 6435,
