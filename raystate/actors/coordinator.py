@@ -8,14 +8,12 @@ import os
 import secrets
 import threading
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorAlreadyExistsError, RayActorError, RayError
-from ray.util.annotations import RayDeprecationWarning
 
 from raystate import launch_context
 from raystate.actors.draining import DrainWatch
@@ -23,6 +21,7 @@ from raystate.actors.hosts import RayHosts
 from raystate.actors.kept import Kept, Tenant, cluster_token, take_storage
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor
 from raystate.actors.reporting import RunReport
+from raystate.actors.restarted import is_restarted
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.config import StateConfig
 from raystate.core.errors import RunInUseError
@@ -74,7 +73,7 @@ class CoordinatorActor:
         self._run_hash = run_hash
         self._kept_owner = Kept(f"raystate:owner:{run_hash}")
         # A killed Coordinator comes back with the arguments of its first start: the run may have changed hands since.
-        self._restarted = _is_restarted()
+        self._restarted = is_restarted()
         if self._restarted and (kept := self._kept_owner.get()) is not None:
             owner, ahead = kept, ()  # what has been kept says which of these still wait
         self._owner = owner
@@ -261,13 +260,6 @@ class CoordinatorActor:
 
     async def newest_step(self) -> int:
         return self._started.ledger.newest_step
-
-
-def _is_restarted() -> bool:
-    """Whether Ray has started this actor again. Ray's own property uses another one of its own that is deprecated, and says so."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"(?s).*Use get_actor_id\(\) instead", category=RayDeprecationWarning)
-        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def _record_folder(config: StateConfig, run_hash: str) -> Path:

@@ -152,6 +152,8 @@ class RayHosts:
             gave_up = isinstance(error, ActorDiedError) and not anew  # it waited, in vain until now
             if (restarts or gave_up) and time.monotonic() < until_s:
                 later(anew=anew or gave_up)
+            elif restarts:
+                on_error(f"its HostActor has been starting again for {OPEN_AGAIN_FOR_S:g} s; its own lines in the log say why")
             else:
                 on_error(_last_line(error))
 

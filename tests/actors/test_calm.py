@@ -10,7 +10,7 @@ import ray
 from ray.runtime_context import RuntimeContext
 from ray.util.annotations import RayDeprecationWarning
 
-from raystate.actors import coordinator
+from raystate.actors.restarted import is_restarted
 from raystate.core.desk import Desk, brief
 from raystate.core.messages import Ask, Failure, Log, Settings
 
@@ -25,7 +25,7 @@ def test_the_start_of_a_coordinator_warns_of_nothing(monkeypatch: pytest.MonkeyP
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(AssertionError):
-            coordinator._is_restarted()
+            is_restarted()
 
 
 def test_hosts_are_told_by_eight_digits():

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import ActorUnavailableError
 
 import raystate
 from raystate.actors.hosts import RayHosts, waiting_key
@@ -119,6 +120,49 @@ def test_one_that_is_killed_becomes_a_host_all_the_same(nodes: Nodes) -> None:
     os.kill(nodes.pid(node), signal.SIGKILL)
     nodes.become_host(node)
     assert nodes.another().known() == (node,)
+
+
+def test_one_that_cannot_start_again_does_so_later(nodes: Nodes, tmp_path: Path) -> None:
+    """It is killed while there is no way into the arena, such as with a full /dev/shm. Ray makes none again whose constructor raises."""
+    from ray._private import worker
+
+    node = nodes.ids[0]
+    nodes.become_host(node)
+    slots = {
+        "incarnation": "t",
+        "rank": 0,
+        "pid": os.getpid(),
+        "data_bytes": 4096,
+        "table_bytes": 100,
+        "buffer_bytes": 4096,
+        "slots": 1,
+    }
+
+    def allotted() -> Any:
+        handle: Any = nodes.coordinator._handle(node)
+        try:
+            return ray.get(handle.allot.remote(**slots), timeout=PATIENCE_S)
+        except ActorUnavailableError:
+            return None
+
+    before, arena, aside = allotted(), nodes.arena(node), nodes.arena(node).with_name(f"{tmp_path.name}-{os.getpid()}")
+    assert worker._global_node is not None
+    logs = Path(worker._global_node.get_logs_dir_path())
+    arena.rename(aside)
+    try:
+        arena.touch()
+        os.kill(nodes.pid(node), signal.SIGKILL)
+        told = f"host {node[:8]} is of no use to run '{nodes.config.run}' yet: its HostActor was started again, and can't take up"
+        wait_for(
+            lambda: any(told in log.read_text(errors="replace") for log in logs.glob("worker-*.err")),
+            "a line that tells it",
+            failed=lambda: None if find_hosts(nodes.name) else "Ray has given it up",
+        )
+        assert allotted() is None, "it is being started again, for whoever calls"
+    finally:
+        arena.unlink()
+        aside.rename(arena)
+    assert wait_for(allotted, "a HostActor") == before, "with the slots that it had"
 
 
 def test_a_node_on_which_none_can_start_is_told_of_once(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
