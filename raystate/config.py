@@ -105,7 +105,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             again while a step is written.
         file_bytes: size at which a data file is closed, at least 1 MiB; None: 32 to 448 MiB, by the size of a host's share, since in a
             bucket every file is a billed request.
-        start_timeout_s: seconds until all ranks of a worker group have joined.
+        start_timeout_s: seconds until all ranks of a worker group have joined. Ray gets as long, and no less than `idle_timeout_s`, to
+            start the group's processes once it has places for them: what it pulls and installs before is part of that.
         save_timeout_s: seconds for one durable save, from staged to published.
         barrier_timeout_s: seconds until all ranks have arrived at the same collective call.
         restore_timeout_s: seconds for a restore.

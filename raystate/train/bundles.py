@@ -1,7 +1,8 @@
-"""Starting a worker group's processes, with a deadline for places that go away meanwhile.
+"""Starting a worker group's processes, with deadlines.
 
 Ray Train waits for the places of a new group with a deadline, and then for its workers' first answers with none. When a node is lost in
-between, Ray looks for another place for what was to be there; where there is none, that start would never end.
+between, Ray looks for another place for what was to be there; where there is none, that start would never end. Nor would one whose
+process hangs as it starts.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ LOOK_S = 0.25
 _SOMEWHERE = "CREATED"  # state of a placement group that has all of its places
 
 
-def install() -> None:
-    """Let this process's controller start its workers so."""
+def install(*, start_s: float) -> None:
+    """Let this process's controller start its workers so.
+
+    Args:
+        start_s: so long it may take in places that are there: with what Ray downloads and installs before.
+    """
 
     class PlacedGroup(WorkerGroup):
         def _create_workers(
@@ -43,11 +48,10 @@ def install() -> None:
                 place = PlacementGroupSchedulingStrategy(placement_group=placement_group, placement_group_bundle_index=index)
                 actors.append(kind.options(scheduling_strategy=place).remote())
             timeout_s = float(os.environ.get(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR, DEFAULT_WORKER_GROUP_START_TIMEOUT_S))
+            answers = first_answers(actors, placement_group, timeout_s=timeout_s, start_s=start_s)
             workers = [
                 Worker(actor, found, resources_per_worker, placement_group_bundle_index=index)
-                for index, (actor, found) in enumerate(
-                    zip(actors, first_answers(actors, placement_group, timeout_s=timeout_s), strict=True)
-                )
+                for index, (actor, found) in enumerate(zip(actors, answers, strict=True))
             ]
             return WorkerGroup._assign_worker_ranks(workers)
 
@@ -59,17 +63,20 @@ def is_plain(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return not args and all(value is None for value in kwargs.values())
 
 
-def first_answers(actors: Sequence[Any], placement_group: Any, *, timeout_s: float) -> list[Any]:
+def first_answers(actors: Sequence[Any], placement_group: Any, *, timeout_s: float, start_s: float) -> list[Any]:
     """The metadata of workers that start in this placement group.
 
     Args:
         timeout_s: so long a place may be gone.
+        start_s: so long a start may take.
 
     Raises:
-        WorkerGroupStartupTimeoutError: a place was gone, and there was no other in time. WorkerGroupStartupFailedError: a worker died.
+        WorkerGroupStartupTimeoutError: a place was gone, and there was no other in time.
+        WorkerGroupStartupFailedError: a worker died, or has not answered in time.
             All workers are ended then, and have no places any more.
     """
     answers = [actor.get_metadata.remote() for actor in actors]
+    began_s = time.monotonic()
     gone_s: float | None = None
     try:
         while True:
@@ -78,7 +85,14 @@ def first_answers(actors: Sequence[Any], placement_group: Any, *, timeout_s: flo
             if not left:
                 return ray.get(answers)
             now_s = time.monotonic()
-            if placement_group_table(placement_group)["state"] == _SOMEWHERE:
+            table = placement_group_table(placement_group)
+            if now_s > began_s + start_s:
+                nodes = sorted({table["bundles_to_node_id"].get(answers.index(one), "")[:8] for one in left})
+                raise WorkerGroupStartupFailedError(
+                    f"Ray has not started {len(left)} of {len(actors)} worker processes within {start_s:g} s, on nodes {', '.join(nodes)}: "
+                    "see there what Ray installs or runs before (container, runtime_env, setup hook), or raise start_timeout_s"
+                )
+            if table["state"] == _SOMEWHERE:
                 gone_s = None
             elif gone_s is None:
                 gone_s = now_s

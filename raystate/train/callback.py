@@ -175,7 +175,7 @@ class RayTrainCallback(_Callback):
             if self._max_failures == -1:  # never gives up the run, but a size
                 self._policy = RetryPolicy(MAX_FAILURES, self._config.idle_timeout_s)
         if is_tested():
-            bundles.install()
+            bundles.install(start_s=max(self._config.start_timeout_s, self._config.idle_timeout_s))
         on_cpu = not self._scaling.use_tpu and not self._scaling.use_gpu
         if on_cpu and self._wants_standby:
             self._standby = Standby(

@@ -284,6 +284,20 @@ def test_no_room_is_not_waited_for_for_ever(place: Place, monkeypatch: pytest.Mo
         raystate.fit(_interrupted_never, place.config, **arguments)
 
 
+@pytest.mark.long
+def test_a_process_that_never_starts_is_not_waited_for_for_ever(place: Place) -> None:
+    hangs = place.folder / "hangs"
+    hangs.write_text(f"#!/bin/sh\nwhile [ ! -e {place.folder}/stop ]; do sleep 0.1; done\n")
+    hangs.chmod(0o755)
+    arguments = place.arguments()
+    arguments["run_config"].worker_runtime_env = {"py_executable": str(hangs)}
+    config = place.config.model_copy(update={"start_timeout_s": 3.0})
+    with pytest.raises(
+        raystate.RunFailedError, match=r"2 failed attempts.*could not be started: .*not started 2 of 2 .* within 3 s"
+    ):
+        raystate.fit(_interrupted_never, config, max_failures=2, **arguments)
+
+
 # ---------------------------------------------------------------- what is passed on to Ray
 
 

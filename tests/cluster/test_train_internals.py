@@ -25,6 +25,7 @@ from ray.train.v2._internal import constants
 from ray.train.v2._internal.data_integration.interfaces import DatasetShardMetadata
 from ray.train.v2._internal.exceptions import (
     UserExceptionWithTraceback,
+    WorkerGroupStartupFailedError,
     WorkerGroupStartupTimeoutError,
     WorkerHealthCheckFailedError,
 )
@@ -554,7 +555,45 @@ def test_a_start_ends_when_its_place_is_gone(ray_cluster: Any) -> None:
     there = PlacementGroupSchedulingStrategy(placement_group=placement, placement_group_bundle_index=0)
     late = ray.remote(Late).options(num_cpus=1, resources={"doomed": 1}, scheduling_strategy=there).remote()
     with pytest.raises(WorkerGroupStartupTimeoutError):
-        bundles.first_answers([late], placement, timeout_s=0.5)
+        bundles.first_answers([late], placement, timeout_s=0.5, start_s=PATIENCE_S)
+
+
+def test_a_start_ends_although_its_place_is_there(ray_cluster: Any) -> None:
+    """A process that hangs as it starts: Ray Train has no deadline there, either."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    del ray_cluster
+
+    class Worker:
+        def __init__(self, hangs: bool):
+            if hangs:
+                threading.Event().wait()
+
+        def get_metadata(self) -> str:
+            return "there"
+
+    placement = ray.util.placement_group([{"CPU": 1}, {"CPU": 1}])
+    assert placement.wait(PATIENCE_S)
+    node = ray.util.placement_group_table(placement)["bundles_to_node_id"][1][:8]
+
+    def started(*, hangs: bool) -> list[Any]:
+        there = [
+            PlacementGroupSchedulingStrategy(placement_group=placement, placement_group_bundle_index=index) for index in (0, 1)
+        ]
+        kinds = [ray.remote(Worker).options(num_cpus=1, scheduling_strategy=one) for one in there]
+        return [kinds[0].remote(False), kinds[1].remote(hangs)]
+
+    actors = started(hangs=False)
+    assert bundles.first_answers(actors, placement, timeout_s=0.5, start_s=PATIENCE_S) == ["there", "there"]
+    for actor in actors:
+        ray.kill(actor)
+    actors = started(hangs=True)
+    with pytest.raises(
+        WorkerGroupStartupFailedError, match=rf"not started \d of 2 worker processes within 0.5 s, on nodes .*{node}"
+    ):
+        bundles.first_answers(actors, placement, timeout_s=0.5, start_s=0.5)
+    wait_for(lambda: ray.util.placement_group_table(placement)["state"] == "REMOVED", "the end of its places")
 
 
 def test_where_a_ray_that_runs_has_its_logs(ray_cluster: Any) -> None:
