@@ -67,7 +67,7 @@ class RayLink:
             raise Unreachable(type(error).__name__) from None
 
     def bell(self, arena_path: Path, hello: Hello) -> Bell:
-        return Bell(arena_path, hello, timeout_s=self._config.start_timeout_s)
+        return Bell(arena_path, hello)
 
     def failed(self, event: TrainerExited, error: BaseException) -> None:
         # With the exception: the launcher may find this process ended before it has read it there.

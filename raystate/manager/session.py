@@ -87,7 +87,9 @@ class Session:
     def ring(self) -> None:
         """Tell the HostActor that this trainer is there. From here on it has to be closed, or the HostActor ends this process one day."""
         try:
+            # Kept before it connects: an interruption may come between.
             self._bell = self.link.bell(self.arena_path, self._bell_hello())
+            self._bell.connect(self.config.start_timeout_s)
             if self.config.hang_timeout_s is not None:
                 self._take_back_stacks = stacks.offer(self.arena_path)
         except BaseException:

@@ -226,18 +226,22 @@ _bells: weakref.WeakSet[Bell] = weakref.WeakSet()
 class Bell:
     """Rings, and reconnects by itself when the HostActor is restarted."""
 
-    def __init__(self, arena_path: Path, hello: Hello, timeout_s: float = CONNECT_TIMEOUT_S):
-        """Connect, as soon as the HostActor is there.
-
-        Raises:
-            BarrierTimeoutError: nobody answers at the arena's door for `timeout_s` seconds.
-        """
+    def __init__(self, arena_path: Path, hello: Hello):
         self._path = socket_path(arena_path)
         self._hello = hello
         self._lock = threading.RLock()  # a signal handler may ring while its thread holds it
         self._closed = threading.Event()
         self._socket: socket.socket | None = None
+        self._keeper = threading.Thread(target=self._keep, name="raystate-bell", daemon=True)
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect, as soon as the HostActor is there. However this ends, `close` leaves nothing open.
+
+        Raises:
+            BarrierTimeoutError: nobody answers at the arena's door for `timeout_s` seconds.
+        """
         deadline_s = time.monotonic() + timeout_s
+        _bells.add(self)
         while True:
             try:
                 self._connect()
@@ -245,20 +249,14 @@ class Bell:
             except OSError as error:
                 if time.monotonic() >= deadline_s:
                     raise BarrierTimeoutError(
-                        f"rank {hello.rank}: the HostActor does not answer at {self._path} for {timeout_s:g} s: {error}",
-                        rank=hello.rank,
+                        f"rank {self._hello.rank}: the HostActor does not answer at {self._path} for {timeout_s:g} s: {error}",
+                        rank=self._hello.rank,
                         path=str(self._path),
                         phase="start",
                         waited_s=timeout_s,
                     ) from None
             time.sleep(FIRST_INTERVAL_S)
-        _bells.add(self)
-        self._keeper = threading.Thread(target=self._keep, name="raystate-bell", daemon=True)
-        try:
-            self._keeper.start()
-        except BaseException:  # nobody has it yet who could close it
-            self.close()
-            raise
+        self._keeper.start()
 
     def _connect(self) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -341,7 +339,8 @@ class Bell:
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        self._keeper.join(timeout=CONNECT_TIMEOUT_S)
+        if self._keeper.is_alive():
+            self._keeper.join(timeout=CONNECT_TIMEOUT_S)
         with self._lock:
             if self._socket is not None:
                 self._socket.close()

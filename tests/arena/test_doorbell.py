@@ -11,14 +11,20 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import raystate
 from raystate.core.errors import RaystateError
+from raystate.core.messages import HostId, JoinReply
+from raystate.manager import session as session_module
+from raystate.manager.session import Session
 from raystate.runtime import doorbell
 from raystate.runtime.doorbell import BYE, MAX_LINE_BYTES, RING, Bell, Caller, Door, Hello, socket_path
+from tests.interrupting import interrupted
 from tests.patience import PATIENCE_S
 
 HELLO = Hello(rank=1, world=2, lineage="1.1.a", incarnation="i1")
@@ -47,6 +53,12 @@ def ring_up(door: Door) -> Iterator[Callable[[], tuple[socket.socket, Caller]]]:
     yield ring_up
     for one in opened:
         one.close()
+
+
+def connected(arena_path: Path) -> Bell:
+    bell = Bell(arena_path, HELLO)
+    bell.connect(PATIENCE_S)
+    return bell
 
 
 def ready(what: Door | Caller) -> None:
@@ -234,7 +246,7 @@ def _socket(path: Path) -> None:
 def test_whatever_lay_at_the_door_is_replaced(root: Path, make: Callable[[Path], None]):
     make(socket_path(root))
     door = Door(root)
-    bell = Bell(root, HELLO)
+    bell = connected(root)
     caller = accepted(door)
     assert read_until(caller, lambda: caller.hello == HELLO)
     bell.close()
@@ -247,7 +259,7 @@ def test_the_arenas_path_may_be_longer_than_a_sockets_address(root: Path):
     path = root / ("a" * 200) / ("b" * 200)
     path.mkdir(parents=True)
     door = Door(path)
-    bell = Bell(path, HELLO)
+    bell = connected(path)
     caller = accepted(door)
     assert read_until(caller, lambda: caller.hello == HELLO)
     assert socket_path(path).stat().st_mode & 0o777 == 0o600
@@ -259,16 +271,49 @@ def test_the_arenas_path_may_be_longer_than_a_sockets_address(root: Path):
 # ---------------------------------------------------------------- the bell
 
 
-def test_nobody_at_the_door_is_an_error_that_names_it(root: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doorbell, "CONNECT_TIMEOUT_S", 0.2)
+def test_nobody_at_the_door_is_an_error_that_names_it(root: Path):
     with pytest.raises(RaystateError, match="rank 1: the HostActor does not answer at") as caught:
-        Bell(root, HELLO)
+        Bell(root, HELLO).connect(0.2)
     assert caught.value.path == str(socket_path(root))
+
+
+class DoorOnly:
+    """A link of a trainer that only comes to its HostActor's door."""
+
+    host = HostId("n")
+
+    def ask(self, event: object, timeout_s: float) -> JoinReply:
+        del event, timeout_s
+        return JoinReply(lineage="1.1.a", attempt=1, host_count=1, newest_step=-1)
+
+    def bell(self, arena_path: Path, hello: Hello) -> Bell:
+        return Bell(arena_path, hello)
+
+    def clock(self) -> float:
+        return 0.0
+
+
+def test_an_interruption_while_a_trainer_rings_leaves_no_connection(root: Path, door: Door):
+    """Ctrl-C, at any moment. The next manager of the process ends the one that was interrupted."""
+    config = raystate.StateConfig(storage=str(root / "run"), run="r")
+    at, goes_on = 0, True
+    while goes_on:
+        session = Session(cast("Any", DoorOnly()), config, rank=1, world=2, group="g")
+        session.arena_path = root
+        goes_on = interrupted(session.ring, at, (doorbell.__file__, session_module.__file__, __file__))
+        session.end()
+        session.close()
+        while select.select([door], [], [], 0)[0]:
+            caller = accepted(door)
+            assert caller.has_hung_up()
+            caller.close()
+        at += 1
+    assert at > 30
 
 
 def test_a_bell_waits_for_a_host_that_is_about_to_come(root: Path):
     made: list[Bell] = []
-    ringing = threading.Thread(target=lambda: made.append(Bell(root, HELLO)))
+    ringing = threading.Thread(target=lambda: made.append(connected(root)))
     ringing.start()
     door = Door(root)
     caller = accepted(door)
@@ -280,7 +325,7 @@ def test_a_bell_waits_for_a_host_that_is_about_to_come(root: Path):
 
 
 def test_a_bell_says_its_newest_hello_to_the_next_host_and_rings(root: Path, door: Door):
-    bell = Bell(root, HELLO)
+    bell = connected(root)
     first = accepted(door)
     new = Hello(rank=1, world=2, lineage="1.1.a", incarnation="i1", set_index=7)
     bell.introduce(new)
@@ -302,7 +347,7 @@ def test_a_bell_says_its_newest_hello_to_the_next_host_and_rings(root: Path, doo
 
 def test_a_hello_is_not_lost_when_the_host_does_not_listen(root: Path, door: Door, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doorbell, "CONNECT_TIMEOUT_S", 1.0)
-    bell = Bell(root, HELLO)
+    bell = connected(root)
     deaf = accepted(door)
     assert bell._socket is not None
     with contextlib.suppress(BlockingIOError):
@@ -329,7 +374,7 @@ def test_a_bell_that_is_introduced_while_it_connects_says_both(root: Path, door:
         return take(self, connection, said)
 
     monkeypatch.setattr(Bell, "_take", introduced)
-    bell = Bell(root, HELLO)
+    bell = connected(root)
     caller = accepted(door)
     assert read_until(caller, lambda: caller.hello == new)
     bell.close()
@@ -340,6 +385,7 @@ _FORKS = """
 from pathlib import Path
 from raystate.runtime.doorbell import Bell, Hello
 bell = Bell(Path(sys.argv[1]), Hello(rank=1, world=2, lineage="1.1.a", incarnation="i1"))
+bell.connect(60.0)
 if os.fork():
     sys.stdin.read()
 bell.ring()
