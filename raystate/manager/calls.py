@@ -5,26 +5,15 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from raystate.core.errors import RaystateError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
 M = TypeVar("M")
 
 _calls: dict[tuple[int, int], str] = {}  # (thread, whose) -> the call that it is in
-
-
-def to_the_end(do: Callable[[], Any]) -> None:
-    """Do what may be done twice but not by half: after an interruption once more, and then it is raised."""
-    try:
-        do()
-    except BaseException:
-        do()
-        raise
 
 
 def alone(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:

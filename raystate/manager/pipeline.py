@@ -16,7 +16,6 @@ from raystate.arrays import Described, PackedItems, Plan, Spare, describe
 from raystate.core.messages import RestoreSettled, SnapshotId
 from raystate.core.save_decision import SaveDecision
 from raystate.core.trainer import Trainer
-from raystate.manager.calls import to_the_end
 from raystate.manager.pace import AgreedStep, StoragePace, not_copied, wait_for
 from raystate.manager.room import Room
 from raystate.manager.session import Session
@@ -359,19 +358,16 @@ class Pipeline:
     def begin(self, lineage: str, base: SnapshotId | None) -> None:
         """A restore begins a new lineage: what waits here is given up by name."""
         with self.lock:
-            to_the_end(lambda: self._begin(lineage, base))
-
-    def _begin(self, lineage: str, base: SnapshotId | None) -> None:
-        for job in self._jobs:
-            if job.slot is not None:
-                self.machine.released(job.slot)
-            self._break_promise(job, "it was given up by a restore")
-        self._jobs.clear()
-        self._skipped.forget()
-        self.machine.begin(lineage, base)
-        self._session.begin(lineage)
-        self._session.write_word(self.machine.word())
-        self._changed.notify_all()
+            for job in self._jobs:
+                if job.slot is not None:
+                    self.machine.released(job.slot)
+                self._break_promise(job, "it was given up by a restore")
+            self._jobs.clear()
+            self._skipped.forget()
+            self.machine.begin(lineage, base)
+            self._session.begin(lineage)
+            self._session.write_word(self.machine.word())
+            self._changed.notify_all()
 
     def settled(self, reply: RestoreSettled) -> None:
         """How a restore ended."""
