@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable, Set
 from typing import TypeVar
 
@@ -32,7 +33,10 @@ logger = logging.getLogger("raystate")
 
 T = TypeVar("T")
 
-MOST_READS = 100  # of a step that is replaced again and again while it is read
+MOST_READS = (
+    100  # of a step that is replaced again and again while it is read; of newest steps that are retired, one after the other
+)
+AGAIN_S = 0.1  # until a step is read again: whoever replaces it may be at it
 
 
 def open_step(storage: Storage, step: int, folder: str | None = None) -> StepReader:
@@ -151,12 +155,15 @@ class Checkpoints:
         Raises:
             StepNotFoundError: there is none, or it was retired meanwhile. Whatever `read` raises.
         """
-        while True:
+        for tries in range(1, MOST_READS + 1):
             chosen = self.existing(step)
             try:
                 return self.read_existing(chosen, functools.partial(read, chosen))
             except StepNotFoundError as error:
                 if error.of_caller or step is not None or self.steps()[-1:] in ([], [chosen]):
+                    raise
+                if tries == MOST_READS:
+                    error.add(f"so were the {tries - 1} newest ones before it: let the run keep more steps (keep_last)")
                     raise
             except CorruptCheckpointError as error:
                 if not error.of_caller and alone and (others := [one for one in self.steps() if one != chosen]):
@@ -164,6 +171,7 @@ class Checkpoints:
                     named = f"step {others[0]}" if len(others) == 1 else f"{len(others):,} other steps, the newest is {others[-1]}"
                     error.add(f"{self.storage.url} also has {named}; raystate verify tells what is whole")
                 raise
+        raise AssertionError("each try returns or raises")
 
     def read_existing(self, step: int, read: Callable[[StepReader], T]) -> T:
         """Read a step, and tell damage from one that somebody else has retired, or saved anew, while it was read.
@@ -193,6 +201,7 @@ class Checkpoints:
                 if tries == MOST_READS:
                     error.add(f"in {tries} tries each time another one had taken its place")
                     raise
+            time.sleep(AGAIN_S)
         raise AssertionError("each try returns or raises")
 
     def retired(self, step: int) -> StepNotFoundError:

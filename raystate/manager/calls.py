@@ -11,8 +11,6 @@ from raystate.core.errors import RaystateError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
 M = TypeVar("M")
 
 _calls: dict[tuple[int, int], str] = {}  # (thread, whose) -> the call that it is in

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import ActorUnavailableError
 
 import raystate
 from raystate.actors.hosts import RayHosts, waiting_key
@@ -141,10 +142,11 @@ def test_one_that_cannot_start_again_does_so_later(nodes: Nodes, tmp_path: Path)
         handle: Any = nodes.coordinator._handle(node)
         try:
             return ray.get(handle.allot.remote(**slots), timeout=PATIENCE_S)
-        except ray.exceptions.ActorUnavailableError:
+        except ActorUnavailableError:
             return None
 
     before, arena, aside = allotted(), nodes.arena(node), nodes.arena(node).with_name(f"{tmp_path.name}-{os.getpid()}")
+    assert worker._global_node is not None
     logs = Path(worker._global_node.get_logs_dir_path())
     arena.rename(aside)
     try:

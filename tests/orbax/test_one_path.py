@@ -72,9 +72,12 @@ def test_a_reader_begins_anew_when_the_checkpoint_is_replaced(way: str, replaced
 
 
 def test_a_reader_of_what_is_replaced_again_and_again_says_so(replaced: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch):
+    rests: list[float] = []
     monkeypatch.setattr(places, "MOST_READS", 3)
+    monkeypatch.setattr(places.time, "sleep", rests.append)
     with pytest.raises(raystate.StorageError, match=r"replaced while it was read.*in 3 tries"):
         raystate.load(replaced(1000))
+    assert rests == [places.AGAIN_S] * 2, "it does not race with whoever writes"
 
 
 def test_nothing_is_exported_of_two_checkpoints(replaced: Callable[[int], Path], tmp_path: Path):

@@ -56,6 +56,26 @@ def test_the_newest_is_then_a_newer_one(retire_while_reading: Path) -> None:
     assert raystate.Reader(retire_while_reading).restore().step == 3
 
 
+def test_newest_steps_that_all_go_before_they_are_read_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(tmp_path, 1)
+    newest = [1]
+
+    def racing(self: StepReader, *args: Any) -> Any:
+        del self, args
+        assert newest[0] < 9, "it goes on without an end"
+        publish(tmp_path, newest[0] + 1)
+        shutil.rmtree(tmp_path / str(newest[0]))
+        newest[0] += 1
+        raise raystate.StorageError("its files are gone")
+
+    monkeypatch.setattr(StepReader, "read", racing)
+    monkeypatch.setattr(places, "MOST_READS", 3)
+    with pytest.raises(
+        raystate.StepNotFoundError, match=r"step 3 of .* was retired while it was read.*so were the 2 newest ones before"
+    ):
+        raystate.Reader(tmp_path).restore()
+
+
 def test_follow_goes_on_with_the_newer_one(retire_while_reading: Path) -> None:
     steps = [restored.step for restored in raystate.Reader(retire_while_reading).follow(after=1, timeout_s=0.0)]
     assert steps == [3]
