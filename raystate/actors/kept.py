@@ -9,10 +9,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ray import cloudpickle
+
+from raystate.config import StateConfig
+from raystate.core.errors import ConfigError
 from raystate.ray_version import ray_internals
 
 with ray_internals():
     from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
+
+
+def check_travels(config: StateConfig) -> StateConfig:
+    """The config. Raises ConfigError: a policy of it can't go to another process; it decides in the Coordinator's."""
+    for field in ("keep_policy", "save_policy"):
+        try:
+            cloudpickle.dumps(getattr(config, field))  # pyright: ignore[reportPrivateImportUsage]
+        except Exception as error:
+            text = f"{field} must pickle, since it decides in another process: {type(error).__name__}: {error}"
+            raise ConfigError(text, field=field) from error
+    return config
 
 
 class Kept:
@@ -27,7 +42,9 @@ class Kept:
 
     def put(self, value: Any, *, overwrite: bool = True) -> bool:
         """Whether the value is there now; False: another one was, and `overwrite` is not set."""
-        existed = _internal_kv_put(self._key, pickle.dumps(value), overwrite=overwrite)
+        # As Ray passes arguments: a policy may have functions of the user's script in it, which is another program here.
+        data = cloudpickle.dumps(value)  # pyright: ignore[reportPrivateImportUsage]
+        existed = _internal_kv_put(self._key, data, overwrite=overwrite)
         return overwrite or not existed
 
     def delete(self) -> None:

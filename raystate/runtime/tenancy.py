@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import pickle
+import types
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -242,9 +244,30 @@ def _same(old: Any, new: Any) -> bool:
     if type(old) is not type(new):
         return False
     try:
-        return pickle.dumps(old) == pickle.dumps(new)
+        return _pickled(old) == _pickled(new)
     except Exception:
         return repr(old) == repr(new)
+
+
+class _Pickler(pickle.Pickler):
+    """Functions by what they do: one of a script came here by value, and has another address in each process."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, types.FunctionType):
+            return NotImplemented
+        cells = tuple(cell.cell_contents for cell in obj.__closure__ or ())
+        return tuple, ((obj.__qualname__, _code(obj.__code__), obj.__defaults__, cells),)
+
+
+def _code(code: types.CodeType) -> tuple[Any, ...]:
+    constants = tuple(_code(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts)
+    return code.co_code, code.co_names, constants
+
+
+def _pickled(value: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def told_differences(changed: dict[str, tuple[Any, Any]]) -> str:

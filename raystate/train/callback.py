@@ -29,6 +29,7 @@ from ray.train.v2._internal.execution.controller.state import (
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
 from raystate import launch_context
+from raystate.actors.kept import check_travels
 from raystate.actors.release import newest_step, release
 from raystate.config import StateConfig, check_config
 from raystate.core.elastic import Newest, Sizes
@@ -92,7 +93,7 @@ class RayTrainCallback(_Callback):
         if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < -1:
             allowed = "-1 (never give up), 0 or more"
             raise ConfigError(f"max_failures = {max_failures!r}: must be {allowed}", field="max_failures", expected=allowed)
-        self._config = check_config(config, "RayTrainCallback()")
+        self._config = check_travels(check_config(config, "RayTrainCallback()"))
         self._max_failures = max_failures
         Sizes.of(1, global_batch)
         self._global_batch = global_batch
@@ -100,8 +101,7 @@ class RayTrainCallback(_Callback):
         warn_if_untested()
         # Standby processes reach deepest into Ray, and are only a matter of speed.
         self._wants_standby = os.environ.get(SWITCH, "1") != "0" and is_tested()
-        self._launch = secrets.token_hex(8)
-        self._group = ""
+        self._launch, self._group = secrets.token_hex(8), ""
         self._restarts: tuple[Restart, ...] = ()
         self._reset()
 

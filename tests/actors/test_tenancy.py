@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import threading
 from typing import Any
 
 import pytest
+from orbax.checkpoint.checkpoint_managers import BestN
 from orbax.checkpoint.checkpoint_managers import save_decision_policy as save_policies
+from ray import cloudpickle
 
 import raystate
+from raystate.actors.kept import check_travels
 from raystate.core.messages import (
     Advice,
     Advise,
@@ -222,6 +226,20 @@ def test_policies_are_compared_by_what_they_are():
 
     assert differences(config(Plain(1)), config(Plain(1))) == {}
     assert set(differences(config(Plain(1)), config(Plain(2)))) == {"keep_policy"}
+
+    def best(n: int) -> Any:  # Orbax's usual form; the function goes to the Coordinator and comes to each process by value
+        return config(cloudpickle.loads(cloudpickle.dumps(BestN(get_metric_fn=lambda metrics: metrics["acc"] - n, n=2))))
+
+    assert differences(best(1), best(1)) == {}
+    assert set(differences(best(1), best(2))) == {"keep_policy"}
+
+
+def test_a_policy_that_cannot_travel_is_refused() -> None:
+    """The Coordinator could not start, and who waited for it was told of a timeout."""
+    policy = BestN(get_metric_fn=threading.Lock().acquire_lock, n=2)
+    with pytest.raises(raystate.ConfigError, match="keep_policy must pickle") as caught:
+        check_travels(raystate.StateConfig(storage="/runs/a", run="a", keep_policy=policy))
+    assert caught.value.details["field"] == "keep_policy"
     assert differences(None, CONFIG) == {}
 
 
