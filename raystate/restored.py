@@ -18,6 +18,7 @@ from raystate.arrays import (
     Rules,
     Transforms,
     array_leaves,
+    asks_for_arrays,
     check_asked_for,
     check_raw,
     check_spread,
@@ -25,6 +26,7 @@ from raystate.arrays import (
     host_want,
     is_checkpointable,
     is_iterator,
+    is_reference,
     load_files,
     match_reference,
     raw_wants,
@@ -146,11 +148,11 @@ class StepContent:
         """
         matched, of_items = self.check(reference, items, options)
         state = self._read(STATE, reference, options, matched)
-        got = {**self.json_items, **self._read_items(items or {}, options, of_items, world=world, process_index=process_index)}
+        asked = self._read_items(items or {}, options, of_items, world=world, process_index=process_index)
         return Restored(
             step=self.step,
             state=state,
-            items=got,
+            items={**self.json_items, **asked},
             metrics=dict(self.metrics),
             custom=self.custom,
             tier=self.used_tier(),
@@ -160,12 +162,12 @@ class StepContent:
     def load_items(self, items: Mapping[str, object], options: ReadOptions, *, world: int, process_index: int) -> dict[str, Any]:
         """These items by name, and nothing else; the state is one of them. Raises as `restore`."""
         matched = self._check_items(items, options)
-        got = self._read_items(items, options, matched, world=world, process_index=process_index)
-        return {name: got[name] if name in got else self.json_items.get(name, wanted) for name, wanted in items.items()}
+        return self._read_items(items, options, matched, world=world, process_index=process_index)
 
     def _read_items(
         self, items: Mapping[str, object], options: ReadOptions, matched: Mapping[str, Matched], *, world: int, process_index: int
     ) -> dict[str, Any]:
+        """All of these. With `partial`, one that the step lacks is what was asked for."""
         got: dict[str, Any] = {}
         iterators: dict[str, Any] = {}
         files: dict[str, dict[str, bytes]] = {}
@@ -176,6 +178,8 @@ class StepContent:
                 files[name], got[name] = self.files(name), wanted
             elif name in self.trees:
                 got[name] = self._read(name, wanted, options if name == STATE else options.of_items(), matched.get(name))
+            else:
+                got[name] = self.json_items.get(name, wanted)
         if iterators:
             states = {name: self.iterator_states(name) for name in iterators}
             old_world = max(world for _, world in states.values())
@@ -227,9 +231,16 @@ class StepContent:
                     f"item {name!r} of step {self.step} is the state of an iterator: give the iterator that is to be set in place"
                 )
                 raise ReferenceMismatchError(f"{text}, items={{{name!r}: iterator}}", step=self.step, item=name)
-            elif name not in self.json_items and not options.partial:
+            elif name in self.json_items:
+                if asks_for_arrays(wanted):
+                    text = f"item {name!r} of step {self.step} is JSON, and arrays are asked for: items={{{name!r}: None}} gives it"
+                    raise ReferenceMismatchError(text, step=self.step, item=name)
+            elif not options.partial:
                 have = sorted({*self.json_items, *self.iterators, *self.file_items, *self.trees} - {STATE})
                 raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
+            elif is_reference(wanted):
+                text = f"step {self.step} has no item {name!r}, and its reference has no value to keep: give initialized arrays"
+                raise ReferenceMismatchError(text, step=self.step, item=name)
         return matched
 
     def _check_tree(self, item: str, reference: Any, options: ReadOptions) -> Matched | None:
@@ -261,9 +272,11 @@ class StepContent:
         if item == STATE and self.no_state is not None:
             raise self.no_state
         if item not in self.trees:
-            raise ReferenceMismatchError(
-                f"step {self.step} has no item {item!r} of arrays; it has {sorted(self.trees)}", step=self.step, item=item
-            )
+            what = f"step {self.step} has no item {item!r} of arrays; it has {sorted(self.trees)}"
+            if item in {*self.json_items, *self.iterators, *self.file_items}:
+                value = "None" if item in self.json_items else "iterator" if item in self.iterators else "object"
+                what = f"item {item!r} of step {self.step} has no arrays: it is read with items={{{item!r}: {value}}}"
+            raise ReferenceMismatchError(what, step=self.step, item=item)
 
     def tree(self, item: str, reference: Any, options: ReadOptions) -> Any:
         """Read an item of arrays. Raises as `restore`."""

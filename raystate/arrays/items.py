@@ -79,11 +79,17 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> Packed
 def real_items(asked: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, Any]:
     """The items of a restore as they would be saved: what it gave, without those that are references still."""
     items = {name: got.get(name, value) for name, value in asked.items()}
-    return {name: value for name, value in items.items() if not _is_reference(value)}
+    return {name: value for name, value in items.items() if not is_reference(value)}
 
 
-def _is_reference(value: Any) -> bool:
+def is_reference(value: Any) -> bool:
+    """Whether an item says what it is like, in part at least, and is none to be saved."""
     return any(leaf is ... or is_abstract(leaf) for leaf in _leaves(value))
+
+
+def asks_for_arrays(value: Any) -> bool:
+    """Whether a reference can't mean JSON."""
+    return any(isinstance(leaf, jax.Array | np.ndarray) or is_abstract(leaf) for leaf in _leaves(value))
 
 
 def _has_arrays(value: Any) -> bool:

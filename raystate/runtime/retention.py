@@ -28,15 +28,24 @@ class _Info:
 def orbax_keep(config: StateConfig) -> Keep:
     """The retention policy of a run. Orbax is imported at the first use."""
     policy: Any = None
+    has_failed = False
 
     def keep(live: Sequence[LiveStep]) -> Collection[int]:
-        nonlocal policy
+        nonlocal policy, has_failed
         try:
             if policy is None:
                 policy = config.keep_policy or preservation_policy(config)
             return preserved(policy, live)
-        except Exception:  # a user's own policy may do anything; what is not understood is kept
-            logger.exception("the retention policy failed: every step is kept for now")
+        except Exception as error:  # a user's own policy may do anything; what is not understood is kept
+            logger.warning(
+                "keep_policy failed at step %d: %s: %s: every step is kept for now%s",
+                max((one.step for one in live), default=-1),
+                type(error).__name__,
+                error,
+                "" if has_failed else ". (best_metric with keep_best passes over steps that lack the metric)",
+                exc_info=not has_failed,
+            )
+            has_failed = True
             return [one.step for one in live]
 
     return keep

@@ -20,6 +20,8 @@ _FILE = re.compile(
     r"(checkpoint|ckpt|step|model|state)[_\-.]?\d+(\.\w+)?", re.IGNORECASE
 )  # as flax.training.checkpoints names them
 
+_LOOKED_INTO = 16  # folders of a bucket: each costs a request, and where one run lies the others do
+
 
 def is_marked(storage: Storage, folder: str) -> bool:
     """Whether a folder has the mark of a complete step, as stock Orbax knows it.
@@ -51,6 +53,14 @@ def refuse_foreign(storage: Storage) -> None:
     """
     if storage.exists(log_name(1)):
         return
+    # Where this run's steps of these numbers would be published.
+    steps = [info.name for info in storage.list(recursive=False) if info.is_folder and step_of(info.name.rstrip("/")) is not None]
+    for name in steps if storage.is_directory else steps[:_LOOKED_INTO]:
+        if storage.exists(f"{name}{log_name(1)}"):
+            text = (
+                f"storage: {storage.url} holds runs: {name} is the storage of one. Give this run a folder of its own, beside them"
+            )
+            raise ConfigError(text, field="storage", got=storage.url, found=(name,))
     names = foreign_checkpoints(storage)
     if names:
         raise ConfigError(

@@ -21,6 +21,7 @@ from raystate.storage.names import (
     MARKER,
     PACKAGES,
     TRASH,
+    log_name,
     marker_last,
     package_name,
     save_of,
@@ -69,7 +70,12 @@ class StepFolder:
             place = self.storage.local_path(self.name)
             other = os.path.islink(place) or (os.path.exists(place) and not os.path.isdir(place))
             if other or self.storage.list(self.name, recursive=False):
-                raise self._error("assemble", f"{self.name} is there already: move it away")
+                what = (
+                    "the storage of a run: give this one another"
+                    if self.storage.exists(f"{self.name}/{log_name(1)}")
+                    else "move it away"
+                )
+                raise self._error("assemble", f"{self.name} is there already: {what}")
             for name, data in package.files.items():
                 self.storage.create_or_same(f"{self.write_prefix}/{name}", data)
         found = self.storage.list(self.write_prefix)

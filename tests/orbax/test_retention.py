@@ -83,7 +83,10 @@ class Short:
 
 @pytest.mark.parametrize("policy", [Broken(), Short()])
 def test_a_policy_that_fails_deletes_nothing(policy: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert kept(live(), keep_policy=policy) == [1, 2, 3, 4, 5, 6, 7]
+    keep = orbax_keep(StateConfig(storage="/x", run="lm", keep_policy=policy))
+    assert [sorted(keep(live())) for _ in range(3)] == [[1, 2, 3, 4, 5, 6, 7]] * 3
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False, False], "one traceback is enough"
+    assert caplog.messages[0].startswith("keep_policy failed at step 7: ")
     assert "every step is kept" in caplog.text
 
 

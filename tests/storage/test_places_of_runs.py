@@ -48,6 +48,13 @@ def test_runs_beside_each_other_begin_and_one_that_has_begun_goes_on(storage: St
     begin(inner)
 
 
+def test_no_run_begins_where_its_steps_would_be_runs(storage: Storage):
+    """Each of its saves failed, and the error said to move such a run away."""
+    begin(open_storage(f"{storage.url}/1"))
+    with pytest.raises(ConfigError, match=r"holds runs: 1/ is the storage of one\. Give this run a folder of its own"):
+        begin(storage)
+
+
 def test_no_run_begins_at_the_root_of_a_bucket():
     bucket = open_storage("memory://root-of-a-bucket")
     with pytest.raises(ConfigError, match=r"memory://root-of-a-bucket is a whole bucket.*such as memory://root-of-a-bucket/run"):
