@@ -79,7 +79,7 @@ class ReadOptions:
     """How strictly a reference must match.
 
     Attributes:
-        partial: paths that only the reference has keep its value.
+        partial: paths and items that only the reference has keep its value.
         cast: dtypes are converted.
         shapes: "checkpoint": where shapes differ, the checkpoint's is taken.
         transforms: of the state (`load(item=…)`: of that item): a function on the raw tree in host memory, or a mapping of new path to
@@ -146,11 +146,11 @@ class StepContent:
         """
         matched, of_items = self.check(reference, items, options)
         state = self._read(STATE, reference, options, matched)
-        got = {**self.json_items, **self._read_items(items or {}, options, of_items, world=world, process_index=process_index)}
+        got = self._read_items(items or {}, options, of_items, world=world, process_index=process_index)
         return Restored(
             step=self.step,
             state=state,
-            items=got,
+            items={**self.json_items, **got},
             metrics=dict(self.metrics),
             custom=self.custom,
             tier=self.used_tier(),
@@ -160,22 +160,26 @@ class StepContent:
     def load_items(self, items: Mapping[str, object], options: ReadOptions, *, world: int, process_index: int) -> dict[str, Any]:
         """These items by name, and nothing else; the state is one of them. Raises as `restore`."""
         matched = self._check_items(items, options)
-        got = self._read_items(items, options, matched, world=world, process_index=process_index)
-        return {name: got[name] if name in got else self.json_items.get(name, wanted) for name, wanted in items.items()}
+        return self._read_items(items, options, matched, world=world, process_index=process_index)
 
     def _read_items(
         self, items: Mapping[str, object], options: ReadOptions, matched: Mapping[str, Matched], *, world: int, process_index: int
     ) -> dict[str, Any]:
+        """Each of `items`, as `_check_items` let it pass: what the step lacks is the wanted value."""
         got: dict[str, Any] = {}
         iterators: dict[str, Any] = {}
         files: dict[str, dict[str, bytes]] = {}
         for name, wanted in items.items():
-            if is_iterator(wanted):
+            if name not in self._names():
+                got[name] = wanted
+            elif is_iterator(wanted):
                 iterators[name] = got[name] = wanted
             elif is_checkpointable(wanted):
                 files[name], got[name] = self.files(name), wanted
             elif name in self.trees:
                 got[name] = self._read(name, wanted, options if name == STATE else options.of_items(), matched.get(name))
+            else:
+                got[name] = self.json_items.get(name, wanted)
         if iterators:
             states = {name: self.iterator_states(name) for name in iterators}
             old_world = max(world for _, world in states.values())
@@ -201,7 +205,14 @@ class StepContent:
     def _check_items(self, items: Mapping[str, object], options: ReadOptions) -> dict[str, Matched]:
         matched: dict[str, Matched] = {}
         for name, wanted in items.items():
-            if is_iterator(wanted):
+            if name == STATE and self.no_state is not None:
+                raise self.no_state
+            if options.partial and name not in self._names():
+                if not (is_iterator(wanted) or is_checkpointable(wanted)):
+                    match_reference(
+                        wanted, TreeSpec(item=name, leaves=()), partial=True, cast=False, shapes="match"
+                    )  # values to keep?
+            elif is_iterator(wanted):
                 if name not in self.iterators:
                     raise ReferenceMismatchError(
                         f"step {self.step} has no iterator item {name!r}; it has {sorted(self.iterators)}",
@@ -213,24 +224,25 @@ class StepContent:
                     have = sorted(self.file_items)
                     text = f"step {self.step} has no item {name!r} that a checkpointable wrote; it has {have}"
                     raise ReferenceMismatchError(text, step=self.step, item=name)
-            elif name in self.file_items and not options.partial:
+            elif name in self.file_items:
                 text = f"item {name!r} of step {self.step} are files that an object wrote: give such an object, which loads itself"
                 raise ReferenceMismatchError(f"{text}, items={{{name!r}: object}}", step=self.step, item=name)
             elif name in self.trees:
                 found = self._check_tree(name, wanted, options if name == STATE else options.of_items())
                 if found is not None:
                     matched[name] = found
-            elif name == STATE and self.no_state is not None:
-                raise self.no_state
-            elif name in self.iterators and not options.partial:
+            elif name in self.iterators:
                 text = (
                     f"item {name!r} of step {self.step} is the state of an iterator: give the iterator that is to be set in place"
                 )
                 raise ReferenceMismatchError(f"{text}, items={{{name!r}: iterator}}", step=self.step, item=name)
-            elif name not in self.json_items and not options.partial:
-                have = sorted({*self.json_items, *self.iterators, *self.file_items, *self.trees} - {STATE})
+            elif name not in self.json_items:
+                have = sorted(self._names() - {STATE})
                 raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
         return matched
+
+    def _names(self) -> set[str]:
+        return {*self.json_items, *self.iterators, *self.file_items, *self.trees}
 
     def _check_tree(self, item: str, reference: Any, options: ReadOptions) -> Matched | None:
         self._find(item)

@@ -207,6 +207,27 @@ def test_several_items_are_loaded_by_name(run: Path):
         raystate.load(run, {"step": 0}, items={"state": None})
 
 
+def readers(run: Path) -> list[Any]:
+    """Both ways to several items of a step."""
+    return [
+        lambda items, **options: raystate.load(run, items=items, **options),
+        lambda items, **options: raystate.Reader(run).restore({"step": 0}, items=items, **options).items,
+    ]
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_partial_keeps_an_item_that_the_step_lacks(run: Path, way: int):
+    read, data = readers(run)[way], Iterator()
+    got = read({"average": {"w": np.full(2, 5.0)}, "more": data, "none": None}, partial=True)
+    assert got["average"]["w"].tolist() == [5, 5] and got["more"] is data and data.state == {"next": 0} and got["none"] is None
+    for abstract in (jax.ShapeDtypeStruct((2,), jnp.float32), sharded(P("x"))):
+        with pytest.raises(ReferenceMismatchError, match=r"item 'average': (.*\n)*.*no value to keep"):
+            read({"average": {"w": abstract}}, partial=True)
+    for there in ("data", "note"):  # something else than was asked for is not lacking
+        with pytest.raises(ReferenceMismatchError):
+            read({there: Iterator() if there == "note" else {"w": np.ones(2)}}, partial=True)
+
+
 # ---------------------------------------------------------------- anything, there and back
 
 DTYPES = sorted(STORABLE)
