@@ -22,6 +22,7 @@ from raystate.arrays import (
     check_raw,
     check_spread,
     describe,
+    holds_arrays,
     host_want,
     is_checkpointable,
     is_iterator,
@@ -236,7 +237,11 @@ class StepContent:
                     f"item {name!r} of step {self.step} is the state of an iterator: give the iterator that is to be set in place"
                 )
                 raise ReferenceMismatchError(f"{text}, items={{{name!r}: iterator}}", step=self.step, item=name)
-            elif name not in self.json_items:
+            elif name in self.json_items:
+                if holds_arrays(wanted):
+                    text = f"item {name!r} of step {self.step} is JSON: ask for it with None, items={{{name!r}: None}}"
+                    raise ReferenceMismatchError(text, step=self.step, item=name)
+            else:
                 have = sorted(self._names() - {STATE})
                 raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
         return matched
@@ -272,6 +277,14 @@ class StepContent:
     def _find(self, item: str) -> None:
         if item == STATE and self.no_state is not None:
             raise self.no_state
+        if item in self._names() - {*self.trees}:
+            kinds = ((self.json_items, "JSON", "None"), (self.iterators, "the state of an iterator", "iterator"))
+            kind, wanted = next(
+                ((kind, wanted) for names, kind, wanted in kinds if item in names), ("files that an object wrote", "object")
+            )
+            call = f"raystate.load(…, items={{{item!r}: {wanted}}})[{item!r}]"
+            text = f"item {item!r} of step {self.step} has no arrays, it is {kind}: {call} reads it"
+            raise ReferenceMismatchError(text, step=self.step, item=item)
         if item not in self.trees:
             raise ReferenceMismatchError(
                 f"step {self.step} has no item {item!r} of arrays; it has {sorted(self.trees)}", step=self.step, item=item

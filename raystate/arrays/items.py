@@ -86,6 +86,11 @@ def _is_reference(value: Any) -> bool:
     return any(leaf is ... or is_abstract(leaf) for leaf in _leaves(value))
 
 
+def holds_arrays(reference: Any) -> bool:
+    """Whether there are arrays among its leaves, or what stands for them, so that it can't be meant for a JSON item."""
+    return any(isinstance(leaf, jax.Array | np.ndarray) or is_abstract(leaf) for leaf in _leaves(reference))
+
+
 def _has_arrays(value: Any) -> bool:
     return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in _leaves(value))
 

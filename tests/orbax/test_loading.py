@@ -228,6 +228,29 @@ def test_partial_keeps_an_item_that_the_step_lacks(run: Path, way: int):
             read({there: Iterator() if there == "note" else {"w": np.ones(2)}}, partial=True)
 
 
+@pytest.mark.parametrize("way", [0, 1])
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_reference_with_arrays_is_none_of_a_json_item(run: Path, way: int, partial: bool):
+    read = readers(run)[way]
+    for wanted in ({"a": np.ones(2)}, {"a": jax.ShapeDtypeStruct((2,), jnp.float32)}, sharded(P("x"))):
+        with pytest.raises(ReferenceMismatchError, match=r"item 'note' of step 5 is JSON: ask for it with None"):
+            read({"note": wanted}, partial=partial)
+    for first in (None, {"a": 0}, ...):  # a value to begin with is no reference
+        assert read({"note": first}, partial=partial)["note"] == {"a": 1}
+
+
+def test_an_item_without_arrays_is_told_as_what_it_is(run: Path):
+    for name, text in (
+        ("note", "is JSON: .*items={'note': None}"),
+        ("data", "is the state of an iterator: .*items={'data': iterator}"),
+    ):
+        with pytest.raises(ReferenceMismatchError, match=text):
+            raystate.load(run, item=name)
+    assert raystate.load(run, items={"note": None})["note"] == {"a": 1}
+    with pytest.raises(ReferenceMismatchError, match="no item 'nope' of arrays"):
+        raystate.load(run, item="nope")
+
+
 # ---------------------------------------------------------------- anything, there and back
 
 DTYPES = sorted(STORABLE)
