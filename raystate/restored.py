@@ -18,15 +18,14 @@ from raystate.arrays import (
     Rules,
     Transforms,
     array_leaves,
-    asks_for_arrays,
     check_asked_for,
     check_raw,
     check_spread,
     describe,
+    holds_arrays,
     host_want,
     is_checkpointable,
     is_iterator,
-    is_reference,
     load_files,
     match_reference,
     raw_wants,
@@ -81,7 +80,7 @@ class ReadOptions:
     """How strictly a reference must match.
 
     Attributes:
-        partial: paths that only the reference has keep its value.
+        partial: paths and items that only the reference has keep its value.
         cast: dtypes are converted.
         shapes: "checkpoint": where shapes differ, the checkpoint's is taken.
         transforms: of the state (`load(item=…)`: of that item): a function on the raw tree in host memory, or a mapping of new path to
@@ -148,11 +147,11 @@ class StepContent:
         """
         matched, of_items = self.check(reference, items, options)
         state = self._read(STATE, reference, options, matched)
-        asked = self._read_items(items or {}, options, of_items, world=world, process_index=process_index)
+        got = self._read_items(items or {}, options, of_items, world=world, process_index=process_index)
         return Restored(
             step=self.step,
             state=state,
-            items={**self.json_items, **asked},
+            items={**self.json_items, **got},
             metrics=dict(self.metrics),
             custom=self.custom,
             tier=self.used_tier(),
@@ -167,12 +166,14 @@ class StepContent:
     def _read_items(
         self, items: Mapping[str, object], options: ReadOptions, matched: Mapping[str, Matched], *, world: int, process_index: int
     ) -> dict[str, Any]:
-        """All of these. With `partial`, one that the step lacks is what was asked for."""
+        """Each of `items`, as `_check_items` let it pass: what the step lacks is the wanted value."""
         got: dict[str, Any] = {}
         iterators: dict[str, Any] = {}
         files: dict[str, dict[str, bytes]] = {}
         for name, wanted in items.items():
-            if is_iterator(wanted):
+            if name not in self._names():
+                got[name] = wanted
+            elif is_iterator(wanted):
                 iterators[name] = got[name] = wanted
             elif is_checkpointable(wanted):
                 files[name], got[name] = self.files(name), wanted
@@ -205,7 +206,14 @@ class StepContent:
     def _check_items(self, items: Mapping[str, object], options: ReadOptions) -> dict[str, Matched]:
         matched: dict[str, Matched] = {}
         for name, wanted in items.items():
-            if is_iterator(wanted):
+            if name == STATE and self.no_state is not None:
+                raise self.no_state
+            if options.partial and name not in self._names():
+                if not (is_iterator(wanted) or is_checkpointable(wanted)):
+                    match_reference(
+                        wanted, TreeSpec(item=name, leaves=()), partial=True, cast=False, shapes="match"
+                    )  # values to keep?
+            elif is_iterator(wanted):
                 if name not in self.iterators:
                     raise ReferenceMismatchError(
                         f"step {self.step} has no iterator item {name!r}; it has {sorted(self.iterators)}",
@@ -217,31 +225,29 @@ class StepContent:
                     have = sorted(self.file_items)
                     text = f"step {self.step} has no item {name!r} that a checkpointable wrote; it has {have}"
                     raise ReferenceMismatchError(text, step=self.step, item=name)
-            elif name in self.file_items and not options.partial:
+            elif name in self.file_items:
                 text = f"item {name!r} of step {self.step} are files that an object wrote: give such an object, which loads itself"
                 raise ReferenceMismatchError(f"{text}, items={{{name!r}: object}}", step=self.step, item=name)
             elif name in self.trees:
                 found = self._check_tree(name, wanted, options if name == STATE else options.of_items())
                 if found is not None:
                     matched[name] = found
-            elif name == STATE and self.no_state is not None:
-                raise self.no_state
-            elif name in self.iterators and not options.partial:
+            elif name in self.iterators:
                 text = (
                     f"item {name!r} of step {self.step} is the state of an iterator: give the iterator that is to be set in place"
                 )
                 raise ReferenceMismatchError(f"{text}, items={{{name!r}: iterator}}", step=self.step, item=name)
             elif name in self.json_items:
-                if asks_for_arrays(wanted):
-                    text = f"item {name!r} of step {self.step} is JSON, and arrays are asked for: items={{{name!r}: None}} gives it"
+                if holds_arrays(wanted):
+                    text = f"item {name!r} of step {self.step} is JSON: ask for it with None, items={{{name!r}: None}}"
                     raise ReferenceMismatchError(text, step=self.step, item=name)
-            elif not options.partial:
-                have = sorted({*self.json_items, *self.iterators, *self.file_items, *self.trees} - {STATE})
+            else:
+                have = sorted(self._names() - {STATE})
                 raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
-            elif is_reference(wanted):
-                text = f"step {self.step} has no item {name!r}, and its reference has no value to keep: give initialized arrays"
-                raise ReferenceMismatchError(text, step=self.step, item=name)
         return matched
+
+    def _names(self) -> set[str]:
+        return {*self.json_items, *self.iterators, *self.file_items, *self.trees}
 
     def _check_tree(self, item: str, reference: Any, options: ReadOptions) -> Matched | None:
         self._find(item)
@@ -271,12 +277,18 @@ class StepContent:
     def _find(self, item: str) -> None:
         if item == STATE and self.no_state is not None:
             raise self.no_state
+        if item in self._names() - {*self.trees}:
+            kinds = ((self.json_items, "JSON", "None"), (self.iterators, "the state of an iterator", "iterator"))
+            kind, wanted = next(
+                ((kind, wanted) for names, kind, wanted in kinds if item in names), ("files that an object wrote", "object")
+            )
+            call = f"raystate.load(…, items={{{item!r}: {wanted}}})[{item!r}]"
+            text = f"item {item!r} of step {self.step} has no arrays, it is {kind}: {call} reads it"
+            raise ReferenceMismatchError(text, step=self.step, item=item)
         if item not in self.trees:
-            what = f"step {self.step} has no item {item!r} of arrays; it has {sorted(self.trees)}"
-            if item in {*self.json_items, *self.iterators, *self.file_items}:
-                value = "None" if item in self.json_items else "iterator" if item in self.iterators else "object"
-                what = f"item {item!r} of step {self.step} has no arrays: it is read with items={{{item!r}: {value}}}"
-            raise ReferenceMismatchError(what, step=self.step, item=item)
+            raise ReferenceMismatchError(
+                f"step {self.step} has no item {item!r} of arrays; it has {sorted(self.trees)}", step=self.step, item=item
+            )
 
     def tree(self, item: str, reference: Any, options: ReadOptions) -> Any:
         """Read an item of arrays. Raises as `restore`."""

@@ -4,7 +4,7 @@ from raystate.arrays.asked import check_asked
 from raystate.arrays.checkpointables import is_checkpointable, load_files
 from raystate.arrays.checks import check_custom, check_metrics, check_step, hold_metrics
 from raystate.arrays.holdings import BytesTaken, Elsewhere, FarBox, Holding
-from raystate.arrays.items import PackedItems, asks_for_arrays, is_iterator, is_reference, pack_items, real_items, set_iterators
+from raystate.arrays.items import PackedItems, holds_arrays, is_iterator, pack_items, real_items, set_iterators
 from raystate.arrays.memory import MemorySource, UncoveredError, common_values
 from raystate.arrays.paths import path_key
 from raystate.arrays.raw import check_asked_for, check_raw, check_spread, host_want, raw_wants
@@ -35,7 +35,6 @@ __all__ = [
     "Transforms",
     "UncoveredError",
     "array_leaves",
-    "asks_for_arrays",
     "check_asked",
     "check_asked_for",
     "check_custom",
@@ -48,11 +47,11 @@ __all__ = [
     "describe",
     "hold",
     "hold_metrics",
+    "holds_arrays",
     "host_arrays",
     "host_want",
     "is_checkpointable",
     "is_iterator",
-    "is_reference",
     "load_files",
     "match_reference",
     "native",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,17 +80,16 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> Packed
 def real_items(asked: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, Any]:
     """The items of a restore as they would be saved: what it gave, without those that are references still."""
     items = {name: got.get(name, value) for name, value in asked.items()}
-    return {name: value for name, value in items.items() if not is_reference(value)}
+    return {name: value for name, value in items.items() if not _is_reference(value)}
 
 
-def is_reference(value: Any) -> bool:
-    """Whether an item says what it is like, in part at least, and is none to be saved."""
+def _is_reference(value: Any) -> bool:
     return any(leaf is ... or is_abstract(leaf) for leaf in _leaves(value))
 
 
-def asks_for_arrays(value: Any) -> bool:
-    """Whether a reference can't mean JSON."""
-    return any(isinstance(leaf, jax.Array | np.ndarray) or is_abstract(leaf) for leaf in _leaves(value))
+def holds_arrays(reference: Any) -> bool:
+    """Whether there are arrays among its leaves, or what stands for them, so that it can't be meant for a JSON item."""
+    return any(isinstance(leaf, jax.Array | np.ndarray) or is_abstract(leaf) for leaf in _leaves(reference))
 
 
 def _has_arrays(value: Any) -> bool:
@@ -104,13 +104,24 @@ def _leaves(value: Any) -> list[Any]:
         return []
 
 
+@contextlib.contextmanager
+def _named(method: str, name: str) -> Generator[None, None, None]:
+    """Whose own code has raised: a run may have many iterators."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"raised by {method} of item {name!r}")
+        raise
+
+
 def iterator_state(name: str, iterator: Any) -> bytes:
     """The bytes that grain's own checkpoint handler would write for this iterator.
 
     Raises:
         ConfigError: its state is neither bytes nor text nor JSON.
     """
-    state = iterator.get_state()
+    with _named("get_state", name):
+        state = iterator.get_state()
     if isinstance(state, bytes):
         return state
     where = f"the state of iterator {name!r}"
@@ -139,11 +150,11 @@ def set_iterators(
     chosen = {name: _deal(name, states.get(name, {}), old_world, world, process_index) for name in items}
     like: dict[str, Any] = {}
     for name, iterator in items.items():
-        with callers_code():
+        with _named("get_state", name), callers_code():
             current = iterator.get_state()
         like[name] = _like(name, current, chosen[name])
     for name, iterator in items.items():
-        with callers_code():
+        with _named("set_state", name), callers_code():
             iterator.set_state(like[name])
 
 

@@ -114,6 +114,26 @@ def test_grain_iterators_are_written_as_grain_writes_them(make, tmp_path):
     assert all(np.array_equal(next(theirs), value) for value in expected)
 
 
+@pytest.mark.parametrize("method", ["get_state", "set_state"])
+def test_what_an_iterator_raises_names_its_item(method):
+    class Broken:
+        def get_state(self):
+            if method == "get_state":
+                raise ValueError("mine")
+            return {}
+
+        def set_state(self, state):
+            raise ValueError("mine")
+
+    calls = [lambda: set_iterators({"data": Broken()}, {"data": {0: b"{}"}}, old_world=1, world=1, process_index=0)]
+    if method == "get_state":
+        calls.append(lambda: pack_items({"data": Broken()}, process_index=0))
+    for call in calls:
+        with pytest.raises(ValueError, match="mine") as caught:
+            call()
+        assert caught.value.__notes__ == [f"raised by {method} of item 'data'"]
+
+
 def test_with_the_same_count_each_gets_its_own():
     states = {"data": {0: b'{"n": 10}', 1: b'{"n": 11}'}}
     counter = Counter()

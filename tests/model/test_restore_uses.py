@@ -214,6 +214,20 @@ def test_row10_what_is_taken_from_a_source(play: Play, other: Path, tmp_path: Pa
     play(script)
 
 
+def test_a_run_begins_with_one_item_of_a_step_without_a_state(play: Play, tmp_path: Path):
+    """The ways that the error of such a step names."""
+    v1.save_checkpointables(str(tmp_path / "orbax" / "3"), {"params": trained(7)["params"], "opt": trained(7)["opt"]})
+    with pytest.raises(ReferenceMismatchError, match=r"raystate import SRC DST --item \w+.*source='SRC/3/\w+'"):
+        raystate.load(tmp_path / "orbax", step=3)
+
+    def script(manager: StateManager) -> None:
+        got = manager.restore_or_init(init, source=tmp_path / "orbax" / "3" / "params", source_select=lambda state: state["params"])
+        assert got.tier == "source" and np.array_equal(got.state["params"]["enc"], kernel(7))
+        assert not got.state["opt"]["mu"].any()
+
+    play(script)
+
+
 def test_row10_a_source_in_a_bucket(play: Play, other: Path, tmp_path: Path):
     with gcs_backend(tmp_path) as bucket:
         for info in open_storage(other).list():

@@ -207,6 +207,50 @@ def test_several_items_are_loaded_by_name(run: Path):
         raystate.load(run, {"step": 0}, items={"state": None})
 
 
+def readers(run: Path) -> list[Any]:
+    """Both ways to several items of a step."""
+    return [
+        lambda items, **options: raystate.load(run, items=items, **options),
+        lambda items, **options: raystate.Reader(run).restore({"step": 0}, items=items, **options).items,
+    ]
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_partial_keeps_an_item_that_the_step_lacks(run: Path, way: int):
+    read, data = readers(run)[way], Iterator()
+    got = read({"average": {"w": np.full(2, 5.0)}, "more": data, "none": None}, partial=True)
+    assert got["average"]["w"].tolist() == [5, 5] and got["more"] is data and data.state == {"next": 0} and got["none"] is None
+    for abstract in (jax.ShapeDtypeStruct((2,), jnp.float32), sharded(P("x"))):
+        with pytest.raises(ReferenceMismatchError, match=r"item 'average': (.*\n)*.*no value to keep"):
+            read({"average": {"w": abstract}}, partial=True)
+    for there in ("data", "note"):  # something else than was asked for is not lacking
+        with pytest.raises(ReferenceMismatchError):
+            read({there: Iterator() if there == "note" else {"w": np.ones(2)}}, partial=True)
+
+
+@pytest.mark.parametrize("way", [0, 1])
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_reference_with_arrays_is_none_of_a_json_item(run: Path, way: int, partial: bool):
+    read = readers(run)[way]
+    for wanted in ({"a": np.ones(2)}, {"a": jax.ShapeDtypeStruct((2,), jnp.float32)}, sharded(P("x"))):
+        with pytest.raises(ReferenceMismatchError, match=r"item 'note' of step 5 is JSON: ask for it with None"):
+            read({"note": wanted}, partial=partial)
+    for first in (None, {"a": 0}, ...):  # a value to begin with is no reference
+        assert read({"note": first}, partial=partial)["note"] == {"a": 1}
+
+
+def test_an_item_without_arrays_is_told_as_what_it_is(run: Path):
+    for name, text in (
+        ("note", "is JSON: .*items={'note': None}"),
+        ("data", "is the state of an iterator: .*items={'data': iterator}"),
+    ):
+        with pytest.raises(ReferenceMismatchError, match=text):
+            raystate.load(run, item=name)
+    assert raystate.load(run, items={"note": None})["note"] == {"a": 1}
+    with pytest.raises(ReferenceMismatchError, match="no item 'nope' of arrays"):
+        raystate.load(run, item="nope")
+
+
 # ---------------------------------------------------------------- anything, there and back
 
 DTYPES = sorted(STORABLE)
