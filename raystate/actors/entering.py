@@ -12,6 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raystate.actors.coordinator import Welcome, ensure_coordinator, make_coordinator
 from raystate.actors.host import create_host
+from raystate.actors.kept import check_travels
 from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
 from raystate.actors.release import QUICK_S, release_by_hash
 from raystate.config import StateConfig
@@ -32,10 +33,11 @@ def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -
 
     Raises:
         RunInUseError: somebody else's trainers are alive, or were a moment ago and start again; names job, pid, node and age.
-        ConfigError: processes of one launch have different configurations, or one can't be changed now.
-        BarrierTimeoutError: the Coordinator does not answer.
+        ConfigError: processes of one launch have different configurations, or one can't be changed now, or can't be brought to others.
+        BarrierTimeoutError: the Coordinator does not answer; says what ended it, if it can't begin.
         StorageError, CorruptCheckpointError: the storage or its log is unusable.
     """
+    check_travels(config)
     ahead: list[Any] = []
     try:
         _enter(config, run_hash, dataclasses.replace(owner, config=config), ahead, takeover=takeover)
@@ -46,15 +48,18 @@ def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -
 
 def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *, takeover: bool) -> None:
     deadline_s = time.monotonic() + config.start_timeout_s
+    why = ""
     while True:
         coordinator = _coordinator(config, run_hash, owner, ahead)
         try:
             reply: Any = ray.get(coordinator.hello.remote(owner, takeover), timeout=max(0.1, deadline_s - time.monotonic()))
         except (RayActorError, GetTimeoutError) as error:
+            if isinstance(error, RayActorError):
+                why = _last_line(error)
             if time.monotonic() > deadline_s:
                 raise BarrierTimeoutError(
                     f"the Coordinator of run {config.run!r} did not answer within {config.start_timeout_s:.0f} s "
-                    f"({error.__class__.__name__})",
+                    f"({why or type(error).__name__})",
                     phase="start", rank=owner.rank, waited_s=config.start_timeout_s,
                 ) from None  # fmt: skip
             time.sleep(RETRY_S)
@@ -68,6 +73,12 @@ def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *
             _replace_outdated(reply, coordinator, config, run_hash)
         else:
             return
+
+
+def _last_line(error: RayActorError) -> str:
+    """Ray's words on why an actor is dead. Where it raised, the exception is the last line of them."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1].strip()}" if lines else type(error).__name__
 
 
 def _coordinator(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any]) -> Any:

@@ -18,7 +18,6 @@ from raystate.actors.blame import raised
 from raystate.actors.calling import answer_of, call_all
 from raystate.actors.coordinator import ensure_coordinator, this_owner
 from raystate.actors.entering import enter
-from raystate.actors.kept import check_travels
 from raystate.actors.naming import coordinator_name, find_actor, host_name, wait_until_gone
 from raystate.config import StateConfig
 from raystate.core.messages import HostId, Joined, Reply, TrainerExited
@@ -46,7 +45,6 @@ class RayLink:
     """
 
     def __init__(self, config: StateConfig, run_hash: str, launch: str | None, rank: int):
-        check_travels(config)
         self.host = HostId(ray.get_runtime_context().get_node_id())
         self._config = config
         self._run_hash = run_hash

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
-import pickle
-import types
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +21,7 @@ from raystate.core.messages import (
     group_of,
 )
 from raystate.core.snapshots import JOIN_GRACE_S
+from raystate.runtime.sameness import same
 
 STARTING_S = 10.0  # an owner's trainers start, or start again: nobody else gets in between
 CONNECT_S = 5.0  # a trainer that its HostActor doesn't know so long after it has joined is gone
@@ -233,41 +231,7 @@ def differences(here: Any, asked: Any) -> dict[str, tuple[Any, Any]]:
     if here is None or asked is None:
         return {}
     fields = type(asked).model_fields
-    return {name: (old, new) for name in fields if not _same(old := getattr(here, name, None), new := getattr(asked, name, None))}
-
-
-def _same(old: Any, new: Any) -> bool:
-    """Policies are objects of anybody's. One without an equality of its own, or with such a one inside, as Orbax's `InitialSavePolicy` in
-    its `AnySavePolicy`, is the same as another that pickles or prints the same."""
-    if old == new:
-        return True
-    if type(old) is not type(new):
-        return False
-    try:
-        return _pickled(old) == _pickled(new)
-    except Exception:
-        return repr(old) == repr(new)
-
-
-class _Pickler(pickle.Pickler):
-    """Functions by what they do: one of a script came here by value, and has another address in each process."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, types.FunctionType):
-            return NotImplemented
-        cells = tuple(cell.cell_contents for cell in obj.__closure__ or ())
-        return tuple, ((obj.__qualname__, _code(obj.__code__), obj.__defaults__, cells),)
-
-
-def _code(code: types.CodeType) -> tuple[Any, ...]:
-    constants = tuple(_code(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts)
-    return code.co_code, code.co_names, constants
-
-
-def _pickled(value: Any) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file).dump(value)
-    return file.getvalue()
+    return {name: (old, new) for name in fields if not same(old := getattr(here, name, None), new := getattr(asked, name, None))}
 
 
 def told_differences(changed: dict[str, tuple[Any, Any]]) -> str:

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from orbax.checkpoint.checkpoint_managers import BestN
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN
 from orbax.checkpoint.checkpoint_managers import save_decision_policy as save_policies
 from ray import cloudpickle
 
@@ -227,11 +227,21 @@ def test_policies_are_compared_by_what_they_are():
     assert differences(config(Plain(1)), config(Plain(1))) == {}
     assert set(differences(config(Plain(1)), config(Plain(2)))) == {"keep_policy"}
 
-    def best(n: int) -> Any:  # Orbax's usual form; the function goes to the Coordinator and comes to each process by value
-        return config(cloudpickle.loads(cloudpickle.dumps(BestN(get_metric_fn=lambda metrics: metrics["acc"] - n, n=2))))
 
-    assert differences(best(1), best(1)) == {}
-    assert set(differences(best(1), best(2))) == {"keep_policy"}
+def test_functions_and_classes_of_a_script_are_compared_by_what_they_do() -> None:
+    """Each process has made its own, and so has the Coordinator that it was brought to."""
+
+    def config(name: str) -> raystate.StateConfig:
+        class Mine(Plain):
+            def named(self) -> str:
+                return name
+
+        either = AnyPreservationPolicy([Mine(1), BestN(get_metric_fn=lambda metrics: metrics[name], n=2)])
+        made = raystate.StateConfig(storage="/runs/a", run="a", keep_policy=either, keep_last=None)
+        return pickle.loads(cloudpickle.dumps(made))
+
+    assert differences(config("acc"), config("acc")) == {}
+    assert set(differences(config("acc"), config("loss"))) == {"keep_policy"}
 
 
 def test_a_policy_that_cannot_travel_is_refused() -> None:

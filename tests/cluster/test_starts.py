@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import ray
+from orbax.checkpoint import checkpoint_managers as ocm
 
 import raystate
 from raystate.actors import coordinator as coordinators
@@ -199,4 +201,44 @@ def test_a_process_that_is_killed_in_its_start_leaves_nothing(ray_cluster: Any, 
     assert find_actor(coordinator_name(start.name)) is not None
     ray.kill(starter)
     path.touch()
+    start.nothing_is_left()
+
+
+def accuracy(metrics: dict[str, float]) -> float:
+    return metrics["acc"]
+
+
+@pytest.mark.parametrize("of_main", [False, True])
+def test_a_policy_may_hold_a_function_of_the_script(start: Start, of_main: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "__module__", "__main__")
+    rank = accuracy if of_main else lambda metrics: metrics["acc"]
+    config = start.config.replace(save_every_steps=1, keep_policy=ocm.BestN(get_metric_fn=rank, n=1), start_timeout_s=PATIENCE_S)
+    with raystate.StateManager(config) as manager:
+        manager.restore({"n": 0})
+        for step, metric in enumerate((1.0, 9.0, 3.0, 2.0), start=1):
+            manager.save(step, {"n": step}, metrics={"acc": metric})
+            manager.wait_until_finished()
+    assert raystate.Reader(config.storage).all_steps() == [2, 4], "the best one and the newest"
+    start.nothing_is_left()
+
+
+def test_a_policy_that_cannot_be_brought_to_the_coordinator_is_named(start: Start) -> None:
+    lock = threading.Lock()
+    policy = ocm.BestN(get_metric_fn=lambda _: float(lock.locked()), n=1)
+    with pytest.raises(raystate.ConfigError, match=r"keep_policy must pickle.*lock") as caught:
+        raystate.StateManager(start.config.replace(keep_policy=policy))
+    assert caught.value.field == "keep_policy"
+    assert run_actors(start.name) == []
+
+
+def test_why_a_coordinator_cannot_begin_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(CoordinatorActor):
+        def __init__(self, *_: Any):
+            raise ValueError("no such place")
+
+    monkeypatch.setattr(coordinators, "CoordinatorActor", Broken)
+    start.config = start.config.replace(start_timeout_s=5.0)
+    with pytest.raises(raystate.BarrierTimeoutError, match="ValueError: no such place"):
+        start.enter()
+    ray.kill(find_actor(coordinator_name(start.name)), no_restart=True)
     start.nothing_is_left()
