@@ -360,7 +360,7 @@ class _UnsupportedError(Exception):
 def _unsupported(item: str, node: TreeNode, why: str) -> ConfigError:
     what = kind(node.value)
     text = why or "a leaf must be a jax.Array, numpy array or scalar, bool, int, float or str"
-    return mistake(item, node.path, f"can't save a {what}: {text}", got=what)
+    return mistake(item, node.path, f"can't save a{'n' if what[:1] in 'aeiouAEIOU' else ''} {what}: {text}", got=what)
 
 
 # As Equinox has them, which keeps activations among a module's leaves.

@@ -283,7 +283,7 @@ def _found(ckpt_dir: StorageUrl, step: int | float | jax.Array | None, prefix: s
     if step is not None:
         name = directory.name(step)
         if not _is_there(path := directory.path_of(name)):
-            text = f"Matching checkpoint not found: {path}; there are {directory.names()[-10:]}"
+            text = f"Matching checkpoint not found: {path}; there {f'are {names[-10:]}' if (names := directory.names()) else 'is none'}"
             raise CheckpointNotFoundError(text, step=step, path=path)
         return path
     path = safe_normpath(os.fspath(ckpt_dir))

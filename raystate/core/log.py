@@ -149,7 +149,8 @@ def refuse_retire(
 ) -> str | None:
     """Why this step may not be retired now, or None if it may."""
     if all(one.step != step for one in entry.live):
-        return f"there is no durable step {step}"
+        there = [one.step for one in entry.live]
+        return f"there is no durable step {step}" + (f"; there are {there[-10:]}" if there else "")
     for one in entry.intents:
         if one.step == step and not is_closed(one, attempt=attempt, carried=carried, dead=dead):
             return _held(one, attempt, dead, "retired")

@@ -266,7 +266,7 @@ def test_row1_chunks_have_checksums(tmp_path: Path):
     ("tree", "rest", "words"),
     [
         ({}, {}, "nothing to keep"),
-        ({"a": object()}, {}, "a: can't save a object"),
+        ({"a": object()}, {}, "a: can't save an object"),
         (module(), {}, r"activation: can't save .* eqx\.filter\(module, eqx\.is_array\)"),
         ("text", {}, "texts alone"),
         ({"a": W}, {"items": {"state": 1}}, "an item can't be called 'state'"),
