@@ -236,9 +236,10 @@ def test_functions_and_classes_of_a_script_are_compared_by_what_they_do() -> Non
             def named(self) -> str:
                 return name
 
-        either = AnyPreservationPolicy([Mine(1), BestN(get_metric_fn=lambda metrics: metrics[name], n=2)])
+        mine: Any = Mine(1)
+        either = AnyPreservationPolicy([mine, BestN(get_metric_fn=lambda metrics: metrics[name], n=2)])
         made = raystate.StateConfig(storage="/runs/a", run="a", keep_policy=either, keep_last=None)
-        return pickle.loads(cloudpickle.dumps(made))
+        return pickle.loads(cloudpickle.dumps(made))  # pyright: ignore[reportPrivateImportUsage]
 
     assert differences(config("acc"), config("acc")) == {}
     assert set(differences(config("acc"), config("loss"))) == {"keep_policy"}

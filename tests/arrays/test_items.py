@@ -125,7 +125,7 @@ def test_what_an_iterator_raises_names_its_item(method):
         def set_state(self, state):
             raise ValueError("mine")
 
-    calls = [lambda: set_iterators({"data": Broken()}, {"data": {0: b"{}"}}, old_world=1, world=1, process_index=0)]
+    calls: list[Any] = [lambda: set_iterators({"data": Broken()}, {"data": {0: b"{}"}}, old_world=1, world=1, process_index=0)]
     if method == "get_state":
         calls.append(lambda: pack_items({"data": Broken()}, process_index=0))
     for call in calls:

@@ -246,5 +246,6 @@ def test_why_a_coordinator_cannot_begin_is_told(start: Start, monkeypatch: pytes
         if "ValueError" in told:
             break
     assert "ValueError: no such place" in told
-    ray.kill(find_actor(coordinator_name(start.name)), no_restart=True)
+    coordinator: Any = find_actor(coordinator_name(start.name))
+    ray.kill(coordinator, no_restart=True)
     start.nothing_is_left()
