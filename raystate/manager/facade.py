@@ -303,7 +303,7 @@ class StateManager:
         return self._reader.metadata(step)
 
     def delete(self, step: int) -> None:
-        """Remove a durable step, and return when it is gone. One process may call, or each of them.
+        """Remove a durable step, and return when it is gone. One process may call, or each of them; again it does nothing.
 
         Raises:
             StepNotFoundError: there is no such step.

@@ -1,6 +1,7 @@
 """Items: sorting, serialization in save(), and dealing iterator states out again."""
 
 import json
+from typing import Any
 
 import grain
 import jax.numpy as jnp
