@@ -45,8 +45,8 @@ demo: $(STAMP)
 	$(BIN)/python -m jobs.demo $(if $(GCS),--gcs) $(ARGS)
 
 # Fast layers first: what core decides is wrong long before a cluster shows it.
-test: $(STAMP)
-	$(PYTEST) $(ONE_CORE) tests/core $(FIRST) tests/model $(ARGS)
+test: test-core
+	$(PYTEST) $(ONE_CORE) $(FIRST) tests/model $(ARGS)
 	$(PYTEST) $(BY_FILE) $(REST) $(ONE_OF_EACH) --ignore=tests/docs/test_examples_on_ray.py $(ARGS)
 
 # All that trains on Ray: real deaths, drills, other people's programs, the pages of the documents.
@@ -73,11 +73,12 @@ test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) $(ONE_CORE) tests/model $(ARGS)
 
-test-first: $(STAMP)
-	$(PYTEST) $(ONE_CORE) tests/core $(FIRST) $(ARGS)
+test-first: test-core
+	$(PYTEST) $(ONE_CORE) $(FIRST) $(ARGS)
 
+# Not one core each: the simulator starts as many processes as there are cores.
 test-core: $(STAMP)
-	$(PYTEST) $(ONE_CORE) tests/core $(ARGS)
+	$(PYTEST) $(BY_FILE) tests/core $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

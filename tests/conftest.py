@@ -149,6 +149,7 @@ _LONGEST = (
     "cluster/test_damage.py",
 )
 _TEST_BY_TEST = ("tests/core/", "tests/model/")
+_WHOLE = ("tests/core/test_scaling.py",)  # of these: what it counts is counted once
 _RUN_TAG = f"t{os.getpid()}x{secrets.token_hex(3)}"  # no two test runs on a machine share a run name
 _counter = itertools.count()
 
@@ -268,7 +269,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid if nodeid.startswith(_TEST_BY_TEST) else super()._split_scope(nodeid)
+            alone = nodeid.startswith(_TEST_BY_TEST) and not nodeid.startswith(_WHOLE)
+            return nodeid if alone else super()._split_scope(nodeid)
 
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
