@@ -12,9 +12,21 @@ from typing import Any
 
 def same(old: Any, new: Any) -> bool:
     """Policies are objects of anybody's. One without an equality of its own, or with such a one inside, as Orbax's `InitialSavePolicy` in
-    its `AnySavePolicy`, is the same as another that pickles or prints the same. A function or class of a user's script, which each
-    process made for itself, is the same as another of its name and code."""
+    its `AnySavePolicy`, is the same as another that pickles or prints the same. One of a script that was edited meanwhile never is."""
     if old == new:
+        return True
+    if type(old) is not type(new):
+        return False
+    try:
+        return pickle.dumps(old) == pickle.dumps(new)
+    except Exception:
+        return repr(old) == repr(new)
+
+
+def alike(old: Any, new: Any) -> bool:
+    """As `same`, between processes that run one script: a function or class of it, which each process made for itself, is the same as
+    another of its name and code. What these call is not looked at."""
+    if same(old, new):
         return True
     if _name(type(old)) != _name(type(new)):
         return False

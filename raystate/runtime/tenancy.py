@@ -21,7 +21,7 @@ from raystate.core.messages import (
     group_of,
 )
 from raystate.core.snapshots import JOIN_GRACE_S
-from raystate.runtime.sameness import same
+from raystate.runtime.sameness import alike, same
 
 STARTING_S = 10.0  # an owner's trainers start, or start again: nobody else gets in between
 CONNECT_S = 5.0  # a trainer that its HostActor doesn't know so long after it has joined is gone
@@ -160,19 +160,20 @@ def admit(
         takeover: end the owner's use, whatever it does.
     """
     run = config.run
-    same = asking.identity == owner.identity
+    is_same = asking.identity == owner.identity
     state = occupancy(owner, presence, owner_s=owner_s, now_s=now_s)
-    if not same and not takeover and state != "free":
+    if not is_same and not takeover and state != "free":
         failure = in_use(owner, state, age_s=now_s - max(owner_s, presence.heard_s), storage=config.storage, run=run)
         return Admission(failure=failure)
     unlike = differences(owner.config, asking.config)
-    if same and unlike and presence.leaving(now_s):
+    if is_same and unlike and presence.leaving(now_s):
         # It has closed its manager and opens another, while other processes still close theirs.
         return Admission(failure=in_use(owner, "starting", age_s=0.0, storage=config.storage, run=run))
-    if same and unlike and (state == "in use" or presence.joined_s < owner_s):
+    if is_same and unlike and (state == "in use" or presence.joined_s < owner_s):
         message = f"the processes of one launch of run {run!r} have different configurations: {told_differences(unlike)}"
         return Admission(failure=Failure(error="ConfigError", message=message, details=_details(unlike)))
-    changed = differences(config, asking.config)
+    # Of another launch a doubt is a difference: with the policy that it had before an edited script would lose steps.
+    changed = differences(config, asking.config, one_launch=is_same)
     if not changed:
         return Admission()
     if "arena_dir" in changed and not takeover and (only := presence.only_in_memory(now_s)) is not None:
@@ -226,12 +227,13 @@ def in_use(owner: Owner, state: Occupancy, *, age_s: float, storage: str, run: s
 # ---------------------------------------------------------------- configurations
 
 
-def differences(here: Any, asked: Any) -> dict[str, tuple[Any, Any]]:
-    """The fields of two StateConfigs that differ: name -> both values. Empty if one of them is None."""
+def differences(here: Any, asked: Any, *, one_launch: bool = True) -> dict[str, tuple[Any, Any]]:
+    """The fields of two StateConfigs that differ: name -> both values. Empty if one of them is None. `one_launch`: of one script."""
     if here is None or asked is None:
         return {}
-    fields = type(asked).model_fields
-    return {name: (old, new) for name in fields if not same(old := getattr(here, name, None), new := getattr(asked, name, None))}
+    equal = alike if one_launch else same
+    pairs = {name: (getattr(here, name, None), getattr(asked, name, None)) for name in type(asked).model_fields}
+    return {name: pair for name, pair in pairs.items() if not equal(*pair)}
 
 
 def told_differences(changed: dict[str, tuple[Any, Any]]) -> str:

@@ -226,6 +226,7 @@ def test_policies_are_compared_by_what_they_are():
 
     assert differences(config(Plain(1)), config(Plain(1))) == {}
     assert set(differences(config(Plain(1)), config(Plain(2)))) == {"keep_policy"}
+    assert differences(None, CONFIG) == {}
 
 
 def test_functions_and_classes_of_a_script_are_compared_by_what_they_do() -> None:
@@ -245,13 +246,38 @@ def test_functions_and_classes_of_a_script_are_compared_by_what_they_do() -> Non
     assert set(differences(config("acc"), config("loss"))) == {"keep_policy"}
 
 
+def test_a_script_that_was_edited_is_not_held_to_its_old_policy() -> None:
+    """A helper, a list: what the policy only calls or reads looked the same, and the old one went on to remove steps."""
+
+    def config(bounds: list[int]) -> raystate.StateConfig:
+        class Mine(Plain):
+            BOUNDS = bounds
+
+            @staticmethod
+            def best(metrics: Any) -> float:
+                return metrics["acc"]
+
+        mine: Any = Mine(1)
+        made = CONFIG.replace(keep_policy=mine, keep_last=None)
+        return pickle.loads(cloudpickle.dumps(made))  # pyright: ignore[reportPrivateImportUsage]
+
+    old, new = config([1, 2]), config([3, 4])
+
+    def admission(asking: Owner) -> Admission:
+        owner = dataclasses.replace(SCRIPT, config=old)
+        presence = Presence()
+        return admit(owner, asking, presence, config=old, owner_s=0.0, now_s=20.0, takeover=False)
+
+    assert set(admission(dataclasses.replace(OTHER, config=new)).replaces) == {"keep_policy"}
+    assert admission(dataclasses.replace(SCRIPT, config=config([1, 2]))) == Admission(), "another process of the same launch"
+
+
 def test_a_policy_that_cannot_travel_is_refused() -> None:
     """The Coordinator could not start, and who waited for it was told of a timeout."""
     policy = BestN(get_metric_fn=threading.Lock().acquire_lock, n=2)
     with pytest.raises(raystate.ConfigError, match="keep_policy must pickle") as caught:
         check_travels(raystate.StateConfig(storage="/runs/a", run="a", keep_policy=policy))
     assert caught.value.details["field"] == "keep_policy"
-    assert differences(None, CONFIG) == {}
 
 
 def test_row14_orbax_policies_that_came_another_way_are_the_same():
