@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -419,6 +420,8 @@ class World:
         self.published: Callable[[int], None] = lambda step: None
         self._number = 0
         self._folder = Path(tempfile.mkdtemp(prefix="raystate-model-", dir="/dev/shm"))
+        # Whoever forgets to close it, a script that tries something out for one, leaves nothing in shared memory.
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self.arenas = self._folder / "arenas"
         self.arenas.mkdir()
         self.config = StateConfig(
@@ -650,4 +653,4 @@ class World:
         for host in self.hosts.values():
             if host.loop is not None:
                 host.loop.close(remove_arena=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove()
