@@ -180,7 +180,7 @@ class StepContent:
             elif name in self.trees:
                 got[name] = self._read(name, wanted, options if name == STATE else options.of_items(), matched.get(name))
             else:
-                got[name] = self.json_items.get(name, wanted)
+                got[name] = self.json_items[name]
         if iterators:
             states = {name: self.iterator_states(name) for name in iterators}
             old_world = max(world for _, world in states.values())
@@ -209,10 +209,8 @@ class StepContent:
             if name == STATE and self.no_state is not None:
                 raise self.no_state
             if options.partial and name not in self._names():
-                if not (is_iterator(wanted) or is_checkpointable(wanted)):
-                    match_reference(
-                        wanted, TreeSpec(item=name, leaves=()), partial=True, cast=False, shapes="match"
-                    )  # values to keep?
+                if not (is_iterator(wanted) or is_checkpointable(wanted)):  # has it values to keep?
+                    match_reference(wanted, TreeSpec(item=name, leaves=()), partial=True, cast=False, shapes="match")
             elif is_iterator(wanted):
                 if name not in self.iterators:
                     raise ReferenceMismatchError(
@@ -277,18 +275,18 @@ class StepContent:
     def _find(self, item: str) -> None:
         if item == STATE and self.no_state is not None:
             raise self.no_state
-        if item in self._names() - {*self.trees}:
-            kinds = ((self.json_items, "JSON", "None"), (self.iterators, "the state of an iterator", "iterator"))
-            kind, wanted = next(
-                ((kind, wanted) for names, kind, wanted in kinds if item in names), ("files that an object wrote", "object")
-            )
-            call = f"raystate.load(…, items={{{item!r}: {wanted}}})[{item!r}]"
-            text = f"item {item!r} of step {self.step} has no arrays, it is {kind}: {call} reads it"
-            raise ReferenceMismatchError(text, step=self.step, item=item)
-        if item not in self.trees:
-            raise ReferenceMismatchError(
-                f"step {self.step} has no item {item!r} of arrays; it has {sorted(self.trees)}", step=self.step, item=item
-            )
+        if item in self.trees:
+            return
+        text = f"step {self.step} has no item {item!r} of arrays; it has {sorted(self.trees)}"
+        for names, kind, wanted in (
+            (self.file_items, "files that an object wrote", "object"),
+            (self.iterators, "the state of an iterator", "iterator"),
+            (self.json_items, "JSON", "None"),
+        ):
+            if item in names:
+                call = f"raystate.load(…, items={{{item!r}: {wanted}}})[{item!r}]"
+                text = f"item {item!r} of step {self.step} has no arrays, it is {kind}: {call} reads it"
+        raise ReferenceMismatchError(text, step=self.step, item=item)
 
     def tree(self, item: str, reference: Any, options: ReadOptions) -> Any:
         """Read an item of arrays. Raises as `restore`."""

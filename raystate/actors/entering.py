@@ -12,6 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raystate.actors.coordinator import Welcome, ensure_coordinator, make_coordinator
 from raystate.actors.host import create_host
+from raystate.actors.hosts import last_line
 from raystate.actors.kept import check_travels
 from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
 from raystate.actors.release import QUICK_S, release_by_hash
@@ -55,7 +56,7 @@ def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *
             reply: Any = ray.get(coordinator.hello.remote(owner, takeover), timeout=max(0.1, deadline_s - time.monotonic()))
         except (RayActorError, GetTimeoutError) as error:
             if isinstance(error, RayActorError):
-                why = _last_line(error)
+                why = f"{type(error).__name__}: {last_line(error).strip()}"
             if time.monotonic() > deadline_s:
                 raise BarrierTimeoutError(
                     f"the Coordinator of run {config.run!r} did not answer within {config.start_timeout_s:.0f} s "
@@ -73,12 +74,6 @@ def _enter(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any], *
             _replace_outdated(reply, coordinator, config, run_hash)
         else:
             return
-
-
-def _last_line(error: RayActorError) -> str:
-    """Ray's words on why an actor is dead. Where it raised, the exception is the last line of them."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1].strip()}" if lines else type(error).__name__
 
 
 def _coordinator(config: StateConfig, run_hash: str, owner: Owner, ahead: list[Any]) -> Any:

@@ -105,7 +105,7 @@ class RayHosts:
         if isinstance(error, ActorDiedError) and host in self._waiting - self._giving_up and not self._closed:
             self._handles.pop(host, None)
             if host not in self._unfit:
-                logger.warning("no HostActor can wait on node %s: %s", host[:8], _last_line(error))
+                logger.warning("no HostActor can wait on node %s: %s", host[:8], last_line(error))
             self._unfit[host] = time.monotonic() + UNFIT_S
 
     def _waits_no_more(self, host: HostId) -> None:
@@ -155,7 +155,7 @@ class RayHosts:
             elif restarts:
                 on_error(f"its HostActor has been starting again for {OPEN_AGAIN_FOR_S:g} s; its own lines in the log say why")
             else:
-                on_error(_last_line(error))
+                on_error(last_line(error))
 
         start = handle.open if hasattr(handle, "open") else handle.pid
         start.remote().future().add_done_callback(check)
@@ -237,5 +237,6 @@ class RayHosts:
         self._kept_waiting.delete()  # only here: HostActors that are not ended go on waiting, and the next Coordinator has to know
 
 
-def _last_line(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
+    """Ray's words on why an actor is dead. Where it raised, the exception is the last line of them."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

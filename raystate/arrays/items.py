@@ -89,7 +89,7 @@ def _is_reference(value: Any) -> bool:
 
 def holds_arrays(reference: Any) -> bool:
     """Whether there are arrays among its leaves, or what stands for them, so that it can't be meant for a JSON item."""
-    return any(isinstance(leaf, jax.Array | np.ndarray) or is_abstract(leaf) for leaf in _leaves(reference))
+    return _has_arrays(reference) or any(is_abstract(leaf) for leaf in _leaves(reference))
 
 
 def _has_arrays(value: Any) -> bool:

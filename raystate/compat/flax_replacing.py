@@ -61,9 +61,8 @@ class _Replacing:
         try:
             old = self._listed()
             going = [info for info in old if info.name in new or _is_fixed(info.name, name)]
-            going.sort(
-                key=lambda info: marker_last(info.name), reverse=True
-            )  # the marker first: what is going is not read any more
+            # The marker first: what is going is not read any more.
+            going.sort(key=lambda info: marker_last(info.name), reverse=True)
             self._held = {info.name: storage.read(info.name) for info in going}
             for info in going:
                 self._deleted.append(info.name)  # before: one whose answer is lost may be gone

@@ -39,11 +39,13 @@ class Past:
         return bool(self._wanted)
 
     def is_open(self, key: SnapshotId) -> bool:
-        """Whether an entry that was not read back may have committed it. Then it is looked for."""
-        if not self._unread or not key.lineage or key in self._looked or lineage_order(key.lineage)[0] >= self._desk.attempt:
-            return False
+        """Whether an entry that was not read back may have committed it, and nobody has looked for it."""
+        is_older = bool(key.lineage) and lineage_order(key.lineage)[0] < self._desk.attempt
+        return bool(self._unread) and is_older and key not in self._looked
+
+    def look_for(self, key: SnapshotId) -> None:
+        """Find out, with the next turn."""
         self._wanted.add(key)
-        return True
 
     def turn(self) -> None:
         """Look for all that is wanted by now at once: it costs the same."""

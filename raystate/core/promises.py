@@ -154,7 +154,10 @@ class Promises:
         """As `_fate`, for those who were promised it: what an earlier attempt may have committed is looked for before it counts as lost."""
         durable, why = self._fate(key, spoken)
         is_lost = durable is False and key not in self._saves.failed
-        return (None, "") if (is_lost or self._is_unheard_of(key)) and self._saves.past.is_open(key) else (durable, why)
+        if (is_lost or self._is_unheard_of(key)) and self._saves.past.is_open(key):
+            self._saves.past.look_for(key)
+            return None, ""
+        return durable, why
 
     def _waits_for(self, key: SnapshotId) -> str:
         if self._saves.past.is_open(key):
@@ -198,8 +201,11 @@ class Promises:
         ranks = seen if among is None else seen.keys() & among
         return [
             rank
-            for rank, one in ((rank, seen[rank]) for rank in sorted(ranks))
-            if one.place > key.place and key.step not in one.pending and rank not in pieces and self._is_up(group, rank)
+            for rank in sorted(ranks)
+            if (one := seen[rank]).place > key.place
+            and key.step not in one.pending
+            and rank not in pieces
+            and self._is_up(group, rank)
         ]
 
     def _is_up(self, group: Group | None, rank: int) -> bool:

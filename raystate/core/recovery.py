@@ -36,14 +36,14 @@ from raystate.core.withdrawals import Withdrawals
 
 Phase = Literal["idle", "asking", "looking", "retiring", "discarding", "trying"]
 
-# What may follow on what. A new worker group, or a restore that fails, may begin anew at any time.
+# What may follow on what. One that fails, or gives way to that of a new worker group, is idle first.
 _NEXT: dict[Phase, tuple[Phase, ...]] = {
     "idle": ("asking",),
-    "asking": ("looking", "idle", "asking"),
-    "looking": ("retiring", "discarding", "idle", "asking"),
-    "retiring": ("looking", "idle", "asking"),
-    "discarding": ("trying", "looking", "idle", "asking"),
-    "trying": ("looking", "retiring", "idle", "asking"),
+    "asking": ("looking", "idle"),
+    "looking": ("retiring", "discarding", "idle"),
+    "retiring": ("looking", "idle"),
+    "discarding": ("trying", "looking", "idle"),
+    "trying": ("looking", "retiring", "idle"),
 }
 
 

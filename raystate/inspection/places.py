@@ -33,9 +33,8 @@ logger = logging.getLogger("raystate")
 
 T = TypeVar("T")
 
-MOST_READS = (
-    100  # of a step that is replaced again and again while it is read; of newest steps that are retired, one after the other
-)
+# Of a step that is replaced again and again while it is read; of newest steps that are retired, one after the other.
+MOST_READS = 100
 AGAIN_S = 0.1  # until a step is read again: whoever replaces it may be at it
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from raystate.core.errors import ConfigError
 from raystate.storage.base import ObjectInfo, Storage
@@ -33,12 +33,20 @@ def is_marked(storage: Storage, folder: str) -> bool:
     return any(storage.exists(f"{folder}/{marker}") for marker in markers)
 
 
+def is_run(storage: Storage, folder: str = "") -> bool:
+    """Whether a run has begun in the storage, or in a folder of it; a folder's name ends in "/"."""
+    return storage.exists(f"{folder}{log_name(1)}")
+
+
 def foreign_checkpoints(storage: Storage) -> tuple[str, ...]:
     """The names of checkpoints that neither raystate nor Orbax's default naming wrote, at most a few; a folder's ends in "/".
 
     "./" means that the storage is itself the folder of one checkpoint.
     """
-    found = storage.list(recursive=False)
+    return _foreign(storage, storage.list(recursive=False))
+
+
+def _foreign(storage: Storage, found: Sequence[ObjectInfo]) -> tuple[str, ...]:
     if any(info.name in _OF_A_CHECKPOINT for info in found):
         return ("./",)
     return tuple(itertools.islice((info.name for info in found if _is_checkpoint(storage, info)), SHOWN + 1))
@@ -51,17 +59,18 @@ def refuse_foreign(storage: Storage) -> None:
         ConfigError: names the checkpoints that are there, and says what to do.
         StorageError: storage failed.
     """
-    if storage.exists(log_name(1)):
+    if is_run(storage):
         return
+    found = storage.list(recursive=False)
     # Where this run's steps of these numbers would be published.
-    steps = [info.name for info in storage.list(recursive=False) if info.is_folder and step_of(info.name.rstrip("/")) is not None]
+    steps = [info.name for info in found if info.is_folder and step_of(info.name.rstrip("/")) is not None]
     for name in steps if storage.is_directory else steps[:_LOOKED_INTO]:
-        if storage.exists(f"{name}{log_name(1)}"):
+        if is_run(storage, name):
             text = (
                 f"storage: {storage.url} holds runs: {name} is the storage of one. Give this run a folder of its own, beside them"
             )
             raise ConfigError(text, field="storage", got=storage.url, found=(name,))
-    names = foreign_checkpoints(storage)
+    names = _foreign(storage, found)
     if names:
         raise ConfigError(
             f"{describe_foreign(storage.url, names)}. {_advice(names)}", field="storage", got=storage.url, found=names
@@ -77,7 +86,7 @@ def refuse_place(storage: Storage) -> None:
         ConfigError: it has none; says whose it is, and what to do.
         StorageError: storage failed.
     """
-    if storage.exists(log_name(1)):
+    if is_run(storage):
         return
     url = storage.url
     above = url.rpartition("/")[0]

@@ -15,13 +15,12 @@ from collections.abc import Collection, Iterable
 from raystate.core.errors import CorruptCheckpointError, StorageError
 from raystate.core.tree import DataObject, Package
 from raystate.storage.base import ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
-from raystate.storage.foreign import is_marked, refuse_foreign, refuse_place
+from raystate.storage.foreign import is_marked, is_run, refuse_foreign, refuse_place
 from raystate.storage.names import (
     ASIDE,
     MARKER,
     PACKAGES,
     TRASH,
-    log_name,
     marker_last,
     package_name,
     save_of,
@@ -70,11 +69,8 @@ class StepFolder:
             place = self.storage.local_path(self.name)
             other = os.path.islink(place) or (os.path.exists(place) and not os.path.isdir(place))
             if other or self.storage.list(self.name, recursive=False):
-                what = (
-                    "the storage of a run: give this one another"
-                    if self.storage.exists(f"{self.name}/{log_name(1)}")
-                    else "move it away"
-                )
+                of_a_run = is_run(self.storage, f"{self.name}/")
+                what = "the storage of a run: give this one another" if of_a_run else "move it away"
                 raise self._error("assemble", f"{self.name} is there already: {what}")
             for name, data in package.files.items():
                 self.storage.create_or_same(f"{self.write_prefix}/{name}", data)

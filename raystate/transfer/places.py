@@ -268,27 +268,21 @@ class RemotePlace(ExportPlace):
         pass
 
     def _discard(self) -> None:
-        if self._has_others():
+        found: dict[str, Any] = {}
+        for top in self.tops:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                found |= self._fs.find(self._path(top), withdirs=True, detail=True)
+        folders = {path for path, info in found.items() if info["type"] == "directory"}
+        # Of another export to this place the files have the same names: it goes on, or is complete.
+        if found.keys() - folders - {self._fs._strip_protocol(path) for path in self._begun}:
             logger.warning("left-overs of an unfinished export stay in %s, where somebody else writes, too", self.url)
             return
         for path in reversed(self._begun):
-            with contextlib.suppress(Exception):  # it may never have appeared; the first error is the one to tell
+            with contextlib.suppress(Exception):  # it may never have appeared
                 self._fs.rm_file(path)
-        for top in self.tops:  # its folders, where there are such
+        for folder in sorted({*folders, *map(self._path, self.tops)}, reverse=True):
             with contextlib.suppress(Exception):
-                found = self._fs.find(self._path(top), withdirs=True, detail=True)
-                for folder in sorted(
-                    {self._path(top), *(path for path, info in found.items() if info["type"] == "directory")}, reverse=True
-                ):
-                    with contextlib.suppress(Exception):
-                        self._fs.rmdir(folder)
-
-    def _has_others(self) -> bool:
-        """Whether there is a file that this export has not begun: another one, whose files have the same names, goes on or is complete."""
-        begun = {self._fs._strip_protocol(path) for path in self._begun}
-        with contextlib.suppress(Exception):  # the first error is the one to tell
-            return any({*self._fs.find(self._path(top))} - begun for top in self.tops)
-        return False
+                self._fs.rmdir(folder)
 
 
 class ArchivePlace(ExportPlace):
