@@ -350,8 +350,8 @@ class CoordinatorLoop:
         self._ended.set()
         self._hosts.close_all(remove_arena=True)  # first: what a slow storage still has to do needs none of them
         self._workers.shutdown()
+        self.ledger.close()  # before what may take long: whoever waits for this end kills it in the end
         self._storing.end(may_be_older=bool(self._known_hosts))
-        self.ledger.close()
         self._end(reason)
 
     def _end(self, reason: str) -> None:
