@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import os
 import secrets
 import threading
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorAlreadyExistsError, RayActorError, RayError
+from tenacity import RetryCallState, Retrying, stop_after_attempt, stop_before_delay, wait_exponential
 
 from raystate import launch_context
 from raystate.actors.draining import DrainWatch
@@ -42,6 +44,9 @@ from raystate.runtime.tenancy import Occupancy, Owner, admit, in_use, occupancy
 if TYPE_CHECKING:
     from raystate.runtime.coordinator_loop import CoordinatorLoop
 
+logger = logging.getLogger("raystate")
+
+START_AGAIN_FOR_S = 120.0
 GOODBYE_S = 5.0  # how long the ended Coordinator waits for its last replies to be read
 USE_S = 10.0  # another run's Coordinator says within it who uses it
 TURN_S = 120.0  # a Coordinator whose storage another run has doesn't wait longer for its turn
@@ -72,21 +77,31 @@ class CoordinatorActor:
         self._config = config
         self._run_hash = run_hash
         self._kept_owner = Kept(f"raystate:owner:{run_hash}")
-        # A killed Coordinator comes back with the arguments of its first start: the run may have changed hands since.
         self._restarted = is_restarted()
-        if self._restarted and (kept := self._kept_owner.get()) is not None:
-            owner, ahead = kept, ()  # what has been kept says which of these still wait
         self._owner = owner
-        show_to(owner.job_id)
         self._owner_s = time.monotonic()  # when it last said hello
         self._lefts: set[int] = set()
         self._left_all = threading.Event()
         self._kill_me = ray.get_runtime_context().current_actor
         self._service: CoordinatorLoop | None = None
-        self._hosts = RayHosts(config, run_hash, lambda: self._owner.job_id, ahead)
-        self._start()
+        # Ray makes no actor again whose constructor has raised, so one that was killed tries for a while: what fails may be over soon,
+        # such as a start of Ray's own store. Then its name is free, and the next start of the run makes another one.
+        stop = stop_before_delay(START_AGAIN_FOR_S) if self._restarted else stop_after_attempt(1)
+        Retrying(stop=stop, wait=wait_exponential(max=5.0), before_sleep=self._start_failed, reraise=True)(self._begin, ahead)
         if self._service is None:
             threading.Thread(target=self._end_unless_started, name="raystate-turn", daemon=True).start()
+
+    def _begin(self, ahead: tuple[HostId, ...]) -> None:
+        # A killed Coordinator comes back with the arguments of its first start: the run may have changed hands since.
+        if self._restarted and (kept := self._kept_owner.get()) is not None:
+            self._owner, ahead = kept, ()  # what has been kept says which of these still wait
+        show_to(self._owner.job_id)
+        self._hosts = RayHosts(self._config, self._run_hash, lambda: self._owner.job_id, ahead)
+        self._start()
+
+    def _start_failed(self, state: RetryCallState) -> None:
+        error = None if state.outcome is None else state.outcome.exception()
+        logger.warning("run %r: its Coordinator can't start again yet (%r); it tries again", self._config.run, error)
 
     def _start(self) -> Tenant | None:
         """Take the storage and begin; or, if another run of this cluster has it, that one."""
@@ -102,7 +117,7 @@ class CoordinatorActor:
         self._hosts.keep_waiting()
         self._kept_owner.put(self._owner)
         identity = f"{cluster_token()}.{self._run_hash}"
-        service = self._service = CoordinatorLoop(
+        service = CoordinatorLoop(
             settings=self._config.core_settings(),
             keep=orbax_keep(self._config),
             storage=open_storage(self._config.storage),
@@ -116,8 +131,9 @@ class CoordinatorActor:
             restarted=self._restarted,
             recorder=Recorder(_record_folder(self._config, self._run_hash)),
         )
-        self._service.start()
-        DrainWatch(self._service.post, lambda: service.ended).start()
+        service.start()
+        self._service = service
+        DrainWatch(service.post, lambda: service.ended).start()
         return None
 
     def _end_unless_started(self) -> None:

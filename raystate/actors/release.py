@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
+from raystate.actors.hosts import CLOSE_HOST_TIMEOUT_S
 from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError, RunInUseError, StorageError, error_from_name
@@ -104,7 +105,7 @@ def _was_refused(error: BaseException | None) -> bool:
 
 
 def _wait_or_kill(name: str, timeout_s: float) -> None:
-    if wait_until_gone(name, min(timeout_s, 2 * QUICK_S)):
+    if wait_until_gone(name, min(timeout_s, CLOSE_HOST_TIMEOUT_S + QUICK_S)):
         return
     for left in run_actors(name):
         actor = find_actor(left)

@@ -7,6 +7,7 @@ it, refuses, or is seen to have made that step without an answer; then a later s
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from raystate.core.desk import Desk
@@ -37,6 +38,41 @@ class _Stop:
     is_late: bool = False
 
 
+class _Answers:
+    """What the ranks of a group say to a proposal: each is looked at when it has spoken.
+
+    Attributes:
+        agreed: ranks.
+        refused: a rank has refused, or went past the step before it heard of it. Such a one can't say so: its next step needs the others,
+            and they wait here.
+        there: ranks that have made the step.
+    """
+
+    def __init__(self, proposal: Proposal, group: Group):
+        self._id = proposal.id
+        self._step = proposal.step
+        self._group = group
+        self.agreed: set[int] = set()
+        self.refused = False
+        self.there: set[int] = set()
+        self.hear(group.seen)
+
+    def are_to(self, proposal: Proposal, group: Group) -> bool:
+        return self._id == proposal.id and self._group is group
+
+    def hear(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            seen = self._group.seen.get(rank)
+            if seen is None:
+                continue
+            if seen.newest_step >= self._step:
+                self.there.add(rank)
+            if seen.ack_id == self._id and seen.ack_ok:
+                self.agreed.add(rank)
+            elif seen.ack_id == self._id or (seen.ack_id < self._id and rank in self.there):
+                self.refused = True
+
+
 class Agreement:
     """One proposal at a time: made, answered by all ranks, and confirmed or withdrawn."""
 
@@ -50,6 +86,7 @@ class Agreement:
         self._counter = 0
         self._tries = 0
         self._group: Group | None = None
+        self._answers: _Answers | None = None
         self._until_s = 0.0
         self._stop: _Stop | None = None
         self._stopping: Group | None = None  # the group that has been asked to stop
@@ -89,8 +126,8 @@ class Agreement:
 
     # ---------------------------------------------------------------- progress
 
-    def turn(self) -> None:
-        """Go on as far as the ranks' answers allow."""
+    def turn(self, spoken: Collection[int]) -> None:
+        """Go on as far as the ranks' answers allow, now that these have spoken."""
         proposal, group = self.snapshots.proposal, self.joins.group
         self._forget_stop_of_others(group)
         if group is None or not group.alive:
@@ -113,27 +150,26 @@ class Agreement:
             return
         if group.world is None:
             return
+        answers = self._answers
+        if answers is not None and answers.are_to(proposal, group):
+            answers.hear(spoken)
+        else:
+            answers = self._answers = _Answers(proposal, group)
         if proposal.state == "proposed":
             if self._stop is not None and proposal.kind == "save":
                 self._end(proposal, "a stop comes first")
-                return
-            answers = [seen for seen in group.seen.values() if seen.ack_id == proposal.id]
-            refused = any(not seen.ack_ok for seen in answers)
-            # A rank that went past the step before it heard of it can't say so: its next step needs the others, and they wait here.
-            passed = any(seen.ack_id < proposal.id and seen.newest_step >= proposal.step for seen in group.seen.values())
-            if refused or passed:
+            elif answers.refused:
                 self._tries += 1
                 self._propose(group, proposal.kind, proposal.reason, self._until_s)
-            elif len(answers) == group.world:
+            elif len(answers.agreed) == group.world:
                 self.snapshots.propose(replace(proposal, state="confirmed"))
                 who = f"all {group.world} ranks {proposal.kind}" if group.world > 1 else f"the only rank {proposal.kind}s"
                 self.desk.log("info", f"{who} at step {proposal.step}: {proposal.reason}")
-        elif proposal.kind == "save" and len(group.seen) == group.world:
-            if all(seen.newest_step >= proposal.step for seen in group.seen.values()):
-                self._tries = 0
-                self._released = proposal.id
-                self._agreed = (group.lineage, proposal.step)
-                self.snapshots.propose(None)
+        elif proposal.kind == "save" and len(answers.there) == group.world:
+            self._tries = 0
+            self._released = proposal.id
+            self._agreed = (group.lineage, proposal.step)
+            self.snapshots.propose(None)
 
     def _inherit(self, group: Group) -> bool:
         """Go on with what an earlier attempt has proposed to this group. False while that is not known yet.

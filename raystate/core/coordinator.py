@@ -249,12 +249,13 @@ class Coordinator:
                 return
             if self.leaving.is_finished():
                 return
+            spoken = self.joins.take_spoken()
             self.joins.committed(self.journal.newest)
             self.saves.turn()
             self.recovery.turn()
             self.notices.turn()
-            self.agreement.turn()
-            self.promises.turn()
+            self.agreement.turn(spoken)
+            self.promises.turn(spoken)
             self.repeats.turn()
             self.deletes.turn()
             self.leaving.turn()

@@ -152,10 +152,8 @@ class Leaving:
                 self._last = best[0].id if best and best[0].step > self.journal.durable_step else None
             self.phase = "saving"
             self._since_s = self.desk.now_s
-            fates = self._promises.fates()
-            for one in self._left.values():
-                fates.unfinished(one)  # what has to be looked for in the log is looked for now
-        if self.phase == "saving" and self._saved(group):
+            self._look_back()
+        if self.phase == "saving" and self._saved(group) and not self._look_back():
             self._since_s = self.desk.now_s
             self.phase = "closing"
         if self.phase == "closing" and not self.journal.busy and not self.journal.working:
@@ -212,8 +210,16 @@ class Leaving:
                 return False
             self.saves.want(key, "the run ends")
             return False
-        looking = self.saves.past.looking and self.desk.now_s - self._since_s < self.desk.settings.save_timeout_s
-        return not self.saves.jobs and not journal.publishing and not looking
+        return not self.saves.jobs and not journal.publishing
+
+    def _look_back(self) -> bool:
+        """Have looked for in the log what those who close are to be told. True while that goes on; it has as long as a save."""
+        if not self.saves.past.looking:
+            fates = self._promises.fates()
+            for one in self._left.values():
+                fates.unfinished(one)
+        in_time = self.desk.now_s - self._since_s < self.desk.settings.save_timeout_s
+        return bool(self._left) and self.saves.past.looking and in_time
 
     def _give_up_mistaken(self, group: Group | None, last: SnapshotId, mistake: str) -> None:
         """No try can make the last step durable. Those who close are told; who only releases gets the run released without it, so that

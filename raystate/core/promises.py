@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
+from typing import TypeVar
 
 from raystate.core.desk import Desk
 from raystate.core.group import Group, Joins
@@ -13,6 +15,7 @@ from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, Snap
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
+What = TypeVar("What")
 Fate = tuple[bool | None, str]  # see `Saves.fate`
 
 
@@ -64,7 +67,7 @@ class Promises:
         self._unheard: dict[int, list[Ask]] = {}  # by the rank whose report they wait for
         self._undecided: dict[SnapshotId, list[Ask]] = {}  # by the promise that they wait for
         self._group: Group | None = None  # when they were looked at last
-        self._all_due = False
+        self._ticked = False
 
     def flush_asked(self, event: FlushAsked) -> None:
         """A rank waits until everything that it was promised is durable, or known to be lost."""
@@ -76,9 +79,8 @@ class Promises:
                 self._new.append(event.ask)
             self._desk.stir = True
 
-    def turn(self) -> None:
-        """Answer those whose promises are all settled, whose group is gone, or who have waited long enough."""
-        spoken = self._joins.take_spoken()
+    def turn(self, spoken: Collection[int]) -> None:
+        """Answer those whose promises are all settled, whose group is gone, or who have waited long enough. `spoken`: ranks."""
         if self._waiting:
             fates = self.fates()
             for ask in self._due(spoken):
@@ -88,15 +90,28 @@ class Promises:
         """Who may have to be answered, now that these ranks have spoken."""
         group = self._joins.group
         due, self._new = self._new, []
-        if self._all_due or group is not self._group or group is None or not group.alive:
-            self._group, self._all_due = group, False
+        ticked, self._ticked = self._ticked, False
+        if group is not self._group or group is None or not group.alive:
+            self._group = group
             self._unheard, self._undecided = {}, {}
             return [*self._waiting]
+        if ticked:
+            due += self._late()
         for rank in spoken:
             due += self._unheard.pop(rank, ())
-        for key in [key for key in self._undecided if self._told(key, spoken)[0] is not None]:
+        for key in [key for key in self._undecided if self._told(key, None if ticked else spoken)[0] is not None]:
             due += self._undecided.pop(key)
         return due
+
+    def _late(self) -> list[Ask]:
+        """Who has waited long enough. They wait for nothing any more."""
+        least_s = self._desk.now_s - self._desk.settings.save_timeout_s
+        # In the order in which they have asked.
+        late = dict.fromkeys(itertools.takewhile(lambda ask: self._waiting[ask][1] <= least_s, self._waiting))
+        if late:
+            self._unheard = _without(self._unheard, late)
+            self._undecided = _without(self._undecided, late)
+        return [*late]
 
     def _answer(self, ask: Ask, fates: Fates) -> None:
         """If it need not wait any more."""
@@ -136,9 +151,9 @@ class Promises:
         return len(self._waiting)
 
     def tick(self) -> None:
-        """Look at all who wait, and at their deadlines."""
+        """Look once at each promise that somebody waits for, and at the deadlines."""
         if self._waiting:
-            self._all_due = self._desk.stir = True
+            self._ticked = self._desk.stir = True
 
     # ---------------------------------------------------------------- what became of them
 
@@ -210,3 +225,7 @@ class Promises:
 
     def _is_up(self, group: Group | None, rank: int) -> bool:
         return group is not None and self._memory.hosts[group.hosts[rank]].up
+
+
+def _without(filed: Mapping[What, list[Ask]], gone: Collection[Ask]) -> dict[What, list[Ask]]:
+    return {what: rest for what, asks in filed.items() if (rest := [ask for ask in asks if ask not in gone])}

@@ -16,7 +16,7 @@ from typing import Any, assert_never
 
 from raystate import fault_points
 from raystate.core.entries import WrittenEntry, committed_by, deleted_by
-from raystate.core.errors import ConfigError, RaystateError
+from raystate.core.errors import ConfigError
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Append,
@@ -150,17 +150,15 @@ class Storing:
 
     def claimed(self, entry: LogEntry, hosts: tuple[HostId, ...], dead: tuple[int, ...]) -> Claimed:
         """With what earlier attempts have done lately, for trainers that have outlived them and ask what became of it."""
-        last = entry.seq - 1
         before: list[WrittenEntry] = []
+        unread = entry.seq - 1
         if hosts:  # without hosts there are no trainers yet
-            try:
-                before = self._log.read_back(last, most=READ_BACK)
-                last = max(0, last - READ_BACK)
-            except RaystateError as error:
+            before, unread, error = self._log.read_back(unread, most=READ_BACK)
+            if error is not None:
                 logger.warning("the log can't be read back now: %s", error)
         committed = tuple(one for written in before if (one := committed_by(written)) is not None)
         deleted = set[int]().union(*(deleted_by(one) for one in (entry, *before)))
-        return Claimed(entry=entry, hosts=hosts, dead=dead, committed=committed, unread=last, deleted=tuple(sorted(deleted)))
+        return Claimed(entry=entry, hosts=hosts, dead=dead, committed=committed, unread=unread, deleted=tuple(sorted(deleted)))
 
     def prepare(self, entry: LogEntry) -> None:
         """What can be done while the trainers start: remove what earlier attempts left, load what packages are made with."""

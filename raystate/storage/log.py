@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import tenacity
 
@@ -59,6 +59,20 @@ class Tail:
 
     entry: LogEntry
     base: Base
+
+
+class ReadBack(NamedTuple):
+    """What could be read of the log.
+
+    Attributes:
+        entries: newest first; without those that are damaged or lost.
+        unread: the newest entry that was not asked for, or that storage did not hand out; 0: there is none.
+        error: why it did not; None: it handed out all that it was asked for.
+    """
+
+    entries: list[WrittenEntry]
+    unread: int
+    error: StorageError | None
 
 
 _wait_after_failure = tenacity.wait_random_exponential(multiplier=0.02, max=2.0)
@@ -126,29 +140,36 @@ class RunLog:
             raise CorruptCheckpointError(f"{path} holds entry {written.seq}", path=path, expected=seq, got=written.seq)
         return written
 
-    def read_back(self, seq: int, *, most: int) -> list[WrittenEntry]:
-        """This entry and those before it, newest first, at most `most`; without those that are damaged or lost. Raises StorageError."""
+    def read_back(self, seq: int, *, most: int) -> ReadBack:
+        """This entry and those before it, at most `most`, as far as storage hands them out now."""
+        last = max(_FIRST - 1, seq - most)
         with ThreadPoolExecutor(_READERS) as readers:
-            found = list(readers.map(self._header_or_none, range(seq, max(_FIRST - 1, seq - most), -1)))
-        return [one for one in found if one is not None]
+            found = list(readers.map(self._header_or_error, range(seq, last, -1)))
+        failed = [(at, one) for at, one in zip(range(seq, last, -1), found, strict=True) if isinstance(one, StorageError)]
+        entries = [one for one in found if isinstance(one, WrittenEntry)]
+        return ReadBack(entries, *(failed[0] if failed else (last, None)))
 
     def find_commits(self, seq: int, snapshots: Iterable[SnapshotId]) -> set[SnapshotId]:
         """Which of these snapshots this entry or one before it has committed, as far as they can be read. Raises StorageError."""
         wanted, found = set(snapshots), set[SnapshotId]()
         oldest = min((lineage_order(one.lineage)[0] for one in wanted), default=0)  # no attempt before it can have committed them
         for last in range(seq, _FIRST - 1, -_READ_AT_ONCE):
-            entries = self.read_back(last, most=_READ_AT_ONCE)
+            entries, _, error = self.read_back(last, most=_READ_AT_ONCE)
+            if error is not None:
+                raise error
             found |= wanted.intersection(map(committed_by, entries))
             if found == wanted or any(entry.attempt < oldest for entry in entries):
                 break
         return found
 
-    def _header_or_none(self, seq: int) -> WrittenEntry | None:
+    def _header_or_error(self, seq: int) -> WrittenEntry | StorageError | None:
         try:
             return self.read_header(seq)
         except (ObjectMissingError, CorruptCheckpointError, ConfigError) as error:
             logger.debug("log entry %d can't be read back: %s", seq, error)
             return None
+        except StorageError as error:
+            return error
 
     def read_base(self, name: str) -> Base:
         """The base of this name (`WrittenEntry.base`). Raises ObjectMissingError, StorageError, CorruptCheckpointError."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
-from raystate.core.errors import StepNotFoundError
+from raystate.core.errors import StepNotFoundError, StorageError
 from raystate.storage.base import ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.log import RunLog
 from raystate.storage.names import PINS, step_of
@@ -77,7 +77,7 @@ def _pins(storage: Storage) -> Iterator[_Pin]:
         try:
             note = json.loads(storage.read(info.name))
             yield _Pin(info, step, f"{note['why']} on {note['host']}", float(note["until_s"]))
-        except (ValueError, KeyError, TypeError, OverflowError):
-            yield _Pin(info, step, "a pin that can't be read", math.inf)
         except ObjectMissingError:
             continue  # let go of since the listing
+        except (ValueError, KeyError, TypeError, OverflowError, StorageError):
+            yield _Pin(info, step, "a pin that can't be read", math.inf)

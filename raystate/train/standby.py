@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.train.v2._internal.execution.controller.controller import TrainController
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
@@ -43,6 +45,12 @@ _MODULES = (
     "jax", "jax.numpy", "jax.experimental.multihost_utils",
     "raystate.manager", "raystate.actors.link", "raystate.train.callback", "raystate.train.launch",
 )  # fmt: skip
+# What its script may import beside that takes long, and initialises no backends either. Those that the training has imported are.
+_LIBRARIES = (
+    "chex", "einops", "equinox", "flax", "flax.linen", "flax.nnx", "grain", "grain.python", "haiku", "jaxtyping", "optax",
+    "orbax.checkpoint", "orbax.checkpoint.v1",
+)  # fmt: skip
+_ASKS = 10  # looks at which a trainer is asked for them: what it has not imported by then comes late in its script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +85,10 @@ class Standby:
         self._group: Any = None
         self._kind: Any = None  # the class of the waiting actors; None: none are made for this group
         self._own: Counter[str] = Counter()  # ranks of the group by node
+        self._libraries: list[str] = []  # that a process which waits imports, too
+        self._trainer: Any = None
+        self._answer: Any = None  # of it, which of them it has imported
+        self._asks_left = 0
 
     def install(self) -> None:
         """Let this process's controller make its worker groups from waiting processes, where there are any."""
@@ -114,6 +126,7 @@ class Standby:
                 self._begin(group)
             else:
                 self._look_for_spares()
+                self._look_for_libraries()
         finally:
             if self._kind is None:
                 self._due_s = None
@@ -122,7 +135,9 @@ class Standby:
         """One more process for each of the group's workers."""
         self._kind = self._kind_for(group)
         if self._kind is not None:
-            self._own = Counter(worker.metadata.node_id for worker in group.get_workers())
+            workers = group.get_workers()
+            self._trainer, self._answer, self._asks_left = workers[0].actor, None, _ASKS
+            self._own = Counter(worker.metadata.node_id for worker in workers)
             for node, count in self._own.items():
                 self._start(node, count)
 
@@ -136,6 +151,21 @@ class Standby:
         for node in sorted(node for node, count in room.items() if count and node not in spares)[: MOST_SPARES - len(spares)]:
             self._start(node, min(most, room[node]))
         self._prepare(frozenset(self.spares()))  # each time: who was told before may be gone
+
+    def _look_for_libraries(self) -> None:
+        """Nobody waits for the trainer's answer: it may hang."""
+        if self._answer is None and self._asks_left:
+            self._asks_left -= 1
+            self._answer = self._trainer.execute.remote(imported_libraries)
+        elif self._answer is not None and ray.wait([self._answer], timeout=0)[0]:
+            answer, self._answer = self._answer, None
+            try:
+                new = [name for name in ray.get(answer) if name not in self._libraries]
+            except RayError:  # the group ends
+                return
+            self._libraries += new
+            for each in self._waiting if new else ():
+                each.actor.execute.remote(_import, new)
 
     def spares(self) -> list[str]:
         """The nodes without a trainer on which processes wait, each as often as one waits there."""
@@ -155,6 +185,8 @@ class Standby:
         for _ in range(count):
             actor: Any = self._kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
             actor.execute.remote(_preload, self._storage)
+            if self._libraries:
+                actor.execute.remote(_import, self._libraries)
             self._waiting.append(_Waiting(actor=actor, node=node))
 
     def take(self, num_workers: int, placement_group: Any) -> list[tuple[Any, Any]] | None:
@@ -203,9 +235,19 @@ def _kill(waiting: Sequence[_Waiting]) -> None:
 def _preload(storage: str) -> None:
     """In the waiting process. User code is not imported: it may use JAX, which has to wait for jax.distributed."""
     if os.environ.get("JAX_PLATFORMS"):
-        # On a thread of its own that gives way: on few cores these imports would make the running training skip snapshots.
-        with ThreadPoolExecutor(1, initializer=give_way) as pool:
-            pool.submit(preload, storage).result()
+        _give_way(preload, storage)
+
+
+def _import(libraries: Sequence[str]) -> None:
+    """In the waiting process."""
+    if os.environ.get("JAX_PLATFORMS"):
+        _give_way(import_libraries, libraries)
+
+
+def _give_way(work: Callable[..., None], *args: Any) -> None:
+    """On a thread of its own: on few cores these imports would make the running training skip snapshots."""
+    with ThreadPoolExecutor(1, initializer=give_way) as pool:
+        pool.submit(work, *args).result()
 
 
 def preload(storage: str) -> None:
@@ -213,3 +255,17 @@ def preload(storage: str) -> None:
     for module in _MODULES:
         importlib.import_module(module)
     storage_kind(storage)
+
+
+def imported_libraries() -> list[str]:
+    """Which of the libraries that a process may import ahead this one has imported."""
+    return [name for name in _LIBRARIES if name in sys.modules]
+
+
+def import_libraries(names: Sequence[str]) -> None:
+    """Import these, as far as that works: what fails is the script's own to tell."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            logger.debug("%s can't be imported ahead: %s", name, error)

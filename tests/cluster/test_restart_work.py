@@ -1,4 +1,5 @@
-"""What a restart under `fit` has to do again: nothing is compiled, on any rank, and a process that waited imports nothing of ours."""
+"""What a restart under `fit` has to do again: nothing is compiled, on any rank, and a process that waited imports nothing of ours, and no
+well-known library that the script imports."""
 
 from __future__ import annotations
 
@@ -25,9 +26,11 @@ def _train(config: dict[str, Any]) -> None:
     import sys
 
     imported = set(sys.modules)
+    import grain.python
     import jax
     import jax.numpy as jnp
     import numpy as np
+    import optax
     from jax.sharding import NamedSharding, PartitionSpec
 
     counts: dict[str, int] = {}
@@ -52,6 +55,7 @@ def _train(config: dict[str, Any]) -> None:
                     "restored": restored.step,
                     "asked": counts.get(f"{name}compile_requests_use_cache", 0),
                     "found": counts.get(f"{name}cache_hits", 0),
+                    "ahead": [one.__name__ for one in (grain.python, optax) if one.__name__ in imported],
                     "imported": sorted(one for one in set(sys.modules) - imported if one.startswith("raystate.")),
                 }
                 (folder / f"new-{os.getpid()}").write_text(json.dumps(said))
@@ -114,6 +118,7 @@ def test_a_restart_compiles_and_imports_nothing(
     assert all(one["restored"] for one in again), again
     assert [one["found"] for one in again] == [one["asked"] for one in again], again
     assert [one["imported"] for one in again] == [[], []]
+    assert [one["ahead"] for one in first + again] == [[], [], ["grain.python", "optax"], ["grain.python", "optax"]]
     assert list(session.glob(f"raystate-programs-*/*{SUFFIX}"))
 
 
@@ -133,6 +138,6 @@ def _waits(pid: int) -> bool:
     try:
         process = psutil.Process(pid)
         maps = Path(f"/proc/{pid}/maps").read_text()
-        return "tensorstore" in maps and process.cpu_percent(interval=0.3) < 5
+        return "tensorstore" in maps and "index_shuffle" in maps and process.cpu_percent(interval=0.3) < 5
     except (psutil.NoSuchProcess, OSError):
         return False

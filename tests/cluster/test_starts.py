@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import ray
 from orbax.checkpoint import checkpoint_managers as ocm
+from ray._private import worker
 
 import raystate
 from raystate.actors import coordinator as coordinators
@@ -24,6 +26,7 @@ from raystate.actors.host import create_host
 from raystate.actors.hosts import RayHosts, waiting_key
 from raystate.actors.kept import Kept
 from raystate.actors.naming import coordinator_name, find_actor, find_hosts, host_name, run_actors
+from raystate.actors.release import release
 from raystate.arena import arena_path, default_root
 from raystate.core.messages import HostId
 from raystate.storage import run_hash
@@ -249,3 +252,32 @@ def test_why_a_coordinator_cannot_begin_is_told(start: Start, monkeypatch: pytes
     coordinator: Any = find_actor(coordinator_name(start.name))
     ray.kill(coordinator, no_restart=True)
     start.nothing_is_left()
+
+
+def test_a_coordinator_whose_restart_fails_tries_again(start: Start) -> None:
+    """Ray makes none again whose constructor has raised: its trainers would lose it for good."""
+    start.enter()
+    kept, name = Kept(f"raystate:owner:{start.name}"), coordinator_name(start.name)
+    owner, pid = kept.get(), wait_for(lambda: pid_of(name), "a Coordinator")
+    kept.put(Unreadable())
+    os.kill(pid, signal.SIGKILL)
+    assert worker._global_node is not None
+    logs = Path(worker._global_node.get_logs_dir_path())
+    told = f"run {start.config.run!r}: its Coordinator can't start again yet"
+    wait_for(
+        lambda: any(told in log.read_text(errors="replace") for log in logs.glob("worker-*.err")),
+        "a line that tells it",
+        failed=lambda: None if find_actor(name) else "Ray has given it up",
+    )
+    kept.put(owner)
+    assert wait_for(lambda: pid_of(name), "a Coordinator") != pid
+    start.enter()
+    release(start.config, "that is all", PATIENCE_S)
+    start.nothing_is_left()
+
+
+class Unreadable:
+    """Can't be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import importlib.util
 import inspect
 import os
 import pickle
@@ -46,7 +47,7 @@ from raystate.cli import story
 from raystate.config import StateConfig
 from raystate.core.elastic import Sizes
 from raystate.runtime.ends import End
-from raystate.train import bundles, elastic, endings, jax_backend, launch, nodes, telling
+from raystate.train import bundles, elastic, endings, jax_backend, launch, nodes, standby, telling
 from raystate.train import callback as callback_module
 from raystate.train import trainer as trainer_module
 from raystate.train.callback import RayTrainCallback
@@ -539,6 +540,17 @@ def test_a_process_that_waits_has_all_that_a_trainer_imports_and_no_devices() ->
         "from raystate.storage import open_storage; open_storage('file:///runs/a');"
         "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized();"
         "new = [name for name in set(sys.modules) - have if name.startswith('raystate')]; assert not new, new"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("name", [name for name in standby._LIBRARIES if importlib.util.find_spec(name.partition(".")[0])])
+def test_a_library_that_is_imported_ahead_initialises_no_devices(name: str) -> None:
+    program = (
+        f"import sys; from raystate.train import standby; standby.import_libraries(['no_such_library', {name!r}]);"
+        f"from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized();"
+        f"assert {name!r} in standby.imported_libraries()"
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=PATIENCE_S)

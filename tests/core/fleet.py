@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,7 @@ from raystate.core.messages import (
     Settings,
     SnapshotId,
     Staged,
+    StopAsked,
     Tick,
     TrainerExited,
     TrainerSeen,
@@ -123,8 +125,10 @@ class Fleet:
             )
         )
 
-    def word(self, host: int, step: int, pending: tuple[int, ...] = ()) -> None:
-        seen = TrainerSeen(rank=host, world=self.count, lineage=self.lineage, newest_step=step, number=self.number, pending=pending)
+    def word(self, host: int, step: int, pending: tuple[int, ...] = (), **more: Any) -> None:
+        seen = TrainerSeen(
+            rank=host, world=self.count, lineage=self.lineage, newest_step=step, number=self.number, pending=pending, **more
+        )
         self.seen[host] = (seen,)
         self.report(host)
 
@@ -201,6 +205,19 @@ class Fleet:
         assert len(replies) == self.count
         assert all(isinstance(one, FlushReply) and (one.durable_step, one.errors) == (step, ()) for one in replies)
 
+    def stop(self, newest: int) -> None:
+        """All ranks agree on a step to stop at, and come there."""
+        self.send(StopAsked(reason="enough", within_s=None))
+        self.settle()
+        proposal = self.core.snapshots.proposal
+        assert proposal is not None
+        answer = {"ack_id": proposal.id, "ack_ok": True, "ack_step": newest}
+        for step in (newest, proposal.step):
+            for host in range(self.count):
+                self.word(host, step, **answer)
+            self.settle()
+        assert self.core.snapshots.proposal == dataclasses.replace(proposal, state="confirmed")
+
     def close(self, step: int) -> None:
         """All ranks end with a step that is not durable yet."""
         self.number += 1
@@ -233,5 +250,6 @@ PHASES: dict[str, Callable[[Fleet], None]] = {
     "a durable step": lambda fleet: fleet.step(3, promised=True),
     "a recovery": lambda fleet: fleet.recover("h"),
     "a flush": lambda fleet: fleet.flush(4),
-    "a close": lambda fleet: fleet.close(6),
+    "a stop": lambda fleet: fleet.stop(5),
+    "a close": lambda fleet: fleet.close(50),
 }

@@ -12,6 +12,7 @@ from raystate.core.messages import (
     CommitsFound,
     Failure,
     FindCommits,
+    Finish,
     FlushReply,
     HostDown,
     HostId,
@@ -19,6 +20,7 @@ from raystate.core.messages import (
     Joined,
     JoinReply,
     LeaveReply,
+    ReleaseAsked,
     RestoreAsked,
     RestoreChoice,
     RestoreSettled,
@@ -301,6 +303,20 @@ def test_a_close_waits_for_a_look_at_the_whole_log(found: bool):
     assert driver.replies(LeaveReply) == []
     driver.send(CommitsFound(snapshots=(old,), found=(old,) if found else ()))
     assert [bool(reply.errors) for reply in driver.replies(LeaveReply)] == [not found] * 2
+
+
+def test_a_release_does_not_wait_for_a_look_at_the_log():
+    """Nobody is told what it finds: who had asked is gone."""
+    old = SnapshotId("1.1.x", 1)
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"), unread=7)
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver.stage(5)
+    driver.flush(0, old)
+    assert driver.take(FindCommits) != []
+    driver.send(ReleaseAsked(ask=Ask("r"), reason="rank 1 failed"))
+    driver.report("a")
+    driver.report("b")
+    assert driver.take(Finish) != []
 
 
 def test_what_was_lost_under_an_earlier_attempt_is_not_waited_for_after_a_restore():

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raystate.core.messages import JoinReply
+from raystate.core.messages import FlushAsked, FlushReply, JoinReply, SnapshotId, Tick
 from tests.core.fleet import PHASES, ready
 
 pytestmark = pytest.mark.timeout(1200)  # counting is slow, on a busy machine very
@@ -83,3 +83,18 @@ def test_work_for_each_host_does_not_grow(name: str, works: dict[tuple[str, int]
     print(f"{name}: {few.total / FEW:.0f} lines for each of {FEW} hosts, {many.total / MANY:.0f} for each of {MANY}")  # noqa: T201
     assert many.total / MANY <= GROWTH * few.total / FEW, grown
     assert not grown
+
+
+def test_a_tick_looks_at_what_is_waited_for_and_not_at_all_that_was_promised():
+    works: list[int] = []
+    for promises in (1, 64):
+        fleet = ready(FEW)
+        promised = tuple(SnapshotId(fleet.lineage, step, 0) for step in range(2, 2 + promises))
+        for host in range(FEW):
+            fleet.send(FlushAsked(ask=fleet.ask(), lineage=fleet.lineage, rank=host, promised=promised, word=fleet.number))
+        work = Work()
+        with work.counted():
+            fleet.send(Tick())
+        assert not any(isinstance(one, FlushReply) for one in fleet.said)
+        works.append(work.total)
+    assert works[1] <= works[0], works

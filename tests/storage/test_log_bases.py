@@ -92,10 +92,25 @@ def test_commits_are_read_back(storage: Storage, small_entries: None):
         tail = following(tail, step, step - 2)
         assert log.append(tail).outcome == "ok"
     storage.delete(log_name(30))  # damage hides what it hides
-    before = [committed_by(one) for one in RunLog(storage).read_back(tail.seq, most=1000)]
+    before = [committed_by(one) for one in RunLog(storage).read_back(tail.seq, most=1000).entries]
     lineage = "1.0.0123abcd"
     assert before == [*(SnapshotId(lineage, step) for step in range(40, 0, -1) if step != 29), None]
-    assert [one.seq for one in log.read_back(tail.seq - 1, most=2)] == [tail.seq - 1, tail.seq - 2]
+    two = log.read_back(tail.seq - 1, most=2)
+    assert [one.seq for one in two.entries] == [tail.seq - 1, tail.seq - 2]
+    assert (two.unread, two.error) == (tail.seq - 3, None)
+    assert log.read_back(5, most=5).unread == log.read_back(5, most=9).unread == 0
+
+
+def test_what_could_be_read_back_counts_although_one_read_failed(storage: Storage):
+    """And what is looked for later begins with the one that failed."""
+    log = RunLog(storage)
+    tail = commit(log, claim(log), *range(1, 11))
+    failing = Failing(storage, "read")
+    failing.before = lambda operation, name: Failing.before(failing, operation, name) if name == log_name(8) else None
+    found = RunLog(failing).read_back(tail.seq, most=9)
+    assert [one.seq for one in found.entries] == [11, 10, 9, 7, 6, 5, 4, 3]
+    assert found.unread == 8
+    assert found.error is not None
 
 
 def test_commits_are_looked_for(storage: Storage, monkeypatch: pytest.MonkeyPatch):

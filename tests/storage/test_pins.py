@@ -9,8 +9,9 @@ import pytest
 from raystate.core.errors import ConfigError, StepNotFoundError
 from raystate.core.log import claim_entry
 from raystate.core.messages import LiveStep
-from raystate.storage import RunLog, Storage, assume_dead, assumed_dead, pinned, pinned_steps
-from raystate.storage.names import PINS
+from raystate.storage import RunLog, Storage, assume_dead, assumed_dead, collect_garbage, pinned, pinned_steps
+from raystate.storage.names import PINS, TRASH
+from raystate.testing.storage import Failing
 
 
 def a_run(storage: Storage, *live: int) -> None:
@@ -47,6 +48,15 @@ def test_a_pin_that_cannot_be_read_counts(storage: Storage) -> None:
     storage.create(f"{PINS}/7.abc", b"{")
     storage.create(f"{PINS}/what.abc", b"{")
     assert pinned_steps(storage) == {7: "a pin that can't be read"}
+
+
+def test_a_pin_that_storage_does_not_hand_out_counts_and_keeps_no_other_garbage(storage: Storage) -> None:
+    storage.create(f"{PINS}/7.abc", b'{"why": "x", "host": "h", "until_s": 1}')
+    storage.create(f"{TRASH}/9.old/x", b"x")
+    failing = Failing(storage, "read")
+    assert pinned_steps(failing) == {7: "a pin that can't be read"}
+    collect_garbage(failing)
+    assert storage.list(TRASH) == []
 
 
 def test_only_an_older_attempt_can_be_assumed_dead(storage: Storage) -> None:
