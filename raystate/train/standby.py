@@ -48,7 +48,7 @@ _MODULES = (
 # What its script may import beside that takes long, and initialises no backends either. Those that the training has imported are.
 _LIBRARIES = (
     "chex", "einops", "equinox", "flax", "flax.linen", "flax.nnx", "grain", "grain.python", "haiku", "jaxtyping", "optax",
-    "orbax.checkpoint", "orbax.checkpoint.v1",
+    "orbax.checkpoint",
 )  # fmt: skip
 _ASKS = 10  # looks at which a trainer is asked for them: what it has not imported by then comes late in its script
 
