@@ -40,17 +40,17 @@ QUICK = (
 )
 FULL = (
     Case(mib=64),
-    Case(mib=1024, rounds=3),
-    Case(mib=1024, dtype="bfloat16", rounds=3),
+    Case(mib=1024, rounds=2),
+    Case(mib=1024, dtype="bfloat16", rounds=2),
     Case(mib=4096, rounds=2),
-    Case(mib=256, shape="mixed", arrays=150),
-    Case(mib=256, devices=4),
+    Case(mib=256, shape="mixed", arrays=150, rounds=3),
+    Case(mib=256, devices=4, rounds=3),
     # A save takes Orbax half a minute. Compressed or not is the same here: what it does for each array is what costs.
     Case(mib=160, shape="small", arrays=10_000, rounds=1, without=("Orbax v0, uncompressed", "Orbax v1, uncompressed")),
 )
 OTHERS = {  # benchmarks whose figures are in the table, too, but for --quick: their options
     "save_cost": ["--state-mib", "128", "--rounds", "5"],
-    "recovery": ["--ranks", "1", "0", "1", "0"],
+    "recovery": ["--ranks", "1", "0"],
 }
 
 

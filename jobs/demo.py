@@ -32,7 +32,7 @@ from rich.table import Table
 
 WORKERS = 2
 NODES = 2  # beside the head, which runs no trainer
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0  # two minutes of a machine that does much else
 JOB_TIMEOUT_S = 900.0  # a machine that does much else takes three minutes for one
 POLL_S = 0.05
 CHECK_S = 5.0
@@ -126,6 +126,7 @@ def local_cluster() -> Iterator[str]:
         initialize_head=True,
         head_node_args={
             "num_cpus": 2, "include_dashboard": True, "dashboard_port": port, "object_store_memory": 100 << 20,
+            "dashboard_agent_listen_port": _free_port(),  # takes the jobs; by itself it has the same one in each Ray
         },
     )  # fmt: skip
     try:
@@ -153,12 +154,18 @@ def submit(client: Any, entrypoint: str) -> str:
 
     Returns:
         The job's submission id.
+
+    Raises:
+        DemoFailed: it never takes one.
     """
     no_agent_yet = tenacity.retry_if_exception(lambda error: "No available agent" in str(error))
     retrying = tenacity.Retrying(
         retry=no_agent_yet, wait=tenacity.wait_fixed(0.5), stop=tenacity.stop_after_delay(START_TIMEOUT_S), reraise=True
     )
-    return retrying(client.submit_job, entrypoint=entrypoint, runtime_env={"working_dir": None})
+    try:
+        return retrying(client.submit_job, entrypoint=entrypoint, runtime_env={"working_dir": None})
+    except RuntimeError as error:
+        raise DemoFailed(f"Ray takes no job: {error}") from error
 
 
 class Submission:
