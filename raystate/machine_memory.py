@@ -48,9 +48,11 @@ def node_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
     tightest = NodeMemory(total_bytes=total, used_bytes=used, source="machine")
     for directory, version in _groups(proc, cgroup):
         limit = _number(directory / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
-        now = _number(directory / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
-        if limit is None or now is None or limit > total:
+        if limit is None or limit > total:
             continue  # no limit is written as a huge number in version 1, as "max" in version 2
+        now = _number(directory / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
+        if now is None:
+            continue
         droppable = _fields(directory / "memory.stat").get("inactive_file" if version == 2 else "total_inactive_file", 0)
         group = NodeMemory(total_bytes=limit, used_bytes=max(now - droppable, 0), source=str(directory))
         if group.total_bytes - group.used_bytes < tightest.total_bytes - tightest.used_bytes:
@@ -79,9 +81,18 @@ def _groups(proc: Path, cgroup: Path) -> list[tuple[Path, int]]:
     return found
 
 
+def _read(path: Path) -> bytes:
+    """A file of the kernel's: it is short, and asked for so often that a Python file around it would be most of the time."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return b"".join(iter(lambda: os.read(fd, 1 << 16), b""))
+    finally:
+        os.close(fd)
+
+
 def _number(path: Path) -> int | None:
     try:
-        return int(path.read_text())
+        return int(_read(path))
     except (OSError, ValueError):  # absent, or "max"
         return None
 
@@ -89,7 +100,7 @@ def _number(path: Path) -> int | None:
 def _fields(path: Path) -> dict[str, int]:
     """The "name number" lines of a file of the kernel's."""
     try:
-        lines = [line.split() for line in path.read_text().splitlines()]
+        lines = [line.split() for line in _read(path).splitlines()]
     except OSError:
         return {}
-    return {line[0]: int(line[1]) for line in lines if len(line) >= 2 and line[1].isdigit()}
+    return {line[0].decode(): int(line[1]) for line in lines if len(line) >= 2 and line[1].isdigit()}

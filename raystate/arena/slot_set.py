@@ -12,7 +12,6 @@ import hashlib
 import json
 import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from raystate.arena.processes import ProcessMark
 from raystate.arena.slot import Role, Slot, fill_slot_file
 from raystate.arena.word import WordCell
 from raystate.core.errors import RaystateError
+from raystate.in_threads import map_in_threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +152,7 @@ def fill_slots(slot_files: list[int]) -> None:
     Raises:
         OSError: the file system is full.
     """
-    with ThreadPoolExecutor(len(slot_files), thread_name_prefix="raystate-reserve") as pool:
-        list(pool.map(fill_slot_file, slot_files))
+    map_in_threads(fill_slot_file, slot_files, threads=len(slot_files), name="raystate-reserve")
 
 
 def create_set(path: Path, info: SetInfo) -> SlotSet:

@@ -35,6 +35,8 @@ class WordCell:
         self._buffer = buffer
         self._writable = writable
         self._newest_seq = 0  # that this reader or writer has seen: an older one is never returned after it
+        self._heads = b""  # as they were when the record below was found to be whole, and the newest
+        self._found: tuple[int, bytes | None] | None = None
 
     @classmethod
     def create(cls, path: Path) -> None:
@@ -96,6 +98,10 @@ class WordCell:
         return head + data + self._buffer[at + _TAIL_AT : at + BUFFER_BYTES]
 
     def _newest(self) -> tuple[int, bytes | None] | None:
+        # A record has its number and its checksum in its head: while both heads are what they were, there is no newer one.
+        heads = self._buffer[: _HEAD.size] + self._buffer[BUFFER_BYTES : BUFFER_BYTES + _HEAD.size]
+        if heads == self._heads:
+            return self._found
         before: list[bytes] = []
         for _ in range(_TRIES):
             raw = [self._copy(turn) for turn in (0, 1)]
@@ -103,6 +109,8 @@ class WordCell:
             newest = max(records, default=None, key=lambda record: record[0])
             if newest is not None and newest[0] >= self._newest_seq:
                 self._newest_seq = newest[0]
+                if all(_HEAD.unpack_from(one)[0] <= newest[0] for one in raw):  # else a newer one is about to be whole
+                    self._heads, self._found = b"".join(one[: _HEAD.size] for one in raw), newest
                 return newest
             if raw == before:  # nobody is writing: what is torn stays torn
                 return newest

@@ -10,7 +10,6 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -29,6 +28,7 @@ from raystate.core.messages import (
     group_of,
     lineage_order,
 )
+from raystate.in_threads import map_in_threads
 from raystate.runtime.ends import End, Ends, first_to_fail
 from raystate.runtime.tenancy import Presence
 from raystate.storage import Storage
@@ -252,18 +252,18 @@ def _read(storage: Storage, names: list[str]) -> LedgerContent:
     recoveries: list[tuple[float, LoggedRecovery]] = []
     saves: dict[str, LoggedSave] = {}
     damaged: list[str] = []
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="raystate-ledger") as pool:
-        for name, data in zip(names, pool.map(storage.read, names), strict=True):
-            try:
-                raw = json.loads(data)
-                if raw["kind"] == "recovery":
-                    recoveries.append((_finite(raw.get("time_s", 0.0)), _made(LoggedRecovery, raw)))
-                elif raw["kind"] == "save":
-                    save = _made(LoggedSave, raw)
-                    saves[save.save] = save
-            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-                logger.warning("%s can't be read and is left out: %s", name, error)
-                damaged.append(name)
+    read = map_in_threads(storage.read, names, threads=_READERS, name="raystate-ledger")
+    for name, data in zip(names, read, strict=True):
+        try:
+            raw = json.loads(data)
+            if raw["kind"] == "recovery":
+                recoveries.append((_finite(raw.get("time_s", 0.0)), _made(LoggedRecovery, raw)))
+            elif raw["kind"] == "save":
+                save = _made(LoggedSave, raw)
+                saves[save.save] = save
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            logger.warning("%s can't be read and is left out: %s", name, error)
+            damaged.append(name)
     return LedgerContent(recoveries=tuple(recoveries), saves=saves, damaged=tuple(damaged))
 
 

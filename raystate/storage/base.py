@@ -10,13 +10,13 @@ import abc
 import dataclasses
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from raystate.checksum import crc32c
 from raystate.core.errors import StorageError
+from raystate.in_threads import map_in_threads
 
 READERS = 4  # objects that are read through at a time
 
@@ -160,8 +160,7 @@ class Storage(abc.ABC):
         A bucket keeps these checksums; a directory is read through.
         """
         infos = self.list(check_name(prefix))
-        with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="raystate-read-back") as pool:
-            return list(pool.map(self.with_checksums, infos))
+        return map_in_threads(self.with_checksums, infos, threads=READERS, name="raystate-read-back")
 
     def with_checksums(self, info: ObjectInfo) -> ObjectInfo:
         """The same with its checksums; read through if the storage did not tell them. Raises ObjectMissingError."""

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -30,6 +29,7 @@ from raystate.core.entries import (
 )
 from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StorageError
 from raystate.core.messages import Appended, SnapshotId, lineage_order
+from raystate.in_threads import map_in_threads
 from raystate.storage.base import ObjectMissingError, Storage
 from raystate.storage.names import GUARD, GUARD_TEXT, base_name, base_number, log_name
 
@@ -143,8 +143,7 @@ class RunLog:
     def read_back(self, seq: int, *, most: int) -> ReadBack:
         """This entry and those before it, at most `most`, as far as storage hands them out now."""
         last = max(_FIRST - 1, seq - most)
-        with ThreadPoolExecutor(_READERS) as readers:
-            found = list(readers.map(self._header_or_error, range(seq, last, -1)))
+        found = map_in_threads(self._header_or_error, range(seq, last, -1), threads=_READERS, name="raystate-log")
         failed = [(at, one) for at, one in zip(range(seq, last, -1), found, strict=True) if isinstance(one, StorageError)]
         entries = [one for one in found if isinstance(one, WrittenEntry)]
         return ReadBack(entries, *(failed[0] if failed else (last, None)))

@@ -7,6 +7,9 @@ wait.
 
 from __future__ import annotations
 
+import bisect
+import functools
+import operator
 import shutil
 import tempfile
 import threading
@@ -49,6 +52,8 @@ WAITING_TURN_S = 0.01
 STUCK_S = 15.0  # storage that neither answers nor fails
 MOST_TURNS = 150_000
 CAP_BYTES = 64 << 20
+
+_when = operator.itemgetter(0)
 
 
 class Violation(AssertionError):  # noqa: N818 - it is a finding
@@ -98,7 +103,7 @@ class Queue(Executor):
             except Exception as error:
                 future.set_exception(error)
 
-        self.world.tasks.append((due_s, run))
+        bisect.insort(self.world.tasks, (due_s, run), key=_when)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -408,7 +413,7 @@ class World:
         self.now_s = 0.0
         self.slow = self.stuck = False
         self.finished = False
-        self.tasks: list[tuple[float, Callable[[], None]]] = []
+        self.tasks: list[tuple[float, Callable[[], None]]] = []  # by their time; of one time, as they came
         self._waiting = 0  # turns since something was ordered or has arrived
         self.turns: dict[tuple[int, int], Callable[[], bool]] = {}
         self.events: list[tuple[float, Callable[[], None]]] = []  # of the world's own, such as a crash
@@ -577,7 +582,7 @@ class World:
 
     def at(self, delay_s: float, call: Callable[[], None]) -> None:
         """Later."""
-        self.events.append((self.now_s + delay_s, call))
+        bisect.insort(self.events, (self.now_s + delay_s, call), key=_when)
 
     def kill_rank(self, number: int) -> None:
         """SIGKILL of one rank. Its launcher notices, and ends the others if raystate has not done it before."""
@@ -634,18 +639,16 @@ class World:
         if self.coordinator is not None and not self.coordinator.ended:
             choices.append(self.coordinator.turn)
         for waiting in (self.tasks, self.events):
-            due = [one for one in waiting if one[0] <= now_s]
-            if due:
-                chosen = min(due, key=lambda one: one[0])
-                choices += [lambda one=chosen, waiting=waiting: self._take(waiting, one)] * 3
+            if waiting and waiting[0][0] <= now_s:
+                choices += [functools.partial(self._take, waiting)] * 3
         if choices:
             self.rng.choice(choices)()
         self._waiting = self._waiting + 1 if outstanding == (len(self.tasks), len(self.events)) else 0
 
     @staticmethod
-    def _take(waiting: list[tuple[float, Callable[[], None]]], one: tuple[float, Callable[[], None]]) -> None:
-        waiting.remove(one)
-        one[1]()
+    def _take(waiting: list[tuple[float, Callable[[], None]]]) -> None:
+        """What is due first. Nothing comes between since it was chosen."""
+        waiting.pop(0)[1]()
 
     def close(self) -> None:
         for queue in self._workers:
