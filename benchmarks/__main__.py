@@ -34,12 +34,12 @@ QUICK = {
     "barrier": ["--hosts", "4", "--steps", "3"],
     "hold": ["--mib", "8", "--arrays", "4", "--steps", "2", "--rounds", "1"],
 }
-FULL = {
+FULL = {  # of all together: fewer rounds than each takes alone
     "hold": ["--rounds", "2"],
     "snapshots": ["--rounds", "2"],
     "growth": ["--rounds", "2"],
     "barrier": ["--steps", "10"],
-}  # of all together: fewer rounds than each takes alone
+}
 AT_A_TIME = 2  # with --quick: about as much of the time they wait as they work
 
 TABLE = "beside"
