@@ -90,6 +90,8 @@ class Placing:
             else:
                 parts = [placed[number] for number in numbers]
                 array = jax.make_array_from_single_device_arrays(want.shape, want.sharding, parts, dtype=want.dtype)
+            if want.weak_type:
+                array = _as_weak(array)
             results[position] = array if want.key_impl is None else _as_keys(array, want.key_impl)
         return results
 
@@ -199,6 +201,16 @@ class _Rooms:
         room = self._block[self._used : self._used + nbytes]
         self._used += padded(nbytes)
         return room.view(dtype).reshape(shape)
+
+
+def _as_weak(array: jax.Array) -> jax.Array:
+    """The same with a weak type, as `jnp.asarray(1.0)` has it: else a training that goes on computes in other dtypes than it began.
+
+    JAX's public functions make weak types of Python numbers only (tests/model/test_weak_types.py notices if this one changes).
+    """
+    from jax._src.lax.lax import _convert_element_type  # pyright: ignore[reportPrivateUsage]
+
+    return _convert_element_type(array, weak_type=True)
 
 
 def _as_keys(data: jax.Array, impl: str) -> jax.Array:

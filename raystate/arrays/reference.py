@@ -59,6 +59,7 @@ class Device:
     dtype: np.dtype
     sharding: Sharding | None
     key_impl: str | None = None  # wrap the data as typed PRNG keys
+    weak_type: bool = False  # JAX's own: in the reference the dtype gives way to that of what it meets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class Given:
 
     value: np.ndarray
     sharding: Sharding | None
+    weak_type: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +249,7 @@ class _Matcher:
         if isinstance(value, np.ndarray):
             return Plain(value=array)
         self._check_width(dtype)
-        return Given(value=array, sharding=sharding_of(value))
+        return Given(value=array, sharding=sharding_of(value), weak_type=_is_weak(value))
 
     # ------------------------------------------------ what the checkpoint has as an array
 
@@ -256,14 +258,21 @@ class _Matcher:
         if not isinstance(value, jax.ShapeDtypeStruct | jax.Array):
             return self._array(value, stored, index)
         free = isinstance(value, jax.Array) and not value.committed
-        key = type(value), value.shape, value.dtype, value.sharding, free, stored
+        key = type(value), value.shape, value.dtype, value.sharding, free, _is_weak(value), stored
         found = self._like.get(key)
         if found is None:
             want = self._array(value, stored, index)
             if isinstance(want, Device):
                 self._like[key] = want
             return want
-        return Device(leaf=index, shape=found.shape, dtype=found.dtype, sharding=found.sharding, key_impl=found.key_impl)
+        return Device(
+            leaf=index,
+            shape=found.shape,
+            dtype=found.dtype,
+            sharding=found.sharding,
+            key_impl=found.key_impl,
+            weak_type=found.weak_type,
+        )
 
     def _array(self, value: Any, stored: ArraySpec, index: int) -> Want:
         have = np.dtype(stored.dtype)
@@ -292,7 +301,7 @@ class _Matcher:
         if isinstance(value, np.ndarray):
             return Numpy(leaf=index, dtype=dtype)
         self._check_width(dtype)
-        return self._device(index, stored, dtype, sharding_of(value), None)
+        return self._device(index, stored, dtype, sharding_of(value), None, weak_type=_is_weak(value))
 
     def _keys(self, value: Any, shape: tuple[int, ...], dtype: Any, stored: ArraySpec, index: int) -> Want:
         impl = key_impl_of(dtype)
@@ -304,11 +313,20 @@ class _Matcher:
         self._check_shape(data_shape, stored.shape)
         return self._device(index, stored, np.dtype(stored.dtype), sharding_of(value), impl)
 
-    def _device(self, index: int, stored: ArraySpec, dtype: np.dtype, sharding: Sharding | None, key_impl: str | None) -> Device:
+    def _device(
+        self,
+        index: int,
+        stored: ArraySpec,
+        dtype: np.dtype,
+        sharding: Sharding | None,
+        key_impl: str | None,
+        *,
+        weak_type: bool = False,
+    ) -> Device:
         if sharding is not None:
             check_fits(sharding, stored.shape if key_impl is None else stored.shape[:-1])  # keys are sharded, not their words
             sharding = self._same.setdefault(sharding, sharding)  # to compare two objects takes a hundred times as long as one
-        return Device(leaf=index, shape=stored.shape, dtype=dtype, sharding=sharding, key_impl=key_impl)
+        return Device(leaf=index, shape=stored.shape, dtype=dtype, sharding=sharding, key_impl=key_impl, weak_type=weak_type)
 
     def _check_shape(self, expected: tuple[int, ...], have: tuple[int, ...]) -> None:
         if expected != have and self.shapes == "match":
@@ -323,6 +341,10 @@ class _Matcher:
 
 
 _EMPTY = {"none": "None", "dict": "an empty dict", "list": "an empty list"}
+
+
+def _is_weak(value: Any) -> bool:
+    return bool(getattr(value, "weak_type", False))
 
 
 def _kind(value: Any) -> str:

@@ -121,7 +121,7 @@ def _gather(
     results: list[Any] = [want.value if isinstance(want, Keep | Plain) else None for want in wants]
     for position, want in enumerate(wants):
         if isinstance(want, Given):
-            device = Device(leaf=-1, shape=(), dtype=want.value.dtype, sharding=want.sharding)
+            device = Device(leaf=-1, shape=(), dtype=want.value.dtype, sharding=want.sharding, weak_type=want.weak_type)
             placing = Placing()
             placing.add(position, device, {Box((), ()): want.value})
             results[position] = placing.arrays()[position]

@@ -254,7 +254,7 @@ def _placed(abstract: Any, shardings: Any) -> Any:
     full = jax.tree_util.tree_broadcast(shardings, abstract) if not _same_tree(shardings, abstract) else shardings
 
     def leaf(shape: Any, sharding: Any) -> Any:
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding, weak_type=shape.weak_type)
 
     return jax.tree_util.tree_map(leaf, abstract, full)
 
