@@ -208,9 +208,10 @@ def _as_weak(array: jax.Array) -> jax.Array:
 
     JAX's public functions make weak types of Python numbers only (tests/model/test_weak_types.py notices if this one changes).
     """
-    from jax._src.lax.lax import _convert_element_type  # pyright: ignore[reportPrivateUsage]
+    from jax._src.lax.lax import _convert_element_type
 
-    return _convert_element_type(array, weak_type=True)
+    weak: Any = _convert_element_type(array, weak_type=True)
+    return weak
 
 
 def _as_keys(data: jax.Array, impl: str) -> jax.Array:
