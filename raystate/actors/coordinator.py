@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import os
 import secrets
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorAlreadyExistsError, RayActorError, RayError
-from tenacity import RetryCallState, Retrying, stop_after_attempt, stop_before_delay, wait_exponential
 
 from raystate import launch_context
 from raystate.actors.draining import DrainWatch
@@ -23,7 +23,7 @@ from raystate.actors.hosts import RayHosts
 from raystate.actors.kept import Kept, Tenant, cluster_token, take_storage
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor
 from raystate.actors.reporting import RunReport
-from raystate.actors.restarted import is_restarted
+from raystate.actors.restarted import begin, is_restarted
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.config import StateConfig
 from raystate.core.errors import RunInUseError
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("raystate")
 
-START_AGAIN_FOR_S = 120.0
+START_AGAIN_FOR_S = 120.0  # then a killed one's name is free, and the next start of the run makes another one
+START_PAUSE_S = 5.0  # at most, between two tries
 GOODBYE_S = 5.0  # how long the ended Coordinator waits for its last replies to be read
 USE_S = 10.0  # another run's Coordinator says within it who uses it
 TURN_S = 120.0  # a Coordinator whose storage another run has doesn't wait longer for its turn
@@ -84,10 +85,12 @@ class CoordinatorActor:
         self._left_all = threading.Event()
         self._kill_me = ray.get_runtime_context().current_actor
         self._service: CoordinatorLoop | None = None
-        # Ray makes no actor again whose constructor has raised, so one that was killed tries for a while: what fails may be over soon,
-        # such as a start of Ray's own store. Then its name is free, and the next start of the run makes another one.
-        stop = stop_before_delay(START_AGAIN_FOR_S) if self._restarted else stop_after_attempt(1)
-        Retrying(stop=stop, wait=wait_exponential(max=5.0), before_sleep=self._start_failed, reraise=True)(self._begin, ahead)
+        begin(
+            functools.partial(self._begin, ahead),
+            on_failure=self._start_failed,
+            pause_at_most_s=START_PAUSE_S,
+            for_s=START_AGAIN_FOR_S,
+        )
         if self._service is None:
             threading.Thread(target=self._end_unless_started, name="raystate-turn", daemon=True).start()
 
@@ -99,9 +102,8 @@ class CoordinatorActor:
         self._hosts = RayHosts(self._config, self._run_hash, lambda: self._owner.job_id, ahead)
         self._start()
 
-    def _start_failed(self, state: RetryCallState) -> None:
-        error = None if state.outcome is None else state.outcome.exception()
-        logger.warning("run %r: its Coordinator can't start again yet (%r); it tries again", self._config.run, error)
+    def _start_failed(self, error: BaseException, pause_s: float) -> None:
+        logger.warning("run %r: its Coordinator can't start again yet (%r); another try in %g s", self._config.run, error, pause_s)
 
     def _start(self) -> Tenant | None:
         """Take the storage and begin; or, if another run of this cluster has it, that one."""

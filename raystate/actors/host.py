@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystate.actors.calling import answer_of
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
-from raystate.actors.restarted import is_restarted
+from raystate.actors.restarted import begin
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.core.errors import RaystateError
 from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, HostLeaving, Invalidate, Write
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from raystate.runtime.notices import Notice
 
 HOST_THREADS = 16  # calls served at once: writes and fetches take long, advice must not wait behind them
-OPEN_AGAIN_S = 1.0  # after the first start that has failed; then twice as long each time
-OPEN_AGAIN_AT_MOST_S = 30.0
+OPEN_AGAIN_AT_MOST_S = 30.0  # between two tries of one that was killed
 
 logger = logging.getLogger("raystate")
 
@@ -77,27 +75,22 @@ class HostActor:
         self._start(waits=waits)
 
     def _start(self, *, waits: bool) -> None:
-        """Open, if this is a host. Ray makes no actor again whose constructor has raised: so one that was killed tries until it can, and
-        whoever calls it meanwhile hears that it is being started again, until the run ends it. The first start raises: it is asked why."""
+        """Open, if this is a host; one that was killed tries until it can, or the run ends it."""
         from raystate.arena import arena_path, default_root
 
-        pause_s = OPEN_AGAIN_S
-        while True:
-            try:
-                root = default_root(self._parameters[1])
-                if not waits or arena_path(root, self._run_hash, self._host).exists():  # killed, and no longer waiting
-                    self.open()
-                return
-            except Exception as error:
-                if not is_restarted():
-                    raise
-                logger.warning(
-                    "host %s is of no use to run %r yet: its HostActor was started again, and can't take up what it held (%s: %s); "
-                    "another try in %g s",
-                    self._host[:8], self._run, type(error).__name__, error, pause_s,
-                )  # fmt: skip
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, OPEN_AGAIN_AT_MOST_S)
+        def opening() -> None:
+            root = default_root(self._parameters[1])
+            if not waits or arena_path(root, self._run_hash, self._host).exists():  # killed, and no longer waiting
+                self.open()
+
+        begin(opening, on_failure=self._start_failed, pause_at_most_s=OPEN_AGAIN_AT_MOST_S)
+
+    def _start_failed(self, error: BaseException, pause_s: float) -> None:
+        logger.warning(
+            "host %s is of no use to run %r yet: its HostActor was started again, and can't take up what it held (%s: %s); "
+            "another try in %g s",
+            self._host[:8], self._run, type(error).__name__, error, pause_s,
+        )  # fmt: skip
 
     def open(self) -> None:
         """Be a host of the run; nothing, if it is one already.

@@ -265,7 +265,7 @@ class _Matcher:
             if isinstance(want, Device):
                 self._like[key] = want
             return want
-        return Device(
+        return Device(  # `replace` takes twice as long
             leaf=index,
             shape=found.shape,
             dtype=found.dtype,

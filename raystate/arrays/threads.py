@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+from raystate.in_threads import map_in_threads
 
 W = TypeVar("W")
 R = TypeVar("R")
@@ -21,8 +22,4 @@ def in_threads(function: Callable[[W], R], work: Sequence[W], nbytes: int, *, co
         cores: no more threads than so many; None: than this process may use.
     """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
-    threads = min(_MAX_THREADS, cores, len(work), nbytes // _BYTES_PER_THREAD)
-    if threads <= 1:
-        return list(map(function, work))
-    with ThreadPoolExecutor(threads, thread_name_prefix="raystate-copy") as pool:
-        return list(pool.map(function, work))
+    return map_in_threads(function, work, threads=min(_MAX_THREADS, cores, nbytes // _BYTES_PER_THREAD), name="raystate-copy")

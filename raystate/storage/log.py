@@ -143,8 +143,9 @@ class RunLog:
     def read_back(self, seq: int, *, most: int) -> ReadBack:
         """This entry and those before it, at most `most`, as far as storage hands them out now."""
         last = max(_FIRST - 1, seq - most)
-        found = map_in_threads(self._header_or_error, range(seq, last, -1), threads=_READERS, name="raystate-log")
-        failed = [(at, one) for at, one in zip(range(seq, last, -1), found, strict=True) if isinstance(one, StorageError)]
+        asked = range(seq, last, -1)
+        found = map_in_threads(self._header_or_error, asked, threads=_READERS, name="raystate-log")
+        failed = [(at, one) for at, one in zip(asked, found, strict=True) if isinstance(one, StorageError)]
         entries = [one for one in found if isinstance(one, WrittenEntry)]
         return ReadBack(entries, *(failed[0] if failed else (last, None)))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from raystate.core.errors import StorageError
+from raystate.in_threads import map_in_threads
 from raystate.storage.names import METADATA, STATE, TREE_METADATA, log_name
 from raystate.storage.url import open_storage
 
@@ -49,8 +49,8 @@ def _found(url: str) -> list[tuple[str, str]]:
             return open_storage(above).exists(name)
         return False
 
-    with ThreadPoolExecutor(max_workers=ASKED_AT_A_TIME, thread_name_prefix="raystate-owner") as pool:
-        return [one for one, there in zip(asked, pool.map(is_there, asked), strict=True) if there]
+    found = map_in_threads(is_there, asked, threads=ASKED_AT_A_TIME, name="raystate-owner")
+    return [one for one, there in zip(asked, found, strict=True) if there]
 
 
 def _upwards(url: str) -> Iterator[str]:

@@ -7,7 +7,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
@@ -15,6 +14,7 @@ from ray._private.state import available_resources_per_node
 
 from raystate.actors.draining import draining_nodes
 from raystate.actors.naming import coordinator_name, find_actor
+from raystate.in_threads import map_in_threads
 
 logger = logging.getLogger(__name__)
 
@@ -101,11 +101,12 @@ def leaving(run_hash: str) -> frozenset[str]:
 def reachable(node_ids: frozenset[str]) -> frozenset[str]:
     """Those of the nodes that Ray calls alive and whose raylet takes a connection now."""
     known = {info["NodeID"]: info for info in ray.nodes() if info["Alive"] and info["NodeID"] in node_ids}
-    if not known:
-        return frozenset()
-    with ThreadPoolExecutor(max_workers=min(32, len(known))) as threads:
-        answers = threads.map(lambda info: _answers(info["NodeManagerAddress"], info["NodeManagerPort"]), known.values())
-        return frozenset(node for node, answer in zip(known, answers, strict=True) if answer)
+
+    def answers(info: dict[str, Any]) -> bool:
+        return _answers(info["NodeManagerAddress"], info["NodeManagerPort"])
+
+    found = map_in_threads(answers, [*known.values()], threads=32, name="raystate-probe")
+    return frozenset(node for node, answer in zip(known, found, strict=True) if answer)
 
 
 def _answers(host: str, port: int) -> bool:

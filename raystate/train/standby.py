@@ -165,7 +165,7 @@ class Standby:
                 return
             self._libraries += new
             for each in self._waiting if new else ():
-                each.actor.execute.remote(_import, new)
+                each.actor.execute.remote(_ahead, import_libraries, new)
 
     def spares(self) -> list[str]:
         """The nodes without a trainer on which processes wait, each as often as one waits there."""
@@ -184,9 +184,9 @@ class Standby:
     def _start(self, node: str, count: int) -> None:
         for _ in range(count):
             actor: Any = self._kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
-            actor.execute.remote(_preload, self._storage)
+            actor.execute.remote(_ahead, preload, self._storage)
             if self._libraries:
-                actor.execute.remote(_import, self._libraries)
+                actor.execute.remote(_ahead, import_libraries, self._libraries)
             self._waiting.append(_Waiting(actor=actor, node=node))
 
     def take(self, num_workers: int, placement_group: Any) -> list[tuple[Any, Any]] | None:
@@ -232,22 +232,12 @@ def _kill(waiting: Sequence[_Waiting]) -> None:
         ray.kill(each.actor)
 
 
-def _preload(storage: str) -> None:
+def _ahead(work: Callable[[Any], None], given: Any) -> None:
     """In the waiting process. User code is not imported: it may use JAX, which has to wait for jax.distributed."""
     if os.environ.get("JAX_PLATFORMS"):
-        _give_way(preload, storage)
-
-
-def _import(libraries: Sequence[str]) -> None:
-    """In the waiting process."""
-    if os.environ.get("JAX_PLATFORMS"):
-        _give_way(import_libraries, libraries)
-
-
-def _give_way(work: Callable[..., None], *args: Any) -> None:
-    """On a thread of its own: on few cores these imports would make the running training skip snapshots."""
-    with ThreadPoolExecutor(1, initializer=give_way) as pool:
-        pool.submit(work, *args).result()
+        # On a thread of its own that gives way: on few cores these imports would make the running training skip snapshots.
+        with ThreadPoolExecutor(1, initializer=give_way) as pool:
+            pool.submit(work, given).result()
 
 
 def preload(storage: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import ray
+from ray._private import worker
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from raystate.actors.naming import NAMESPACE, coordinator_name, find_hosts, host_name
@@ -191,6 +192,17 @@ def pid_of(name: str) -> int | None:
         return int(pid)
     except (ValueError, RayActorError, GetTimeoutError):
         return None
+
+
+def wait_for_line(told: str, *, failed: Callable[[], Any]) -> None:
+    """Until a process of this process's Ray has said it, in the log of a worker."""
+    assert worker._global_node is not None
+    logs = Path(worker._global_node.get_logs_dir_path())
+    wait_for(
+        lambda: any(told in log.read_text(errors="replace") for log in logs.glob("worker-*.err")),
+        f"line {told!r} in Ray's logs",
+        failed=failed,
+    )
 
 
 def came_of(training: Training, before: int) -> str:

@@ -23,7 +23,7 @@ from raystate.arena.files import PREFIX
 from raystate.core.messages import HostId
 from raystate.storage import run_hash
 from raystate.storage.names import log_name
-from tests.cluster.strikes import pid_of
+from tests.cluster.strikes import pid_of, wait_for_line
 from tests.cluster.training import wait_for
 from tests.patience import PATIENCE_S
 
@@ -124,8 +124,6 @@ def test_one_that_is_killed_becomes_a_host_all_the_same(nodes: Nodes) -> None:
 
 def test_one_that_cannot_start_again_does_so_later(nodes: Nodes, tmp_path: Path) -> None:
     """It is killed while there is no way into the arena, such as with a full /dev/shm. Ray makes none again whose constructor raises."""
-    from ray._private import worker
-
     node = nodes.ids[0]
     nodes.become_host(node)
     slots = {
@@ -146,18 +144,12 @@ def test_one_that_cannot_start_again_does_so_later(nodes: Nodes, tmp_path: Path)
             return None
 
     before, arena, aside = allotted(), nodes.arena(node), nodes.arena(node).with_name(f"{tmp_path.name}-{os.getpid()}")
-    assert worker._global_node is not None
-    logs = Path(worker._global_node.get_logs_dir_path())
     arena.rename(aside)
     try:
         arena.touch()
         os.kill(nodes.pid(node), signal.SIGKILL)
         told = f"host {node[:8]} is of no use to run '{nodes.config.run}' yet: its HostActor was started again, and can't take up"
-        wait_for(
-            lambda: any(told in log.read_text(errors="replace") for log in logs.glob("worker-*.err")),
-            "a line that tells it",
-            failed=lambda: None if find_hosts(nodes.name) else "Ray has given it up",
-        )
+        wait_for_line(told, failed=lambda: None if find_hosts(nodes.name) else "Ray has given it up")
         assert allotted() is None, "it is being started again, for whoever calls"
     finally:
         arena.unlink()

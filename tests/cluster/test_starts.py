@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import ray
 from orbax.checkpoint import checkpoint_managers as ocm
-from ray._private import worker
 
 import raystate
 from raystate.actors import coordinator as coordinators
@@ -30,7 +29,7 @@ from raystate.actors.release import release
 from raystate.arena import arena_path, default_root
 from raystate.core.messages import HostId
 from raystate.storage import run_hash
-from tests.cluster.strikes import pid_of
+from tests.cluster.strikes import pid_of, wait_for_line
 from tests.cluster.training import wait_for
 from tests.patience import PATIENCE_S
 
@@ -261,14 +260,8 @@ def test_a_coordinator_whose_restart_fails_tries_again(start: Start) -> None:
     owner, pid = kept.get(), wait_for(lambda: pid_of(name), "a Coordinator")
     kept.put(Unreadable())
     os.kill(pid, signal.SIGKILL)
-    assert worker._global_node is not None
-    logs = Path(worker._global_node.get_logs_dir_path())
     told = f"run {start.config.run!r}: its Coordinator can't start again yet"
-    wait_for(
-        lambda: any(told in log.read_text(errors="replace") for log in logs.glob("worker-*.err")),
-        "a line that tells it",
-        failed=lambda: None if find_actor(name) else "Ray has given it up",
-    )
+    wait_for_line(told, failed=lambda: None if find_actor(name) else "Ray has given it up")
     kept.put(owner)
     assert wait_for(lambda: pid_of(name), "a Coordinator") != pid
     start.enter()

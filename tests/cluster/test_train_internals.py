@@ -345,7 +345,9 @@ def test_the_controller_takes_our_settings(ray_cluster: Any, tmp_path: Path, mon
     try:
         out = str(tmp_path / "facts")
         looks: Any = _Looks(StateConfig(storage=f"{out}-run", run="looks"))
-        looks._config = SimpleNamespace(out=out, idle_timeout_s=60.0, storage=str(tmp_path / "none"), run="none")  # no run begins
+        looks._config = SimpleNamespace(  # no run begins
+            out=out, idle_timeout_s=60.0, start_timeout_s=60.0, storage=str(tmp_path / "none"), run="none"
+        )
         callbacks: Any = [looks]  # Ray also takes internal callbacks
         run_config = RunConfig(name="looks", storage_path=str(tmp_path), callbacks=callbacks)
         JaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=1), run_config=run_config).fit()
