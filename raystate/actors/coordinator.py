@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import secrets
+import signal
 import threading
 import time
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ class CoordinatorActor:
             # This actor's name is unique in its cluster: whoever had it before is dead.
             is_dead=lambda writer: writer.startswith(f"{identity}."),
             on_end=self._on_end,
-            on_crash=lambda: ray.kill(self._kill_me, no_restart=False),
+            on_crash=_crash,
             restarted=self._restarted,
             recorder=Recorder(_record_folder(self._config, self._run_hash)),
         )
@@ -278,6 +279,11 @@ class CoordinatorActor:
 
     async def newest_step(self) -> int:
         return self._started.ledger.newest_step
+
+
+def _crash() -> None:
+    """End this process, and no other: if it still is the run's Coordinator, Ray starts it again. By its handle it might be the next one."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _record_folder(config: StateConfig, run_hash: str) -> Path:

@@ -191,6 +191,8 @@ def shown(value: Any) -> str:
 
 def kind(value: Any) -> str:
     """The name of a value's class, with its module unless it is Python's own."""
+    if isinstance(value, jax.Array) and not isinstance(value, Tracer):
+        return "jax.Array"  # its class has another name, which is JAX's own
     made = type(value)
     return made.__qualname__ if made.__module__ == "builtins" else f"{made.__module__}.{made.__qualname__}"
 

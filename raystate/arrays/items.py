@@ -57,7 +57,7 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> Packed
             if name == "state":
                 text = "an item can't be called 'state': so is the state itself called, the second argument of save"
                 raise ConfigError(text, field="items", item=name)
-            rule = f"at most {MOST_ITEM_CHARACTERS} letters, digits, '_', '-' and '.', and none of {', '.join(_RESERVED)}"
+            rule = f"at most {MOST_ITEM_CHARACTERS} of a to z, A to Z, 0 to 9, '_', '-' and '.', and none of {', '.join(_RESERVED)}"
             raise ConfigError(
                 f"an item can't be called {shown(name)}: it is a folder's name: {rule}", field="items", item=shown(name)
             )

@@ -192,11 +192,12 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Superseded:
-    """A newer attempt has claimed: answer whoever asks with StaleAttemptError, and leave the storage alone.
+    """The log is another attempt's: leave the storage alone, and end.
 
     Attributes:
-        by_stranger: it is of another cluster: the trainers here have been advised that their run is over, and the HostActors end. Else
-            it is this run's next Coordinator, with these very trainers and HostActors.
+        by_stranger: of another cluster: whoever asks is answered with StaleAttemptError, the trainers here have been advised that their
+            run is over, and the HostActors end. Else it is this run's next Coordinator, which answers these very trainers and has
+            these very HostActors.
     """
 
     by_attempt: int

@@ -293,9 +293,10 @@ class Coordinator:
         self._end = end
         desk = self._desk
         desk.log("error", end.reason)
-        for ask in desk.open_asks:
-            self._refuse_stale(ask)
-        if end.by_stranger:  # else save() would go on to say True
+        if end.by_stranger:  # else the next Coordinator answers
+            for ask in desk.open_asks:
+                self._refuse_stale(ask)
+            # Or save() would go on to say True.
             details = {"by_attempt": end.by_attempt}
             self.snapshots.fail(Failure(error="StaleAttemptError", message=end.reason, details=details))
             self.snapshots.advise()

@@ -56,7 +56,7 @@ class Deletes:
         ]
         return (None, left, request.why) if left else None
 
-    def logged(self, request: Request, entry: LogEntry | None) -> None:  # noqa: ARG002 - see journal.Editor
+    def logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:  # noqa: ARG002 - see journal.Editor
         """Note that all who wait for this step have their entry."""
         for step, _ in request.retires:
             self._logged.update(waiting.ask for waiting, _ in self._waiting if waiting.step == step)

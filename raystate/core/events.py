@@ -267,10 +267,15 @@ class Packaged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """Outcome of Append: "ok"; "taken": another writer owns that number, `tail` is the log's newest entry; "failed": storage."""
+    """Outcome of Append.
+
+    Attributes:
+        outcome: "ok"; "taken": another writer owns that number, `tail` is the log's newest entry; "failed": by storage, and the entry may
+            be there or appear later; "refused": what it commits is gone from storage (`error`), and it was never sent there.
+    """
 
     seq: int
-    outcome: Literal["ok", "taken", "failed"]
+    outcome: Literal["ok", "taken", "failed", "refused"]
     tail: LogEntry | None = None
     error: str = ""
 

@@ -63,8 +63,8 @@ class Editor(Protocol):
         """What the entry changes, when its turn has come; None: it is not wanted any more."""
         ...
 
-    def logged(self, request: Request, entry: LogEntry | None) -> None:
-        """The entry is in the log; None: `change` gave None."""
+    def logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:
+        """The entry is in the log; None: `change` gave None, or what it commits is gone from storage (`refused`)."""
         ...
 
 
@@ -213,9 +213,9 @@ class Journal:
             return (None, [], request.why) if self.closable else None
         return self.editors[request.kind].change(request)
 
-    def _logged(self, request: Request, entry: LogEntry | None) -> None:
+    def _logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:
         if request.kind != "close":
-            self.editors[request.kind].logged(request, entry)
+            self.editors[request.kind].logged(request, entry, refused)
 
     def turn(self) -> None:
         """Order what can be carried out now, and write the next entry if none is in flight."""
@@ -291,13 +291,18 @@ class Journal:
                 self.desk.stir = True
                 return
         request, self._flight, self._flight_of = self._flight_of, None, None
-        self._arrived(flight)
         assert request is not None
+        if event.outcome == "refused":
+            self._logged(request, None, event.error)
+            return
+        self._arrived(flight)
         self._logged(request, flight)
 
     def _supersede(self, tail: LogEntry | None, flight: LogEntry) -> None:
         attempt = -1 if tail is None else tail.attempt
         text = f"log entry {flight.seq} belongs to attempt {attempt}: this attempt ({self.desk.attempt}) has been superseded"
+        if attempt < self.desk.attempt:
+            text = f"log entry {flight.seq} belongs to attempt {attempt}, older than this ({self.desk.attempt}): it is another run's log"
         stranger = tail is not None and _cluster_of(tail.writer) != _cluster_of(self.writer)
         self.superseded = Superseded(by_attempt=attempt, reason=text, by_stranger=stranger)
         self.desk.stir = True

@@ -310,16 +310,19 @@ class Saves:
         if not any(request.kind == "retention" for request in self.journal.waiting):
             self.journal.request(Request(kind="retention", why="retention"))
 
-    def logged(self, request: Request, entry: LogEntry | None) -> None:
+    def logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:
         """The commit is in the log: the save is done. Without an entry it has failed."""
         if request.kind == "retention":
             return  # the journal carries the retirements out
         job = self.running
         assert job is not None and job.key == request.snapshot
         if entry is None:
+            self._kept = None  # what was chosen to go for a step that has not come
             step = job.key.step
-            refused = self._other_bytes(job.key) if step in self.journal.live else self.journal.refuse_save(step) or "refused"
-            self._fail(job, refused, of_storage=False)
+            why = refused or (
+                self._other_bytes(job.key) if step in self.journal.live else self.journal.refuse_save(step) or "refused"
+            )
+            self._fail(job, why, of_storage=bool(refused))
             return
         if len(self.saved) >= _REMEMBERED_COMMITS:
             del self.saved[next(iter(self.saved))]

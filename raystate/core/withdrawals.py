@@ -73,7 +73,7 @@ class Withdrawals:
         ]
         return (None, left, request.why) if left else None
 
-    def logged(self, request: Request, entry: LogEntry | None) -> None:  # noqa: ARG002 - see journal.Editor
+    def logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:  # noqa: ARG002 - see journal.Editor
         """The restore that has waited for it goes on."""
         self.under_way = False
         self._desk.stir = True

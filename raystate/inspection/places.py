@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from raystate.core.entries import LogEntry
 from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
+from raystate.core.log import published_steps
 from raystate.legacy import LegacyCheckpoint, legacy_checkpoint
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import (
@@ -24,6 +25,7 @@ from raystate.storage import (
     number_in,
     open_storage,
     step_folders,
+    visible_steps,
     why_empty,
 )
 from raystate.storage.foreign import is_marked
@@ -217,10 +219,14 @@ class Checkpoints:
         if found := foreign_checkpoints(self.storage):
             return f"{url} has no step: {describe_foreign(url, found)}; raystate.load(…) reads one by its own path"
         if (claimed := self._claimed()) is not None:
-            if not claimed.live:
+            live = published_steps(claimed)
+            if not live:
                 return f"{url} has no step: none of run {claimed.run!r} is durable yet"
-            live = [one.step for one in claimed.live]
-            return f"{url} has no step, but the log of run {claimed.run!r} has {live[-10:]}: their folders or markers are lost"
+            if visible_steps(self.storage):
+                return f"{url} had no step a moment ago: the first one of run {claimed.run!r} has come since, look again"
+            return (
+                f"{url} has no step, but the log of run {claimed.run!r} has {list(live[-10:])}: their folders or markers are lost"
+            )
         there = [info.name for info in self.storage.list(recursive=False)]
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
         return f"{url} has no step: expected folders of steps, such as 1200/; there is {', '.join(map(repr, there[:3]))}{more}"

@@ -217,7 +217,7 @@ class StateManager:
             force: make this step durable although none is due.
 
         Returns:
-            True exactly when this step will be durable; the same on every process.
+            True exactly when this step will be durable; the same on every process. Step 0 is due only with `force`, or by a policy.
 
         Raises:
             ConfigError: an argument that can't be saved; names it.

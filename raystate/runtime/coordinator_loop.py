@@ -89,7 +89,8 @@ class CoordinatorLoop:
         is_dead: tells whether the process behind a log writer id is known to be dead.
         on_end: called once from the loop's thread when the run is released, can't be claimed, was taken by another cluster, or the loop
             has failed for good.
-        on_crash: called instead when it has failed, which a new attempt may mend: it begins with what storage and the hosts say.
+        on_crash: called instead when it has failed, which a new attempt may mend: it begins with what storage and the hosts say; or when
+            this run's next Coordinator is there already, and has the trainers and the hosts.
         restarted: it follows a Coordinator that was killed: while storage is out, whoever trains goes on, and is kept waiting.
         workers: who carries out the slow commands; None: threads of its own.
         packager: makes a step's package of what the hosts have written.
@@ -360,6 +361,10 @@ class CoordinatorLoop:
         self._on_end(reason)
 
     def _superseded(self, end: Superseded) -> None:
+        self._ended.set()
+        if not end.by_stranger and self._on_crash is not None:
+            self._on_crash()
+            return
         self._fail_all(
             Failure(
                 error=StaleAttemptError.__name__,
@@ -368,9 +373,8 @@ class CoordinatorLoop:
             )
         )
         if end.by_stranger:
-            self._ended.set()
             self._hosts.close_all(remove_arena=True)
-            self._end(end.reason)
+        self._end(end.reason)
 
     def _fail_all(self, failure: Failure) -> None:
         with self._asks_lock:

@@ -121,6 +121,8 @@ def what_happened(event: Event) -> str:
             return f"log entry {seq} is written"
         case Appended(seq=seq, outcome="taken"):
             return f"log entry {seq} is there already"
+        case Appended(seq=seq, outcome="refused", error=error):
+            return f"log entry {seq} is not written: {error}"
         case Appended(seq=seq, error=error):
             return f"whether log entry {seq} is written is not known: {error}"
         case CommitsFound(snapshots=snapshots, found=found, error=error):

@@ -46,6 +46,7 @@ from raystate.core.tree import Package
 from raystate.runtime.packaging import Packager
 from raystate.runtime.priority import give_way
 from raystate.storage import RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps, pinned_steps
+from raystate.storage.names import package_name
 
 logger = logging.getLogger("raystate.coordinator")
 
@@ -246,7 +247,7 @@ class Storing:
     def _append(self, entry: LogEntry) -> None:
         entry = dataclasses.replace(entry, writer=self._writer)
         try:
-            outcome = self._log.append(entry)
+            outcome = self._log.append(entry, needs=_packages_of(entry))
         except Exception as error:
             outcome = Appended(seq=entry.seq, outcome="failed", error=one_line(error))
         self._post(outcome)
@@ -315,6 +316,12 @@ class Storing:
                 self._post(AttemptDead(attempt=attempt))
         except Exception as error:
             logger.debug("attempts assumed dead could not be listed: %s", error)
+
+
+def _packages_of(entry: LogEntry) -> list[str]:
+    """The packages of what this entry commits."""
+    new = [one for one in entry.intents if one.kind == "commit" and one.seq == entry.seq]
+    return [package_name(one.step, one.save) for one in new if one.save]
 
 
 def one_line(error: BaseException | None) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.storage.base import ObjectInfo, ObjectMissingError, Storage
-from raystate.storage.log import RunLog, Tail
+from raystate.storage.log import RunLog
+from raystate.storage.log_reader import Tail
 from raystate.storage.names import (
     ASIDE,
     BASES,

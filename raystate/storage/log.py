@@ -7,72 +7,23 @@ newer ones have taken its place: entries of the past can't be read in full any m
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
 
 import tenacity
 
-from raystate.core.entries import (
-    FORMAT,
-    NO_BASE,
-    Base,
-    LogEntry,
-    NewerFormatError,
-    PlannedEntry,
-    WrittenEntry,
-    committed_by,
-    plan,
-    rebuilt_base,
-)
-from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StorageError
-from raystate.core.messages import Appended, SnapshotId, lineage_order
-from raystate.in_threads import map_in_threads
+from raystate.core.entries import NO_BASE, LogEntry, PlannedEntry, plan
+from raystate.core.errors import CorruptCheckpointError, RaystateError, StorageError
+from raystate.core.messages import Appended
 from raystate.storage.base import ObjectMissingError, Storage
-from raystate.storage.names import GUARD, GUARD_TEXT, base_name, base_number, log_name
+from raystate.storage.log_reader import FIRST, BaseMissingError, LogReader, Tail
+from raystate.storage.names import GUARD, GUARD_TEXT, base_name, log_name
 
 logger = logging.getLogger("raystate")
-
-Given = TypeVar("Given")
-Parsed = TypeVar("Parsed")
-
-_FIRST = 1  # as core.log.claim_entry numbers them
-_TAIL_TRIES = 100  # each means that two newer bases were written since the entry was found
-_READ_AT_ONCE = 256
-_READERS = 16  # at once: a request to a store takes tens of milliseconds
-_LONGEST_LOG = 10**12  # the names have 12 digits
 
 
 class _LostError(StorageError):
     """Somebody else's entry was appended in the place of ours."""
-
-
-class _BaseMissingError(StorageError):
-    """The base of an entry is gone: a newer one has taken its place since the entry was found, or it is lost."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
-    """An entry with the base that it is written with."""
-
-    entry: LogEntry
-    base: Base
-
-
-class ReadBack(NamedTuple):
-    """What could be read of the log.
-
-    Attributes:
-        entries: newest first; without those that are damaged or lost.
-        unread: the newest entry that was not asked for, or that storage did not hand out; 0: there is none.
-        error: why it did not; None: it handed out all that it was asked for.
-    """
-
-    entries: list[WrittenEntry]
-    unread: int
-    error: StorageError | None
 
 
 _wait_after_failure = tenacity.wait_random_exponential(multiplier=0.02, max=2.0)
@@ -84,7 +35,7 @@ def _wait_unless_lost(state: tenacity.RetryCallState) -> float:
     return 0.0 if lost else _wait_after_failure(state)
 
 
-class RunLog:
+class RunLog(LogReader):
     """Reads and extends the log. Any number of them, in any processes, may work on one storage; safe to share between threads.
 
     Args:
@@ -92,104 +43,27 @@ class RunLog:
     """
 
     def __init__(self, storage: Storage):
-        self._storage = storage
-        self._lock = threading.Lock()  # guards _newest only; never held during I/O
-        self._newest: Tail | None = None  # entries are immutable and never deleted, so it stays true, only not the newest
+        super().__init__(storage)
         self._plan: PlannedEntry | None = None  # of the last entry that was appended, or tried to be
+        self._sent: PlannedEntry | None = None  # the last one that storage was given
         self._guarded = False
 
-    def tail(self) -> LogEntry | None:
-        """The newest entry, None if there is none: about 2·log2(n) existence checks and one or two reads, from the last tail on one check.
-
-        Raises:
-            StorageError: storage failed.
-            CorruptCheckpointError: an entry or its base is not what raystate writes, or is missing.
-            ConfigError: a newer raystate wrote it.
-        """
-        newest = self.newest()
-        return None if newest is None else newest.entry
-
-    def newest(self) -> Tail | None:
-        """The newest entry with its base. Raises as `tail`."""
-        seq = 0
-        for _ in range(_TAIL_TRIES):
-            known, last = self._newest, seq
-            seq = self._find_tail(known)
-            if not seq or (known is not None and known.entry.seq == seq):
-                return known
-            try:
-                return self._remember(self._read(seq))
-            except _BaseMissingError as error:
-                if seq == last:  # nobody has appended since: it can't have been replaced
-                    raise CorruptCheckpointError(error.message, path=error.path) from error
-        raise StorageError(f"{self._storage.url}: the log goes on faster than it can be read", operation="read", path=log_name(seq))
-
-    def read(self, seq: int) -> LogEntry:
-        """One entry. Raises ObjectMissingError (also when the base of an old entry is gone), StorageError, CorruptCheckpointError."""
-        try:
-            return self._read(seq).entry
-        except _BaseMissingError as error:
-            raise ObjectMissingError(error.message, **error.details) from error
-
-    def read_header(self, seq: int) -> WrittenEntry:
-        """One entry as it is written, whatever has become of its base. Raises ObjectMissingError, StorageError, CorruptCheckpointError."""
-        name = log_name(seq)
-        written = self._parsed(name, self._storage.read(name), WrittenEntry.parse, "a log entry")
-        if written.seq != seq:
-            path = f"{self._storage.url}/{name}"
-            raise CorruptCheckpointError(f"{path} holds entry {written.seq}", path=path, expected=seq, got=written.seq)
-        return written
-
-    def read_back(self, seq: int, *, most: int) -> ReadBack:
-        """This entry and those before it, at most `most`, as far as storage hands them out now."""
-        last = max(_FIRST - 1, seq - most)
-        asked = range(seq, last, -1)
-        found = map_in_threads(self._header_or_error, asked, threads=_READERS, name="raystate-log")
-        failed = [(at, one) for at, one in zip(asked, found, strict=True) if isinstance(one, StorageError)]
-        entries = [one for one in found if isinstance(one, WrittenEntry)]
-        return ReadBack(entries, *(failed[0] if failed else (last, None)))
-
-    def find_commits(self, seq: int, snapshots: Iterable[SnapshotId]) -> set[SnapshotId]:
-        """Which of these snapshots this entry or one before it has committed, as far as they can be read. Raises StorageError."""
-        wanted, found = set(snapshots), set[SnapshotId]()
-        oldest = min((lineage_order(one.lineage)[0] for one in wanted), default=0)  # no attempt before it can have committed them
-        for last in range(seq, _FIRST - 1, -_READ_AT_ONCE):
-            entries, _, error = self.read_back(last, most=_READ_AT_ONCE)
-            if error is not None:
-                raise error
-            found |= wanted.intersection(map(committed_by, entries))
-            if found == wanted or any(entry.attempt < oldest for entry in entries):
-                break
-        return found
-
-    def _header_or_error(self, seq: int) -> WrittenEntry | StorageError | None:
-        try:
-            return self.read_header(seq)
-        except (ObjectMissingError, CorruptCheckpointError, ConfigError) as error:
-            logger.debug("log entry %d can't be read back: %s", seq, error)
-            return None
-        except StorageError as error:
-            return error
-
-    def read_base(self, name: str) -> Base:
-        """The base of this name (`WrittenEntry.base`). Raises ObjectMissingError, StorageError, CorruptCheckpointError."""
-        return self._parsed(
-            base_name(name), self._storage.read(base_name(name)), lambda data: Base.parse(name, data), "a base of the log"
-        )
-
-    def append(self, entry: LogEntry) -> Appended:
+    def append(self, entry: LogEntry, *, needs: Sequence[str] = ()) -> Appended:
         """Create the entry: the one act that commits anything. Storage failures are an outcome, not an exception.
 
         The fence is checked here once more: a claim must follow an entry of the attempt before it, any other entry one of its own
         attempt, and no number may be left out.
 
+        Args:
+            needs: objects without which it could not be carried out: they may have been written while the folder was away.
+
         Returns:
             "ok": this entry is in the log (perhaps by an earlier call whose answer was lost). "taken": the log went on without it;
             `tail` is its newest entry. "failed": storage failed and **the outcome is unknown**: the entry may still appear, so the
-            only things to do are this same append again, or to give up.
+            only things to do are this same append again, or to give up. "refused": one that it needs is missing, and it was never sent.
         """
         try:
-            return self._append(entry)
+            return self._append(entry, needs)
         except RaystateError as error:
             return Appended(seq=entry.seq, outcome="failed", error=error.message)
 
@@ -239,7 +113,7 @@ class RunLog:
 
     # ------------------------------------------------------------ inside
 
-    def _append(self, entry: LogEntry) -> Appended:
+    def _append(self, entry: LogEntry, needs: Sequence[str]) -> Appended:
         planned = self._plan
         if planned is None or planned.entry != entry:  # a second try writes what the first one wrote, whatever the log is by now
             planned = self._planned(entry)
@@ -252,6 +126,11 @@ class RunLog:
             self._guarded = True
         self._create_base(planned)
         name = log_name(entry.seq)
+        self._check_before(entry.seq)
+        lost = () if self._sent is planned else [one for one in needs if not self._storage.exists(one)]
+        if lost:
+            return Appended(seq=entry.seq, outcome="refused", error=f"{self._storage.url}/{lost[0]} is gone")
+        self._sent = planned
         try:
             self._storage.create(name, planned.data)
         except StorageError as error:
@@ -275,21 +154,50 @@ class RunLog:
         Raises:
             StorageError: the entry before it is missing.
         """
-        if entry.seq <= _FIRST:
+        if entry.seq <= FIRST:
             return plan(entry, None, NO_BASE)
         previous = self._newest
         if previous is None or previous.entry.seq != entry.seq - 1:
             try:
                 previous = self._remember(self._read(entry.seq - 1))
-            except _BaseMissingError:
+            except BaseMissingError:
                 return None
             except ObjectMissingError:
-                raise StorageError(
-                    f"append {log_name(entry.seq)} refused: entry {entry.seq - 1} is missing",
-                    operation="append",
-                    path=log_name(entry.seq),
-                ) from None
+                raise self._missing_before(entry.seq) from None
         return plan(entry, previous.entry, previous.base) if _may_follow(entry, previous.entry) else None
+
+    def _check_before(self, seq: int) -> None:
+        """The entry before this one is there, and is the one that this process knows. Else somebody has removed, moved or replaced the
+        folder, or it is not mounted, and this entry would lie where nobody looks for it.
+
+        Raises:
+            StorageError: it is not.
+        """
+        if seq <= FIRST:
+            return
+        try:
+            found = self.read_header(seq - 1)
+        except ObjectMissingError:
+            raise self._missing_before(seq) from None
+        except CorruptCheckpointError:
+            return  # it is there; an entry with a base of its own needs nothing of it
+        known = self._newest
+        if known is None or known.entry.seq != found.seq:
+            return
+        ours, theirs = (known.entry.attempt, known.entry.writer), (found.attempt, found.writer)
+        if ours != theirs:
+            raise StorageError(
+                f"{self._storage.url}/{log_name(found.seq)} is of attempt {theirs[0]}, writer {theirs[1]}, and was of attempt {ours[0]}, "
+                f"writer {ours[1]}: the folder has been replaced while the run went on",
+                operation="append", path=log_name(seq), expected=ours, got=theirs,
+            )  # fmt: skip
+
+    def _missing_before(self, seq: int) -> StorageError:
+        return StorageError(
+            f"{self._storage.url}/{log_name(seq - 1)} is missing, the entry before it: the folder has been moved or "
+            "removed, or is not mounted",
+            operation="append", path=log_name(seq),
+        )  # fmt: skip
 
     def _create_base(self, planned: PlannedEntry) -> None:
         if planned.base_data is not None:  # durable before anything names it
@@ -308,90 +216,6 @@ class RunLog:
         if tail is not None:
             error += f": the log's newest is {tail.seq}, attempt {tail.attempt}, writer {tail.writer}"
         return Appended(seq=entry.seq, outcome="taken", tail=tail, error=error)
-
-    def _find_tail(self, known: Tail | None) -> int:
-        """The number of the newest entry, 0 if there is none."""
-        if known is not None:
-            return self._gallop(known.entry.seq)
-        newest = self._gallop(_FIRST) if self._exists(_FIRST) else 0
-        while self._exists(newest + 2):
-            if not self._exists(newest + 1):  # nobody appends after a gap, and nobody deletes
-                name = log_name(newest + 1)
-                raise CorruptCheckpointError(f"{self._storage.url}/{name} is missing, and later entries are there", path=name)
-            newest = self._gallop(newest + 1)  # others have appended meanwhile
-        return newest
-
-    def _read(self, seq: int) -> Tail:
-        written = self.read_header(seq)
-        base, known = NO_BASE, self._newest
-        if known is not None and known.base.name == written.base:
-            base = known.base
-        elif written.base:
-            try:
-                base = self.read_base(written.base)
-            except (ObjectMissingError, CorruptCheckpointError) as error:
-                base = self._rebuilt(written.base)
-                if base is None and isinstance(error, ObjectMissingError):
-                    path = f"{self._storage.url}/{base_name(written.base)}"
-                    raise _BaseMissingError(
-                        f"{path}, the base of log entry {seq}, is missing", operation="read", path=path
-                    ) from error
-                if base is None:
-                    raise
-        return Tail(entry=self._parsed(log_name(seq), base, written.entry, "a log entry"), base=base)
-
-    def _rebuilt(self, name: str) -> Base | None:
-        """A base that can't be read, from the entry before the first that names it; None if that can't be read either."""
-        first = base_number(base_name(name))
-        try:
-            previous = self.read_header(first - 1)
-            before = self.read_base(previous.base) if previous.base else NO_BASE
-            base = rebuilt_base(name, previous.entry(before), self.read_header(first), before.name)
-        except (ObjectMissingError, CorruptCheckpointError, ValueError, KeyError):
-            return None
-        if base is not None:
-            logger.warning(
-                "%s/%s is damaged or lost; it was rebuilt from log entry %d", self._storage.url, base_name(name), first - 1
-            )
-        return base
-
-    def _parsed(self, name: str, data: Given, parse: Callable[[Given], Parsed], what: str) -> Parsed:
-        path = f"{self._storage.url}/{name}"
-        try:
-            return parse(data)
-        except NewerFormatError as error:
-            message = f"{path} was written by a newer raystate (log format {error.format}, this one knows {FORMAT})"
-            raise ConfigError(message, field="storage", path=path, expected=FORMAT, got=error.format) from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CorruptCheckpointError(f"{path} is not {what}: {error}", path=path) from error
-
-    def _gallop(self, known: int) -> int:
-        """The last of the contiguous numbers, given one that exists."""
-        step = 1
-        while self._exists(known + step):
-            known += step
-            step *= 2
-            if known > _LONGEST_LOG:
-                raise StorageError(
-                    f"{self._storage.url} says that every log entry exists", operation="exists", path=log_name(known)
-                )
-        missing = known + step
-        while missing - known > 1:
-            middle = (known + missing) // 2
-            if self._exists(middle):
-                known = middle
-            else:
-                missing = middle
-        return known
-
-    def _exists(self, seq: int) -> bool:
-        return self._storage.exists(log_name(seq))
-
-    def _remember(self, tail: Tail) -> Tail:
-        with self._lock:
-            if self._newest is None or self._newest.entry.seq < tail.entry.seq:
-                self._newest = tail
-        return tail
 
 
 def _may_follow(entry: LogEntry, previous: LogEntry) -> bool:

@@ -258,6 +258,11 @@ def test_an_item_is_called_as_a_folder_can_be(name):
     str(caught.value).encode()
 
 
+def test_an_array_is_told_by_its_public_name():
+    with pytest.raises(ConfigError, match=r"w: can't save a jax\.Array: dtype uint4 has no form in a checkpoint"):
+        describe({"state": {"w": jnp.zeros(4, "uint4")}}, process_index=0)
+
+
 class Iterator:
     def __init__(self, state):
         self.state = state

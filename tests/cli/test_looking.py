@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 import json
 import math
@@ -23,6 +25,7 @@ from raystate.cli import app
 from raystate.cli.console import size
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.log import claim_entry
+from raystate.core.messages import Intent, LiveStep
 from raystate.inspection import Checkpoints, differences
 from raystate.inspection.differences import compare
 from raystate.orbax.step_reader import StepReader
@@ -110,7 +113,8 @@ def test_row21_ls_beside_retention(raystate: Command, damaged: Path, monkeypatch
     real = StepReader.metrics
 
     def metrics(self: StepReader) -> Any:
-        shutil.rmtree(damaged / "10", ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # at once, as raystate does it
+            (damaged / "10").rename(damaged.parent / "gone")
         return real(self)
 
     monkeypatch.setattr(StepReader, "metrics", metrics)
@@ -322,6 +326,27 @@ def test_row21_ls_of_a_run_whose_steps_are_lost(raystate: Command, tmp_path: Pat
         entry.write_text("{")
     code, _, complaint = raystate("inspect", tmp_path)
     assert code == 2 and "has no step: " in complaint
+
+
+def test_row21_ls_as_the_first_step_comes(raystate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is committed and not yet published; and published just after the steps were listed."""
+    log = RunLog(open_storage(tmp_path))
+    claimed = log.claim(lambda tail: claim_entry(tail, "writer", "lm"))
+    intent = Intent(kind="commit", step=10, save="a1k1", attempt=1, seq=2)
+    live = (LiveStep(step=10, save="a1k1"),)
+    assert log.append(dataclasses.replace(claimed, seq=2, kind="commit", live=live, intents=(intent,))).outcome == "ok"
+    assert raystate("ls", tmp_path) == (2, "", f"raystate: file://{tmp_path} has no step: none of run 'lm' is durable yet\n")
+
+    assert log.append(dataclasses.replace(claimed, seq=3, kind="close", live=live)).outcome == "ok"
+    real = RunLog.tail
+
+    def tail(self: RunLog) -> Any:
+        from_state.publish(tmp_path, {"state": {"w": np.ones(1)}}, step=10)
+        return real(self)
+
+    monkeypatch.setattr(RunLog, "tail", tail)
+    told = "had no step a moment ago: the first one of run 'lm' has come since, look again"
+    assert raystate("ls", tmp_path) == (2, "", f"raystate: file://{tmp_path} {told}\n")
 
 
 def test_row21_a_filter_that_nothing_matches(raystate: Command, written: Path):

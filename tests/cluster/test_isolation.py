@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -19,10 +20,11 @@ import raystate
 from raystate.actors.coordinator import CoordinatorActor, Welcome, this_owner
 from raystate.actors.host import HostActor
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
+from raystate.core.log import claim_entry
 from raystate.core.messages import Failure
-from raystate.storage import run_hash
+from raystate.storage import RunLog, open_storage, run_hash
 from tests.cluster.scripts import Script
-from tests.cluster.strikes import newest_in_memory, pid_of
+from tests.cluster.strikes import newest_in_memory, pid_of, wait_for_line
 from tests.cluster.training import STEPS, Training, wait_for
 from tests.patience import PATIENCE_S
 
@@ -209,3 +211,42 @@ def test_a_sweep_of_four_small_runs(ray_cluster: Any, tmp_path: Path) -> None:
         assert reader.all_steps() == [3, 6, 7]
         assert np.asarray(reader.restore().state["x"]).tolist() == [7 * rate] * 4
         assert run_actors(run_hash(tmp_path / "runs" / str(rate), "sweep")) == []
+
+
+def test_a_coordinator_beside_its_own_successor_ends(ray_cluster: Any, make_run: Any) -> None:
+    """One that Ray took for dead lives on, and another one of its cluster has claimed the run: trainers go on with the newest."""
+    run = make_run()
+    name = run_hash(run.storage, run.run)
+    with raystate.StateManager(raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1)) as manager:
+        state = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state
+        assert manager.save(1, state)
+        manager.wait_until_finished()
+        old = pid_of(coordinator_name(name))
+        log = RunLog(open_storage(run.storage))
+        tail = log.tail()
+        assert tail is not None
+        log.claim(lambda before: claim_entry(before, f"{tail.writer.rpartition('.')[0]}.successor", run.run))
+        assert manager.save(2, state)
+        manager.wait_until_finished()
+        assert manager.all_steps() == [1, 2]
+        assert pid_of(coordinator_name(name)) not in (None, old)
+
+
+def test_a_folder_that_is_away_for_a_while(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    """Moved, or not mounted. Nothing is called durable that lies in its place."""
+    run = make_run()
+    folder, aside = Path(run.storage), tmp_path / "aside"
+    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1, save_timeout_s=600.0)
+    with raystate.StateManager(config) as manager:
+        state = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state
+        assert manager.save(1, state)
+        manager.wait_until_finished()
+        folder.rename(aside)
+        assert manager.save(2, state)
+        wait_for_line("log/000000000002.json is missing", failed=lambda: None)
+        assert not (folder / "2").exists()
+        shutil.rmtree(folder)
+        aside.rename(folder)
+        manager.wait_until_finished()
+        assert manager.all_steps() == [1, 2]
+        assert np.asarray(manager.restore(state, step=2).state["x"]).tolist() == [0.0] * 4

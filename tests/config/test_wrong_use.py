@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import socket
 import subprocess
 import sys
@@ -137,6 +138,32 @@ def test_fit_drops_no_configuration_of_the_function(train_fn: Any):
     config = raystate.StateConfig(storage="/nonexistent/lm", run="lm")
     with pytest.raises(ConfigError, match="takes no positional argument: it would never see train_loop_config"):
         raystate.fit(train_fn, config, num_workers=1, train_loop_config={"lr": 0.1})
+
+
+async def waits() -> None: ...
+
+
+def gives() -> Any:
+    yield 1
+
+
+async def gives_later() -> Any:
+    yield 1
+
+
+class Waits:
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("train_fn", "said"), [(waits, "async def"), (gives, "a `yield`"), (gives_later, "async def"), (Waits(), "async def")]
+)
+def test_fit_wants_a_function_that_runs_when_it_is_called(train_fn: Any, said: str):
+    config = raystate.StateConfig(storage="/nonexistent/lm", run="lm")
+    for one in (train_fn, functools.partial(train_fn)):
+        with pytest.raises(ConfigError, match=f"{said}.*calling it runs nothing") as caught:
+            raystate.fit(one, config, num_workers=1)
+        assert caught.value.field == "train_fn"
 
 
 @pytest.mark.parametrize("train_fn", [lambda given: given, lambda given=None: given, lambda *given: given[0]])

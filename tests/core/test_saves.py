@@ -114,6 +114,44 @@ def test_an_unanswered_append_is_repeated_and_never_discarded():
     assert [one.step for one in driver.take(Publish)] == [2]
 
 
+def test_a_commit_whose_package_is_gone_is_tried_again():
+    """The folder was away when it was written."""
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    entry = driver.commit()
+    driver.send(Appended(seq=entry.seq, outcome="refused", error="the package is gone"))
+    assert [one.save for one in driver.take(Discard)] == [entry.live[-1].save]
+    assert driver.core.journal.live == frozenset()
+    assert "the package is gone" in driver.core.journal.troubles[-1]
+    driver.tick(5.0)
+    second = driver.commit()
+    assert (second.seq, second.live[-1].step) == (entry.seq, 2)
+    assert second.live[-1].save != entry.live[-1].save
+    driver.send(Appended(seq=second.seq, outcome="ok"))
+    assert [one.step for one in driver.take(Publish)] == [2]
+
+
+def test_nothing_goes_for_a_step_that_has_not_come():
+    """Step 1 could not be retired yet when step 3 was to be committed, and was not."""
+    driver = running(keep_last=2)
+    driver.auto = False
+    publications = []
+    for step in (1, 2):
+        driver.stage(step, promised=True)
+        driver.send(Appended(seq=driver.commit().seq, outcome="ok"))
+        publications += driver.take(Publish)
+    first, second = publications
+    driver.send(PublishDone(step=2, save=second.save))
+    driver.stage(3, promised=True)
+    entry = driver.commit()
+    assert [one.kind for one in entry.intents if one.step == 1] == ["commit"]
+    driver.send(Appended(seq=entry.seq, outcome="refused", error="the package is gone"))
+    driver.send(PublishDone(step=1, save=first.save))
+    assert driver.take(Append) == []
+    assert driver.core.journal.live == {1, 2}
+
+
 def test_superseded_is_final():
     driver = running()
     driver.auto = False
@@ -123,7 +161,7 @@ def test_superseded_is_final():
     other = LogEntry(seq=entry.seq, attempt=2, writer="other", kind="claim", run="r")
     driver.send(Appended(seq=entry.seq, outcome="taken", tail=other))
     assert [one.by_attempt for one in driver.take(Superseded)] == [2]
-    assert driver.replies(Failure)[-1].error == "StaleAttemptError"
+    assert driver.replies(Failure) == [], "this run's next Coordinator answers"
     assert driver.send(Tick()) == []
     [answer] = driver.send(RestoreAsked(ask=Ask("x"), lineage=driver.lineage, rank=0))
     assert answer.reply.details["by_attempt"] == 2
@@ -132,11 +170,13 @@ def test_superseded_is_final():
 def test_trainers_hear_of_another_cluster_that_has_taken_their_run():
     driver = running()
     driver.auto = False
+    driver.flush(0, driver.key(2))
     driver.stage(2, promised=True)
     entry = driver.commit()
     other = LogEntry(seq=entry.seq, attempt=2, writer="elsewhere.run.1", kind="claim", run="r")
     driver.send(Appended(seq=entry.seq, outcome="taken", tail=other))
     assert [one.by_stranger for one in driver.take(Superseded)] == [True]
+    assert driver.replies(Failure)[-1].error == "StaleAttemptError"
     told = [one.advice.failure for one in driver.take(Advise)]
     assert {failure.error for failure in told if failure is not None} == {"StaleAttemptError"}
 

@@ -34,6 +34,7 @@ from raystate.core.messages import (
     Write,
 )
 from raystate.core.retention import keep_newest
+from tests.sim.faults import spring_folder_trap
 from tests.sim.nodes import Proc
 from tests.sim.storage import FILES, MARKER, Package, Token
 
@@ -143,8 +144,15 @@ class CoordinatorProc(Proc):
             return
         world, storage = self.world, self.world.storage
         seq = entry.seq
+        new = [one.save for one in entry.intents if one.kind == "commit" and one.seq == seq]
+        if new and seq == len(storage.log) + 1:
+            spring_folder_trap(world)
         if storage.outage:
             self._step(self.feed, Appended(seq=seq, outcome="failed", error="storage is out"))
+            return
+        lost = [save for save in new if save not in storage.packages]
+        if lost and seq == len(storage.log) + 1 and "append_unfounded" not in world.mutations:
+            self._step(self.feed, Appended(seq=seq, outcome="refused", error=f"the package of {lost[0]} is gone"))
             return
         made = storage.create(entry)
         if not made and "stale_commits" in world.mutations and entry.kind == "commit" and storage.log[-1].writer != self.writer:

@@ -185,6 +185,15 @@ def _back(world: World) -> None:
     world.storage.outage = False
 
 
+def spring_folder_trap(world: World) -> None:
+    """A commit is about to be appended: the storage's folder is not mounted, nor was it when the step was packaged."""
+    if world.folder_goes_away:
+        world.folder_goes_away = False
+        world.fault_count += 1
+        outage(world)
+        world.storage.forget_uncommitted()
+
+
 def lose_ack(world: World) -> None:
     world.lost_acks += 1 + int(2 * world.random())
 

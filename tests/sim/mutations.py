@@ -320,6 +320,7 @@ def _each_rank_decides() -> Any:
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "marker before data": lambda: _shell("marker_first"),
     "commit without full coverage": _commit_without_coverage,
+    "commits what is gone": lambda: _shell("append_unfounded"),
     "stale attempt commits": lambda: _shell("stale_commits"),
     "merge takes strangers": lambda: _shell("merge_strangers"),
     "published before it is committed": lambda: _shell("publish_first"),

@@ -117,6 +117,13 @@ class Storage:
         self.committed[step, save] = True
         self.last_commit = (step, save)
 
+    def forget_uncommitted(self) -> None:
+        """What was written last lay in another folder."""
+        committed = {save for _, save in self.committed}
+        self.work &= committed
+        self.packages = {save: package for save, package in self.packages.items() if save in committed}
+        self.parts = {save: parts for save, parts in self.parts.items() if save in committed}
+
     @property
     def tail(self) -> LogEntry:
         return self.log[-1]

@@ -26,6 +26,7 @@ from tests.sim.storage import BEFORE, Storage, Violation
 from tests.sim.trainers import Group, TrainerProc
 
 ANNOUNCED = 4  # of so many seeds one announces the loss of a node
+AWAY = 16  # and one loses sight of its storage, as it begins to commit
 HANGING = 8  # and in one a trainer hangs until the Coordinator ends it
 ELASTIC = 8  # and, with peer copies, in one the launcher asks for a larger group when a node has come back
 
@@ -98,6 +99,7 @@ class World(Launcher):
         self.failures: list[Any] = []
         self.lost_acks = 0
         self.trap = ""  # the operation at which the next fault strikes
+        self.folder_goes_away = seed % AWAY == 6
         self.rolling_back = False  # the next group goes back to an older step
         self.restoring_next = False  # the script restores at its next step
         self.lossy = 0.05  # chance that a message is lost; as much for a double

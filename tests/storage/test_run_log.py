@@ -11,7 +11,7 @@ from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageErr
 from raystate.core.log import claim_entry
 from raystate.core.messages import LiveStep, LogEntry
 from raystate.storage import RunLog, Storage
-from raystate.storage.log import Tail
+from raystate.storage.log_reader import Tail
 from raystate.storage.names import GUARD, log_name
 from raystate.testing.storage import DiedError, DyingAt, Failing, LosingAnswers, Recording
 from tests.patience import PATIENCE_S
@@ -148,7 +148,7 @@ def test_an_entry_that_would_leave_a_hole_is_refused(storage: Storage):
     tail = claim(RunLog(storage), "one")
     appended = RunLog(storage).append(dataclasses.replace(following(tail), seq=4))
     assert appended.outcome == "failed"
-    assert "entry 3 is missing" in appended.error
+    assert "000000000003.json is missing" in appended.error
     assert len(entries(storage)) == 1
 
 

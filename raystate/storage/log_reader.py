@@ -1,0 +1,242 @@
+"""Reading the log of a run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from raystate.core.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, WrittenEntry, committed_by, rebuilt_base
+from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
+from raystate.core.messages import SnapshotId, lineage_order
+from raystate.in_threads import map_in_threads
+from raystate.storage.base import ObjectMissingError, Storage
+from raystate.storage.names import LOG, base_name, base_number, log_name, number_of
+
+logger = logging.getLogger("raystate")
+
+Given = TypeVar("Given")
+Parsed = TypeVar("Parsed")
+
+FIRST = 1  # as core.log.claim_entry numbers them
+_TAIL_TRIES = 100  # each means that two newer bases were written since the entry was found
+_READ_AT_ONCE = 256
+_READERS = 16  # at once: a request to a store takes tens of milliseconds
+_LONGEST_LOG = 10**12  # the names have 12 digits
+
+
+class BaseMissingError(StorageError):
+    """The base of an entry is gone: a newer one has taken its place since the entry was found, or it is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """An entry with the base that it is written with."""
+
+    entry: LogEntry
+    base: Base
+
+
+class ReadBack(NamedTuple):
+    """What could be read of the log.
+
+    Attributes:
+        entries: newest first; without those that are damaged or lost.
+        unread: the newest entry that was not asked for, or that storage did not hand out; 0: there is none.
+        error: why it did not; None: it handed out all that it was asked for.
+    """
+
+    entries: list[WrittenEntry]
+    unread: int
+    error: StorageError | None
+
+
+class LogReader:
+    """Reads the log; safe to share between threads.
+
+    Args:
+        storage: of the run.
+    """
+
+    def __init__(self, storage: Storage):
+        self._storage = storage
+        self._lock = threading.Lock()  # guards _newest only; never held during I/O
+        self._newest: Tail | None = None  # entries are immutable and never deleted, so it stays true, only not the newest
+
+    def tail(self) -> LogEntry | None:
+        """The newest entry, None if there is none: about 2·log2(n) existence checks and one or two reads, from the last tail on one check.
+
+        Raises:
+            StorageError: storage failed.
+            CorruptCheckpointError: an entry or its base is not what raystate writes, or is missing.
+            ConfigError: a newer raystate wrote it.
+        """
+        newest = self.newest()
+        return None if newest is None else newest.entry
+
+    def newest(self) -> Tail | None:
+        """The newest entry with its base. Raises as `tail`."""
+        seq = 0
+        for _ in range(_TAIL_TRIES):
+            known, last = self._newest, seq
+            seq = self._find_tail(known)
+            if not seq or (known is not None and known.entry.seq == seq):
+                return known
+            try:
+                return self._remember(self._read(seq))
+            except BaseMissingError as error:
+                if seq == last:  # nobody has appended since: it can't have been replaced
+                    raise CorruptCheckpointError(error.message, path=error.path) from error
+        raise StorageError(f"{self._storage.url}: the log goes on faster than it can be read", operation="read", path=log_name(seq))
+
+    def read(self, seq: int) -> LogEntry:
+        """One entry. Raises ObjectMissingError (also when the base of an old entry is gone), StorageError, CorruptCheckpointError."""
+        try:
+            return self._read(seq).entry
+        except BaseMissingError as error:
+            raise ObjectMissingError(error.message, **error.details) from error
+
+    def read_header(self, seq: int) -> WrittenEntry:
+        """One entry as it is written, whatever has become of its base. Raises ObjectMissingError, StorageError, CorruptCheckpointError."""
+        name = log_name(seq)
+        written = self._parsed(name, self._storage.read(name), WrittenEntry.parse, "a log entry")
+        if written.seq != seq:
+            path = f"{self._storage.url}/{name}"
+            raise CorruptCheckpointError(f"{path} holds entry {written.seq}", path=path, expected=seq, got=written.seq)
+        return written
+
+    def read_back(self, seq: int, *, most: int) -> ReadBack:
+        """This entry and those before it, at most `most`, as far as storage hands them out now."""
+        last = max(FIRST - 1, seq - most)
+        asked = range(seq, last, -1)
+        found = map_in_threads(self._header_or_error, asked, threads=_READERS, name="raystate-log")
+        failed = [(at, one) for at, one in zip(asked, found, strict=True) if isinstance(one, StorageError)]
+        entries = [one for one in found if isinstance(one, WrittenEntry)]
+        return ReadBack(entries, *(failed[0] if failed else (last, None)))
+
+    def find_commits(self, seq: int, snapshots: Iterable[SnapshotId]) -> set[SnapshotId]:
+        """Which of these snapshots this entry or one before it has committed, as far as they can be read. Raises StorageError."""
+        wanted, found = set(snapshots), set[SnapshotId]()
+        oldest = min((lineage_order(one.lineage)[0] for one in wanted), default=0)  # no attempt before it can have committed them
+        for last in range(seq, FIRST - 1, -_READ_AT_ONCE):
+            entries, _, error = self.read_back(last, most=_READ_AT_ONCE)
+            if error is not None:
+                raise error
+            found |= wanted.intersection(map(committed_by, entries))
+            if found == wanted or any(entry.attempt < oldest for entry in entries):
+                break
+        return found
+
+    def read_base(self, name: str) -> Base:
+        """The base of this name (`WrittenEntry.base`). Raises ObjectMissingError, StorageError, CorruptCheckpointError."""
+        return self._parsed(
+            base_name(name), self._storage.read(base_name(name)), lambda data: Base.parse(name, data), "a base of the log"
+        )
+
+    # ------------------------------------------------------------ inside
+
+    def _header_or_error(self, seq: int) -> WrittenEntry | StorageError | None:
+        try:
+            return self.read_header(seq)
+        except (ObjectMissingError, CorruptCheckpointError, ConfigError) as error:
+            logger.debug("log entry %d can't be read back: %s", seq, error)
+            return None
+        except StorageError as error:
+            return error
+
+    def _find_tail(self, known: Tail | None) -> int:
+        """The number of the newest entry, 0 if there is none."""
+        if known is not None:
+            return self._gallop(known.entry.seq)
+        if not self._exists(FIRST):
+            later = min((number for info in self._storage.list(LOG) if (number := number_of(info.name))), default=0)
+            if later > FIRST:
+                name = log_name(FIRST)
+                raise CorruptCheckpointError(
+                    f"{self._storage.url}/{name} is missing, and entry {later} is there: the log has lost its beginning. Bring it back "
+                    "from a copy; or copy the step folders, without .raystate, to another storage and start there",
+                    path=name,
+                )
+            if not later:
+                return 0
+        newest = self._gallop(FIRST)
+        while self._exists(newest + 2):
+            if not self._exists(newest + 1):  # nobody appends after a gap, and nobody deletes
+                name = log_name(newest + 1)
+                raise CorruptCheckpointError(f"{self._storage.url}/{name} is missing, and later entries are there", path=name)
+            newest = self._gallop(newest + 1)  # others have appended meanwhile
+        return newest
+
+    def _read(self, seq: int) -> Tail:
+        written = self.read_header(seq)
+        base, known = NO_BASE, self._newest
+        if known is not None and known.base.name == written.base:
+            base = known.base
+        elif written.base:
+            try:
+                base = self.read_base(written.base)
+            except (ObjectMissingError, CorruptCheckpointError) as error:
+                base = self._rebuilt(written.base)
+                if base is None and isinstance(error, ObjectMissingError):
+                    path = f"{self._storage.url}/{base_name(written.base)}"
+                    raise BaseMissingError(
+                        f"{path}, the base of log entry {seq}, is missing", operation="read", path=path
+                    ) from error
+                if base is None:
+                    raise
+        return Tail(entry=self._parsed(log_name(seq), base, written.entry, "a log entry"), base=base)
+
+    def _rebuilt(self, name: str) -> Base | None:
+        """A base that can't be read, from the entry before the first that names it; None if that can't be read either."""
+        first = base_number(base_name(name))
+        try:
+            previous = self.read_header(first - 1)
+            before = self.read_base(previous.base) if previous.base else NO_BASE
+            base = rebuilt_base(name, previous.entry(before), self.read_header(first), before.name)
+        except (ObjectMissingError, CorruptCheckpointError, ValueError, KeyError):
+            return None
+        if base is not None:
+            logger.warning(
+                "%s/%s is damaged or lost; it was rebuilt from log entry %d", self._storage.url, base_name(name), first - 1
+            )
+        return base
+
+    def _parsed(self, name: str, data: Given, parse: Callable[[Given], Parsed], what: str) -> Parsed:
+        path = f"{self._storage.url}/{name}"
+        try:
+            return parse(data)
+        except NewerFormatError as error:
+            message = f"{path} was written by a newer raystate (log format {error.format}, this one knows {FORMAT})"
+            raise ConfigError(message, field="storage", path=path, expected=FORMAT, got=error.format) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptCheckpointError(f"{path} is not {what}: {error}", path=path) from error
+
+    def _gallop(self, known: int) -> int:
+        """The last of the contiguous numbers, given one that exists."""
+        step = 1
+        while self._exists(known + step):
+            known += step
+            step *= 2
+            if known > _LONGEST_LOG:
+                raise StorageError(
+                    f"{self._storage.url} says that every log entry exists", operation="exists", path=log_name(known)
+                )
+        missing = known + step
+        while missing - known > 1:
+            middle = (known + missing) // 2
+            if self._exists(middle):
+                known = middle
+            else:
+                missing = middle
+        return known
+
+    def _exists(self, seq: int) -> bool:
+        return self._storage.exists(log_name(seq))
+
+    def _remember(self, tail: Tail) -> Tail:
+        with self._lock:
+            if self._newest is None or self._newest.entry.seq < tail.entry.seq:
+                self._newest = tail
+        return tail

@@ -1,0 +1,86 @@
+"""The run's folder is moved away or not mounted for a while, and what is written meanwhile lies in an empty folder in its place."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from raystate.core.errors import CorruptCheckpointError
+from raystate.core.log import claim_entry
+from raystate.storage import RunLog, Storage, open_storage, visible_steps
+from raystate.storage.names import LOG, PACKAGES, log_name
+from raystate.storage.wrapping import StorageWrapper
+from tests.storage.harness import Process
+from tests.storage.test_given_up import Nobody, left, start
+
+
+class Moved(StorageWrapper):
+    """Another folder is in its place, from the creation of a package of this step on until entries were asked for in vain so often."""
+
+    def __init__(self, inner: Storage, other: Storage, *, step: int, looks: int):
+        super().__init__(inner)
+        self._home, self._other, self._step, self._looks = inner, other, step, looks
+
+    def before(self, operation: str, name: str) -> None:
+        if operation == "create" and name.startswith(f"{PACKAGES}/{self._step}.") and self._looks:
+            self.inner = self._other
+        if operation == "read" and name.startswith(LOG) and self.inner is self._other:
+            self._looks -= 1
+            if not self._looks:
+                self.inner = self._home
+
+
+def test_a_commit_waits_for_the_folder_and_for_what_it_commits(storage: Storage, tmp_path: Path) -> None:
+    empty = open_storage(tmp_path / "empty" if storage.is_directory else f"memory://{secrets.token_hex(6)}/run")
+    process = Process(Moved(storage, empty, step=2, looks=3), name="p", witness=Nobody())
+    start(process)
+    assert process.save(1)
+    assert process.save(2), "by a second try: the package of the first lies in the other folder"
+    assert process.save(3)
+    process.settle()
+    assert empty.list(LOG) == [], "no entry lies where nobody looks for it"
+    assert visible_steps(storage) == (2, 3)
+    assert left(storage) == [], "of the first two saves: step 1 is retired, the first try of step 2 is removed"
+    steps = [one.step for one in RunLog(storage).tail().live]  # pyright: ignore[reportOptionalMemberAccess]
+    assert steps == [2, 3]
+
+
+def test_an_entry_follows_only_one_that_is_there(storage: Storage) -> None:
+    log = RunLog(storage)
+    first = log.claim(lambda tail: claim_entry(tail, "w", "lm"))
+    again = claim_entry(first, "x", "lm")
+    moved = storage.read(log_name(1))
+    storage.delete(log_name(1))
+    appended = log.append(again)
+    assert appended.outcome == "failed"
+    assert "is missing" in appended.error and "not mounted" in appended.error
+    assert storage.list(LOG) == []
+    storage.create(log_name(1), moved)
+    assert log.append(again).outcome == "ok"
+
+
+def test_an_entry_follows_only_the_one_that_it_was_made_for(storage: Storage) -> None:
+    """Somebody has begun another run in the folder's place."""
+    log = RunLog(storage)
+    first = log.claim(lambda tail: claim_entry(tail, "w", "lm"))
+    storage.delete(log_name(1))
+    RunLog(storage).claim(lambda tail: claim_entry(tail, "theirs", "lm"))
+    appended = log.append(claim_entry(first, "w", "lm"))
+    assert appended.outcome == "failed"
+    assert "writer theirs" in appended.error and "the folder has been replaced" in appended.error
+    assert [info.name for info in storage.list(LOG)] == [log_name(1)]
+
+
+@pytest.mark.parametrize("lost", [1, 2, 4])
+def test_a_log_without_its_beginning_is_damage(storage: Storage, lost: int) -> None:
+    log = RunLog(storage)
+    for writer in "abcde":
+        log.claim(lambda tail, writer=writer: claim_entry(tail, writer, "lm"))
+    for seq in range(1, lost + 1):
+        storage.delete(log_name(seq))
+    for use in (RunLog(storage).tail, lambda: RunLog(storage).claim(lambda tail: claim_entry(tail, "w", "lm"), timeout_s=5.0)):
+        with pytest.raises(CorruptCheckpointError, match=rf"entry {lost + 1} is there: the log has lost its beginning"):
+            use()
+    assert len(storage.list(LOG)) == 5 - lost
