@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -70,7 +70,8 @@ def _package_after_the_commit(patch: pytest.MonkeyPatch) -> None:
     put, append = StepFolder.put_package, RunLog.append
     waiting: list[tuple[StepFolder, Package]] = []
 
-    def late(self: RunLog, entry: LogEntry) -> Appended:
+    def late(self: RunLog, entry: LogEntry, *, needs: Sequence[str] = ()) -> Appended:
+        del needs  # and nobody asks whether it is there
         outcome = append(self, entry)
         for folder, package in waiting:
             if folder.storage is self._storage:
@@ -134,8 +135,8 @@ def _base_after_its_entry(patch: pytest.MonkeyPatch) -> None:
     create, append = RunLog._create_base, RunLog.append
     waiting: list[tuple[RunLog, PlannedEntry]] = []
 
-    def late(self: RunLog, entry: LogEntry) -> Appended:
-        outcome = append(self, entry)
+    def late(self: RunLog, entry: LogEntry, *, needs: Sequence[str] = ()) -> Appended:
+        outcome = append(self, entry, needs=needs)
         for log, planned in waiting:
             if log is self:
                 create(log, planned)
@@ -151,7 +152,10 @@ def _base_in_use_is_garbage(patch: pytest.MonkeyPatch) -> None:
 
 
 def _errors_kept_back(patch: pytest.MonkeyPatch) -> None:
+    """And nobody asks whether the package is there."""
+    append = RunLog.append
     patch.setattr(storing, "one_line", lambda error: "")
+    patch.setattr(RunLog, "append", lambda self, entry, needs=(): append(self, entry))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

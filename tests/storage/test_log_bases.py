@@ -18,8 +18,7 @@ from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageErr
 from raystate.core.log import claim_entry, key_of, next_entry
 from raystate.core.messages import SnapshotId
 from raystate.core.sealed import seal, unseal
-from raystate.storage import ObjectMissingError, RunLog, Storage, StorageWrapper, collect_garbage, find_garbage
-from raystate.storage import log as log_module
+from raystate.storage import ObjectMissingError, RunLog, Storage, StorageWrapper, collect_garbage, find_garbage, log_reader
 from raystate.storage.names import BASES, LOG, base_name, base_number, log_name
 from raystate.testing.storage import DiedError, DyingAt, Failing, LosingAnswers, Recording
 from raystate.verification import verify_log
@@ -115,7 +114,7 @@ def test_what_could_be_read_back_counts_although_one_read_failed(storage: Storag
 
 def test_commits_are_looked_for(storage: Storage, monkeypatch: pytest.MonkeyPatch):
     """As far back as they can be: no attempt before the one that has begun their lineage can have committed them."""
-    monkeypatch.setattr(log_module, "_READ_AT_ONCE", 4)
+    monkeypatch.setattr(log_reader, "_READ_AT_ONCE", 4)
     log = RunLog(storage)
     commit(log, claim(log), *range(1, 21))
     tail = commit(log, claim(log), *range(21, 41))
@@ -426,16 +425,18 @@ def test_a_second_try_when_the_log_has_gone_on(storage: Storage, small_entries: 
     """Its answer was lost, and by now so many newer bases are there that its own predecessor's is gone."""
     log = RunLog(storage)
     tail = commit(log, claim(log), *range(1, 30))
-    late = RunLog(Failing(LosingAnswers(storage, only="log/"), "read"))
-    late._remember(log.newest())  # pyright: ignore
     entry = following(tail, 30)
+    failing = Failing(LosingAnswers(storage, only="log/"), "read")
+    failing.before = lambda operation, name: Failing.before(failing, operation, name) if name == log_name(entry.seq) else None
+    late = RunLog(failing)
+    late._remember(log.newest())  # pyright: ignore
     assert late.append(entry).outcome == "failed"
     newest = claim(RunLog(storage), "next")
     newest = commit(RunLog(storage), newest, *range(100, 140))
     collect_garbage(storage)
     with pytest.raises(ObjectMissingError, match="base of log entry"):
         RunLog(storage).read(tail.seq)
-    late._storage.on = False  # pyright: ignore
+    failing.on = False
     assert late.append(entry).outcome == "ok", "it is in the log"
     fresh = RunLog(storage).append(dataclasses.replace(entry, writer="another"))
     assert (fresh.outcome, fresh.tail) == ("taken", newest)
