@@ -249,4 +249,6 @@ def test_a_folder_that_is_away_for_a_while(ray_cluster: Any, make_run: Any, tmp_
         aside.rename(folder)
         manager.wait_until_finished()
         assert manager.all_steps() == [1, 2]
-        assert np.asarray(manager.restore(state, step=2).state["x"]).tolist() == [0.0] * 4
+        restored = manager.restore(state, step=2)
+        assert restored is not None
+        assert np.asarray(restored.state["x"]).tolist() == [0.0] * 4
