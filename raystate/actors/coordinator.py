@@ -79,9 +79,11 @@ class CoordinatorActor:
         self._config = config
         self._run_hash = run_hash
         self._kept_owner = Kept(f"raystate:owner:{run_hash}")
+        self._kept_attempt = Kept(f"raystate:attempt:{run_hash}")
         self._restarted = is_restarted()
         self._owner = owner
         self._owner_s = time.monotonic()  # when it last said hello
+        self._given_up = ""  # why this use of the run ends: another one begins when it has
         self._lefts: set[int] = set()
         self._left_all = threading.Event()
         self._kill_me = ray.get_runtime_context().current_actor
@@ -120,17 +122,22 @@ class CoordinatorActor:
         self._hosts.keep_waiting()
         self._kept_owner.put(self._owner)
         identity = f"{cluster_token()}.{self._run_hash}"
+        known_hosts = self._hosts.known()
+        # What an ended use of the run has left behind says nothing: its hosts have ended, too.
+        before = self._kept_attempt.get() if self._restarted or known_hosts else None
         service = CoordinatorLoop(
             settings=self._config.core_settings(),
             keep=orbax_keep(self._config),
             storage=open_storage(self._config.storage),
             hosts=self._hosts,
-            known_hosts=self._hosts.known(),
+            known_hosts=known_hosts,
             writer=f"{identity}.{secrets.token_hex(4)}",
             # This actor's name is unique in its cluster: whoever had it before is dead.
             is_dead=lambda writer: writer.startswith(f"{identity}."),
             on_end=self._on_end,
             on_crash=_crash,
+            after=before or 0,
+            on_claim=self._kept_attempt.put,
             restarted=self._restarted,
             recorder=Recorder(_record_folder(self._config, self._run_hash)),
         )
@@ -151,6 +158,7 @@ class CoordinatorActor:
     def _end(self) -> None:
         self._left_all.wait(GOODBYE_S)
         self._kept_owner.delete()
+        self._kept_attempt.delete()
         ray.kill(self._kill_me, no_restart=True)
 
     async def hello(self, owner: Owner, takeover: bool) -> Welcome | Failure:
@@ -159,8 +167,12 @@ class CoordinatorActor:
         if self._service is None and (other := self._start()) is not None:
             return await self._other_uses(other, takeover)
         service = self._started
+        if self._given_up:
+            return self._ending()
         if service.failed is not None:
             return service.failed
+        if owner.identity != self._owner.identity and (gone := await self._find_gone(service)):
+            return self._without_log(service, gone, takeover)
         with service.ledger.lock:
             admission = admit(
                 self._owner,
@@ -180,6 +192,25 @@ class CoordinatorActor:
             self._kept_owner.put(owner)
         self._owner_s = now_s
         return Welcome(protocol=PROTOCOL, outdated=admission.replaces)
+
+    @staticmethod
+    async def _find_gone(service: CoordinatorLoop) -> str:
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(service.find_gone), USE_S)
+        except TimeoutError:  # storage is slow: it is there, or nobody knows
+            return ""
+
+    def _ending(self) -> Failure:
+        return Failure(error="RunInUseError", message=self._given_up, details={"run": self._config.run, "starting": True})
+
+    def _without_log(self, service: CoordinatorLoop, gone: str, takeover: bool) -> Failure:
+        """Another launch comes, and the folder is gone. What the hosts hold is of the run that lay there."""
+        if takeover:
+            self._given_up = f"run {self._config.run!r} was given up: {gone}"
+            service.give_up(self._given_up)
+            return self._ending()
+        ways_out = "bring it back; or pass takeover=True to give up what this cluster's memory holds of the run, and begin anew"
+        return Failure(error="StorageError", message=f"{gone}; {ways_out}", details={"operation": "start", "begun": False})
 
     async def _other_uses(self, other: Tenant, takeover: bool) -> Failure:
         """Why another run has the storage; with `release`, the asker may end it first."""

@@ -81,6 +81,7 @@ class Saves:
         self.restoring = -1  # a stored step that is being read now
         self._counter = 0
         self._kept: frozenset[int] | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
+        self._kept_before: frozenset[int] | None = None  # the same of the commit before it
 
     # ---------------------------------------------------------------- what is due
 
@@ -282,6 +283,7 @@ class Saves:
         job = self.running
         assert job is not None and job.key == request.snapshot and job.packaged is not None
         step, packaged = job.key.step, job.packaged
+        self._kept_before = self._kept
         if self.journal.refuse_save(step) is not None:
             return None
         key = job.key
@@ -301,8 +303,7 @@ class Saves:
         assert self._kept is not None
         chosen = choose_retired(live, self._kept, {self.restoring} if self.restoring >= 0 else ())
         retires = [(step, False, why) for step, why in chosen if self.journal.refuse_retire(step) is None]
-        if len(retires) == len(chosen):
-            self._kept = None
+        self._kept = None if len(retires) == len(chosen) else self._kept
         return retires
 
     def _retire_the_rest(self) -> None:
@@ -317,7 +318,7 @@ class Saves:
         job = self.running
         assert job is not None and job.key == request.snapshot
         if entry is None:
-            self._kept = None  # what was chosen to go for a step that has not come
+            self._kept = self._kept_before  # nothing goes for a step that has not come
             step = job.key.step
             why = refused or (
                 self._other_bytes(job.key) if step in self.journal.live else self.journal.refuse_save(step) or "refused"

@@ -44,13 +44,14 @@ from raystate.core.messages import (
     Write,
 )
 from raystate.core.retention import Keep
+from raystate.runtime.asks import Asks
 from raystate.runtime.ledger import Ledger
 from raystate.runtime.long_waits import LongWaits
 from raystate.runtime.packaging import OrbaxPackager, Packager
 from raystate.runtime.progress import Going, Progress
 from raystate.runtime.record import Recorder
 from raystate.runtime.storing import Storing, Workers
-from raystate.storage import Storage
+from raystate.storage import LogGoneError, Storage
 
 logger = logging.getLogger("raystate.coordinator")
 
@@ -60,7 +61,6 @@ TICK_S = 0.1
 CLAIM_AGAIN_S = 1.0
 LOOK_FOR_DEAD_S = 15.0
 CRASHED_AGAIN_S = 10.0  # a new attempt that fails so soon would fail again and again
-REMEMBERED_ASKS = 4096
 
 
 class Hosts(Protocol):
@@ -91,6 +91,8 @@ class CoordinatorLoop:
             has failed for good.
         on_crash: called instead when it has failed, which a new attempt may mend: it begins with what storage and the hosts say; or when
             this run's next Coordinator is there already, and has the trainers and the hosts.
+        after: an attempt of this run that has claimed on this cluster: a log without it is not the run's. 0: none is known.
+        on_claim: called with the attempt when the run is claimed.
         restarted: it follows a Coordinator that was killed: while storage is out, whoever trains goes on, and is kept waiting.
         workers: who carries out the slow commands; None: threads of its own.
         packager: makes a step's package of what the hosts have written.
@@ -114,6 +116,8 @@ class CoordinatorLoop:
         is_dead: Callable[[str], bool],
         on_end: Callable[[str], None],
         on_crash: Callable[[], None] | None = None,
+        after: int = 0,
+        on_claim: Callable[[int], None] = lambda _: None,
         restarted: bool = False,
         workers: Workers | None = None,
         packager: Packager | None = None,
@@ -131,12 +135,13 @@ class CoordinatorLoop:
         self._is_dead = is_dead
         self._on_end = on_end
         self._on_crash = on_crash
+        self._after = after
+        self._on_claim = on_claim
         self._restarted = restarted
         self._claim_s = float("-inf")  # when to try (again)
         self._events: queue.SimpleQueue[Event | Progress | None] = queue.SimpleQueue()
         self._looks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._asks: dict[str, Future[Reply]] = {}
-        self._asks_lock = threading.Lock()
+        self._asks = Asks()
         self._workers = workers or Workers.threads()
         self._storing = Storing(
             run=settings.run,
@@ -153,12 +158,17 @@ class CoordinatorLoop:
         self._look_s = 0.0  # monotonic: when to look next for attempts that are assumed dead
         self.ledger = Ledger(storage)
         self._long_waits = LongWaits()
+        self._gone = ""  # why the run can't be claimed now: its log is not there
         self.attempt = -1
-        self.failed: Failure | None = None
 
     def start(self) -> None:
         """Claim the run and go on, on a thread."""
         threading.Thread(target=self._run, name="raystate-coordinator", daemon=True).start()
+
+    @property
+    def failed(self) -> Failure | None:
+        """What everybody who asks is told: this attempt can't go on."""
+        return self._asks.failed
 
     @property
     def ended(self) -> bool:
@@ -172,13 +182,7 @@ class CoordinatorLoop:
 
     def ask(self, event: Any) -> Future[Reply]:
         """Post an event that is answered; the same ask posted twice gets the same answer."""
-        with self._asks_lock:
-            future = self._asks.get(event.ask)
-            if future is None:
-                self._forget_answered()
-                future = self._asks[event.ask] = Future()
-                if self.failed is not None:
-                    future.set_result(self.failed)
+        future = self._asks.future(event.ask)
         if isinstance(event, Joined) and self.failed is None:
             self._hosts.ensure(event.host, functools.partial(self._host_failed, event.host))
         self.post(event)
@@ -207,13 +211,6 @@ class CoordinatorLoop:
         """Saves and restores under way."""
         return self.look(lambda _, now_s: self._long_waits.going(now_s))
 
-    def _forget_answered(self) -> None:
-        """Whoever asked has read its answer long ago."""
-        if len(self._asks) >= 2 * REMEMBERED_ASKS:
-            answered = [ask for ask, future in self._asks.items() if future.done()]
-            for ask in answered[:-REMEMBERED_ASKS]:
-                del self._asks[ask]
-
     def _host_failed(self, host: HostId, reason: str) -> None:
         # A HostActor is restarted for ever while its node lives: one that can't be made has lost its node.
         self.post(HostDown(host=host, reason=reason, gone=True))
@@ -229,10 +226,9 @@ class CoordinatorLoop:
             logger.exception("the coordinator stopped")
             again_at_once = self._restarted and self._clock() - began_s < CRASHED_AGAIN_S
             if self._on_crash is not None and not again_at_once:
-                self._ended.set()
-                self._on_crash()
+                self._crash(self._on_crash)
                 return
-            self._fail_all(
+            self._asks.fail_all(
                 Failure(error="RaystateError", message=f"the coordinator of run {self._settings.run!r} stopped: {error}")
             )
             self._end(f"stopped: {error}")
@@ -247,6 +243,8 @@ class CoordinatorLoop:
         """
         while not self._looks.empty():
             self._looks.get()()
+        if self._ended.is_set():
+            return False
         if self.attempt < 0:
             return self._claim_or_rest(timeout_s)
         busy = False
@@ -272,19 +270,25 @@ class CoordinatorLoop:
     def claim(self) -> None:
         """Become the newest attempt. Storage that is unusable now is a StorageError for whoever joins, or is tried again."""
         try:
-            entry, dead = self._storing.claim(self._is_dead)
+            entry, dead = self._storing.claim(self._is_dead, after=self._after)
+        except LogGoneError as error:
+            self._claim_s, told, self._gone = self._clock() + CLAIM_AGAIN_S, self._gone, error.message
+            if told != self._gone:
+                logger.warning("the run can't be claimed: %s; it is tried again", error)
+            return
         except (StorageError, CorruptCheckpointError, ConfigError) as error:  # the last two: a log that can't be read
             if self._restarted and isinstance(error, StorageError):
                 self._claim_s = self._clock() + CLAIM_AGAIN_S
                 logger.warning("the run can't be claimed again yet: %s", error)
                 return
             kind = StorageError if isinstance(error, StorageError) else type(error)
-            self._fail_all(Failure(error=kind.__name__, message=error.message, details=error.details | {"begun": False}))
+            self._asks.fail_all(Failure(error=kind.__name__, message=error.message, details=error.details | {"begun": False}))
             self._hosts.close_empty()  # those that were made for whoever asked; others may hold steps that the next attempt needs
             self._on_end(error.message)
             self._ended.set()
             return
-        self.attempt = entry.attempt
+        self.attempt, self._gone = entry.attempt, ""
+        self._on_claim(entry.attempt)
         logger.info("attempt %d of run %r on %s", entry.attempt, self._settings.run, self._storage.url)
         self.ledger.begin(entry.attempt)
         if self._recorder is not None:
@@ -319,10 +323,7 @@ class CoordinatorLoop:
     def _execute(self, command: Command) -> None:
         match command:
             case Answer(ask=ask, reply=reply):
-                with self._asks_lock:
-                    future = self._asks.setdefault(ask, Future())
-                if not future.done():
-                    future.set_result(reply)
+                self._asks.answer(ask, reply)
             case Advise(host=host, advice=advice):
                 self._hosts.advise(host, advice)
             case Invalidate():
@@ -361,24 +362,29 @@ class CoordinatorLoop:
         self._on_end(reason)
 
     def _superseded(self, end: Superseded) -> None:
-        self._ended.set()
         if not end.by_stranger and self._on_crash is not None:
-            self._on_crash()
+            self._crash(self._on_crash)
             return
-        self._fail_all(
-            Failure(
-                error=StaleAttemptError.__name__,
-                message=f"attempt {self.attempt} of {self._storage.url} was superseded by attempt {end.by_attempt}: {end.reason}",
-                details={"attempt": self.attempt, "by_attempt": end.by_attempt},
-            )
-        )
-        if end.by_stranger:
-            self._hosts.close_all(remove_arena=True)
-        self._end(end.reason)
+        text = f"attempt {self.attempt} of {self._storage.url} was superseded by attempt {end.by_attempt}: {end.reason}"
+        self._stop_use(text, by_attempt=end.by_attempt, hosts_end=end.by_stranger)
 
-    def _fail_all(self, failure: Failure) -> None:
-        with self._asks_lock:
-            self.failed = failure
-            waiting = [future for future in self._asks.values() if not future.done()]
-        for future in waiting:
-            future.set_result(failure)
+    def find_gone(self) -> str:
+        """Why the run has no log any more, "" if it has, or if storage doesn't say. For other threads; it asks storage."""
+        return self._gone if self.attempt < 0 else self._storing.find_gone()
+
+    def give_up(self, reason: str) -> None:
+        """End without a word to storage, and the hosts with what they hold. For other threads."""
+        self._looks.put(lambda: self._stop_use(reason, hosts_end=True))
+
+    def _stop_use(self, text: str, *, hosts_end: bool, **details: Any) -> None:
+        self._ended.set()
+        self._asks.fail_all(Failure(error=StaleAttemptError.__name__, message=text, details={"attempt": self.attempt} | details))
+        if hosts_end:
+            self._hosts.close_all(remove_arena=True)
+        self._end(text)
+
+    def _crash(self, on_crash: Callable[[], None]) -> None:
+        self._ended.set()
+        if self._recorder is not None:
+            self._recorder.close(timeout_s=1.0)  # what it crashed at is looked for
+        on_crash()

@@ -16,7 +16,7 @@ from typing import Any, assert_never
 
 from raystate import fault_points
 from raystate.core.entries import WrittenEntry, committed_by, deleted_by
-from raystate.core.errors import ConfigError
+from raystate.core.errors import ConfigError, StorageError
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Append,
@@ -45,7 +45,7 @@ from raystate.core.retention import Keep
 from raystate.core.tree import Package
 from raystate.runtime.packaging import Packager
 from raystate.runtime.priority import give_way
-from raystate.storage import RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps, pinned_steps
+from raystate.storage import LogGoneError, RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps, pinned_steps
 from raystate.storage.names import package_name
 
 logger = logging.getLogger("raystate.coordinator")
@@ -125,23 +125,32 @@ class Storing:
 
     # ------------------------------------------------------------ the claim
 
-    def claim(self, is_dead: Callable[[str], bool]) -> tuple[LogEntry, tuple[int, ...]]:
+    def claim(self, is_dead: Callable[[str], bool], *, after: int = 0) -> tuple[LogEntry, tuple[int, ...]]:
         """Become the newest attempt, at once.
 
         Args:
             is_dead: tells whether the process behind a log writer id is known to be dead.
+            after: an attempt that is known to have claimed; 0: none is.
 
         Returns:
             The claim's entry, and the attempts whose processes are known to be dead.
 
         Raises:
-            StorageError: the storage can't be used now.
+            LogGoneError: the log does not have that attempt. StorageError: the storage can't be used now.
             CorruptCheckpointError, ConfigError: the log can't be read.
         """
         self._storage.self_test()
         dead: list[int] = []
 
         def entry_after(tail: LogEntry | None) -> LogEntry:
+            newest = 0 if tail is None else tail.attempt
+            if newest < after:
+                what = f"a log that ends with attempt {newest}" if newest else "no log"
+                raise LogGoneError(
+                    f"{self._storage.url} has {what}, and attempt {after} of the run has trained on this cluster: the folder has been "
+                    "moved, removed or replaced, or is not mounted",
+                    operation="claim", path=self._storage.url,
+                )  # fmt: skip
             gone = {tail.attempt} if tail is not None and is_dead(tail.writer) else set[int]()
             dead[:] = sorted(gone | set(assumed_dead(self._storage)))
             live = () if tail is None else tuple(step.step for step in tail.live)
@@ -160,6 +169,16 @@ class Storing:
         committed = tuple(one for written in before if (one := committed_by(written)) is not None)
         deleted = set[int]().union(*(deleted_by(one) for one in (entry, *before)))
         return Claimed(entry=entry, hosts=hosts, dead=dead, committed=committed, unread=unread, deleted=tuple(sorted(deleted)))
+
+    def find_gone(self) -> str:
+        """Why the log is not where this attempt has written it; "": it is, or storage doesn't say."""
+        try:
+            self._log.check_newest()
+        except LogGoneError as error:
+            return error.message
+        except StorageError as error:
+            logger.debug("the log could not be looked at: %s", error)
+        return ""
 
     def prepare(self, entry: LogEntry) -> None:
         """What can be done while the trainers start: remove what earlier attempts left, load what packages are made with."""
@@ -269,9 +288,11 @@ class Storing:
         error = pinned = ""
         try:
             # After the retirement is in the log: whoever pins the step from now on finds it there. A damaged step is only moved.
+            self._log.check_newest()  # while the folder is away nothing is pinned, and every step is gone
             pinned = "" if command.aside else pinned_steps(self._storage).get(command.step, "")
             if not pinned:
                 StepFolder(self._storage, command.step, command.save).retire(aside=command.aside)
+                self._log.check_newest()
         except Exception as caught:
             error = one_line(caught)
         self._post(RetireDone(step=command.step, error=error, pinned=pinned))

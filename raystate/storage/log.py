@@ -22,6 +22,10 @@ from raystate.storage.names import GUARD, GUARD_TEXT, base_name, log_name
 logger = logging.getLogger("raystate")
 
 
+class LogGoneError(StorageError):
+    """The log is not where this process or its predecessor has written it: the folder was moved, removed or replaced, or is not mounted."""
+
+
 class _LostError(StorageError):
     """Somebody else's entry was appended in the place of ours."""
 
@@ -77,6 +81,7 @@ class RunLog(LogReader):
 
         Raises:
             StorageError: storage kept failing, or others kept winning, up to the deadline.
+            LogGoneError: `make_entry` says so.
         """
         made: LogEntry | None = None
 
@@ -97,7 +102,9 @@ class RunLog(LogReader):
             return made
 
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(StorageError),
+            retry=tenacity.retry_if_exception(
+                lambda error: isinstance(error, StorageError) and not isinstance(error, LogGoneError)
+            ),
             wait=_wait_unless_lost,
             stop=tenacity.stop_before_delay(timeout_s) | tenacity.stop_after_attempt(tries),
         )
@@ -120,13 +127,14 @@ class RunLog(LogReader):
         if planned is None:
             return self._taken(entry)
         self._plan = planned
+        if entry.seq > FIRST:
+            self._check(entry.seq - 1)
         if not self._guarded:
             if not self._storage.exists(GUARD):
                 self._storage.create_or_same(GUARD, GUARD_TEXT)
             self._guarded = True
         self._create_base(planned)
         name = log_name(entry.seq)
-        self._check_before(entry.seq)
         lost = () if self._sent is planned else [one for one in needs if not self._storage.exists(one)]
         if lost:
             return Appended(seq=entry.seq, outcome="refused", error=f"{self._storage.url}/{lost[0]} is gone")
@@ -163,41 +171,40 @@ class RunLog(LogReader):
             except BaseMissingError:
                 return None
             except ObjectMissingError:
-                raise self._missing_before(entry.seq) from None
+                raise self._missing(entry.seq - 1) from None
         return plan(entry, previous.entry, previous.base) if _may_follow(entry, previous.entry) else None
 
-    def _check_before(self, seq: int) -> None:
-        """The entry before this one is there, and is the one that this process knows. Else somebody has removed, moved or replaced the
-        folder, or it is not mounted, and this entry would lie where nobody looks for it.
+    def check_newest(self) -> None:
+        """The newest entry that this process knows is where it was. What is not found beside it is really not there.
 
         Raises:
-            StorageError: it is not.
+            LogGoneError: it is not. StorageError: storage failed.
         """
-        if seq <= FIRST:
-            return
+        if self._newest is not None:
+            self._check(self._newest.entry.seq)
+
+    def _check(self, seq: int) -> None:
+        """This entry is there, and is the one that this process knows: else what is written now would lie where nobody looks for it."""
         try:
-            found = self.read_header(seq - 1)
+            found = self.read_header(seq)
         except ObjectMissingError:
-            raise self._missing_before(seq) from None
+            raise self._missing(seq) from None
         except CorruptCheckpointError:
             return  # it is there; an entry with a base of its own needs nothing of it
         known = self._newest
-        if known is None or known.entry.seq != found.seq:
+        if known is None or known.entry.seq != seq:
             return
         ours, theirs = (known.entry.attempt, known.entry.writer), (found.attempt, found.writer)
         if ours != theirs:
-            raise StorageError(
-                f"{self._storage.url}/{log_name(found.seq)} is of attempt {theirs[0]}, writer {theirs[1]}, and was of attempt {ours[0]}, "
-                f"writer {ours[1]}: the folder has been replaced while the run went on",
-                operation="append", path=log_name(seq), expected=ours, got=theirs,
+            raise LogGoneError(
+                f"{self._storage.url}/{log_name(seq)} is of attempt {theirs[0]}, writer {theirs[1]}, and was of attempt {ours[0]}, writer "
+                f"{ours[1]}: the folder has been replaced while the run went on",
+                operation="read", path=log_name(seq), expected=ours, got=theirs,
             )  # fmt: skip
 
-    def _missing_before(self, seq: int) -> StorageError:
-        return StorageError(
-            f"{self._storage.url}/{log_name(seq - 1)} is missing, the entry before it: the folder has been moved or "
-            "removed, or is not mounted",
-            operation="append", path=log_name(seq),
-        )  # fmt: skip
+    def _missing(self, seq: int) -> LogGoneError:
+        text = "the folder has been moved or removed, or is not mounted"
+        return LogGoneError(f"{self._storage.url}/{log_name(seq)} is missing: {text}", operation="read", path=log_name(seq))
 
     def _create_base(self, planned: PlannedEntry) -> None:
         if planned.base_data is not None:  # durable before anything names it

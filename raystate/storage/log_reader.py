@@ -117,8 +117,11 @@ class LogReader:
         return ReadBack(entries, *(failed[0] if failed else (last, None)))
 
     def find_commits(self, seq: int, snapshots: Iterable[SnapshotId]) -> set[SnapshotId]:
-        """Which of these snapshots this entry or one before it has committed, as far as they can be read. Raises StorageError."""
+        """Which of these snapshots this entry or one before it has committed, as far as they can be read. Raises StorageError, also when
+        this entry is not there."""
         wanted, found = set(snapshots), set[SnapshotId]()
+        if not self._exists(seq):  # the folder is away, and nothing is known
+            raise StorageError(f"{self._storage.url}/{log_name(seq)} is missing", operation="read", path=log_name(seq))
         oldest = min((lineage_order(one.lineage)[0] for one in wanted), default=0)  # no attempt before it can have committed them
         for last in range(seq, FIRST - 1, -_READ_AT_ONCE):
             entries, _, error = self.read_back(last, most=_READ_AT_ONCE)

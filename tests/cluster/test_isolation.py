@@ -252,3 +252,37 @@ def test_a_folder_that_is_away_for_a_while(ray_cluster: Any, make_run: Any, tmp_
         restored = manager.restore(state, step=2)
         assert restored is not None
         assert np.asarray(restored.state["x"]).tolist() == [0.0] * 4
+
+
+def test_a_folder_that_is_gone_for_good(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    """What memory holds of the run that lay there is not the next launch's, unless it says that it may go."""
+    run = make_run()
+    name = coordinator_name(run_hash(run.storage, run.run))
+    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=1)
+    script = Script(ray_cluster.address, "", run, tmp_path / "log")
+    try:
+        wait_for(lambda: len(script.said("step")) > 3, "some steps")
+    finally:
+        script.end()
+    shutil.rmtree(run.storage)
+
+    def refused() -> str:
+        with pytest.raises(raystate.StorageError) as caught:
+            raystate.StateManager(config)
+        assert "pass takeover=True to give up" in str(caught.value)
+        return str(caught.value)
+
+    assert "is missing: the folder has been moved or removed" in refused()
+    # The Coordinator dies, and begins no run in its place.
+    pid = pid_of(name)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: pid_of(name) not in (None, pid), "another Coordinator")
+    wait_for(lambda: "has no log, and attempt 1 of the run has trained on this cluster" in refused(), "a look at the log")
+    assert not list(Path(run.storage).glob(".raystate/log/*"))
+    with raystate.StateManager(config, takeover=True) as manager:
+        restored = manager.restore_or_init(lambda: {"x": jnp.ones(4)})
+        assert restored.step == 0 and np.asarray(restored.state["x"]).tolist() == [1.0] * 4
+        assert manager.save(1, restored.state)
+        manager.wait_until_finished()
+        assert manager.all_steps() == [1]

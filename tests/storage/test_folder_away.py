@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.errors import CorruptCheckpointError, StorageError
 from raystate.core.log import claim_entry
-from raystate.storage import RunLog, Storage, open_storage, visible_steps
+from raystate.core.messages import SnapshotId
+from raystate.storage import RunLog, StepFolder, Storage, open_storage, visible_steps
 from raystate.storage.names import LOG, PACKAGES, log_name
 from raystate.storage.wrapping import StorageWrapper
 from tests.storage.harness import Process
@@ -33,7 +35,7 @@ class Moved(StorageWrapper):
 
 
 def test_a_commit_waits_for_the_folder_and_for_what_it_commits(storage: Storage, tmp_path: Path) -> None:
-    empty = open_storage(tmp_path / "empty" if storage.is_directory else f"memory://{secrets.token_hex(6)}/run")
+    empty = empty_like(storage, tmp_path)
     process = Process(Moved(storage, empty, step=2, looks=3), name="p", witness=Nobody())
     start(process)
     assert process.save(1)
@@ -45,6 +47,75 @@ def test_a_commit_waits_for_the_folder_and_for_what_it_commits(storage: Storage,
     assert left(storage) == [], "of the first two saves: step 1 is retired, the first try of step 2 is removed"
     steps = [one.step for one in RunLog(storage).tail().live]  # pyright: ignore[reportOptionalMemberAccess]
     assert steps == [2, 3]
+
+
+class Away(StorageWrapper):
+    """Another folder is in its place for as long as `away` is set."""
+
+    def __init__(self, inner: Storage, other: Storage):
+        super().__init__(inner)
+        self.home, self.other = inner, other
+
+    @property
+    def away(self) -> bool:
+        return self.inner is self.other
+
+    @away.setter
+    def away(self, away: bool) -> None:
+        self.inner = self.other if away else self.home
+
+
+def empty_like(storage: Storage, tmp_path: Path) -> Storage:
+    return open_storage(tmp_path / "empty" if storage.is_directory else f"memory://{secrets.token_hex(6)}/run")
+
+
+def test_a_step_is_not_gone_because_the_folder_is(storage: Storage, tmp_path: Path) -> None:
+    """The entry that retires it is there, and the folder goes away before it is carried out."""
+    moving = Away(storage, empty_like(storage, tmp_path))
+    process = Process(moving, name="p", witness=Nobody(), keep_last=1)
+    start(process)
+    assert process.save(1)
+    retire, tries = StepFolder.retire, list[int]()
+
+    def late(self: StepFolder, *, aside: bool = False) -> None:
+        moving.away = not tries
+        tries.append(self.step)
+        retire(self, aside=aside)
+
+    with mock.patch.object(StepFolder, "retire", late):
+        assert process.save(2)
+        process._until("the end of step 1", lambda: len(tries) == 1 or bool(process.machine.journal.troubles))
+        moving.away = False
+        process.settle()
+    assert tries[:2] == [1, 1]
+    assert visible_steps(storage) == (2,)
+
+
+def test_a_run_is_not_begun_in_the_place_of_one_that_is_away(storage: Storage, tmp_path: Path) -> None:
+    moving = Away(storage, empty_like(storage, tmp_path))
+    first = Process(moving, name="p", witness=Nobody())
+    start(first)
+    assert first.save(1)
+    moving.away = True
+    heir = Process(moving, name="q", witness=Nobody(), after=1)
+    heir.claim()
+    assert heir.loop.attempt < 0
+    assert "has no log, and attempt 1 of the run has trained on this cluster" in heir.loop.find_gone()
+    assert moving.other.list(LOG) == []
+    moving.away = False
+    heir.now_s += 1.0
+    heir.claim()
+    assert heir.loop.attempt == 2
+    assert heir.loop.find_gone() == ""
+
+
+def test_what_an_earlier_attempt_has_committed_is_not_known_while_the_folder_is_away(storage: Storage, tmp_path: Path) -> None:
+    moving = Away(storage, empty_like(storage, tmp_path))
+    log = RunLog(moving)
+    log.claim(lambda tail: claim_entry(tail, "w", "lm"))
+    moving.away = True
+    with pytest.raises(StorageError, match="is missing"):
+        log.find_commits(1, [SnapshotId("1.0.x", 3)])
 
 
 def test_an_entry_follows_only_one_that_is_there(storage: Storage) -> None:
