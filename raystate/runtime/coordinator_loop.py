@@ -117,7 +117,7 @@ class CoordinatorLoop:
         on_end: Callable[[str], None],
         on_crash: Callable[[], None] | None = None,
         after: int = 0,
-        on_claim: Callable[[int], None] = lambda _: None,
+        on_claim: Callable[[int], object] = lambda _: None,
         restarted: bool = False,
         workers: Workers | None = None,
         packager: Packager | None = None,
