@@ -36,7 +36,7 @@ class StateManager:
 
     Args:
         config: None: the one that `fit` or `RayTrainCallback` set.
-        takeover: end another Ray job's use of the same run.
+        takeover: end another Ray job's use of the same run; give up what memory holds of it if its folder is gone from storage.
 
     Raises:
         ConfigError: no config, or the world size does not match `jax.process_count()`.
