@@ -34,7 +34,7 @@ from benchmarks.side.show import show  # noqa: E402
 from benchmarks.side.states import Case  # noqa: E402
 
 ROOM = 9  # times a state's size must be free: the state, its copies, slots, and what the peers keep
-UNCOMPRESSED = ("Orbax v0, uncompressed", "Orbax v1, uncompressed")  # all is to take 40 minutes: they are beside the other states
+UNCOMPRESSED = ("Orbax v0, uncompressed", "Orbax v1, uncompressed")  # left out of three states, so that all takes 40 minutes
 QUICK = (
     Case(mib=16, shape="mixed", arrays=150, dtype="bfloat16", rounds=1),
     Case(mib=4, shape="small", arrays=200, rounds=1),

@@ -12,7 +12,7 @@ from raystate.core.messages import LogEntry
 from raystate.core.tree import DataObject, Package, TreeSpec
 from raystate.inspection.boxes import boxes_of, total_bytes
 from raystate.orbax.step_reader import ItemKind, StepReader
-from raystate.storage import ObjectInfo, ObjectMissingError, RunLog, Storage, find_package, marked_save, visible_steps
+from raystate.storage import LogReader, ObjectInfo, ObjectMissingError, Storage, find_package, marked_save, visible_steps
 from raystate.storage.names import GUARD, LOG, base_name, log_name, number_of, package_name
 from raystate.storage.steps import other_bytes
 
@@ -63,7 +63,7 @@ def verify_log(storage: Storage, *, on_entry: Callable[[int, int], None] = _igno
         on_entry: called with (entries checked so far, entries in all).
     """
     bad: list[BadObject] = []
-    log = RunLog(storage)
+    log = LogReader(storage)
     names = [info.name for info in storage.list(LOG)]
     if names and not storage.exists(GUARD):
         bad.append(BadObject(name=GUARD, problem="is missing: stock Orbax's cleanup would delete the log"))
@@ -107,7 +107,7 @@ def _against_visible(storage: Storage, tail: LogEntry) -> list[BadObject]:
     return bad
 
 
-def _check_entry(log: RunLog, seq: int, bad: list[BadObject]) -> bool:
+def _check_entry(log: LogReader, seq: int, bad: list[BadObject]) -> bool:
     try:
         log.read_header(seq)
     except ObjectMissingError:
@@ -119,7 +119,7 @@ def _check_entry(log: RunLog, seq: int, bad: list[BadObject]) -> bool:
     return False
 
 
-def _whole_entry(storage: Storage, log: RunLog, seq: int, bad: list[BadObject]) -> LogEntry | None:
+def _whole_entry(storage: Storage, log: LogReader, seq: int, bad: list[BadObject]) -> LogEntry | None:
     """An entry that is fine itself, with its base; a later one if the log has gone on so far that its base is no longer kept."""
     base = log.read_header(seq).base
     try:

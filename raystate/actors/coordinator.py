@@ -50,7 +50,7 @@ logger = logging.getLogger("raystate")
 START_AGAIN_FOR_S = 120.0  # then a killed one's name is free, and the next start of the run makes another one
 START_PAUSE_S = 5.0  # at most, between two tries
 GOODBYE_S = 5.0  # how long the ended Coordinator waits for its last replies to be read
-USE_S = 10.0  # another run's Coordinator says within it who uses it
+USE_S = 10.0  # how long a quick question to a Coordinator or to storage may take
 TURN_S = 120.0  # a Coordinator whose storage another run has doesn't wait longer for its turn
 
 
@@ -123,7 +123,7 @@ class CoordinatorActor:
         self._kept_owner.put(self._owner)
         identity = f"{cluster_token()}.{self._run_hash}"
         known_hosts = self._hosts.known()
-        # What an ended use of the run has left behind says nothing: its hosts have ended, too.
+        # Without hosts it may be of an ended use of the run.
         before = self._kept_attempt.get() if self._restarted or known_hosts else None
         service = CoordinatorLoop(
             settings=self._config.core_settings(),
@@ -136,7 +136,7 @@ class CoordinatorActor:
             is_dead=lambda writer: writer.startswith(f"{identity}."),
             on_end=self._on_end,
             on_crash=_crash,
-            after=before or 0,
+            known_attempt=before or 0,
             on_claim=self._kept_attempt.put,
             restarted=self._restarted,
             recorder=Recorder(_record_folder(self._config, self._run_hash)),
@@ -171,8 +171,6 @@ class CoordinatorActor:
             return self._ending()
         if service.failed is not None:
             return service.failed
-        if owner.identity != self._owner.identity and (gone := await self._find_gone(service)):
-            return self._without_log(service, gone, takeover)
         with service.ledger.lock:
             admission = admit(
                 self._owner,
@@ -185,6 +183,8 @@ class CoordinatorActor:
             )
         if admission.failure is not None:
             return admission.failure
+        if owner.identity != self._owner.identity and (gone := await self._why_log_is_gone(service)):
+            return self._without_log(service, gone, takeover)
         if owner.job_id != self._owner.job_id:
             show_to(owner.job_id)
         if owner.identity != self._owner.identity or owner.rank == 0:
@@ -194,9 +194,9 @@ class CoordinatorActor:
         return Welcome(protocol=PROTOCOL, outdated=admission.replaces)
 
     @staticmethod
-    async def _find_gone(service: CoordinatorLoop) -> str:
+    async def _why_log_is_gone(service: CoordinatorLoop) -> str:
         try:
-            return await asyncio.wait_for(asyncio.to_thread(service.find_gone), USE_S)
+            return await asyncio.wait_for(asyncio.to_thread(service.why_log_is_gone), USE_S)
         except TimeoutError:  # storage is slow: it is there, or nobody knows
             return ""
 

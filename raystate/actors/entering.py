@@ -30,7 +30,7 @@ def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -
     """Return when `owner` has the run, with a Coordinator of this version and this configuration.
 
     Args:
-        takeover: end whoever uses the run, or the storage under another name.
+        takeover: end whoever uses the run, or the storage under another name; give up what memory holds of a run whose folder is gone.
 
     Raises:
         RunInUseError: somebody else's trainers are alive, or were a moment ago and start again; names job, pid, node and age.

@@ -206,7 +206,7 @@ class Coordinator:
         desk.out = out
         if self._end is not None:
             ask = getattr(event, "ask", None)
-            if ask is not None:
+            if ask is not None and self._end.by_stranger:
                 self._refuse_stale(ask)
             return out
         if not self._claimed and type(event) is not Claimed:

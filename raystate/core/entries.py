@@ -106,9 +106,14 @@ class Base:
         return cls(name=name, live=_live(raw["live"]), intents=_intents(raw["intents"]), before=raw["before"])
 
 
+def own_commits(entry: LogEntry | WrittenEntry) -> list[Intent]:
+    """What this very entry commits, beside what earlier ones have left open."""
+    return [one for one in entry.intents if one.kind == "commit" and one.seq == entry.seq]
+
+
 def committed_by(entry: LogEntry | WrittenEntry) -> SnapshotId | None:
     """The snapshot that this very entry has committed; None: it commits nothing, or of an unknown lineage."""
-    steps = {one.step for one in entry.intents if one.kind == "commit" and one.seq == entry.seq}
+    steps = {one.step for one in own_commits(entry)}
     for one in entry.live:
         if one.step in steps and one.lineage:
             return SnapshotId(one.lineage, one.step, one.again)

@@ -300,9 +300,13 @@ class Journal:
 
     def _supersede(self, tail: LogEntry | None, flight: LogEntry) -> None:
         attempt = -1 if tail is None else tail.attempt
-        text = f"log entry {flight.seq} belongs to attempt {attempt}: this attempt ({self.desk.attempt}) has been superseded"
-        if attempt < self.desk.attempt:
-            text = f"log entry {flight.seq} belongs to attempt {attempt}, older than this ({self.desk.attempt}): it is another run's log"
+        mine = self.desk.attempt
+        what = (
+            f"this attempt ({mine}) has been superseded"
+            if attempt > mine
+            else f"this is attempt {mine}, so it is another run's log"
+        )
+        text = f"log entry {flight.seq} belongs to attempt {attempt}: {what}"
         stranger = tail is not None and _cluster_of(tail.writer) != _cluster_of(self.writer)
         self.superseded = Superseded(by_attempt=attempt, reason=text, by_stranger=stranger)
         self.desk.stir = True

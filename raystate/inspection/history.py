@@ -11,7 +11,7 @@ from typing import Literal
 
 from raystate.core.entries import WrittenEntry
 from raystate.core.errors import CorruptCheckpointError
-from raystate.storage import ObjectMissingError, RunLog, Storage
+from raystate.storage import LogReader, ObjectMissingError, Storage
 from raystate.storage.names import LOG, log_name, number_of
 
 READERS = 16  # entries at a time
@@ -81,7 +81,7 @@ def read_history(storage: Storage, *, on_entry: Callable[[int, int], None] = _ig
     damaged: list[tuple[str, str]] = []
     entries: list[WrittenEntry] = []
     with ThreadPoolExecutor(READERS, thread_name_prefix="raystate-history") as pool:
-        found = pool.map(functools.partial(_entry, RunLog(storage)), numbers)
+        found = pool.map(functools.partial(_entry, LogReader(storage)), numbers)
         for done, (before, number, one) in enumerate(zip([0, *numbers], numbers, found, strict=False), 1):
             damaged += _missing(before + 1, number - 1)
             if isinstance(one, WrittenEntry):
@@ -101,7 +101,7 @@ def _missing(first: int, last: int) -> list[tuple[str, str]]:
     return [(log_name(first), "is missing" if first == last else f"is missing, and all up to entry {last}")]
 
 
-def _entry(log: RunLog, seq: int) -> WrittenEntry | str:
+def _entry(log: LogReader, seq: int) -> WrittenEntry | str:
     try:
         return log.read_header(seq)
     except ObjectMissingError:

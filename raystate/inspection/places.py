@@ -15,7 +15,7 @@ from raystate.core.log import published_steps
 from raystate.legacy import LegacyCheckpoint, legacy_checkpoint
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import (
-    RunLog,
+    LogReader,
     Storage,
     StorageUrl,
     describe_foreign,
@@ -234,7 +234,7 @@ class Checkpoints:
     def _claimed(self) -> LogEntry | None:
         """The newest entry of the run's log; None: there is none, or it can't be read."""
         try:
-            return RunLog(self.storage).tail()
+            return LogReader(self.storage).tail()
         except RaystateError:
             return None
 

@@ -11,7 +11,7 @@ REMEMBERED = 4096
 
 
 class Asks:
-    """Answers by ask; from any thread.
+    """Answers by ask: `future` from any thread, the others from the loop's.
 
     Attributes:
         failed: what everybody is told from now on; None: nothing has failed.

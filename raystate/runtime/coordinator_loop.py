@@ -91,7 +91,7 @@ class CoordinatorLoop:
             has failed for good.
         on_crash: called instead when it has failed, which a new attempt may mend: it begins with what storage and the hosts say; or when
             this run's next Coordinator is there already, and has the trainers and the hosts.
-        after: an attempt of this run that has claimed on this cluster: a log without it is not the run's. 0: none is known.
+        known_attempt: an attempt of this run that has claimed on this cluster: a log without it is not the run's. 0: none is known.
         on_claim: called with the attempt when the run is claimed.
         restarted: it follows a Coordinator that was killed: while storage is out, whoever trains goes on, and is kept waiting.
         workers: who carries out the slow commands; None: threads of its own.
@@ -116,7 +116,7 @@ class CoordinatorLoop:
         is_dead: Callable[[str], bool],
         on_end: Callable[[str], None],
         on_crash: Callable[[], None] | None = None,
-        after: int = 0,
+        known_attempt: int = 0,
         on_claim: Callable[[int], object] = lambda _: None,
         restarted: bool = False,
         workers: Workers | None = None,
@@ -135,7 +135,7 @@ class CoordinatorLoop:
         self._is_dead = is_dead
         self._on_end = on_end
         self._on_crash = on_crash
-        self._after = after
+        self._known_attempt = known_attempt
         self._on_claim = on_claim
         self._restarted = restarted
         self._claim_s = float("-inf")  # when to try (again)
@@ -270,10 +270,11 @@ class CoordinatorLoop:
     def claim(self) -> None:
         """Become the newest attempt. Storage that is unusable now is a StorageError for whoever joins, or is tried again."""
         try:
-            entry, dead = self._storing.claim(self._is_dead, after=self._after)
+            entry, dead = self._storing.claim(self._is_dead, known_attempt=self._known_attempt)
         except LogGoneError as error:
-            self._claim_s, told, self._gone = self._clock() + CLAIM_AGAIN_S, self._gone, error.message
-            if told != self._gone:
+            self._claim_s = self._clock() + CLAIM_AGAIN_S
+            before, self._gone = self._gone, error.message
+            if before != self._gone:
                 logger.warning("the run can't be claimed: %s; it is tried again", error)
             return
         except (StorageError, CorruptCheckpointError, ConfigError) as error:  # the last two: a log that can't be read
@@ -365,12 +366,11 @@ class CoordinatorLoop:
         if not end.by_stranger and self._on_crash is not None:
             self._crash(self._on_crash)
             return
-        text = f"attempt {self.attempt} of {self._storage.url} was superseded by attempt {end.by_attempt}: {end.reason}"
-        self._stop_use(text, by_attempt=end.by_attempt, hosts_end=end.by_stranger)
+        self._stop_use(f"{self._storage.url}: {end.reason}", by_attempt=end.by_attempt, hosts_end=end.by_stranger)
 
-    def find_gone(self) -> str:
+    def why_log_is_gone(self) -> str:
         """Why the run has no log any more, "" if it has, or if storage doesn't say. For other threads; it asks storage."""
-        return self._gone if self.attempt < 0 else self._storing.find_gone()
+        return self._gone if self.attempt < 0 else self._storing.why_log_is_gone()
 
     def give_up(self, reason: str) -> None:
         """End without a word to storage, and the hosts with what they hold. For other threads."""
@@ -386,5 +386,5 @@ class CoordinatorLoop:
     def _crash(self, on_crash: Callable[[], None]) -> None:
         self._ended.set()
         if self._recorder is not None:
-            self._recorder.close(timeout_s=1.0)  # what it crashed at is looked for
+            self._recorder.close(timeout_s=1.0)  # the record of the crash is written first
         on_crash()

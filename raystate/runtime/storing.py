@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from raystate import fault_points
-from raystate.core.entries import WrittenEntry, committed_by, deleted_by
+from raystate.core.entries import WrittenEntry, committed_by, deleted_by, own_commits
 from raystate.core.errors import ConfigError, StorageError
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
@@ -125,12 +125,12 @@ class Storing:
 
     # ------------------------------------------------------------ the claim
 
-    def claim(self, is_dead: Callable[[str], bool], *, after: int = 0) -> tuple[LogEntry, tuple[int, ...]]:
+    def claim(self, is_dead: Callable[[str], bool], *, known_attempt: int = 0) -> tuple[LogEntry, tuple[int, ...]]:
         """Become the newest attempt, at once.
 
         Args:
             is_dead: tells whether the process behind a log writer id is known to be dead.
-            after: an attempt that is known to have claimed; 0: none is.
+            known_attempt: has claimed; 0: none is known.
 
         Returns:
             The claim's entry, and the attempts whose processes are known to be dead.
@@ -144,11 +144,11 @@ class Storing:
 
         def entry_after(tail: LogEntry | None) -> LogEntry:
             newest = 0 if tail is None else tail.attempt
-            if newest < after:
+            if newest < known_attempt:
                 what = f"a log that ends with attempt {newest}" if newest else "no log"
                 raise LogGoneError(
-                    f"{self._storage.url} has {what}, and attempt {after} of the run has trained on this cluster: the folder has been "
-                    "moved, removed or replaced, or is not mounted",
+                    f"{self._storage.url} has {what}, and attempt {known_attempt} of the run has trained on this cluster: the folder "
+                    "has been moved, removed or replaced, or is not mounted",
                     operation="claim", path=self._storage.url,
                 )  # fmt: skip
             gone = {tail.attempt} if tail is not None and is_dead(tail.writer) else set[int]()
@@ -170,7 +170,7 @@ class Storing:
         deleted = set[int]().union(*(deleted_by(one) for one in (entry, *before)))
         return Claimed(entry=entry, hosts=hosts, dead=dead, committed=committed, unread=unread, deleted=tuple(sorted(deleted)))
 
-    def find_gone(self) -> str:
+    def why_log_is_gone(self) -> str:
         """Why the log is not where this attempt has written it; "": it is, or storage doesn't say."""
         try:
             self._log.check_newest()
@@ -341,8 +341,7 @@ class Storing:
 
 def _packages_of(entry: LogEntry) -> list[str]:
     """The packages of what this entry commits."""
-    new = [one for one in entry.intents if one.kind == "commit" and one.seq == entry.seq]
-    return [package_name(one.step, one.save) for one in new if one.save]
+    return [package_name(one.step, one.save) for one in own_commits(entry) if one.save]
 
 
 def one_line(error: BaseException | None) -> str:

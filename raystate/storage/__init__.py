@@ -5,6 +5,7 @@ from raystate.storage.base import ObjectChangedError, ObjectExistsError, ObjectI
 from raystate.storage.foreign import describe_foreign, foreign_checkpoints, refuse_foreign
 from raystate.storage.garbage import Garbage, assume_dead, assumed_dead, collect_garbage, find_garbage, remove_garbage
 from raystate.storage.log import LogGoneError, RunLog
+from raystate.storage.log_reader import LogReader
 from raystate.storage.namings import number_in, step_folders
 from raystate.storage.owner import owner_of
 from raystate.storage.pins import pinned, pinned_steps
@@ -18,6 +19,7 @@ __all__ = [
     "OBJECT_SCHEMES",
     "Garbage",
     "LogGoneError",
+    "LogReader",
     "ObjectChangedError",
     "ObjectExistsError",
     "ObjectInfo",

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.storage.base import ObjectInfo, ObjectMissingError, Storage
-from raystate.storage.log import RunLog
-from raystate.storage.log_reader import Tail
+from raystate.storage.log_reader import LogReader, Tail
 from raystate.storage.names import (
     ASIDE,
     BASES,
@@ -67,7 +66,7 @@ def find_garbage(
 
 
 def _garbage(storage: Storage, live_saves: Collection[str], given_up: Collection[str]) -> Iterator[Garbage]:
-    newest = RunLog(storage).newest()
+    newest = LogReader(storage).newest()
     if newest is not None:
         tail = newest.entry
         yield from _bases(storage, newest)
@@ -127,7 +126,7 @@ def assume_dead(storage: Storage, attempt: int) -> None:
     Raises:
         ConfigError: it is the newest attempt, or there was no such attempt.
     """
-    tail = RunLog(storage).tail()
+    tail = LogReader(storage).tail()
     newest = 0 if tail is None else tail.attempt
     if not 1 <= attempt < newest:
         older = f"the attempts 1 to {newest - 1} can be" if newest > 1 else "there is no older attempt"

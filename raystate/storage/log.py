@@ -190,7 +190,7 @@ class RunLog(LogReader):
         except ObjectMissingError:
             raise self._missing(seq) from None
         except CorruptCheckpointError:
-            return  # it is there; an entry with a base of its own needs nothing of it
+            return  # it is there, though damaged, and the next one needs nothing of it
         known = self._newest
         if known is None or known.entry.seq != seq:
             return

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from raystate.core.errors import StepNotFoundError, StorageError
 from raystate.storage.base import ObjectInfo, ObjectMissingError, Storage
-from raystate.storage.log import RunLog
+from raystate.storage.log_reader import LogReader
 from raystate.storage.names import PINS, step_of
 
 CLOCKS_DIFFER_S = 24 * 3600.0  # by more than they do, wrong time zones included
@@ -42,7 +42,7 @@ def pinned(storage: Storage, step: int, why: str, *, hold_s: float = 24 * 3600.0
     note = {"why": why, "host": socket.gethostname(), "pid": os.getpid(), "until_s": time.time() + hold_s}
     storage.create_or_same(name, json.dumps(note).encode())
     try:
-        tail = RunLog(storage).tail()
+        tail = LogReader(storage).tail()
         if tail is not None and all(one.step != step for one in tail.live):
             raise StepNotFoundError(f"step {step} of {storage.url} is not live (any more)", step=step, path=storage.url)
         yield

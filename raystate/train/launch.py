@@ -295,18 +295,20 @@ def _run_config(
     return run
 
 
-def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Callable[..., Any]:
-    """`train_fn`, returning an Outcome."""
+def _refuse_deferred(train_fn: Callable[..., Any]) -> None:
     called: Any = train_fn
     while isinstance(called, functools.partial):
         called = called.func
     called = called if inspect.isroutine(called) else called.__call__
-    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-        raise ConfigError(
-            "train_fn is `async def`: calling it runs nothing; call asyncio.run(…) in a plain function", field="train_fn"
-        )
-    if inspect.isgeneratorfunction(called):
-        raise ConfigError("train_fn has a `yield`: calling it runs nothing; give fit() a function that runs it", field="train_fn")
+    is_async = inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)
+    if is_async or inspect.isgeneratorfunction(called):
+        what = "is `async def`" if is_async else "has a `yield`"
+        raise ConfigError(f"train_fn {what}: calling it runs nothing; give fit() a function that runs it", field="train_fn")
+
+
+def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Callable[..., Any]:
+    """`train_fn`, returning an Outcome. Raises ConfigError: Ray Train can't call it so, or it would run nothing then."""
+    _refuse_deferred(train_fn)
     by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
     positional = [parameter for parameter in inspect.signature(train_fn).parameters.values() if parameter.kind not in by_name]
     if takes_config and not positional:

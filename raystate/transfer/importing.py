@@ -25,6 +25,7 @@ from raystate.orbax.merge import build_files, own_folders
 from raystate.orbax.step_reader import StepReader
 from raystate.orbax.writer import WRITER_PREFIX
 from raystate.storage import (
+    LogReader,
     RunLog,
     StepFolder,
     Storage,
@@ -116,7 +117,7 @@ def import_steps(
 
 
 def _refuse_used(storage: Storage, takeover: bool) -> None:
-    tail = RunLog(storage).tail()
+    tail = LogReader(storage).tail()
     if tail is None or takeover or tail.writer.startswith(WRITER):
         return
     message = (

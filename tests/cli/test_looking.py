@@ -30,7 +30,7 @@ from raystate.inspection import Checkpoints, differences
 from raystate.inspection.differences import compare
 from raystate.orbax.step_reader import StepReader
 from raystate.reader import load, save
-from raystate.storage import RunLog, Storage, open_storage
+from raystate.storage import LogReader, RunLog, Storage, open_storage
 from tests.cli.conftest import Command
 from tests.orbax import from_state
 from tests.patience import PATIENCE_S
@@ -338,13 +338,13 @@ def test_row21_ls_as_the_first_step_comes(raystate: Command, tmp_path: Path, mon
     assert raystate("ls", tmp_path) == (2, "", f"raystate: file://{tmp_path} has no step: none of run 'lm' is durable yet\n")
 
     assert log.append(dataclasses.replace(claimed, seq=3, kind="close", live=live)).outcome == "ok"
-    real = RunLog.tail
+    real = LogReader.tail
 
-    def tail(self: RunLog) -> Any:
+    def tail(self: LogReader) -> Any:
         from_state.publish(tmp_path, {"state": {"w": np.ones(1)}}, step=10)
         return real(self)
 
-    monkeypatch.setattr(RunLog, "tail", tail)
+    monkeypatch.setattr(LogReader, "tail", tail)
     told = "had no step a moment ago: the first one of run 'lm' has come since, look again"
     assert raystate("ls", tmp_path) == (2, "", f"raystate: file://{tmp_path} {told}\n")
 

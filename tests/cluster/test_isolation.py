@@ -243,7 +243,7 @@ def test_a_folder_that_is_away_for_a_while(ray_cluster: Any, make_run: Any, tmp_
         manager.wait_until_finished()
         folder.rename(aside)
         assert manager.save(2, state)
-        wait_for_line("log/000000000002.json is missing", failed=lambda: None)
+        wait_for_line(f"{folder}/.raystate/log/000000000002.json is missing", failed=lambda: None)
         assert not (folder / "2").exists()
         shutil.rmtree(folder)
         aside.rename(folder)

@@ -55,6 +55,7 @@ def test_a_run_that_goes_on_computes_as_it_began(anew: bool, sharded: bool):
             restored = manager.restore_or_init(init, shardings)
             assert kinds(restored.state) == kinds(init())
             assert restored.step == 2 * opening
+            assert not opening or restored.tier == ("storage" if anew else "memory")
             state = restored.state
             for step in range(restored.step, restored.step + 2):
                 state = train_step(state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.coordinator import NO_REST, Coordinator
-from raystate.core.entries import committed_by, deleted_by
+from raystate.core.entries import committed_by, deleted_by, own_commits
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Advise,
@@ -144,7 +144,7 @@ class CoordinatorProc(Proc):
             return
         world, storage = self.world, self.world.storage
         seq = entry.seq
-        new = [one.save for one in entry.intents if one.kind == "commit" and one.seq == seq]
+        new = [one.save for one in own_commits(entry)]
         if new and seq == len(storage.log) + 1:
             spring_folder_trap(world)
         if storage.outage:

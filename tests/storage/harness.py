@@ -90,7 +90,7 @@ class Process:
         keep_last: steps that retention keeps.
         recorder: hears of every event.
         known_hosts: that an attempt before it has left.
-        after: an attempt that has claimed on its cluster.
+        known_attempt: an attempt that has claimed on its cluster.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Process:
         keep_last: int = 2,
         recorder: Recorder | None = None,
         known_hosts: tuple[HostId, ...] = (),
-        after: int = 0,
+        known_attempt: int = 0,
     ):
         self.name = name
         self.witness = witness
@@ -119,7 +119,7 @@ class Process:
             storage=storage,
             hosts=self.hosts,
             known_hosts=known_hosts,
-            after=after,
+            known_attempt=known_attempt,
             writer=name,
             is_dead=is_dead,
             on_end=lambda reason: None,

@@ -36,12 +36,14 @@ class Moved(StorageWrapper):
 
 def test_a_commit_waits_for_the_folder_and_for_what_it_commits(storage: Storage, tmp_path: Path) -> None:
     empty = empty_like(storage, tmp_path)
-    process = Process(Moved(storage, empty, step=2, looks=3), name="p", witness=Nobody())
+    moved = Moved(storage, empty, step=2, looks=3)
+    process = Process(moved, name="p", witness=Nobody())
     start(process)
     assert process.save(1)
     assert process.save(2), "by a second try: the package of the first lies in the other folder"
     assert process.save(3)
     process.settle()
+    assert not moved._looks, "it was away"
     assert empty.list(LOG) == [], "no entry lies where nobody looks for it"
     assert visible_steps(storage) == (2, 3)
     assert left(storage) == [], "of the first two saves: step 1 is retired, the first try of step 2 is removed"
@@ -97,16 +99,16 @@ def test_a_run_is_not_begun_in_the_place_of_one_that_is_away(storage: Storage, t
     start(first)
     assert first.save(1)
     moving.away = True
-    heir = Process(moving, name="q", witness=Nobody(), after=1)
+    heir = Process(moving, name="q", witness=Nobody(), known_attempt=1)
     heir.claim()
     assert heir.loop.attempt < 0
-    assert "has no log, and attempt 1 of the run has trained on this cluster" in heir.loop.find_gone()
+    assert "has no log, and attempt 1 of the run has trained on this cluster" in heir.loop.why_log_is_gone()
     assert moving.other.list(LOG) == []
     moving.away = False
     heir.now_s += 1.0
     heir.claim()
     assert heir.loop.attempt == 2
-    assert heir.loop.find_gone() == ""
+    assert heir.loop.why_log_is_gone() == ""
 
 
 def test_what_an_earlier_attempt_has_committed_is_not_known_while_the_folder_is_away(storage: Storage, tmp_path: Path) -> None:
