@@ -38,7 +38,7 @@ STEEP = 1.15  # a slope above this is more than noise
 FIGURES = ("blocked, ready", "durable", "restore from memory", "restore from storage")
 LINES = {
     "bytes": ("MiB in 16 arrays", (16, 64, 256, 512), (4, 8)),
-    "arrays": ("arrays, 64 MiB", (256, 1024, 4096), ()),
+    "arrays": ("arrays, 64 MiB", (64, 256, 1024, 4096), ()),
     "kept steps": ("steps kept in storage", (10, 30, 100, 300), (2, 4)),
     "hosts": ("hosts of 32 MiB", (1, 2, 4), ()),
     "simulated hosts": ("simulated hosts, CPU time of the Coordinator", (16, 64, 256, 1024, 4096), (16, 64)),
