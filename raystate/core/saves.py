@@ -30,6 +30,7 @@ from raystate.core.messages import (
 from raystate.core.past import Past
 from raystate.core.retention import choose_retired
 
+Steps = frozenset[int]
 MAX_TRIES = 3
 GIVES_WAY_S = 4.0  # for so long a save that is due may hold up snapshots while storage is busy with another one
 FIRST_GIVES_WAY_S = 30.0  # before the first commit of an attempt: what builds packages may still be loading
@@ -42,8 +43,8 @@ class Job:
     """One snapshot on its way to storage."""
 
     __slots__ = (
-        "due_s", "gives_way", "hosts", "key", "next_s", "orders", "packaged", "phase", "refused", "save", "started_s", "told_s", "tries",
-        "waiting", "why",
+        "due_s", "gives_way", "hosts", "kept", "key", "next_s", "orders", "packaged", "phase", "refused", "save", "started_s", "told_s",
+        "tries", "waiting", "why",
     )  # fmt: skip
 
     def __init__(self, key: SnapshotId, now_s: float, why: str):
@@ -62,6 +63,7 @@ class Job:
         self.orders: tuple[Write, ...] = ()
         self.told_s = now_s
         self.refused = ""
+        self.kept: Steps | None = None  # `Saves._kept` when its commit is in the log
 
 
 class Saves:
@@ -80,8 +82,7 @@ class Saves:
         self.past = Past(desk)  # the commits of the attempts before
         self.restoring = -1  # a stored step that is being read now
         self._counter = 0
-        self._kept: frozenset[int] | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
-        self._kept_before: frozenset[int] | None = None  # the same of the commit before it
+        self._kept: Steps | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
 
     # ---------------------------------------------------------------- what is due
 
@@ -277,34 +278,33 @@ class Saves:
         tail = self.journal.tail
         assert tail is not None
         if request.kind == "retention":
-            retires = self._retirable(tail.live)
+            assert self._kept is not None
+            retires, _ = self._retirable(tail.live, self._kept)
             self._kept = None  # what is refused now waits for whoever holds it, and for the next commit
             return (None, retires, request.why) if retires else None
         job = self.running
         assert job is not None and job.key == request.snapshot and job.packaged is not None
         step, packaged = job.key.step, job.packaged
-        self._kept_before = self._kept
         if self.journal.refuse_save(step) is not None:
             return None
         key = job.key
         new = LiveStep(
             step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s, lineage=key.lineage, again=key.again
         )
-        self._kept = self._kept_at(packaged.kept, step)
         live = sorted((*tail.live, new), key=lambda one: one.step)
-        return new, self._retirable(live), request.why
+        retires, job.kept = self._retirable(live, self._kept_at(packaged.kept, step))
+        return new, retires, request.why
 
     @staticmethod
-    def _kept_at(kept: Collection[int], step: int) -> frozenset[int]:
+    def _kept_at(kept: Collection[int], step: int) -> Steps:
         """What stays when this step is committed: a policy must not take it although a newer step, of another past, is there."""
         return frozenset((*kept, step))
 
-    def _retirable(self, live: Sequence[LiveStep]) -> list[tuple[int, bool, str]]:
-        assert self._kept is not None
-        chosen = choose_retired(live, self._kept, {self.restoring} if self.restoring >= 0 else ())
+    def _retirable(self, live: Sequence[LiveStep], kept: Steps) -> tuple[list[tuple[int, bool, str]], Steps | None]:
+        """What can go now, and `kept` again if there is more that can't go yet."""
+        chosen = choose_retired(live, kept, {self.restoring} if self.restoring >= 0 else ())
         retires = [(step, False, why) for step, why in chosen if self.journal.refuse_retire(step) is None]
-        self._kept = None if len(retires) == len(chosen) else self._kept
-        return retires
+        return retires, None if len(retires) == len(chosen) else kept
 
     def _retire_the_rest(self) -> None:
         """What the last commit could not retire, because it was not published yet, must not wait for the next one: there may be none."""
@@ -318,7 +318,6 @@ class Saves:
         job = self.running
         assert job is not None and job.key == request.snapshot
         if entry is None:
-            self._kept = self._kept_before  # nothing goes for a step that has not come
             step = job.key.step
             why = refused or (
                 self._other_bytes(job.key) if step in self.journal.live else self.journal.refuse_save(step) or "refused"
@@ -328,6 +327,7 @@ class Saves:
         if len(self.saved) >= _REMEMBERED_COMMITS:
             del self.saved[next(iter(self.saved))]
         self.saved[job.key] = None
+        self._kept = job.kept
         self.jobs.pop(job.key, None)
         self.running = None
         self.desk.stir = True

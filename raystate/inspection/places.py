@@ -25,7 +25,6 @@ from raystate.storage import (
     number_in,
     open_storage,
     step_folders,
-    visible_steps,
     why_empty,
 )
 from raystate.storage.foreign import is_marked
@@ -222,7 +221,7 @@ class Checkpoints:
             live = published_steps(claimed)
             if not live:
                 return f"{url} has no step: none of run {claimed.run!r} is durable yet"
-            if visible_steps(self.storage):
+            if self.steps():
                 return f"{url} had no step a moment ago: the first one of run {claimed.run!r} has come since, look again"
             return (
                 f"{url} has no step, but the log of run {claimed.run!r} has {list(live[-10:])}: their folders or markers are lost"

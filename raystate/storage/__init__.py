@@ -4,8 +4,8 @@ from raystate.storage.absence import is_missing, why_empty
 from raystate.storage.base import ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError, Storage
 from raystate.storage.foreign import describe_foreign, foreign_checkpoints, refuse_foreign
 from raystate.storage.garbage import Garbage, assume_dead, assumed_dead, collect_garbage, find_garbage, remove_garbage
-from raystate.storage.log import LogGoneError, RunLog
-from raystate.storage.log_reader import LogReader
+from raystate.storage.log import RunLog
+from raystate.storage.log_reader import LogGoneError, LogReader
 from raystate.storage.namings import number_in, step_folders
 from raystate.storage.owner import owner_of
 from raystate.storage.pins import pinned, pinned_steps

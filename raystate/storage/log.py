@@ -13,17 +13,13 @@ from collections.abc import Callable, Sequence
 import tenacity
 
 from raystate.core.entries import NO_BASE, LogEntry, PlannedEntry, plan
-from raystate.core.errors import CorruptCheckpointError, RaystateError, StorageError
+from raystate.core.errors import RaystateError, StorageError
 from raystate.core.messages import Appended
 from raystate.storage.base import ObjectMissingError, Storage
-from raystate.storage.log_reader import FIRST, BaseMissingError, LogReader, Tail
+from raystate.storage.log_reader import FIRST, BaseMissingError, LogGoneError, LogReader, Tail
 from raystate.storage.names import GUARD, GUARD_TEXT, base_name, log_name
 
 logger = logging.getLogger("raystate")
-
-
-class LogGoneError(StorageError):
-    """The log is not where this process or its predecessor has written it: the folder was moved, removed or replaced, or is not mounted."""
 
 
 class _LostError(StorageError):
@@ -129,15 +125,15 @@ class RunLog(LogReader):
         self._plan = planned
         if entry.seq > FIRST:
             self._check(entry.seq - 1)
+        lost = () if self._sent is planned else [one for one in needs if not self._storage.exists(one)]
+        if lost:
+            return Appended(seq=entry.seq, outcome="refused", error=f"{self._storage.url}/{lost[0]} is gone")
         if not self._guarded:
             if not self._storage.exists(GUARD):
                 self._storage.create_or_same(GUARD, GUARD_TEXT)
             self._guarded = True
         self._create_base(planned)
         name = log_name(entry.seq)
-        lost = () if self._sent is planned else [one for one in needs if not self._storage.exists(one)]
-        if lost:
-            return Appended(seq=entry.seq, outcome="refused", error=f"{self._storage.url}/{lost[0]} is gone")
         self._sent = planned
         try:
             self._storage.create(name, planned.data)
@@ -173,38 +169,6 @@ class RunLog(LogReader):
             except ObjectMissingError:
                 raise self._missing(entry.seq - 1) from None
         return plan(entry, previous.entry, previous.base) if _may_follow(entry, previous.entry) else None
-
-    def check_newest(self) -> None:
-        """The newest entry that this process knows is where it was. What is not found beside it is really not there.
-
-        Raises:
-            LogGoneError: it is not. StorageError: storage failed.
-        """
-        if self._newest is not None:
-            self._check(self._newest.entry.seq)
-
-    def _check(self, seq: int) -> None:
-        """This entry is there, and is the one that this process knows: else what is written now would lie where nobody looks for it."""
-        try:
-            found = self.read_header(seq)
-        except ObjectMissingError:
-            raise self._missing(seq) from None
-        except CorruptCheckpointError:
-            return  # it is there, though damaged, and the next one needs nothing of it
-        known = self._newest
-        if known is None or known.entry.seq != seq:
-            return
-        ours, theirs = (known.entry.attempt, known.entry.writer), (found.attempt, found.writer)
-        if ours != theirs:
-            raise LogGoneError(
-                f"{self._storage.url}/{log_name(seq)} is of attempt {theirs[0]}, writer {theirs[1]}, and was of attempt {ours[0]}, writer "
-                f"{ours[1]}: the folder has been replaced while the run went on",
-                operation="read", path=log_name(seq), expected=ours, got=theirs,
-            )  # fmt: skip
-
-    def _missing(self, seq: int) -> LogGoneError:
-        text = "the folder has been moved or removed, or is not mounted"
-        return LogGoneError(f"{self._storage.url}/{log_name(seq)} is missing: {text}", operation="read", path=log_name(seq))
 
     def _create_base(self, planned: PlannedEntry) -> None:
         if planned.base_data is not None:  # durable before anything names it

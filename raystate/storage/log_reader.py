@@ -27,6 +27,10 @@ _READERS = 16  # at once: a request to a store takes tens of milliseconds
 _LONGEST_LOG = 10**12  # the names have 12 digits
 
 
+class LogGoneError(StorageError):
+    """The log is not where this process or its predecessor has written it: the folder was moved, removed or replaced, or is not mounted."""
+
+
 class BaseMissingError(StorageError):
     """The base of an entry is gone: a newer one has taken its place since the entry was found, or it is lost."""
 
@@ -121,7 +125,7 @@ class LogReader:
         this entry is not there."""
         wanted, found = set(snapshots), set[SnapshotId]()
         if not self._exists(seq):  # the folder is away, and nothing is known
-            raise StorageError(f"{self._storage.url}/{log_name(seq)} is missing", operation="read", path=log_name(seq))
+            raise self._missing(seq)
         oldest = min((lineage_order(one.lineage)[0] for one in wanted), default=0)  # no attempt before it can have committed them
         for last in range(seq, FIRST - 1, -_READ_AT_ONCE):
             entries, _, error = self.read_back(last, most=_READ_AT_ONCE)
@@ -138,6 +142,15 @@ class LogReader:
             base_name(name), self._storage.read(base_name(name)), lambda data: Base.parse(name, data), "a base of the log"
         )
 
+    def check_newest(self) -> None:
+        """The newest entry that this process knows is where it was. What is not found beside it is really not there.
+
+        Raises:
+            LogGoneError: it is not. StorageError: storage failed.
+        """
+        if self._newest is not None:
+            self._check(self._newest.entry.seq)
+
     # ------------------------------------------------------------ inside
 
     def _header_or_error(self, seq: int) -> WrittenEntry | StorageError | None:
@@ -148,6 +161,29 @@ class LogReader:
             return None
         except StorageError as error:
             return error
+
+    def _check(self, seq: int) -> None:
+        """This entry is there, and is the one that this process knows: else what is written now would lie where nobody looks for it."""
+        try:
+            found = self.read_header(seq)
+        except ObjectMissingError:
+            raise self._missing(seq) from None
+        except CorruptCheckpointError:
+            return  # it is there, though damaged, and the next one needs nothing of it
+        known = self._newest
+        if known is None or known.entry.seq != seq:
+            return
+        ours, theirs = (known.entry.attempt, known.entry.writer), (found.attempt, found.writer)
+        if ours != theirs:
+            raise LogGoneError(
+                f"{self._storage.url}/{log_name(seq)} is of attempt {theirs[0]}, writer {theirs[1]}, and was of attempt {ours[0]}, writer "
+                f"{ours[1]}: the folder has been replaced while the run went on",
+                operation="read", path=log_name(seq), expected=ours, got=theirs,
+            )  # fmt: skip
+
+    def _missing(self, seq: int) -> LogGoneError:
+        text = "the folder has been moved or removed, or is not mounted"
+        return LogGoneError(f"{self._storage.url}/{log_name(seq)} is missing: {text}", operation="read", path=log_name(seq))
 
     def _find_tail(self, known: Tail | None) -> int:
         """The number of the newest entry, 0 if there is none."""

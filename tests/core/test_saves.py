@@ -114,6 +114,16 @@ def test_an_unanswered_append_is_repeated_and_never_discarded():
     assert [one.step for one in driver.take(Publish)] == [2]
 
 
+def committed(driver: Driver, *steps: int) -> list[Publish]:
+    """Each is in the log; the orders to publish them, which nobody has carried out."""
+    publications: list[Publish] = []
+    for step in steps:
+        driver.stage(step, promised=True)
+        driver.send(Appended(seq=driver.commit().seq, outcome="ok"))
+        publications += driver.take(Publish)
+    return publications
+
+
 def test_a_commit_whose_package_is_gone_is_tried_again():
     """The folder was away when it was written."""
     driver = running()
@@ -136,12 +146,7 @@ def test_nothing_goes_for_a_step_that_has_not_come():
     """Step 1 could not be retired yet when step 3 was to be committed, and was not."""
     driver = running(keep_last=2)
     driver.auto = False
-    publications = []
-    for step in (1, 2):
-        driver.stage(step, promised=True)
-        driver.send(Appended(seq=driver.commit().seq, outcome="ok"))
-        publications += driver.take(Publish)
-    first, second = publications
+    first, second = committed(driver, 1, 2)
     driver.send(PublishDone(step=2, save=second.save))
     driver.stage(3, promised=True)
     entry = driver.commit()
@@ -282,12 +287,7 @@ def test_retention_does_not_wait_for_a_next_commit():
     """The commit of step 2 could not retire step 1, which was not visible yet; and no other commit follows."""
     driver = running(keep_last=1)
     driver.auto = False
-    publications = []
-    for step in (1, 2):
-        driver.stage(step, promised=True)
-        driver.send(Appended(seq=driver.commit().seq, outcome="ok"))
-        publications += driver.take(Publish)
-    for one in publications:
+    for one in committed(driver, 1, 2):
         assert driver.take(Append) == []
         driver.send(PublishDone(step=one.step, save=one.save))
     [entry] = [one.entry for one in driver.take(Append)]

@@ -145,13 +145,14 @@ class CoordinatorProc(Proc):
         world, storage = self.world, self.world.storage
         seq = entry.seq
         new = [one.save for one in own_commits(entry)]
-        if new and seq == len(storage.log) + 1:
+        is_next = seq == len(storage.log) + 1
+        if new and is_next:
             spring_folder_trap(world)
         if storage.outage:
             self._step(self.feed, Appended(seq=seq, outcome="failed", error="storage is out"))
             return
         lost = [save for save in new if save not in storage.packages]
-        if lost and seq == len(storage.log) + 1 and "append_unfounded" not in world.mutations:
+        if lost and is_next and "append_unfounded" not in world.mutations:
             self._step(self.feed, Appended(seq=seq, outcome="refused", error=f"the package of {lost[0]} is gone"))
             return
         made = storage.create(entry)

@@ -18,39 +18,6 @@ from tests.storage.harness import Process
 from tests.storage.test_given_up import Nobody, left, start
 
 
-class Moved(StorageWrapper):
-    """Another folder is in its place, from the creation of a package of this step on until entries were asked for in vain so often."""
-
-    def __init__(self, inner: Storage, other: Storage, *, step: int, looks: int):
-        super().__init__(inner)
-        self._home, self._other, self._step, self._looks = inner, other, step, looks
-
-    def before(self, operation: str, name: str) -> None:
-        if operation == "create" and name.startswith(f"{PACKAGES}/{self._step}.") and self._looks:
-            self.inner = self._other
-        if operation == "read" and name.startswith(LOG) and self.inner is self._other:
-            self._looks -= 1
-            if not self._looks:
-                self.inner = self._home
-
-
-def test_a_commit_waits_for_the_folder_and_for_what_it_commits(storage: Storage, tmp_path: Path) -> None:
-    empty = empty_like(storage, tmp_path)
-    moved = Moved(storage, empty, step=2, looks=3)
-    process = Process(moved, name="p", witness=Nobody())
-    start(process)
-    assert process.save(1)
-    assert process.save(2), "by a second try: the package of the first lies in the other folder"
-    assert process.save(3)
-    process.settle()
-    assert not moved._looks, "it was away"
-    assert empty.list(LOG) == [], "no entry lies where nobody looks for it"
-    assert visible_steps(storage) == (2, 3)
-    assert left(storage) == [], "of the first two saves: step 1 is retired, the first try of step 2 is removed"
-    steps = [one.step for one in RunLog(storage).tail().live]  # pyright: ignore[reportOptionalMemberAccess]
-    assert steps == [2, 3]
-
-
 class Away(StorageWrapper):
     """Another folder is in its place for as long as `away` is set."""
 
@@ -67,8 +34,40 @@ class Away(StorageWrapper):
         self.inner = self.other if away else self.home
 
 
+class Moved(Away):
+    """It is away from the creation of a package of this step on, until entries were asked for in vain so often."""
+
+    def __init__(self, inner: Storage, other: Storage, *, step: int, looks: int):
+        super().__init__(inner, other)
+        self.step, self.looks = step, looks
+
+    def before(self, operation: str, name: str) -> None:
+        if operation == "create" and name.startswith(f"{PACKAGES}/{self.step}.") and self.looks:
+            self.away = True
+        if operation == "read" and name.startswith(LOG) and self.away:
+            self.looks -= 1
+            self.away = self.looks > 0
+
+
 def empty_like(storage: Storage, tmp_path: Path) -> Storage:
     return open_storage(tmp_path / "empty" if storage.is_directory else f"memory://{secrets.token_hex(6)}/run")
+
+
+def test_a_commit_waits_for_the_folder_and_for_what_it_commits(storage: Storage, tmp_path: Path) -> None:
+    empty = empty_like(storage, tmp_path)
+    moved = Moved(storage, empty, step=2, looks=3)
+    process = Process(moved, name="p", witness=Nobody())
+    start(process)
+    assert process.save(1)
+    assert process.save(2), "by a second try: the package of the first lies in the other folder"
+    assert process.save(3)
+    process.settle()
+    assert not moved.looks, "it was away"
+    assert empty.list(LOG) == [], "no entry lies where nobody looks for it"
+    assert visible_steps(storage) == (2, 3)
+    assert left(storage) == [], "of the first two saves: step 1 is retired, the first try of step 2 is removed"
+    steps = [one.step for one in RunLog(storage).tail().live]  # pyright: ignore[reportOptionalMemberAccess]
+    assert steps == [2, 3]
 
 
 def test_a_step_is_not_gone_because_the_folder_is(storage: Storage, tmp_path: Path) -> None:
