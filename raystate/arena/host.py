@@ -31,10 +31,10 @@ from raystate.arena.files import (
 )
 from raystate.arena.locks import FileLock
 from raystate.arena.meta import ArenaMeta, lock_arena
-from raystate.arena.processes import ProcessMark, boot_id, is_gone, mark_process
+from raystate.arena.processes import boot_id, is_gone, mark_process
 from raystate.arena.reserving import Reserving
 from raystate.arena.slot import slot_file_bytes
-from raystate.arena.slot_set import SetInfo, SlotSet, read_note, release_all, seize, trainer_lock
+from raystate.arena.slot_set import SetInfo, SlotSet, release_all, seize, trainer_lock
 from raystate.arena.word import CELL_BYTES, WordCell
 from raystate.core.errors import ConfigError, RaystateError
 from raystate.core.words import MAX_SLOTS
@@ -216,12 +216,6 @@ class HostArena:
     def trainer_alive(self, held: SlotSet) -> bool:
         """Whether the set's trainer lives or may still come."""
         return self.trainer_state(held) != "gone"
-
-    def trainer_pid(self, held: SlotSet) -> int | None:
-        """The process that attached, if that very process still runs."""
-        note = read_note(trainer_lock(held.path, held.trainer))
-        mark = ProcessMark.from_json(note["process"]) if note else None
-        return mark.pid if mark and not is_gone(mark) else None
 
     def release(self, held: SlotSet) -> bool:
         """Expect the set's trainer no longer: it died, or was told to go, before it attached. False: it is attached."""

@@ -10,11 +10,6 @@ Keep = Callable[[Sequence[LiveStep]], Collection[int]]
 """The retention policy: of the live steps (ascending, the last one the newest), the ones to keep. It must not fail."""
 
 
-def keep_newest(count: int | None) -> Keep:
-    """A policy that keeps the newest `count` steps; None: all."""
-    return lambda live: [one.step for one in (live if count is None else live[-count:])]
-
-
 def choose_retired(live: Sequence[LiveStep], kept: Collection[int], in_use: Collection[int] = ()) -> list[tuple[int, str]]:
     """The steps to retire, each with its reason, oldest first; never the newest.
 

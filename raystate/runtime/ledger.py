@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -41,7 +40,6 @@ REMEMBERED_SAVES = 64  # that are under way
 END_WAIT_S = 5.0  # for what is still being written when the run ends
 _READERS = 16  # objects at a time
 _TYPES = {"int": int, "float": (int, float), "str": str}
-_RECOVERY = re.compile(r"\d{6}-\d{4}\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,18 +235,9 @@ class Ledger:
             logger.warning("the ledger could not be written: %s", error)
 
 
-def read_recoveries(storage: Storage) -> list[LoggedRecovery]:
-    """All recoveries of a run, oldest first."""
-    names = [info.name for info in storage.list(EVENTS) if _RECOVERY.fullmatch(info.name.rpartition("/")[2])]
-    return [recovery for _, recovery in _read(storage, sorted(names)).recoveries]
-
-
 def read_ledger(storage: Storage) -> LedgerContent:
     """All that the ledger of a run holds."""
-    return _read(storage, sorted(info.name for info in storage.list(EVENTS)))
-
-
-def _read(storage: Storage, names: list[str]) -> LedgerContent:
+    names = sorted(info.name for info in storage.list(EVENTS))
     recoveries: list[tuple[float, LoggedRecovery]] = []
     saves: dict[str, LoggedSave] = {}
     damaged: list[str] = []

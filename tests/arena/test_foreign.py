@@ -154,7 +154,6 @@ def test_in_the_place_of_a_file_of_the_arena(
     (host,) = opened
     for one in list(host.sets):
         assert host.trainer_state(one) in ("gone", "expected")
-        host.trainer_pid(one)
     ref = host.put_layout(b"another")
     attempt(lambda: host.put_layout(b"layout"))
     attempt(lambda: host.get_layout(ref))

@@ -210,12 +210,12 @@ def test_a_trainer_killed_mid_copy_leaves_what_it_completed(open_host: OpenHost,
     assert host.trainer_state(held) == "expected"
     process = child(_DIES_MID_COPY, held.path)
     assert process.stdout and process.stdout.readline()
-    assert host.trainer_state(held) == "attached" and host.trainer_pid(held) == process.pid
+    assert host.trainer_state(held) == "attached"
     with pytest.raises(RaystateError, match="'t1' is attached"):
         host.remove_set(held)
     process.kill()
     process.wait()
-    assert host.trainer_state(held) == "gone" and not host.trainer_alive(held) and host.trainer_pid(held) is None
+    assert host.trainer_state(held) == "gone" and not host.trainer_alive(held)
     content = held.slots[0].read()
     assert content is not None and content.table == b"good" and bool((content.data == 1).all())
     assert held.slots[1].read() is None

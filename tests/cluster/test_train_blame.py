@@ -15,7 +15,7 @@ import pytest
 
 import raystate
 from raystate.actors.naming import run_actors
-from raystate.runtime.ledger import read_recoveries
+from raystate.runtime.ledger import read_ledger
 from raystate.storage import open_storage, run_hash
 from tests.cluster.training import Training, quiet_run_config, scaling, wait_for
 from tests.patience import PATIENCE_S
@@ -41,7 +41,7 @@ def test_each_death_is_told_as_the_rank_that_died(config: raystate.StateConfig, 
         wait_for(lambda: len(training.events.pids()) == 2, "both ranks")
     result = training.finish()
     assert [recovery.cause for recovery in result.recoveries] == [f"the process of rank {rank} died" for rank in killed]
-    written = [recovery.cause for recovery in read_recoveries(open_storage(config.storage))]
+    written = [recovery.cause for _, recovery in read_ledger(open_storage(config.storage)).recoveries]
     assert set(written) <= {f"the process of rank {rank} died" for rank in killed}
     assert written, "those that made a step before the next death"
 

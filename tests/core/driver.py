@@ -45,7 +45,7 @@ from raystate.core.messages import (
     Write,
     Written,
 )
-from raystate.core.retention import keep_newest
+from tests.steps import keep_newest
 
 C = TypeVar("C")
 AB = ["a", "b"]

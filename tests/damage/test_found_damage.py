@@ -16,7 +16,7 @@ from raystate.arrays import set_iterators
 from raystate.core.errors import CorruptCheckpointError, ReferenceMismatchError
 from raystate.core.tree import ArraySpec, LeafSpec
 from raystate.orbax.array_reads import read_boxes
-from raystate.runtime.ledger import EVENTS, LoggedRecovery, read_recoveries
+from raystate.runtime.ledger import EVENTS, LoggedRecovery, read_ledger
 from raystate.storage import open_storage
 from raystate.storage.names import GUARD, LOG, PACKAGES
 from tests.damage.a_run import STEPS, Counting
@@ -166,4 +166,4 @@ def test_a_damaged_event_does_not_keep_the_others_from_the_report(tmp_path: Path
         [b'{"kind": "reco', b"[]", b'{"kind": "recovery"}', json.dumps({"kind": "recovery", **fields}).encode()]
     ):
         storage.create(f"{EVENTS}/000001-{number:04d}.json", data)
-    assert read_recoveries(storage) == [recovery]
+    assert [one for _, one in read_ledger(storage).recoveries] == [recovery]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import raystate
-from raystate.runtime.ledger import read_recoveries
+from raystate.runtime.ledger import read_ledger
 from raystate.storage import open_storage
 from tests.cluster.training import wait_for
 from tests.diffs import apply_hunk, hunks_of
@@ -132,7 +132,7 @@ def test_ten_lines_are_enough(name: str, strike: Callable[[Program], bool], ray_
         program.kill()
     assert reader.latest_step() == steps
     if strike is _worker:
-        assert read_recoveries(open_storage(storage)), "a worker was killed"
+        assert read_ledger(open_storage(storage)).recoveries, "a worker was killed"
     else:
         begun = re.findall(r"^(?:epoch|step) 1, ", (program.folder / "log").read_text(), re.MULTILINE)
         assert len(begun) == 1, "the second start did not begin again"

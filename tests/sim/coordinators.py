@@ -33,10 +33,10 @@ from raystate.core.messages import (
     Tick,
     Write,
 )
-from raystate.core.retention import keep_newest
 from tests.sim.faults import spring_folder_trap
 from tests.sim.nodes import Proc
 from tests.sim.storage import FILES, MARKER, Package, Token
+from tests.steps import keep_newest
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -32,13 +32,13 @@ from raystate.core.messages import (
     Settings,
     SnapshotId,
 )
-from raystate.core.retention import keep_newest
 from raystate.runtime.coordinator_loop import LOOK_FOR_DEAD_S, CoordinatorLoop
 from raystate.runtime.ledger import Ledger
 from raystate.runtime.record import Recorder
 from raystate.runtime.storing import Workers
 from raystate.storage import Storage
 from raystate.storage.objects import ObjectStorage
+from tests.steps import keep_newest
 from tests.storage.contents import HOSTS
 from tests.storage.made_up import MadeUpHosts, MadeUpPackager
 from tests.storage.tasks import OneByOne, TaskExecutor, Tasks
