@@ -3,6 +3,7 @@
     python benchmarks/recovery.py                             # kills: of rank 1, then of rank 0; --rounds N: in N starts
     python benchmarks/recovery.py --drain 15 30               # notices of so many seconds, on three simulated nodes
     python benchmarks/recovery.py --goodput 120 --every-s 30  # useful steps per minute with a kill every so many seconds
+    python benchmarks/recovery.py --lm                        # any of these with the demo's language model, not with small matrices
 
 The same training under plain JaxTrainer with Orbax's CheckpointManager, restored from its newest checkpoint, and under `raystate.fit`,
 in turn on one Ray; read the ratio. `--plain-cache` gives the plain one JAX's compilation cache in a local folder, which it has not by
@@ -23,16 +24,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
 POLL_S = 0.02
 DEADLINE_S = 240.0
 # Of training before a kill: failures come in mid-training, seldom in the first seconds. On 2 cores raystate's waiting processes are
 # ready after about 10.
 SETTLE_S = 20.0
+LM = "configs/lm_cpu.yaml"
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}  # room for one trainer
-PHASES = ("function", "manager", "restored", "step")
+# Of a restart, as the slowest rank reaches each. The language model compiles beside the three in the middle.
+PHASES = ("function", "built", "manager", "restored", "compiled", "step")
 
 
 def main() -> None:
@@ -45,6 +52,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=20, help="steps between durable saves, of both")
     parser.add_argument("--step-s", type=float, default=0.1, help="shortest step")
     parser.add_argument("--width", type=int, default=512, help="of the 8 weight matrices")
+    parser.add_argument("--lm", action="store_true", help=f"train the model of {LM}, two devices for each rank")
     parser.add_argument("--settle-s", type=float, default=SETTLE_S, help="of training before a kill")
     parser.add_argument("--plain-cache", action="store_true", help="the plain one with JAX_COMPILATION_CACHE_DIR")
     parser.add_argument("--no-cache", action="store_true", help="raystate with compilation_cache_bytes=0")
@@ -74,8 +82,7 @@ def started_ray(*, nodes: int) -> Iterator[Callable[[], Any]]:
     import ray
     from ray.cluster_utils import Cluster
 
-    repository = str(Path(__file__).resolve().parent.parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [repository, os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     folder = tempfile.mkdtemp(prefix="recovery-ray-")
     cluster = None
     try:
@@ -121,8 +128,22 @@ def summary(found: dict[str, list[dict[str, Any]]]) -> None:
 # ---------------------------------------------------------------- the training
 
 
-def build(width: int) -> tuple[Any, Any, Any]:
-    """(init, sharding, step): an MLP whose weights are split over the processes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What is trained, whoever keeps its state."""
+
+    init: Callable[[], Any]
+    shardings: Callable[[Any], Any]  # abstract state -> shardings
+    step: Callable[[Any, int], Any]  # (state, number of the step) -> (state, loss)
+    compiled: Callable[[], Any] = lambda: None  # waits until the step is, where that goes on beside the restore
+
+
+def build(config: dict[str, Any]) -> Training:
+    return build_lm(config["lm"]) if config["lm"] else build_matrices(config["width"])
+
+
+def build_matrices(width: int) -> Training:
+    """An MLP whose weights are split over the processes."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -146,13 +167,42 @@ def build(width: int) -> tuple[Any, Any, Any]:
         return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), loss
 
     x = jax.make_array_from_callback((8, width), sharding, lambda index: np.ones((8, width), np.float32)[index])
-    return init, sharding, lambda params: step(params, x)
+
+    def shardings(abstract: Any) -> Any:
+        return jax.tree.map(lambda _: sharding, abstract)
+
+    return Training(init=init, shardings=shardings, step=lambda params, _number: step(params, x))
 
 
-def loop(config: dict[str, Any], first: int, state: Any, step: Any, save: Callable[[int, Any], Any], say: Any) -> None:
+def build_lm(values: dict[str, Any]) -> Training:
+    """The demo's language model, as `jobs.lm.train` builds it: the step is compiled on a thread of its own."""
+    import numpy as np
+
+    from jobs.lm import step as lm_step
+    from jobs.lm.config import validate
+    from jobs.lm.corpus import load_corpus
+
+    config = validate(values)
+    mesh = lm_step.make_mesh(config.train.mesh)
+    batch_size, seq_len = config.train.batch_size, config.data.seq_len
+    computation = lm_step.build(config, mesh)
+    compiling = lm_step.CompileAhead(computation, (batch_size, seq_len + 1))
+    text = load_corpus(config.data).train
+    here = np.arange(*lm_step.local_rows(mesh, batch_size))
+
+    def step(state: Any, number: int) -> Any:
+        starts = (number * batch_size + here[:, None]) * seq_len % (text.size - seq_len)
+        return compiling.result()(state, computation.batch(text[starts + np.arange(seq_len + 1)]))
+
+    return Training(init=computation.init, shardings=computation.shardings, step=step, compiled=compiling.result)
+
+
+def loop(config: dict[str, Any], first: int, state: Any, training: Training, save: Callable[[int, Any], Any], say: Any) -> None:
+    training.compiled()
+    say(event="compiled")
     for i in range(first, 1_000_000):
         begin_s = time.perf_counter()
-        state, loss = step(state)
+        state, loss = training.step(state, i)
         loss.block_until_ready()
         save(i + 1, state)
         say(event="step", step=i + 1)
@@ -185,19 +235,23 @@ def train_plain(config: dict[str, Any]) -> None:
     import jax
     import orbax.checkpoint as ocp
 
-    init, sharding, step = build(config["width"])
+    training = build(config)
+    say(event="built")
     options = ocp.CheckpointManagerOptions(save_interval_steps=config["save_every"], max_to_keep=3)
     with ocp.CheckpointManager(config["storage"], options=options) as manager:
         say(event="manager")
         newest = manager.latest_step()
+        abstract = jax.eval_shape(training.init)
+        shardings = training.shardings(abstract)
         if newest is None:
-            first, state = 0, jax.jit(init, out_shardings=sharding)()
+            first, state = 0, jax.jit(training.init, out_shardings=shardings)()
         else:
-            shapes = jax.eval_shape(init)
-            abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
+            abstract = jax.tree.map(
+                lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
+            )
             first, state = newest, manager.restore(newest, args=ocp.args.StandardRestore(abstract))
         say(event="restored")
-        loop(config, first, state, step, lambda i, tree: manager.save(i, args=ocp.args.StandardSave(tree)), say)
+        loop(config, first, state, training, lambda i, tree: manager.save(i, args=ocp.args.StandardSave(tree)), say)
 
 
 def train_raystate(config: dict[str, Any]) -> None:
@@ -206,15 +260,26 @@ def train_raystate(config: dict[str, Any]) -> None:
     say = teller(config, get_context().get_world_rank())
     import raystate
 
-    init, sharding, step = build(config["width"])
+    training = build(config)
+    say(event="built")
     with raystate.StateManager() as manager:
         say(event="manager")
-        restored = manager.restore_or_init(init, sharding)
+        restored = manager.restore_or_init(training.init, training.shardings)
         say(event="restored")
-        loop(config, restored.step, restored.state, step, manager.save, say)
+        loop(config, restored.step, restored.state, training, manager.save, say)
 
 
 # ---------------------------------------------------------------- launching
+
+
+def lm_config() -> dict[str, Any]:
+    from jobs.lm.config import load
+
+    return load(ROOT / LM).model_dump(mode="json")
+
+
+def devices(config: dict[str, Any]) -> dict[str, str]:
+    return {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"} if config["lm"] else {}
 
 
 def run_plain(config: dict[str, Any], folder: Path) -> None:
@@ -230,7 +295,7 @@ def run_plain(config: dict[str, Any], folder: Path) -> None:
             name="plain",
             storage_path=str(folder / "results"),
             failure_config=FailureConfig(max_failures=-1),
-            worker_runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu", **config["environment"]}},
+            worker_runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu", **devices(config), **config["environment"]}},
         ),
     ).fit()
 
@@ -243,7 +308,7 @@ def run_raystate(config: dict[str, Any], folder: Path) -> None:
     state = raystate.StateConfig(storage=config["storage"], run="recovery", save_every_steps=config["save_every"])
     if config["no_cache"]:
         state = state.replace(compilation_cache_bytes=0)
-    run_config = RunConfig(name="raystate", storage_path=str(folder / "results"))
+    run_config = RunConfig(name="raystate", storage_path=str(folder / "results"), worker_runtime_env={"env_vars": devices(config)})
     raystate.fit(train_raystate, state, num_workers=2, train_loop_config=config, run_config=run_config)
 
 
@@ -261,6 +326,7 @@ def measure(name: str, args: argparse.Namespace, add_node: Callable[[], Any]) ->
         "save_every": args.save_every,
         "step_s": args.step_s,
         "width": args.width,
+        "lm": lm_config() if args.lm else None,
         "no_cache": args.no_cache,
         "environment": {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")} if args.plain_cache else {},
     }
