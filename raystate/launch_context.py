@@ -56,12 +56,13 @@ class LaunchContext:
 
 _current: LaunchContext | None = None
 _summary: dict[str, Any] = {}
+_saves = 0
 
 
 def set_context(context: LaunchContext | None) -> None:
-    """Set this process's context (None: forget it) and forget what an earlier training function left in `note`."""
-    global _current
-    _current = context
+    """Set this process's context (None: forget it) and forget what an earlier training function left here."""
+    global _current, _saves
+    _current, _saves = context, 0
     _summary.clear()
 
 
@@ -82,6 +83,17 @@ def note(**facts: Any) -> None:
 def summary() -> dict[str, Any]:
     """What `note` was given in this process since `set_context`."""
     return dict(_summary)
+
+
+def count_save() -> None:
+    """The training function has trained a step and called `save`."""
+    global _saves
+    _saves += 1
+
+
+def saves() -> int:
+    """How often it has, since `set_context`."""
+    return _saves
 
 
 def check_world(world: int, process_count: int | None = None) -> None:

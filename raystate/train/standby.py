@@ -29,14 +29,20 @@ from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGro
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raystate.launch_context import saves
 from raystate.runtime.priority import give_way
 from raystate.storage.url import storage_kind
 from raystate.train.bundles import is_plain
+from raystate.train.group_actors import GroupActors
 
 logger = logging.getLogger(__name__)
 
 SWITCH = "RAYSTATE_STANDBY"  # "0" in the driver's environment, or in the workers' runtime_env: no standby processes
-SETTLE_S = 3.0  # of training before they start: they cost their own start, and the group's first seconds are busy
+# Before they start, the group trains: they cost their own start, and its first steps (tracing, loading or compiling, the first copies)
+# need the cores. On two of them a language model was back after 6 and 5 s when they started 3 s after it, and after 4 s with this.
+FIRST_SAVES = 2
+SETTLE_S = 3.0
+MOST_S = 15.0  # steps that take longer, or aren't saved, are not disturbed by a few seconds of a core
 MOST_SPARES = 2  # nodes without a trainer on which processes wait: seldom more than one node is lost at once
 _LOOK_S = 2.0  # between two looks for such nodes
 _READY_S = 10.0  # one that is still importing is ahead of a new process, which would have to import the same
@@ -83,16 +89,19 @@ class Standby:
         self._waiting: list[_Waiting] = []
         self._due_s: float | None = None
         self._group: Any = None
+        self._latest_s = 0.0
+        self._beside = GroupActors()
         self._kind: Any = None  # the class of the waiting actors; None: none are made for this group
         self._own: Counter[str] = Counter()  # ranks of the group by node
         self._libraries: list[str] = []  # that a process which waits imports, too
         self._trainer: Any = None
-        self._answer: Any = None  # of it, which of them it has imported
+        self._answer: Any = None  # of it: how often it has saved; then, which of them it has imported
         self._asks_left = 0
 
     def install(self) -> None:
         """Let this process's controller make its worker groups from waiting processes, where there are any."""
         standby = self
+        self._beside.install()
         base = TrainController.worker_group_cls
 
         class StandbyGroup(base):
@@ -111,7 +120,8 @@ class Standby:
         TrainController.worker_group_cls = StandbyGroup
 
     def group_started(self, group: Any, now_s: float) -> None:
-        self._group, self._due_s = group, now_s + SETTLE_S
+        self._group, self._due_s, self._latest_s = group, now_s + SETTLE_S, now_s + MOST_S
+        self._trainer, self._answer = group.get_workers()[0].actor, None
 
     def tick(self, now_s: float) -> None:
         """Start the processes once the group has trained for a while, and on other nodes as they come."""
@@ -119,7 +129,10 @@ class Standby:
             return
         group = self._group
         if group is not None:
-            self.drop()
+            if now_s < self._latest_s and not self._trains():
+                return
+            self._forget()
+            self._beside.group_trains()
         self._due_s = now_s + _LOOK_S  # also if this look fails
         try:
             if group is not None:
@@ -136,7 +149,7 @@ class Standby:
         self._kind = self._kind_for(group)
         if self._kind is not None:
             workers = group.get_workers()
-            self._trainer, self._answer, self._asks_left = workers[0].actor, None, _ASKS
+            self._answer, self._asks_left = None, _ASKS
             self._own = Counter(worker.metadata.node_id for worker in workers)
             for node, count in self._own.items():
                 self._start(node, count)
@@ -152,20 +165,35 @@ class Standby:
             self._start(node, min(most, room[node]))
         self._prepare(frozenset(self.spares()))  # each time: who was told before may be gone
 
+    def _trains(self) -> bool:
+        """Whether the group has done its first steps."""
+        return (self._ask(saves) or 0) >= FIRST_SAVES
+
     def _look_for_libraries(self) -> None:
-        """Nobody waits for the trainer's answer: it may hang."""
-        if self._answer is None and self._asks_left:
-            self._asks_left -= 1
-            self._answer = self._trainer.execute.remote(imported_libraries)
-        elif self._answer is not None and ray.wait([self._answer], timeout=0)[0]:
-            answer, self._answer = self._answer, None
-            try:
-                new = [name for name in ray.get(answer) if name not in self._libraries]
-            except RayError:  # the group ends
+        if self._answer is None:
+            if not self._asks_left:
                 return
-            self._libraries += new
-            for each in self._waiting if new else ():
-                each.actor.execute.remote(_ahead, import_libraries, new)
+            self._asks_left -= 1
+        new = [name for name in self._ask(imported_libraries) or () if name not in self._libraries]
+        self._libraries += new
+        for each in self._waiting if new else ():
+            each.actor.execute.remote(_ahead, import_libraries, new)
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Ask a trainer, or give its answer to what it was asked at an earlier look; None: there is none yet.
+
+        Nobody waits for it: the trainer may hang.
+        """
+        if self._answer is None:
+            self._answer = self._trainer.execute.remote(question)
+            return None
+        if not ray.wait([self._answer], timeout=0)[0]:
+            return None
+        answer, self._answer = self._answer, None
+        try:
+            return ray.get(answer)
+        except RayError:  # the group ends
+            return None
 
     def spares(self) -> list[str]:
         """The nodes without a trainer on which processes wait, each as often as one waits there."""
@@ -193,6 +221,7 @@ class Standby:
         """(actor, metadata) for each bundle, if a ready process waits on every bundle's node; else none is kept."""
         waiting, self._waiting = self._waiting, []
         self._group = self._due_s = self._kind = None
+        self._beside.group_ended()
         try:
             where = placement_group_table(placement_group)["bundles_to_node_id"]
             places: list[str] = [where[index] for index in range(num_workers)]
@@ -209,7 +238,11 @@ class Standby:
         return None
 
     def drop(self) -> None:
-        """End them."""
+        """End them: no group comes any more."""
+        self._forget()
+        self._beside.close()
+
+    def _forget(self) -> None:
         waiting, self._waiting = self._waiting, []
         self._group = self._due_s = self._kind = None
         _kill(waiting)

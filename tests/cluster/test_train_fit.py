@@ -111,6 +111,7 @@ def _sum_until_told(config: dict[str, Any]) -> dict[str, Any]:
         told = os.path.exists(Path(config["folder"]) / "stop")
         stop = int(multihost_utils.process_allgather(jax.numpy.int32(told)).min())
         _say(config["folder"], "step", group=context.group)
+        launch_context.count_save()  # as `save` does: what waits for the first steps starts
         time.sleep(0.05)
     launch_context.note(step=7, metrics={"loss": 0.5})
     return {"rank": context.rank}
@@ -124,12 +125,12 @@ def _groups(starts: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return [sorted(group, key=lambda start: start["rank"]) for group in groups.values()]
 
 
-def _train_workers() -> list[int]:
-    """Pids of Ray Train workers that have not ended."""
+def _pids(kind: str) -> list[int]:
+    """Of Ray Train's actors of a kind that have not ended."""
     import ray._private.state
 
     actors = ray._private.state.actors().values()
-    return [actor["Pid"] for actor in actors if actor["ActorClassName"] == "RayTrainWorker" and actor["State"] != "DEAD"]
+    return [actor["Pid"] for actor in actors if actor["ActorClassName"] == kind and actor["State"] != "DEAD"]
 
 
 def _has_imported(pid: int) -> bool:
@@ -141,18 +142,24 @@ def _has_imported(pid: int) -> bool:
 @pytest.mark.long
 def test_standby_processes_take_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYSTATE_STANDBY", "1")
+    others = {*_pids("SynchronizationActor"), *_pids("PreemptionWatcher")}  # of earlier tests, that are about to end
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(raystate.fit(_sum_until_told, place.config, **place.arguments())))
     thread.start()
     place.wait(lambda: len(place.said("start")) == 2, "start")
-    place.wait(lambda: len(_train_workers()) == 4, "standby processes, one for each trainer")
+    place.wait(lambda: len(_pids("RayTrainWorker")) == 4, "standby processes, one for each trainer")
     trainers = {start["pid"] for start in place.said("start")}
-    place.wait(lambda: all(_has_imported(pid) for pid in _train_workers() if pid not in trainers), "their imports")
+    place.wait(lambda: all(_has_imported(pid) for pid in _pids("RayTrainWorker") if pid not in trainers), "their imports")
+    place.wait(lambda: len({*_pids("SynchronizationActor")} - others) == 2, "a barrier for the next group")
+    place.wait(lambda: len({*_pids("PreemptionWatcher")} - others) == 1, "the group's watch")
     steps = len(place.said("step"))
     place.wait(lambda: len(place.said("step")) > steps + 40, "the end of their imports")
+    barriers, watches = {*_pids("SynchronizationActor")} - others, {*_pids("PreemptionWatcher")}
     killed_s = time.time()
     os.kill(place.said("start")[0]["pid"], signal.SIGKILL)
     place.wait(lambda: len(place.said("start")) == 4, "second start")
+    place.wait(lambda: {*_pids("SynchronizationActor")} & barriers, "the barrier that waited")
+    place.wait(lambda: {*_pids("PreemptionWatcher")} - watches, "a watch of its own")
     (place.folder / "stop").touch()
     thread.join(PATIENCE_S)
     first, second = _groups(place.said("start"))
@@ -168,7 +175,9 @@ def test_standby_processes_take_over(place: Place, monkeypatch: pytest.MonkeyPat
     assert (recovery.attempt, recovery.interrupted) == (2, False)
     assert recovery.seconds > 0
     assert "died" in recovery.cause or "dies" in recovery.cause
-    place.wait(lambda: not _train_workers(), "end of every worker, waiting ones too")
+    place.wait(lambda: not _pids("RayTrainWorker"), "end of every worker, waiting ones too")
+    for kind in ("SynchronizationActor", "PreemptionWatcher"):
+        place.wait(lambda kind=kind: not {*_pids(kind)} - others, f"end of every {kind}")
 
 
 @pytest.mark.long
@@ -180,11 +189,11 @@ def test_a_standby_process_that_has_died_is_not_used(place: Place, monkeypatch: 
     thread.start()
     place.wait(lambda: len(place.said("start")) == 2, "start")
     trainers = {start["pid"] for start in place.said("start")}
-    place.wait(lambda: len(_train_workers()) == 4, "standby processes, one for each trainer")
-    place.wait(lambda: all(_has_imported(pid) for pid in _train_workers()), "their imports")
-    waiting = next(pid for pid in _train_workers() if pid not in trainers)
+    place.wait(lambda: len(_pids("RayTrainWorker")) == 4, "standby processes, one for each trainer")
+    place.wait(lambda: all(_has_imported(pid) for pid in _pids("RayTrainWorker")), "their imports")
+    waiting = next(pid for pid in _pids("RayTrainWorker") if pid not in trainers)
     os.kill(waiting, signal.SIGKILL)
-    place.wait(lambda: waiting not in _train_workers(), "the end of one of them")
+    place.wait(lambda: waiting not in _pids("RayTrainWorker"), "the end of one of them")
     os.kill(place.said("start")[0]["pid"], signal.SIGKILL)
     place.wait(lambda: len(place.said("start")) == 4, "second start")
     (place.folder / "stop").touch()

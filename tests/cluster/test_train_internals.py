@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2._internal import constants
+from ray.train.v2._internal.callbacks import preemption_callback
 from ray.train.v2._internal.data_integration.interfaces import DatasetShardMetadata
 from ray.train.v2._internal.exceptions import (
     UserExceptionWithTraceback,
@@ -34,6 +35,7 @@ from ray.train.v2._internal.exceptions import (
 from ray.train.v2._internal.execution import scaling_policy
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.controller import state as states
+from ray.train.v2._internal.execution.worker_group import worker_group as ray_worker_group
 from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, WorkerGroupError
@@ -47,7 +49,7 @@ from raystate.cli import story
 from raystate.config import StateConfig
 from raystate.core.elastic import Sizes
 from raystate.runtime.ends import End
-from raystate.train import bundles, elastic, endings, jax_backend, launch, nodes, standby, telling
+from raystate.train import bundles, elastic, endings, group_actors, jax_backend, launch, nodes, standby, telling
 from raystate.train import callback as callback_module
 from raystate.train import trainer as trainer_module
 from raystate.train.callback import RayTrainCallback
@@ -547,15 +549,72 @@ def test_a_process_that_waits_has_all_that_a_trainer_imports_and_no_devices() ->
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize("name", [name for name in standby._LIBRARIES if importlib.util.find_spec(name.partition(".")[0])])
-def test_a_library_that_is_imported_ahead_initialises_no_devices(name: str) -> None:
+def test_a_library_that_is_imported_ahead_initialises_no_devices() -> None:
+    there = [name for name in standby._LIBRARIES if importlib.util.find_spec(name.partition(".")[0])]
     program = (
-        f"import sys; from raystate.train import standby; standby.import_libraries(['no_such_library', {name!r}]);"
-        f"from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized();"
-        f"assert {name!r} in standby.imported_libraries()"
+        "from raystate.train import standby; from jax._src import xla_bridge\n"
+        f"for name in {there}:\n"
+        "    standby.import_libraries(['no_such_library', name])\n"
+        "    assert not xla_bridge.backends_are_initialized(), name\n"
+        "    assert name in standby.imported_libraries(), name\n"
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=PATIENCE_S)
+
+
+def test_the_barrier_that_waits_is_the_next_groups_if_it_lives(ray_cluster: Any) -> None:
+    import ray
+
+    barriers = group_actors._Barriers(ray_worker_group.SynchronizationActor)
+
+    def asked(timeout_s: float) -> Any:
+        return barriers.options(label_selector={}).remote(timeout_s=timeout_s, warn_interval_s=5.0)
+
+    def ahead() -> Any:
+        barriers.start_ahead()
+        assert ray.get(barriers._waiting.get_world_size.remote(), timeout=PATIENCE_S) == 0, "started, and nobody has come to it"
+        return barriers._waiting
+
+    first = asked(60.0)
+    waiting = ahead()
+    second = asked(60.0)
+    assert second is waiting and barriers._waiting is None
+    other = asked(60.0)
+    assert other not in (first, second), "nothing waited"
+    dead = ahead()
+    ray.kill(dead)
+    wait_for(lambda: not group_actors._is_alive(dead), "the end of the one that waits")
+    third = asked(60.0)
+    assert third is not dead
+    with_other_settings = ahead(), asked(30.0)
+    assert with_other_settings[0] is not with_other_settings[1]
+    last = ahead()
+    barriers.close()
+    assert barriers._waiting is None
+    wait_for(lambda: not group_actors._is_alive(last), "the end of the last")
+    for one in (first, second, other, third, with_other_settings[1]):
+        ray.kill(one)
+
+
+def test_a_groups_watch_starts_once_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("after_worker_group_start", "_stop_watcher"):  # and they are put back
+        monkeypatch.setattr(preemption_callback.PreemptionCallback, name, getattr(preemption_callback.PreemptionCallback, name))
+    monkeypatch.setattr(ray_worker_group, "SynchronizationActor", ray_worker_group.SynchronizationActor)
+    done: list[Any] = []
+    monkeypatch.setattr(group_actors, "_start_watch", lambda callback, group: done.append(group))
+    monkeypatch.setattr(preemption_callback.PreemptionCallback, "_stop_watcher", lambda callback: done.append("stop"))
+    actors = group_actors.GroupActors()
+    actors.install()
+    callback = preemption_callback.PreemptionCallback()
+    callback.after_worker_group_start("first")
+    assert done == ["stop"]
+    actors.group_trains()
+    actors.group_trains()
+    assert done == ["stop", "first"]
+    callback.after_worker_group_start("second")
+    actors.group_ended()
+    actors.group_trains()
+    assert done == ["stop", "first", "stop"], "the watch of a group that has ended"
 
 
 def test_a_start_ends_when_its_place_is_gone(ray_cluster: Any) -> None:
