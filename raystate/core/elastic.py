@@ -106,8 +106,8 @@ class Elastic:
 
     A growth costs a restart. So there are `every_s` seconds between the start of a group and the next growth, and the room for it has
     to have been there for a while. A growth that brings nothing, because the workers found no place or the larger group soon lost its
-    size, doubles that time for the next one. A size that has never worked and brings failures until the launcher would give up is taken
-    back: the run goes on with the next smaller one that has, and has no more for 32 times `every_s`; the next time for twice as long.
+    size, doubles that time for the next one. A size that has not worked since the run grew to it and brings failures until the launcher would give up is taken
+    back: the run goes on with the next smaller one that has ever worked, and has no more for 32 times `every_s`; the next time for twice as long.
 
     Args:
         sizes: that the run may have.
@@ -128,9 +128,10 @@ class Elastic:
         self._runs = False  # the group that was started last
         self._grew = False  # it is the outcome of a growth
         self._newest: Newest = lambda: None  # before `_ends`
-        # Of groups that nobody has looked at yet: (workers, whether it failed, the newest step then).
-        self._ends: list[tuple[int, bool, Newest]] = []
-        self._worked: set[int] = set()  # sizes that have made new steps
+        self._growths = 0
+        # Of groups that nobody has looked at yet: (workers, after how many growths, whether it failed, the newest step then).
+        self._ends: list[tuple[int, int, bool, Newest]] = []
+        self._worked: set[tuple[int, int]] = set()  # (workers, after how many growths) that have made new steps
         self._ceiling = 0  # a larger group only failed: no more than this until then
         self._ceiling_until_s = -math.inf
         self._taken_back: Counter[int] = Counter()  # how often, by size
@@ -161,15 +162,16 @@ class Elastic:
         """
         if self._runs:  # else its start has failed
             self._runs = False
-            self._ends.append((self._workers, failed, newest))
+            self._ends.append((self._workers, self._growths, failed, newest))
         if len(self._ends) == _MOST_ENDS:
             self._look_back()
 
     def take_back(self, now_s: float) -> bool:
-        """The present group has failed for good. Whether the next one is smaller, of a size that has worked, as this one never has."""
+        """The present group has failed for good. Whether the next one is smaller: of a size that has worked, as this one has not since
+        the run grew to it. Before that it may have: what it needs may be gone."""
         self._look_back()
-        below = [size for size in self._worked if size < self.tried]
-        if self.tried in self._worked or not below:
+        below = [size for size, _ in self._worked if size < self.tried]
+        if (self.tried, self._growths) in self._worked or not below:
             return False
         held = min(MOST_PATIENCE * 2 ** self._taken_back[self.tried], MOST_HELD)
         self._taken_back[self.tried] += 1
@@ -181,12 +183,12 @@ class Elastic:
         """Which of the sizes so far have worked."""
         before = self._newest()
         before = -1 if before is None else before
-        for workers, failed, newest in self._ends:
+        for workers, growths, failed, newest in self._ends:
             step = newest()
             if step is None:
                 continue
             if step - before > (FEW_STEPS if failed else 0):
-                self._worked.add(workers)
+                self._worked.add((workers, growths))
             before = step
         self._newest = lambda: before
         self._ends.clear()
@@ -214,6 +216,7 @@ class Elastic:
             self._patience = 1
         if not before:
             self._newest = newest
+        self._growths += workers > before > 0
         self._runs, self._grew = True, workers > before > 0 or (workers == before and self._grew)
         self._workers, self._started_s, self._wish, self._limit = workers, now_s, None, None
         self._seen, self._chance_s = [], None

@@ -252,6 +252,23 @@ def test_a_growth_that_brings_only_failures_is_taken_back():
     assert not run.fail(), "the size that worked fails too"
 
 
+def test_a_growth_to_a_size_that_worked_before_is_taken_back_too():
+    run = Run(room=2)
+    run.train(60.0)
+    run.room = 1
+    assert run.start() == 1
+    run.train(60.0, room=2)
+    run.broken = (2,)  # what it needs has gone with the node
+    assert run.start() == 2
+    run.train(5.0)
+    assert run.start(failed=True) == 2
+    assert run.fail(), "it has not made a step since the run grew"
+    assert run.start(failed=True) == 1
+    run.broken = ()
+    run.train(60.0)
+    assert not run.fail(), "the smaller one fails for another reason"
+
+
 def test_what_has_never_worked_is_not_gone_back_to():
     run = Run((1, 4), room=1)
     assert not run.fail()
