@@ -106,8 +106,9 @@ class Elastic:
 
     A growth costs a restart. So there are `every_s` seconds between the start of a group and the next growth, and the room for it has
     to have been there for a while. A growth that brings nothing, because the workers found no place or the larger group soon lost its
-    size, doubles that time for the next one. A size that has not worked since the run grew to it and brings failures until the launcher would give up is taken
-    back: the run goes on with the next smaller one that has ever worked, and has no more for 32 times `every_s`; the next time for twice as long.
+    size, doubles that time for the next one. A size that has not worked since the run grew to it, and brings failures until the launcher
+    would give up, is taken back: the run goes on with the next smaller one that has ever worked, and has no more for 32 times
+    `every_s`; the next time for twice as long.
 
     Args:
         sizes: that the run may have.
