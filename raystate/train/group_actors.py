@@ -17,6 +17,7 @@ from raystate.ray_version import ray_internals
 
 with ray_internals():
     from ray.train.v2._internal.callbacks.preemption_callback import PreemptionCallback
+    from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
     from ray.train.v2._internal.execution.worker_group import worker_group as ray_worker_group
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class GroupActors:
     """Of one controller."""
 
     def __init__(self) -> None:
-        self._barriers = _Barriers(ray_worker_group.SynchronizationActor)
+        self._barriers = _Barriers(SynchronizationActor)
         self._watch: tuple[PreemptionCallback, Any] | None = None  # that is to be started, with its group
 
     def install(self) -> None:
@@ -40,8 +41,10 @@ class GroupActors:
             callback._stop_watcher()  # an earlier group's
             actors._watch = callback, group
 
-        PreemptionCallback.after_worker_group_start = later
-        ray_worker_group.SynchronizationActor = self._barriers
+        watching: Any = PreemptionCallback
+        starting: Any = ray_worker_group
+        watching.after_worker_group_start = later
+        starting.SynchronizationActor = self._barriers  # what Ray Train's start of a group asks for one
 
     def group_trains(self) -> None:
         """The newest group has done its first steps: start its watch, and the next group's barrier."""

@@ -34,6 +34,7 @@ from ray.train.v2._internal.exceptions import (
 )
 from ray.train.v2._internal.execution import scaling_policy
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
+from ray.train.v2._internal.execution.checkpoint import sync_actor
 from ray.train.v2._internal.execution.controller import state as states
 from ray.train.v2._internal.execution.worker_group import worker_group as ray_worker_group
 from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
@@ -565,7 +566,9 @@ def test_a_library_that_is_imported_ahead_initialises_no_devices() -> None:
 def test_the_barrier_that_waits_is_the_next_groups_if_it_lives(ray_cluster: Any) -> None:
     import ray
 
-    barriers = group_actors._Barriers(ray_worker_group.SynchronizationActor)
+    assert vars(ray_worker_group)["SynchronizationActor"] is sync_actor.SynchronizationActor
+    assert "SynchronizationActor.options(" in inspect.getsource(ray_worker_group.WorkerGroup), "a group's start asks there"
+    barriers = group_actors._Barriers(sync_actor.SynchronizationActor)
 
     def asked(timeout_s: float) -> Any:
         return barriers.options(label_selector={}).remote(timeout_s=timeout_s, warn_interval_s=5.0)
@@ -599,7 +602,7 @@ def test_the_barrier_that_waits_is_the_next_groups_if_it_lives(ray_cluster: Any)
 def test_a_groups_watch_starts_once_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("after_worker_group_start", "_stop_watcher"):  # and they are put back
         monkeypatch.setattr(preemption_callback.PreemptionCallback, name, getattr(preemption_callback.PreemptionCallback, name))
-    monkeypatch.setattr(ray_worker_group, "SynchronizationActor", ray_worker_group.SynchronizationActor)
+    monkeypatch.setattr(ray_worker_group, "SynchronizationActor", sync_actor.SynchronizationActor)
     done: list[Any] = []
     monkeypatch.setattr(group_actors, "_start_watch", lambda callback, group: done.append(group))
     monkeypatch.setattr(preemption_callback.PreemptionCallback, "_stop_watcher", lambda callback: done.append("stop"))
