@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 POLL_S = 0.02
 DEADLINE_S = 240.0
 # Of training before a kill: failures come in mid-training, seldom in the first seconds. On 2 cores raystate's waiting processes are
-# ready after about 10.
+# ready about 10 after the first steps.
 SETTLE_S = 20.0
 LM = "configs/lm_cpu.yaml"
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}  # room for one trainer
@@ -278,7 +278,8 @@ def lm_config() -> dict[str, Any]:
     return load(ROOT / LM).model_dump(mode="json")
 
 
-def devices(config: dict[str, Any]) -> dict[str, str]:
+def device_flags(config: dict[str, Any]) -> dict[str, str]:
+    """Environment variables: two devices for each rank of the language model."""
     return {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"} if config["lm"] else {}
 
 
@@ -295,7 +296,7 @@ def run_plain(config: dict[str, Any], folder: Path) -> None:
             name="plain",
             storage_path=str(folder / "results"),
             failure_config=FailureConfig(max_failures=-1),
-            worker_runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu", **devices(config), **config["environment"]}},
+            worker_runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu", **device_flags(config), **config["environment"]}},
         ),
     ).fit()
 
@@ -308,7 +309,9 @@ def run_raystate(config: dict[str, Any], folder: Path) -> None:
     state = raystate.StateConfig(storage=config["storage"], run="recovery", save_every_steps=config["save_every"])
     if config["no_cache"]:
         state = state.replace(compilation_cache_bytes=0)
-    run_config = RunConfig(name="raystate", storage_path=str(folder / "results"), worker_runtime_env={"env_vars": devices(config)})
+    run_config = RunConfig(
+        name="raystate", storage_path=str(folder / "results"), worker_runtime_env={"env_vars": device_flags(config)}
+    )
     raystate.fit(train_raystate, state, num_workers=2, train_loop_config=config, run_config=run_config)
 
 

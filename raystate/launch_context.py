@@ -91,8 +91,8 @@ def count_save() -> None:
     _saves += 1
 
 
-def saves() -> int:
-    """How often it has, since `set_context`."""
+def saves_so_far() -> int:
+    """How often `save` was called since `set_context`."""
     return _saves
 
 

@@ -130,6 +130,7 @@ class Elastic:
         self._grew = False  # it is the outcome of a growth
         self._newest: Newest = lambda: None  # before `_ends`
         self._growths = 0
+        self._grown_to: dict[int, int] = {}  # size -> which growth last led to it
         # Of groups that nobody has looked at yet: (workers, after how many growths, whether it failed, the newest step then).
         self._ends: list[tuple[int, int, bool, Newest]] = []
         self._worked: set[tuple[int, int]] = set()  # (workers, after how many growths) that have made new steps
@@ -169,16 +170,22 @@ class Elastic:
 
     def take_back(self, now_s: float) -> bool:
         """The present group has failed for good. Whether the next one is smaller: of a size that has worked, as this one has not since
-        the run grew to it. Before that it may have: what it needs may be gone."""
+        the run grew to it. What worked before the growth proves nothing: what it needed may have gone."""
         self._look_back()
         below = [size for size, _ in self._worked if size < self.tried]
-        if (self.tried, self._growths) in self._worked or not below:
+        if self._works(self.tried) or not below:
             return False
         held = min(MOST_PATIENCE * 2 ** self._taken_back[self.tried], MOST_HELD)
         self._taken_back[self.tried] += 1
-        self._ceiling, self._ceiling_until_s = max(below), now_s + self._every_s * held
+        self._ceiling, self._ceiling_until_s = max(below), max(self._ceiling_until_s, now_s + self._every_s * held)
         self._wish = None
         return True
+
+    def _works(self, size: int) -> bool:
+        if size > self._workers > 0:
+            return False  # the run grows to it, and no group of that size has started
+        since = self._grown_to.get(size, 0)
+        return any(workers == size and growths >= since for workers, growths in self._worked)
 
     def _look_back(self) -> None:
         """Which of the sizes so far have worked."""
@@ -217,8 +224,11 @@ class Elastic:
             self._patience = 1
         if not before:
             self._newest = newest
-        self._growths += workers > before > 0
-        self._runs, self._grew = True, workers > before > 0 or (workers == before and self._grew)
+        grows = workers > before > 0
+        if grows:
+            self._growths += 1
+            self._grown_to[workers] = self._growths
+        self._runs, self._grew = True, grows or (workers == before and self._grew)
         self._workers, self._started_s, self._wish, self._limit = workers, now_s, None, None
         self._seen, self._chance_s = [], None
 

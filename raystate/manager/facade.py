@@ -12,7 +12,7 @@ from raystate.config import StateConfig, check_config
 from raystate.core.errors import ConfigError, Interrupted, RaystateError, StorageError
 from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply, RestoreSettled
 from raystate.core.save_decision import SaveDecision
-from raystate.launch_context import current, note
+from raystate.launch_context import count_save, current, note
 from raystate.manager.calls import alone
 from raystate.manager.ending import Departure, is_clean_exit
 from raystate.manager.monitored import RunEvents
@@ -242,6 +242,7 @@ class StateManager:
                     self._pipeline.keep_skipped(kept)
 
         decision = self._pipeline.save(given, force=force, decided=decided)
+        count_save()
         if decision.promised:
             self._events.saved(given.step, began_s, self._pipeline.data_bytes)
             self._ranking.look(given)

@@ -12,7 +12,6 @@ import numpy as np
 
 from raystate.config import StateConfig
 from raystate.core.messages import RestoreSettled
-from raystate.launch_context import count_save
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 from raystate.manager.staging import SaveArguments
@@ -30,7 +29,6 @@ class NewestSave:
     def keep(self, given: SaveArguments) -> None:
         """It is the newest now. `given`: from `SaveArguments.kept`."""
         self._given = given
-        count_save()
 
     def forget(self) -> None:
         """There is none."""

@@ -2,94 +2,98 @@
 
 One is the barrier of `ray.train.report` and of Ray Train's collectives, the other watches for nodes that are drained. Each is a Python
 process that imports Ray Train: together 1.5 to 2 s of a core, just when a restarted group loads its programs and its state. So the
-next group's barrier is started ahead, and a group's watch once the group trains. What drains before is seen then, and raystate's own
-watch, in the Coordinator, runs all the time.
+next group's barrier is started ahead, and a group's watch once the group trains. A node that is drained before is seen when the watch
+starts; a run with a `StateManager` has a watch of raystate's own, in the Coordinator.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import ray
-
-from raystate.ray_version import ray_internals
-
-with ray_internals():
-    from ray.train.v2._internal.callbacks.preemption_callback import PreemptionCallback
-    from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
-    from ray.train.v2._internal.execution.worker_group import worker_group as ray_worker_group
+from ray.exceptions import GetTimeoutError
+from ray.train.v2._internal.callbacks.preemption_callback import PreemptionCallback
+from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
+from ray.train.v2._internal.execution.worker_group import worker_group as ray_worker_group
 
 logger = logging.getLogger(__name__)
 
-_ALIVE_S = 5.0  # for an answer of the barrier that waits
+_ALIVE_S = 1.0  # for an answer of the barrier that waits; one that is still importing is ahead of a new one
 _start_watch = PreemptionCallback.after_worker_group_start
 
 
 class GroupActors:
-    """Of one controller."""
+    """One controller's waiting barrier, and the watch that it has yet to start."""
 
     def __init__(self) -> None:
         self._barriers = _Barriers(SynchronizationActor)
-        self._watch: tuple[PreemptionCallback, Any] | None = None  # that is to be started, with its group
+        self._watch: tuple[PreemptionCallback, Any] | None = None  # not started yet: the callback and its group
 
     def install(self) -> None:
-        """Let this process's controller start them so."""
-        actors = self
+        """Patch Ray Train in this process, the controller's."""
 
         def later(callback: PreemptionCallback, group: Any) -> None:
             callback._stop_watcher()  # an earlier group's
-            actors._watch = callback, group
+            self._watch = callback, group
 
         watching: Any = PreemptionCallback
         starting: Any = ray_worker_group
         watching.after_worker_group_start = later
         starting.SynchronizationActor = self._barriers  # what Ray Train's start of a group asks for one
 
-    def group_trains(self) -> None:
-        """The newest group has done its first steps: start its watch, and the next group's barrier."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            _start_watch(*watch)
-        self._barriers.start_ahead()
+    def group_trains(self, *, ahead: bool) -> None:
+        """The newest group has done its first steps: start its watch and, with `ahead`, the next group's barrier."""
+        if self._watch is not None:
+            _start_watch(*self._watch)
+            self._watch = None
+        if ahead:
+            self._barriers.start_ahead()
 
     def group_ended(self) -> None:
-        """It needs no watch any more."""
+        """It ended, perhaps before its watch started."""
         self._watch = None
 
     def close(self) -> None:
         """No group comes any more."""
-        self._watch = None
+        self.group_ended()
         self._barriers.close()
 
 
 class _Barriers:
-    """In the place of Ray Train's class of actors: `options(…).remote(…)` gives the one that waits, where it was made alike."""
+    """In the place of Ray Train's class of actors: `options(…).remote(…)` gives the one that waits, if it has the same options and
+    arguments."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
-        self._options: dict[str, Any] = {}
-        self._asked: tuple[dict[str, Any], dict[str, Any]] | None = None  # for the newest: options and arguments
+        self._asked: tuple[dict[str, Any], dict[str, Any]] | None = None  # the newest request's options and arguments
         self._waiting: Any = None
 
-    def options(self, **options: Any) -> _Barriers:
-        self._options = options
-        return self
+    def options(self, **options: Any) -> Any:
+        return SimpleNamespace(remote=functools.partial(self._give, options))
 
-    def remote(self, **arguments: Any) -> Any:
+    def _give(self, options: dict[str, Any], **arguments: Any) -> Any:
         waiting, self._waiting = self._waiting, None
-        if waiting is not None and self._asked == (self._options, arguments) and _is_alive(waiting):
+        if waiting is not None and self._asked == (options, arguments) and _is_alive(waiting):
             return waiting
         _end(waiting)
-        self._asked = self._options, arguments
-        return self._kind.options(**self._options).remote(**arguments)
+        self._asked = options, arguments
+        return self._start()
+
+    def _start(self) -> Any:
+        assert self._asked is not None
+        options, arguments = self._asked
+        return self._kind.options(**options).remote(**arguments)
 
     def start_ahead(self) -> None:
+        """Let one like the newest wait."""
         if self._waiting is None and self._asked is not None:
-            options, arguments = self._asked
-            self._waiting = self._kind.options(**options).remote(**arguments)
+            self._waiting = self._start()
 
     def close(self) -> None:
+        """End the one that waits."""
         waiting, self._waiting = self._waiting, None
         _end(waiting)
 
@@ -97,6 +101,8 @@ class _Barriers:
 def _is_alive(barrier: Any) -> bool:
     try:
         ray.get(barrier.get_counter.remote(), timeout=_ALIVE_S)
+    except GetTimeoutError:
+        return True
     except Exception as error:
         logger.debug("the barrier that waits is not used: %s: %s", type(error).__name__, error)
         return False

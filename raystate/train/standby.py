@@ -29,20 +29,18 @@ from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGro
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raystate.launch_context import saves
+from raystate.launch_context import saves_so_far
 from raystate.runtime.priority import give_way
 from raystate.storage.url import storage_kind
 from raystate.train.bundles import is_plain
-from raystate.train.group_actors import GroupActors
 
 logger = logging.getLogger(__name__)
 
 SWITCH = "RAYSTATE_STANDBY"  # "0" in the driver's environment, or in the workers' runtime_env: no standby processes
-# Before they start, the group trains: they cost their own start, and its first steps (tracing, loading or compiling, the first copies)
-# need the cores. On two of them a language model was back after 6 and 5 s when they started 3 s after it, and after 4 s with this.
+# They start after the group's first steps, which need the cores: loading or compiling programs, the first copies (docs/performance.md).
 FIRST_SAVES = 2
-SETTLE_S = 3.0
-MOST_S = 15.0  # steps that take longer, or aren't saved, are not disturbed by a few seconds of a core
+SETTLE_S = 3.0  # at least so long after the group's start
+MOST_S = 15.0  # at most: steps that take longer, or aren't saved, are not disturbed by a few seconds of a core
 MOST_SPARES = 2  # nodes without a trainer on which processes wait: seldom more than one node is lost at once
 _LOOK_S = 2.0  # between two looks for such nodes
 _READY_S = 10.0  # one that is still importing is ahead of a new process, which would have to import the same
@@ -89,19 +87,21 @@ class Standby:
         self._waiting: list[_Waiting] = []
         self._due_s: float | None = None
         self._group: Any = None
-        self._latest_s = 0.0
-        self._beside = GroupActors()
+        self._start_by_s = 0.0
         self._kind: Any = None  # the class of the waiting actors; None: none are made for this group
         self._own: Counter[str] = Counter()  # ranks of the group by node
         self._libraries: list[str] = []  # that a process which waits imports, too
         self._trainer: Any = None
         self._answer: Any = None  # of it: how often it has saved; then, which of them it has imported
         self._asks_left = 0
+        from raystate.train.group_actors import GroupActors  # more of Ray's internals, which nobody else needs
+
+        self._group_actors = GroupActors()
 
     def install(self) -> None:
         """Let this process's controller make its worker groups from waiting processes, where there are any."""
         standby = self
-        self._beside.install()
+        self._group_actors.install()
         base = TrainController.worker_group_cls
 
         class StandbyGroup(base):
@@ -120,39 +120,37 @@ class Standby:
         TrainController.worker_group_cls = StandbyGroup
 
     def group_started(self, group: Any, now_s: float) -> None:
-        self._group, self._due_s, self._latest_s = group, now_s + SETTLE_S, now_s + MOST_S
+        self._group, self._due_s, self._start_by_s = group, now_s + SETTLE_S, now_s + MOST_S
         self._trainer, self._answer = group.get_workers()[0].actor, None
 
     def tick(self, now_s: float) -> None:
         """Start the processes once the group has trained for a while, and on other nodes as they come."""
         if self._due_s is None or now_s < self._due_s:
             return
-        group = self._group
-        if group is not None:
-            if now_s < self._latest_s and not self._trains():
-                return
-            self._forget()
-            self._beside.group_trains()
+        if self._group is not None and now_s < self._start_by_s and not self._trains():
+            return
         self._due_s = now_s + _LOOK_S  # also if this look fails
-        try:
-            if group is not None:
-                self._begin(group)
-            else:
-                self._look_for_spares()
-                self._look_for_libraries()
-        finally:
-            if self._kind is None:
-                self._due_s = None
+        if self._group is not None:
+            self._begin(self._group)
+        else:
+            self._look_for_spares()
+            self._look_for_libraries()
 
     def _begin(self, group: Any) -> None:
         """One more process for each of the group's workers."""
-        self._kind = self._kind_for(group)
-        if self._kind is not None:
-            workers = group.get_workers()
-            self._answer, self._asks_left = None, _ASKS
-            self._own = Counter(worker.metadata.node_id for worker in workers)
-            for node, count in self._own.items():
-                self._start(node, count)
+        kind = self._kind_for(group)
+        self._group_actors.group_trains(ahead=kind is not None)
+        waiting, self._waiting = self._waiting, []
+        _kill(waiting)  # of an earlier group, if this one was not made by `take`
+        self._group, self._kind = None, kind
+        if kind is None:
+            self._due_s = None
+            return
+        workers = group.get_workers()
+        self._answer, self._asks_left = None, _ASKS
+        self._own = Counter(worker.metadata.node_id for worker in workers)
+        for node, count in self._own.items():
+            self._start(node, count)
 
     def _look_for_spares(self) -> None:
         """Nodes may have come or gone."""
@@ -167,7 +165,7 @@ class Standby:
 
     def _trains(self) -> bool:
         """Whether the group has done its first steps."""
-        return (self._ask(saves) or 0) >= FIRST_SAVES
+        return (self._ask(saves_so_far) or 0) >= FIRST_SAVES
 
     def _look_for_libraries(self) -> None:
         if self._answer is None:
@@ -180,9 +178,9 @@ class Standby:
             each.actor.execute.remote(_ahead, import_libraries, new)
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Ask a trainer, or give its answer to what it was asked at an earlier look; None: there is none yet.
+        """A trainer's answer, once it is there; None: not yet. It is asked the same at each look until it has answered.
 
-        Nobody waits for it: the trainer may hang.
+        Nobody waits for it: it may hang.
         """
         if self._answer is None:
             self._answer = self._trainer.execute.remote(question)
@@ -221,7 +219,7 @@ class Standby:
         """(actor, metadata) for each bundle, if a ready process waits on every bundle's node; else none is kept."""
         waiting, self._waiting = self._waiting, []
         self._group = self._due_s = self._kind = None
-        self._beside.group_ended()
+        self._group_actors.group_ended()
         try:
             where = placement_group_table(placement_group)["bundles_to_node_id"]
             places: list[str] = [where[index] for index in range(num_workers)]
@@ -239,10 +237,7 @@ class Standby:
 
     def drop(self) -> None:
         """End them: no group comes any more."""
-        self._forget()
-        self._beside.close()
-
-    def _forget(self) -> None:
+        self._group_actors.close()
         waiting, self._waiting = self._waiting, []
         self._group = self._due_s = self._kind = None
         _kill(waiting)

@@ -147,18 +147,21 @@ def test_standby_processes_take_over(place: Place, monkeypatch: pytest.MonkeyPat
     thread = threading.Thread(target=lambda: results.append(raystate.fit(_sum_until_told, place.config, **place.arguments())))
     thread.start()
     place.wait(lambda: len(place.said("start")) == 2, "start")
+    own = {*_pids("SynchronizationActor")} - others
+    assert len(own) == 1
     place.wait(lambda: len(_pids("RayTrainWorker")) == 4, "standby processes, one for each trainer")
     trainers = {start["pid"] for start in place.said("start")}
     place.wait(lambda: all(_has_imported(pid) for pid in _pids("RayTrainWorker") if pid not in trainers), "their imports")
-    place.wait(lambda: len({*_pids("SynchronizationActor")} - others) == 2, "a barrier for the next group")
+    place.wait(lambda: {*_pids("SynchronizationActor")} - others - own, "a barrier for the next group")
     place.wait(lambda: len({*_pids("PreemptionWatcher")} - others) == 1, "the group's watch")
     steps = len(place.said("step"))
     place.wait(lambda: len(place.said("step")) > steps + 40, "the end of their imports")
-    barriers, watches = {*_pids("SynchronizationActor")} - others, {*_pids("PreemptionWatcher")}
+    waiting, watches = {*_pids("SynchronizationActor")} - others - own, {*_pids("PreemptionWatcher")}
     killed_s = time.time()
     os.kill(place.said("start")[0]["pid"], signal.SIGKILL)
     place.wait(lambda: len(place.said("start")) == 4, "second start")
-    place.wait(lambda: {*_pids("SynchronizationActor")} & barriers, "the barrier that waited")
+    place.wait(lambda: not {*_pids("SynchronizationActor")} & own, "the end of the first group's barrier")
+    assert waiting <= {*_pids("SynchronizationActor")}, "the barrier that waited is the second group's"
     place.wait(lambda: {*_pids("PreemptionWatcher")} - watches, "a watch of its own")
     (place.folder / "stop").touch()
     thread.join(PATIENCE_S)

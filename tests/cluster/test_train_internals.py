@@ -600,23 +600,30 @@ def test_the_barrier_that_waits_is_the_next_groups_if_it_lives(ray_cluster: Any)
 
 
 def test_a_groups_watch_starts_once_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("after_worker_group_start", "_stop_watcher"):  # and they are put back
-        monkeypatch.setattr(preemption_callback.PreemptionCallback, name, getattr(preemption_callback.PreemptionCallback, name))
+    kind = preemption_callback.PreemptionCallback
+    monkeypatch.setattr(kind, "after_worker_group_start", kind.after_worker_group_start)  # which puts it back
     monkeypatch.setattr(ray_worker_group, "SynchronizationActor", sync_actor.SynchronizationActor)
     done: list[Any] = []
-    monkeypatch.setattr(group_actors, "_start_watch", lambda callback, group: done.append(group))
-    monkeypatch.setattr(preemption_callback.PreemptionCallback, "_stop_watcher", lambda callback: done.append("stop"))
+    monkeypatch.setattr(kind, "_stop_watcher", lambda callback: done.append("stop"))
     actors = group_actors.GroupActors()
     actors.install()
-    callback = preemption_callback.PreemptionCallback()
+    callback = kind()
     callback.after_worker_group_start("first")
     assert done == ["stop"]
-    actors.group_trains()
-    actors.group_trains()
+
+    def failing(_callback: Any, _group: Any) -> None:
+        raise ConnectionError("Ray's head is out of reach")
+
+    monkeypatch.setattr(group_actors, "_start_watch", failing)
+    with pytest.raises(ConnectionError):
+        actors.group_trains(ahead=False)
+    monkeypatch.setattr(group_actors, "_start_watch", lambda callback, group: done.append(group))
+    for _ in range(2):  # it is tried again, and started once
+        actors.group_trains(ahead=False)
     assert done == ["stop", "first"]
     callback.after_worker_group_start("second")
     actors.group_ended()
-    actors.group_trains()
+    actors.group_trains(ahead=False)
     assert done == ["stop", "first", "stop"], "the watch of a group that has ended"
 
 

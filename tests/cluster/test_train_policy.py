@@ -12,7 +12,7 @@ from ray.train.v2.api.exceptions import TrainingFailedError
 
 from raystate import RayTrainCallback, StateConfig, launch_context
 from raystate.core.errors import ConfigError
-from raystate.launch_context import LaunchContext, Restart
+from raystate.launch_context import LaunchContext, Restart, saves_so_far
 from raystate.runtime.ends import End
 from raystate.train import endings, standby
 from raystate.train.launch import recoveries
@@ -210,6 +210,36 @@ def test_processes_wait_where_a_rank_could_go(monkeypatch: pytest.MonkeyPatch) -
     del room["c"]
     waits._look_for_spares()
     assert (waits.spares(), killed, prepared) == (["d", "e", "e"], ["c", "c"], [{"c", "d"}, {"c", "d"}, {"d", "e"}])
+
+
+@pytest.mark.parametrize(
+    ("answers", "at_s"),
+    [
+        ([2], 3.4),  # asked at 3, heard at the next look
+        ([0, 1, 7], 4.0),
+        ([None], 15.0),  # it hangs
+        ([0] * 99, 15.0),  # it doesn't save
+    ],
+)
+def test_processes_start_once_the_group_has_done_its_first_steps(
+    monkeypatch: pytest.MonkeyPatch, answers: list[int | None], at_s: float
+) -> None:
+    asked: list[Any] = []
+    trainer = SimpleNamespace(execute=SimpleNamespace(remote=lambda question: asked.append(question) or answers[len(asked) - 1]))
+    group = SimpleNamespace(get_workers=lambda: [SimpleNamespace(actor=trainer)])
+    answered = SimpleNamespace(wait=lambda refs, timeout: ([ref for ref in refs if ref != "hangs"], []), get=lambda ref: ref)
+    monkeypatch.setattr(standby, "ray", answered)
+    answers = ["hangs" if one is None else one for one in answers]
+    waits = standby.Standby("/runs/a", lambda _: None, dict, lambda _: None)
+    begun: list[float] = []
+    waits.group_started(group, 0.0)
+    for tenth in range(200):
+        now_s = tenth / 10
+        monkeypatch.setattr(waits, "_begin", lambda _, now_s=now_s: begun.append(now_s))
+        if tenth % 2 == 0 and not begun:
+            waits.tick(now_s)
+    assert len(begun) == 1 and begun[0] == pytest.approx(at_s, abs=0.21)
+    assert set(asked) == {saves_so_far}
 
 
 def test_a_smaller_group_takes_the_processes_that_wait_on_its_nodes() -> None:

@@ -263,10 +263,34 @@ def test_a_growth_to_a_size_that_worked_before_is_taken_back_too():
     run.train(5.0)
     assert run.start(failed=True) == 2
     assert run.fail(), "it has not made a step since the run grew"
-    assert run.start(failed=True) == 1
-    run.broken = ()
-    run.train(60.0)
-    assert not run.fail(), "the smaller one fails for another reason"
+    assert run.start() == 1
+
+
+@pytest.mark.parametrize("grown", [0, 1])
+def test_a_growth_whose_group_never_starts_is_taken_back_though_its_size_worked_before(grown: int):
+    run = Run((1, 2), room=2 - grown)
+    run.train(60.0, room=2)
+    if grown:
+        assert run.start() == 2
+        run.train(60.0)
+    run.room = 1
+    assert run.start() == 1
+    run.train(60.0, room=2)
+    assert run.elastic.size_for(2, run.now_s) == 2, "and its processes can't be started"
+    assert run.fail()
+    assert run.start() == 1
+
+
+def test_failures_of_each_size_take_back_only_the_one_that_has_not_worked():
+    run = Run((1, 4), room=1)
+    for size in (2, 3, 4):
+        run.train(60.0, room=size)
+        run.broken = (4,)
+        assert run.start() == size
+    run.train(5.0)
+    assert run.fail()
+    assert run.start() == 3
+    assert not run.fail(), "it has worked since the run grew to it: what fails now does so at any size"
 
 
 def test_what_has_never_worked_is_not_gone_back_to():
