@@ -225,11 +225,11 @@ def test_processes_start_once_the_group_has_done_its_first_steps(
     monkeypatch: pytest.MonkeyPatch, answers: list[int | None], at_s: float
 ) -> None:
     asked: list[Any] = []
-    trainer = SimpleNamespace(execute=SimpleNamespace(remote=lambda question: asked.append(question) or answers[len(asked) - 1]))
+    trainer = SimpleNamespace(execute=SimpleNamespace(remote=lambda question: asked.append(question) or told[len(asked) - 1]))
     group = SimpleNamespace(get_workers=lambda: [SimpleNamespace(actor=trainer)])
     answered = SimpleNamespace(wait=lambda refs, timeout: ([ref for ref in refs if ref != "hangs"], []), get=lambda ref: ref)
     monkeypatch.setattr(standby, "ray", answered)
-    answers = ["hangs" if one is None else one for one in answers]
+    told = ["hangs" if one is None else one for one in answers]
     waits = standby.Standby("/runs/a", lambda _: None, dict, lambda _: None)
     begun: list[float] = []
     waits.group_started(group, 0.0)
