@@ -1,14 +1,8 @@
-"""Which steps are live, and which are kept: what the tests of the run log, of retention and of storage ask alike."""
+"""The retention policy of the tests that decide without Orbax's."""
 
 from __future__ import annotations
 
-from raystate.core.messages import LogEntry
 from raystate.core.retention import Keep
-
-
-def live_steps(entry: LogEntry | None) -> tuple[int, ...]:
-    """Committed steps, ascending; some may not be published yet."""
-    return () if entry is None else tuple(one.step for one in entry.live)
 
 
 def keep_newest(count: int | None) -> Keep:

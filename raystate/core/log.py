@@ -114,6 +114,11 @@ def next_entry(
     )
 
 
+def live_steps(entry: LogEntry | None) -> tuple[int, ...]:
+    """Committed steps, ascending; some may not be published yet."""
+    return () if entry is None else tuple(one.step for one in entry.live)
+
+
 def published_steps(entry: LogEntry | None, carried: Collection[IntentKey] = NOTHING) -> tuple[int, ...]:
     """Live steps without a commit intent that is still to be carried out, ascending: what `all_steps()` lists.
 

@@ -17,7 +17,7 @@ from typing import Any, assert_never
 from raystate import fault_points
 from raystate.core.entries import WrittenEntry, committed_by, deleted_by, own_commits
 from raystate.core.errors import ConfigError, StorageError
-from raystate.core.log import claim_entry
+from raystate.core.log import claim_entry, live_steps
 from raystate.core.messages import (
     Append,
     Appended,
@@ -153,8 +153,7 @@ class Storing:
                 )  # fmt: skip
             gone = {tail.attempt} if tail is not None and is_dead(tail.writer) else set[int]()
             dead[:] = sorted(gone | set(assumed_dead(self._storage)))
-            live = () if tail is None else tuple(step.step for step in tail.live)
-            return claim_entry(tail, self._writer, self._run, foreign_steps(self._storage, live), dead=dead)
+            return claim_entry(tail, self._writer, self._run, foreign_steps(self._storage, live_steps(tail)), dead=dead)
 
         return self._log.claim(entry_after), tuple(dead)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from raystate.core.entries import LiveStep, LogEntry
 from raystate.core.errors import ConfigError, RunInUseError, StaleAttemptError, StorageError
-from raystate.core.log import IntentKey, claim_entry, key_of, next_entry, refuse_save
+from raystate.core.log import IntentKey, claim_entry, key_of, live_steps, next_entry, refuse_save
 from raystate.core.tree import DataObject, Package, TreeSpec
 from raystate.inspection.boxes import total_bytes
 from raystate.orbax.array_reads import Request
@@ -180,10 +180,9 @@ class _Importer:
         storage.self_test()
 
         def claim(tail: LogEntry | None) -> LogEntry:
-            live = () if tail is None else tuple(one.step for one in tail.live)
             name = run or (tail.run if tail is not None else "import")
             dead = assumed_dead(storage)
-            return claim_entry(tail, self._writer, name, foreign_steps(storage, live), "import", dead=dead)
+            return claim_entry(tail, self._writer, name, foreign_steps(storage, live_steps(tail)), "import", dead=dead)
 
         self._tail = self._log.claim(claim)
         self._dead = assumed_dead(storage)

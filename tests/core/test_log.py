@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raystate.core.log import claim_entry, key_of, next_entry, published_steps, refuse_retire, refuse_save
+from raystate.core.log import claim_entry, key_of, live_steps, next_entry, published_steps, refuse_retire, refuse_save
 from raystate.core.messages import (
     Intent,
     LiveStep,
     LogEntry,
 )
 from raystate.core.retention import choose_retired
-from tests.steps import keep_newest, live_steps
+from tests.steps import keep_newest
 
 
 def entry(*steps: int, intents: tuple[Intent, ...] = (), attempt: int = 1) -> LogEntry:

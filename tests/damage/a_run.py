@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from raystate.arrays import PackedItems, copy, describe, hold, pack_items
-from raystate.core.log import claim_entry, key_of, next_entry
+from raystate.core.log import claim_entry, key_of, live_steps, next_entry
 from raystate.core.messages import HostId, LiveStep, LogEntry
 from raystate.core.tree import SlotTable, WriteOptions
 from raystate.runtime.ledger import EVENTS
@@ -25,7 +25,6 @@ from raystate.runtime.writing import as_array
 from raystate.storage import RunLog, StepFolder, Storage, foreign_steps, open_storage
 from raystate.storage.names import writer_name
 from tests.orbax.state_example import flat
-from tests.steps import live_steps
 
 RUN = "lm"
 RETIRED, STEPS = 2, (4, 6, 8)

@@ -9,13 +9,12 @@ import pytest
 
 from raystate.core import entries as log_entries
 from raystate.core.errors import CorruptCheckpointError
-from raystate.core.log import claim_entry, key_of, next_entry
+from raystate.core.log import claim_entry, key_of, live_steps, next_entry
 from raystate.core.messages import LiveStep, LogEntry
 from raystate.storage import RunLog, Storage, find_garbage, foreign_steps, open_storage, visible_steps
 from raystate.storage.names import BASES, LOG, MARKER, PACKAGES, base_name, log_name, package_name, step_name
 from tests.damage.a_run import RUN
 from tests.damage.damages import FIRST, SEEDS, Copy, Damage
-from tests.steps import live_steps
 
 ATTEMPTS, SAVES = 6, 4  # saves per attempt
 

@@ -12,14 +12,13 @@ import numpy as np
 from raystate.checksum import crc32c
 from raystate.core.entries import LogEntry, WrittenEntry
 from raystate.core.errors import RaystateError
-from raystate.core.log import claim_entry
+from raystate.core.log import claim_entry, live_steps
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import RunLog, StepFolder, Storage, collect_garbage, foreign_steps, open_storage, visible_steps
 from raystate.storage.base import TEMPORARY_PREFIX
 from raystate.storage.names import ASIDE, BASES, GUARD, LOG, STATE, WORK, log_name, split_saved
 from tests.orbax.state_example import array
 from tests.power.recorder import Replay, Tree
-from tests.steps import live_steps
 from tests.storage.power_scenario import RUN
 
 

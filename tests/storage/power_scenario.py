@@ -15,13 +15,12 @@ from typing import Any
 
 from raystate.checksum import crc32c
 from raystate.core import entries
-from raystate.core.log import claim_entry, key_of, next_entry
+from raystate.core.log import claim_entry, key_of, live_steps, next_entry
 from raystate.core.messages import Intent, LiveStep, LogEntry
 from raystate.core.tree import DataObject, Package
 from raystate.storage import RunLog, StepFolder, Storage, StorageWrapper, foreign_steps, open_storage
 from raystate.storage.names import writer_name
 from tests.power.recorder import mark
-from tests.steps import live_steps
 
 RUN = "lm"
 PLACE = "data/run"  # below the recorded directory; neither of the two is there at the start

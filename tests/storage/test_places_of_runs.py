@@ -10,10 +10,9 @@ import pytest
 
 import raystate
 from raystate.core.errors import ConfigError
-from raystate.core.log import claim_entry
+from raystate.core.log import claim_entry, live_steps
 from raystate.storage import RunLog, Storage, foreign_steps, open_storage, owner_of
 from raystate.storage.names import STATE
-from tests.steps import live_steps
 
 
 def begin(storage: Storage) -> None:

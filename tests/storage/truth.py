@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from raystate.checksum import crc32c
 from raystate.core.entries import NO_BASE, Base, LogEntry, WrittenEntry
-from raystate.core.log import published_steps
+from raystate.core.log import live_steps, published_steps
 from raystate.core.tree import Package
 from raystate.storage import Storage, visible_steps
 from raystate.storage.base import TEMPORARY_PREFIX, ObjectInfo
@@ -27,7 +27,6 @@ from raystate.storage.names import (
     step_of,
 )
 from tests.sim.storage import Violation
-from tests.steps import live_steps
 from tests.storage.contents import fixed_files, payload
 
 Saved = tuple[int, str | None]
