@@ -131,21 +131,19 @@ class Standby:
             return
         self._due_s = now_s + _LOOK_S  # also if this look fails
         if self._group is not None:
-            self._begin(self._group)
+            self._begin(self._group, self._due_s)
         else:
             self._look_for_spares()
             self._look_for_libraries()
 
-    def _begin(self, group: Any) -> None:
-        """One more process for each of the group's workers."""
+    def _begin(self, group: Any, due_s: float) -> None:
+        """One more process for each of the group's workers. `due_s`: of the next look."""
         kind = self._kind_for(group)
         self._group_actors.group_trains(ahead=kind is not None)
-        waiting, self._waiting = self._waiting, []
-        _kill(waiting)  # of an earlier group, if this one was not made by `take`
-        self._group, self._kind = None, kind
+        _kill(self._let_go())  # of an earlier group, if this one was not made by `take`
         if kind is None:
-            self._due_s = None
             return
+        self._kind, self._due_s = kind, due_s
         workers = group.get_workers()
         self._answer, self._asks_left = None, _ASKS
         self._own = Counter(worker.metadata.node_id for worker in workers)
@@ -217,8 +215,7 @@ class Standby:
 
     def take(self, num_workers: int, placement_group: Any) -> list[tuple[Any, Any]] | None:
         """(actor, metadata) for each bundle, if a ready process waits on every bundle's node; else none is kept."""
-        waiting, self._waiting = self._waiting, []
-        self._group = self._due_s = self._kind = None
+        waiting = self._let_go()
         self._group_actors.group_ended()
         try:
             where = placement_group_table(placement_group)["bundles_to_node_id"]
@@ -238,9 +235,13 @@ class Standby:
     def drop(self) -> None:
         """End them: no group comes any more."""
         self._group_actors.close()
+        _kill(self._let_go())
+
+    def _let_go(self) -> list[_Waiting]:
+        """What has waited for the present group's end; no look is due for it any more."""
         waiting, self._waiting = self._waiting, []
         self._group = self._due_s = self._kind = None
-        _kill(waiting)
+        return waiting
 
 
 def _match(waiting: Sequence[_Waiting], nodes: Sequence[str]) -> list[_Waiting] | None:
