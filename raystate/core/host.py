@@ -108,6 +108,7 @@ class Host:
         self._newest_save = (0, 0)
         self._reports = Reporting(report_interval_s, heartbeat_s)
         self._up_said = False
+        self._knows_all = False  # until then a report would say that the rest is gone
         self._out: list[HostCommand] = []
         self._now_s = 0.0
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -170,6 +171,7 @@ class Host:
         if not self._up_said:
             self._up_said = True
             out.append(Tell(event=HostUp(host=self.host, incarnation=self.incarnation)))
+        self._knows_all = self._knows_all or type(event) is not SetFound  # the shell tells first what it finds
         self._handlers[type(event)](event)
         if type(event) is not Look:  # time alone frees nothing
             self._grant()
@@ -368,7 +370,7 @@ class Host:
         self._reports.changed = True
 
     def _report(self) -> None:
-        if self._reports.is_due(self._now_s):
+        if self._knows_all and self._reports.is_due(self._now_s):
             self._out.append(Tell(event=HostReported(summary=self.summary(self._reports.seq))))
 
     def summary(self, seq: int) -> HostSummary:

@@ -230,6 +230,16 @@ def test_a_restarted_host_still_knows_what_was_given_up_and_what_was_proposed():
     assert (summary.base, summary.proposal, summary.staged) == (invalidate(), agreed, ())
 
 
+def test_the_first_report_says_all_that_lies_there():
+    """A restore that waits for it takes what it leaves out for gone."""
+    node = adopted(piece(5))
+    assert not [one for one in node.took(Tell) if isinstance(one.event, HostReported)], "there may be more"
+    node.send(SetFound(index=1, trainer="", word=word(9, done=(0,)), contents=(piece(5, rank=1),)))
+    node.send(Look())
+    (told,) = [one.event for one in node.took(Tell) if isinstance(one.event, HostReported)]
+    assert [one.rank for one in told.summary.staged] == [0, 1]
+
+
 def test_a_proposal_is_not_forgotten_with_new_advice():
     node = Node()
     agreed = Proposal(id=3, kind="stop", step=9, state="confirmed")

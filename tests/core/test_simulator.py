@@ -115,6 +115,7 @@ KNOWN_LONG = {"retention by number alone": 739}  # found in LONG_EVENTS
 DIRECT = {
     "each rank decides what is due again": test_saves.test_a_promised_step_is_due_again_on_all_ranks_or_on_none,
     "late pieces of a given-up past believed": test_host.test_what_is_staged_late_in_a_past_that_was_given_up_is_discarded,
+    "reported before all is found": test_host.test_the_first_report_says_all_that_lies_there,
     "host forgets over its restart": test_host.test_a_restarted_host_still_knows_what_was_given_up_and_what_was_proposed,
 }
 

@@ -306,6 +306,17 @@ def _save_executed_twice() -> Any:
     return _patched(host.Host, "_write", write)
 
 
+def _reported_before_all_is_found() -> Any:
+    """A HostActor that starts again reports as soon as it has found one of its sets."""
+    real = host.Host.handle
+
+    def handle(self: host.Host, event: Any, now_s: float) -> Any:
+        self._knows_all = True
+        return real(self, event, now_s)
+
+    return _patched(host.Host, "handle", handle)
+
+
 def _each_rank_decides() -> Any:
     """Whether a promised step is due again is answered by what is known now, not by what another rank was told."""
     real = repeats.Repeats.asked
@@ -346,6 +357,7 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "retention by number alone": _retention_by_number_alone,
     "late pieces of a given-up past believed": _late_pieces_believed,
     "save executed twice": _save_executed_twice,
+    "reported before all is found": _reported_before_all_is_found,
 }
 
 
