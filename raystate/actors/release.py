@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from raystate.actors.hosts import CLOSE_HOST_TIMEOUT_S
 from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError, RunInUseError, StorageError, error_from_name
+from raystate.core.errors import RaystateError, RunInUseError, StorageError, error_from_name, lost_steps
 from raystate.core.messages import Ask, Failure, LeaveReply, ReleaseAsked
 from raystate.storage import open_storage, run_hash, visible_steps
 
@@ -55,22 +55,27 @@ def release(
         The durable last step if the Coordinator said it, else None.
 
     Raises:
-        RaystateError: the newest snapshot could not be made durable (everything is ended nevertheless), or this process has left Ray.
+        StorageError: the newest snapshot could not be made durable (everything is ended nevertheless). `released`: it could, and others
+            are lost that `save` had promised.
+        RaystateError: this process has left Ray.
     """
     if _was_refused(after):
         return None  # its Coordinator ends by itself, with all that hold nothing
-    return release_by_hash(run_hash(config.storage, config.run), reason, deadline_s, launch=launch)
+    reply = release_by_hash(run_hash(config.storage, config.run), reason, deadline_s, launch=launch)
+    if reply is not None and (error := lost_steps(reply.errors, released=True)) is not None:
+        raise error
+    return None if reply is None else reply.step
 
 
-def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | None = None) -> int | None:
-    """`release`, for a run that is known by the hash in its actors' names only."""
+def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | None = None) -> LeaveReply | None:
+    """`release`, for a run that is known by the hash in its actors' names only: what its Coordinator answers, if it does."""
     if not ray.is_initialized():  # Ray's calls would join whatever cluster there is, or start one
         text = (
             "this process has left Ray (ray.shutdown()): the run's actors end by themselves after idle_timeout_s without a trainer"
         )
         raise RaystateError(text, phase="end")
     end_s = time.monotonic() + deadline_s
-    step: int | None = None
+    released: LeaveReply | None = None
     failure: RaystateError | None = None
     event = ReleaseAsked(ask=Ask(secrets.token_hex(8)), reason=reason)
     while (coordinator := find_actor(coordinator_name(name))) is not None and time.monotonic() < end_s:
@@ -82,7 +87,7 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
         if isinstance(reply, Failure) and reply.error == RunInUseError.__name__:
             return None  # nothing of this launch's is left
         if isinstance(reply, LeaveReply):
-            step = reply.step
+            released = reply
         elif isinstance(reply, Failure):
             failure = error_from_name(reply.error, reply.message, reply.details)
         coordinator.left.remote(0, 1)  # it has been read: the Coordinator need not wait
@@ -91,7 +96,7 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
         _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()))
     if failure is not None:
         raise failure
-    return step
+    return released
 
 
 def _was_refused(error: BaseException | None) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from raystate.core.held import Held, HeldSet
 from raystate.core.host_messages import Connected, Disconnected, Examine, Examined, HostCommand, Kill, Tell
-from raystate.core.messages import EndTrainers, HostId, TrainerExited, TrainerSeen, TrainerWord, group_of
+from raystate.core.messages import EndTrainers, HostId, SnapshotId, TrainerExited, TrainerSeen, TrainerWord, group_of
 
 REMEMBERED_EXITS = 64
 
@@ -97,7 +97,7 @@ class Attached:
             reason = word.error or f"trainer rank {hello.rank} (pid {hello.pid}) failed"
         else:
             reason = f"trainer rank {hello.rank} (pid {hello.pid}) died"
-        self._say_exit(hello.lineage, hello.rank, clean=clean, reason=reason, trainer=trainer)
+        self._say_exit(hello.lineage, hello.rank, word, clean=clean, reason=reason, trainer=trainer)
         return True
 
     def unlocked(self, one: HeldSet) -> None:
@@ -107,13 +107,22 @@ class Attached:
             return
         one.end()
         reason = word.error if word.phase == "failed" and word.error else f"trainer rank {word.rank} died"
-        self._say_exit(word.lineage, word.rank, clean=word.phase == "closing", reason=reason)
+        self._say_exit(word.lineage, word.rank, word, clean=word.phase == "closing", reason=reason)
 
-    def _say_exit(self, lineage: str, rank: int, *, clean: bool, reason: str, trainer: Attachment | None = None) -> None:
+    def _say_exit(
+        self, lineage: str, rank: int, word: TrainerWord | None, *, clean: bool, reason: str, trainer: Attachment | None = None
+    ) -> None:
         hung, stack = (False, "") if trainer is None else (bool(trainer.hung), trainer.stack)
-        ended = trainer is not None and bool(trainer.ended) and not hung
         event = TrainerExited(
-            host=self._host, lineage=lineage, rank=rank, clean=clean, reason=reason, ended=ended, hung=hung, stack=stack
+            host=self._host,
+            lineage=lineage,
+            rank=rank,
+            clean=clean,
+            reason=reason,
+            ended=trainer is not None and bool(trainer.ended) and not hung,
+            hung=hung,
+            stack=stack,
+            broken=() if word is None else _broken_of(word),
         )
         if not clean:
             self._exits = [*self._exits[-(REMEMBERED_EXITS - 1) :], event]
@@ -175,4 +184,9 @@ def seen_of(word: TrainerWord) -> TrainerSeen:
         ack_id=word.ack_id,
         ack_ok=word.ack_ok,
         ack_step=word.ack_step,
+        broken=_broken_of(word),
     )
+
+
+def _broken_of(word: TrainerWord) -> tuple[tuple[SnapshotId, str], ...]:
+    return tuple((SnapshotId(word.lineage, step, again), why) for step, again, why in word.broken)

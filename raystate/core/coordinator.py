@@ -60,6 +60,8 @@ from raystate.core.messages import (
     Tick,
     TrainerExited,
     Written,
+    group_of,
+    lineage_order,
 )
 from raystate.core.notices import Notices
 from raystate.core.printed import printed_parts
@@ -117,7 +119,7 @@ class Coordinator:
             HostLeaving: self.notices.leaving,
             HostReported: self.snapshots.reported,
             Joined: self._joined,
-            TrainerExited: self.joins.exited,
+            TrainerExited: self._exited,
             RestoreAsked: self.recovery.asked,
             RestoreTried: self.recovery.tried,
             FlushAsked: self.promises.flush_asked,
@@ -314,6 +316,14 @@ class Coordinator:
     def _host_down(self, event: HostDown) -> None:
         self.notices.down(event)
         self.snapshots.host_down(event)
+
+    def _exited(self, event: TrainerExited) -> None:
+        group = self.joins.group
+        # What older groups of an earlier attempt had lost was told by it, or is in its log: HostActors tell of those once more.
+        if lineage_order(event.lineage)[0] == self.attempt or (group is not None and group.nonce == group_of(event.lineage)):
+            for key, why in event.broken:
+                self.saves.copy_broke(key, event.rank, why)
+        self.joins.exited(event)
 
     def _joined(self, event: Joined) -> None:
         if self.leaving.is_settled and event.group != self.joins.name:

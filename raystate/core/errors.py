@@ -69,6 +69,17 @@ class StorageError(RaystateError):
     """An operation on storage failed for good; names the operation and the path."""
 
 
+def lost_steps(errors: tuple[str, ...], *, released: bool) -> StorageError | None:
+    """What is said of promised steps that are not durable, each with its reason; None if there are none.
+
+    Args:
+        released: the run has ended: its last step is durable, and a restart could not bring these back.
+    """
+    if not errors:
+        return None
+    return StorageError("not durable: " + "; ".join(errors), errors=errors, **({"released": True} if released else {}))
+
+
 class CorruptCheckpointError(RaystateError):
     """Stored or held bytes do not match their checksum, or a piece of an array is missing."""
 

@@ -86,6 +86,7 @@ class TrainerExited:
         clean: it had left or detached on purpose.
         ended: its HostActor killed it because another rank was dead: it is no cause.
         hung: its HostActor killed it because it made no step any more; `stack`: where its Python was then, "" if it could not say.
+        broken: promised snapshots whose copy on this rank had come to nothing, and why: its last words.
     """
 
     host: HostId
@@ -96,6 +97,7 @@ class TrainerExited:
     ended: bool = False
     hung: bool = False
     stack: str = ""
+    broken: tuple[tuple[SnapshotId, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,7 @@ class FlushAsked:
     """Answered once each of the `promised` snapshots is durable or can't become so. `word`: as in RestoreAsked.
 
     `broken`: promised ones whose copy on this rank came to nothing, and why. Without `wait` the answer is what is known now.
+    `tells`: whoever asks tells its user what is lost; otherwise the run's end does.
     """
 
     ask: Ask
@@ -147,6 +150,7 @@ class FlushAsked:
     broken: tuple[tuple[SnapshotId, str], ...] = ()
     word: int = 0
     wait: bool = True
+    tells: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -269,13 +269,16 @@ class Leaving:
         step = self.journal.durable_step
         self.desk.log("info", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
         fates = self._promises.fates()
+        untold = self.saves.untold.texts(asking="" if self._group is None else self._group.nonce)
+        if untold:
+            self.desk.log("error", f"promised by save(), and not durable: {named(untold)}")
         for rank, asks in sorted(self._asks.asks.items()):
             errors: list[str] = []
             if (event := self._left.get(rank)) is not None:
                 undecided, errors, _ = fates.unfinished(event)
                 errors += fates.texts(event, undecided)
             for ask in asks:
-                self.desk.answer(ask, LeaveReply(step=step, errors=tuple(errors)))
+                self.desk.answer(ask, LeaveReply(step=step, errors=(*errors, *untold)))
         self.desk.out.append(Finish(reason=self._why))
 
     # ---------------------------------------------------------------- time
@@ -317,15 +320,15 @@ class Leaving:
     def _stop_saving(self, waited_s: float) -> None:
         self.desk.stir = True
         last, journal = self._last, self.journal
-        late = [key.step for key in self.saves.jobs] + list(journal.publishing)
-        if last is not None and not self._is_durable(last):
-            late.insert(0, last.step)
-        if not late:
+        late = [*([] if last is None or self._is_durable(last) else [last]), *self.saves.jobs]
+        if not late and not journal.publishing:
             return  # the last of them has just been given up, by the same deadline
-        step = late[0]
-        text = "; ".join(journal.troubles[-1:])
-        if last is not None and step == last.step and not text:
-            text = self.saves.fate(last)[1] or self.saves.waits_for(last)
+        step = late[0].step if late else journal.publishing[0]
+        text = f"step {step} is committed but not published"
+        if late and step not in journal.publishing:
+            text = self.saves.fate(late[0])[1] or self.saves.waits_for(late[0])
+        if journal.troubles and journal.troubles[-1] not in text:  # it may be of another step, which storage has held up as well
+            text = f"{text}; {journal.troubles[-1]}"
         self._refuse(
             "StorageError",
             f"step {step} is not durable after {waited_s:.1f} s: {text}",

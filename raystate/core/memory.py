@@ -308,4 +308,5 @@ class Memory:
         missing = [rank for rank in range(world) if rank not in snap.pieces]
         if missing:
             return f"step {key.step} was not staged by {where(missing)}"
-        return f"the pieces of step {key.step} differ in layout" if not snap.complete else f"step {key.step} is complete"
+        waits = f"all of step {key.step} is in host memory and waits for storage"
+        return waits if snap.complete else f"the pieces of step {key.step} differ in layout"

@@ -73,7 +73,7 @@ class Promises:
         """A rank waits until everything that it was promised is durable, or known to be lost."""
         if self._joins.check(event.ask, event.lineage, event.rank):
             for key, why in event.broken:
-                self.copy_broke(key, event.rank, why)
+                self._saves.copy_broke(key, event.rank, why)
             if event.ask not in self._waiting:  # who asks again, because the answer may be lost, waits no longer
                 self._waiting[event.ask] = (event, self._desk.now_s)
                 self._new.append(event.ask)
@@ -133,6 +133,8 @@ class Promises:
         undecided, errors, lost = fates.unfinished(event)
         if event.wait:
             errors += [f"{text} (after {waited_s:.1f} s)" for text in fates.texts(event, undecided)]
+        if event.tells:
+            self._saves.untold.told((*lost, *(key for key, _ in event.broken)))
         mistake = self._saves.mistake
         if event.wait and mistake is not None and mistake[0] in lost:
             self._desk.fail([ask], "ConfigError", mistake[1], step=mistake[0].step)
@@ -140,10 +142,6 @@ class Promises:
         durable_step = self._journal.durable_step
         reply = FlushReply(durable_step=durable_step, errors=tuple(errors), lost=tuple(lost), undecided=tuple(undecided))
         self._desk.answer(ask, reply)
-
-    def copy_broke(self, key: SnapshotId, rank: int, why: str) -> None:
-        """A rank could not make its copy of what it had promised: nobody can make it durable."""
-        self._saves.lost(key, f"its copy on {self._joins.where([rank])} came to nothing: {why}")
 
     @property
     def waiting(self) -> int:

@@ -151,8 +151,7 @@ class Restores:
         self._restorable.forget_damage()
         self._renewed = False
         self._rolls_back = False
-        self._tried = {}
-        self._choice = None
+        self._tried, self._choice = {}, None
         self._enter("asking")
 
     def _enter(self, phase: Phase) -> None:
@@ -161,6 +160,8 @@ class Restores:
             raise InvalidTransitionError(
                 f"a restore of {group.lineage if group is not None else 'nobody'} goes from {self.phase} to {phase}: {self._choice}"
             )
+        if phase == "idle":
+            self.saves.protect(-1)  # nothing is read any more
         self.phase = phase
         self._since_s = self.desk.now_s
         self.desk.stir = True
@@ -328,7 +329,7 @@ class Restores:
     def _settle(self, group: Group, choice: RestoreChoice) -> None:
         group.decide()
         step = choice.step
-        self.saves.protect(-1)
+        self.saves.untold.restored(group.lineage, step)
         tiers = [choice.tier if one.mistaken else one.tier for one in self._tried.values()]
         tier = max(tiers, key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")
         base = SnapshotId(choice.lineage, step, choice.again)
@@ -346,14 +347,13 @@ class Restores:
         for ask in self._wishes.everybody():
             self.desk.answer(ask, settled)
         told = "settled on" if any(one.mistaken for one in self._tried.values()) else "restored"  # it raises what was wrong
-        what = f"{told} step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"
-        self.desk.log("info" if step >= 0 else "debug", f"{all_have(group.world)} {what}")  # that there is none was said
+        what = f"{told} step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"  # which was said
+        self.desk.log("info" if step >= 0 else "debug", f"{all_have(group.world)} {what}")
         self._enter("idle")
 
     def _fail(self, error: str, message: str, **details: object) -> None:
         self.desk.log("error", message)
         self.desk.fail(self._wishes.everybody(), error, message, **details)
-        self.saves.protect(-1)
         self._enter("idle")
 
     # ---------------------------------------------------------------- deadlines

@@ -44,7 +44,7 @@ class Repeats:
 
     def _answer(self, event: AgainAsked) -> None:
         if event.broken:
-            self._promises.copy_broke(event.save, event.rank, event.broken)
+            self._snapshots.saves.copy_broke(event.save, event.rank, event.broken)
         key = (event.save, event.number)
         if key not in self._told:
             if len(self._told) >= _REMEMBERED:

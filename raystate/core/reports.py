@@ -44,6 +44,7 @@ class TrainerSeen:
     ack_id: int = 0  # newest proposal it has answered; 0: none
     ack_ok: bool = False
     ack_step: int = -1  # its step when it answered
+    broken: tuple[tuple[SnapshotId, str], ...] = ()  # the newest promises whose copy on this rank has come to nothing, and why
 
     @property
     def place(self) -> tuple[int, int]:
@@ -85,6 +86,7 @@ class TrainerWord:
     ack_step: int = -1
     phase: Literal["joined", "running", "closing", "failed"] = "joined"
     error: str = ""  # phase "failed": the user's exception, one line
+    broken: tuple[tuple[int, int, str], ...] = ()  # as in TrainerSeen: (step, again, why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

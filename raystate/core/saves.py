@@ -8,7 +8,6 @@ complete; from the commit entry on there is only rolling forward, and that is th
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Literal
 
 from raystate.core.desk import Desk, named
 from raystate.core.group import Joins
@@ -29,41 +28,15 @@ from raystate.core.messages import (
 )
 from raystate.core.past import Past
 from raystate.core.retention import choose_retired
+from raystate.core.save_job import Job, Steps
+from raystate.core.untold import Untold
 
-Steps = frozenset[int]
 MAX_TRIES = 3
 GIVES_WAY_S = 4.0  # for so long a save that is due may hold up snapshots while storage is busy with another one
 FIRST_GIVES_WAY_S = 30.0  # before the first commit of an attempt: what builds packages may still be loading
 REPEAT_S = 15.0
 _REMEMBERED = 256
 _REMEMBERED_COMMITS = 65536  # a training that never waits asks at its end about all that it has saved
-
-
-class Job:
-    """One snapshot on its way to storage."""
-
-    __slots__ = (
-        "due_s", "gives_way", "hosts", "kept", "key", "next_s", "orders", "packaged", "phase", "refused", "save", "started_s", "told_s",
-        "tries", "waiting", "why",
-    )  # fmt: skip
-
-    def __init__(self, key: SnapshotId, now_s: float, why: str):
-        self.key = key
-        self.why = why
-        self.due_s = now_s
-        self.next_s = now_s
-        self.started_s = now_s
-        self.tries = 0
-        self.gives_way = False  # its snapshot may have been overwritten
-        self.phase: Literal["queued", "writing", "packaging", "committing"] = "queued"
-        self.save = SaveId("")
-        self.hosts: tuple[HostId, ...] = ()
-        self.waiting: set[HostId] = set()
-        self.packaged: Packaged | None = None
-        self.orders: tuple[Write, ...] = ()
-        self.told_s = now_s
-        self.refused = ""
-        self.kept: Steps | None = None  # `Saves._kept` when its commit is in the log
 
 
 class Saves:
@@ -80,6 +53,7 @@ class Saves:
         self.mistake: tuple[SnapshotId, str] | None = None  # the newest snapshot that is the caller's mistake, and which
         self.saved: dict[SnapshotId, None] = {}  # this attempt's commits; some may be retired by now
         self.past = Past(desk)  # the commits of the attempts before
+        self.untold = Untold()
         self.restoring = -1  # a stored step that is being read now
         self._counter = 0
         self._kept: Steps | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
@@ -96,11 +70,12 @@ class Saves:
             del self.failed[key]
         if key in self.jobs or key in self.failed or self._is_saved(key) or not self.memory.believed(key.lineage, key.step):
             return
-        if key.step in self.journal.live:
-            if not self._is_same(key):
-                self._give_up(key, self._other_bytes(key))
+        if key.step in self.journal.live and self._is_same(key):
             return
-        self.jobs[key] = Job(key, self.desk.now_s, why)
+        snap = self.memory.snaps.get(key)
+        self.jobs[key] = Job(key, self.desk.now_s, why, promised=snap is not None and snap.promised)
+        if key.step in self.journal.live:
+            self._give_up(key, self._other_bytes(key))
         self.desk.stir = True
 
     def _is_saved(self, key: SnapshotId) -> bool:
@@ -144,6 +119,10 @@ class Saves:
         """Note that a promised snapshot can never become complete, so whoever waits for it is told."""
         if key not in self.failed and key.step not in self.journal.live:
             self._give_up(key, why)
+
+    def copy_broke(self, key: SnapshotId, rank: int, why: str) -> None:
+        """A rank could not make its copy of what it had promised: nobody can make it durable."""
+        self.lost(key, f"its copy on {self.joins.where([rank])} came to nothing: {why}")
 
     def keys(self) -> list[SnapshotId]:
         """Snapshots that must stay in memory for a save.
@@ -327,6 +306,7 @@ class Saves:
         if len(self.saved) >= _REMEMBERED_COMMITS:
             del self.saved[next(iter(self.saved))]
         self.saved[job.key] = None
+        self.untold.saved(job.key.step)
         self._kept = job.kept
         self.jobs.pop(job.key, None)
         self.running = None
@@ -386,6 +366,8 @@ class Saves:
         if len(self.failed) >= _REMEMBERED:
             del self.failed[next(iter(self.failed))]
         self.failed[key] = why
+        if job is None or job.promised:
+            self.untold.lost(key, why)
         group = self.joins.group
         given_up = group is not None and key.lineage != group.lineage  # by a restore: its caller knows
         self.journal.trouble(f"step {key.step} will not be durable: {why}", is_told=not given_up, of_storage=of_storage)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from raystate.core.errors import InvalidTransitionError, error_from_name
 from raystate.core.messages import HostWord, Proposal, SnapshotId, TrainerWord
+from raystate.core.own_promises import OwnPromises
 from raystate.core.save_decision import Action, Due, SaveDecision, refuse_other_pasts
 
 
@@ -62,7 +63,7 @@ class Trainer:
         self._ahead: frozenset[int] = frozenset()
         self._safe: int = -1  # the step that is promised, or was restored from storage
         self._kept_again = 0  # how often the newest step was saved by force, and its promise held
-        self._promises: tuple[SnapshotId, ...] = ()  # not yet told to be durable or lost, oldest first
+        self.promises = OwnPromises()
         self._grants = list(grants) + [0] * (slots - len(grants))
         self._done = list(self._grants)
         self._staging: dict[int, int] = {}  # slot -> step
@@ -108,8 +109,8 @@ class Trainer:
         self._ahead = frozenset(ahead)
         self._safe = self.newest if safe else -1
         self._first = not (safe or stored)
-        if saving and self.kept is not None and self.kept not in self._promises:
-            self._promises = (*self._promises, self.kept)
+        if saving and self.kept is not None:
+            self.promises.make_again(self.kept)
 
     def memento(self) -> dict[str, Any]:
         """What the machine is now, for `put_back`."""
@@ -120,16 +121,6 @@ class Trainer:
         number = self._number
         vars(self).update(memento)
         self._number = number
-
-    @property
-    def promises(self) -> tuple[SnapshotId, ...]:
-        """What save() has returned True for and nobody has said yet what became of, oldest first; of earlier lineages, too."""
-        return self._promises
-
-    def told(self, promises: Iterable[SnapshotId]) -> None:
-        """The user has been told that these are durable, or that they are not."""
-        gone = set(promises)
-        self._promises = tuple(one for one in self._promises if one not in gone)
 
     @property
     def is_safe(self) -> bool:
@@ -170,6 +161,7 @@ class Trainer:
             ack_step=self._ack_step,
             phase=self.phase,
             error=self.error,
+            broken=self.promises.for_word(self.lineage),
         )
 
     @property
@@ -218,8 +210,7 @@ class Trainer:
         if repeated and step == self._safe and not lost:
             if (asked := self.question(step, force=force)) is not None:
                 self._kept_again += 1
-                if asked[0] not in self._promises:  # whoever was told that it is late waits for it once more
-                    self._promises = (*self._promises, asked[0])
+                self.promises.make_again(asked[0])
             self.stopped_at = step if stop else self.stopped_at
             return self._decide("none", False, None, f"step {step} will be durable already", stop=stop, ignored=True)
         # Calls that changed nothing count, too: ranks that take different calls for the one that counts don't mix their bytes.
@@ -236,7 +227,7 @@ class Trainer:
             return self._decide("none", False, None, "no snapshot due" if every == 0 else f"snapshots are multiples of {every}")
         slot = self._free_slot(host_word)
         if promised:
-            self._promises = (*self._promises, SnapshotId(self.lineage, step, self.again))
+            self.promises.make(SnapshotId(self.lineage, step, self.again))
             self._safe = step
             self._first = False
         dropped = self.kept if self.held is not None else None
@@ -293,6 +284,8 @@ class Trainer:
         dropped: SnapshotId | None = None,
         ignored: bool = False,
     ) -> SaveDecision:
+        if dropped is not None:
+            self.promises.broke(dropped, "no slot became free for it before the next durable step")
         return SaveDecision(
             action=action,
             promised=promised,
@@ -367,7 +360,7 @@ class Trainer:
         """A slot as (slot, step) for the held copy, else for the newest step if it was skipped; or None. Pending until `staged`."""
         # Where storage is slow, promised snapshots give way to newer ones. One that was skipped is not worth that.
         durable = -1 if host_word is None else host_word.durable_step
-        late = None if any(one.step > durable for one in self._promises if one.lineage == self.lineage) else self.late
+        late = None if any(one.step > durable for one in self.promises.made if one.lineage == self.lineage) else self.late
         step = late if self.held is None else self.held
         slot = self._free_slot(host_word) if step is not None and not stager_busy else None
         if step is None or slot is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 
-from raystate.core.errors import StaleAttemptError, StorageError
+from raystate.core.errors import StaleAttemptError, StorageError, lost_steps
 from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
@@ -51,7 +51,9 @@ class Departure:
             return True
         open_ones = tuple(one for one in promised if one not in self._decided)
         try:
-            reply = session.ask_now(FlushReply, lambda ask: self._question(ask, open_ones, lost, wait=False), timeout_s=ANSWER_S)
+            reply = session.ask_now(
+                FlushReply, lambda ask: self._question(ask, open_ones, lost, wait=False, tells=False), timeout_s=ANSWER_S
+            )
         except StaleAttemptError:
             if not session.unfinished_restore:
                 raise
@@ -62,8 +64,11 @@ class Departure:
         self._decided = frozenset({*promised, *lost} - set(reply.undecided))
         return bool(reply.undecided)
 
-    def flush(self) -> FlushReply:
+    def flush(self, *, tells: bool = True) -> FlushReply:
         """Return when everything that was promised is durable.
+
+        Args:
+            tells: a person hears what is lost; otherwise whoever ends the run is told.
 
         Raises:
             StorageError: names what isn't, each once.
@@ -73,7 +78,7 @@ class Departure:
         promised, lost = pipeline.promises()
         reply = session.ask(
             FlushReply,
-            lambda ask: self._question(ask, promised, lost),
+            lambda ask: self._question(ask, promised, lost, tells=tells),
             timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
             phase="flush",
         )
@@ -84,7 +89,7 @@ class Departure:
         return reply
 
     def _question(
-        self, ask: Ask, promised: tuple[SnapshotId, ...], lost: Mapping[SnapshotId, str], *, wait: bool = True
+        self, ask: Ask, promised: tuple[SnapshotId, ...], lost: Mapping[SnapshotId, str], *, wait: bool = True, tells: bool
     ) -> FlushAsked:
         session = self._session
         return FlushAsked(
@@ -95,13 +100,15 @@ class Departure:
             broken=tuple(lost.items()),
             word=session.number,
             wait=wait,
+            tells=tells,
         )
 
     def leave(self, before_leaving: Callable[[LeaveReply], None]) -> None:
         """Collective, a clean end: what was kept last is durable, then the run is released.
 
         Raises:
-            StorageError: the last step could not be made durable, and the run is not released; or an earlier promise was broken.
+            StorageError: the last step could not be made durable, and the run is not released; or (`released`) the run has ended,
+                and something that was promised in it is lost.
         """
         session, pipeline = self._session, self._pipeline
         pipeline.drain()
@@ -123,7 +130,7 @@ class Departure:
         finally:
             session.is_leaving = False
         session.link.left(session.rank, session.world)
-        if (error := _lost(lost, reply.errors)) is not None:
+        if (error := _lost(lost, reply.errors, released=True)) is not None:
             raise error
 
     def detach(self, failed: str = "") -> None:
@@ -184,6 +191,5 @@ class Departure:
         session.link.left(session.rank, session.world)
 
 
-def _lost(lost: Mapping[SnapshotId, str], others: tuple[str, ...]) -> StorageError | None:
-    errors = (*(f"step {key.step}: {why}" for key, why in lost.items()), *others)
-    return StorageError("not durable: " + "; ".join(errors), errors=errors) if errors else None
+def _lost(lost: Mapping[SnapshotId, str], others: tuple[str, ...], *, released: bool = False) -> StorageError | None:
+    return lost_steps((*(f"step {key.step}: {why}" for key, why in lost.items()), *others), released=released)

@@ -256,7 +256,7 @@ class StateManager:
         step = self._last.step
         self._interrupted = Interrupted(decision.reason, step=step, rank=self._rank)
         try:
-            self._wait()
+            self._wait(tells=not self._launched)  # a launcher starts again, and says nothing
         except StorageError as error:
             self._interrupted = Interrupted(f"{decision.reason}; {error.message}", step=step, rank=self._rank, errors=error.errors)
             raise self._interrupted from error
@@ -341,8 +341,8 @@ class StateManager:
         self._check_open()
         self._wait()
 
-    def _wait(self) -> None:
-        reply = self._ending.flush()
+    def _wait(self, *, tells: bool = True) -> None:
+        reply = self._ending.flush(tells=tells)
         self._durable.answered(reply.durable_step)
         self._events.durable(reply.durable_step)
 

@@ -62,7 +62,6 @@ class Pipeline:
         self._pace = StoragePace(session)
         self._agreed = AgreedStep(session)
         self._compared = ""  # the lineage whose first snapshot says what this rank holds for itself
-        self._lost: dict[SnapshotId, str] = {}  # promises that were broken here, and not told yet
         self._room = Room(session, self.machine, self.lock)
         self._end: Callable[[], None] | None = session.link.spawn(self.turn, self._changed, "raystate-stager")
 
@@ -114,7 +113,7 @@ class Pipeline:
         """Whether this step was promised, and that save is lost: the Coordinator tells it to all ranks alike."""
         with self.lock:
             asked = self.machine.question(step, force=force)
-            broken = self._lost.get(asked[0], "") if asked is not None else ""
+            broken = self.machine.promises.broken.get(asked[0], "") if asked is not None else ""
         return asked is not None and self._session.ask_if_lost(*asked, broken=broken)
 
     def _decide(
@@ -201,13 +200,13 @@ class Pipeline:
     def _drop(self, snapshot: SnapshotId) -> None:
         """A newer promised one takes the place of one that still waits for a slot."""
         for job in [job for job in self._jobs if job.snapshot == snapshot and job.slot is None]:
-            self._break_promise(job, "no slot became free for it before the next durable step")
+            job.held.release()
             self._jobs.remove(job)
 
     def _break_promise(self, job: StepCopy, why: str) -> None:
         job.held.release()
         if job.promised:
-            self._lost[job.snapshot] = why
+            self.machine.promises.broke(job.snapshot, why)
 
     def reached(self, step: int) -> bool:
         """Whether all ranks stop at this step. Waits while that is undecided."""
@@ -339,19 +338,18 @@ class Pipeline:
     def errors(self) -> tuple[str, ...]:
         """Promises that were broken on this rank and not told yet."""
         with self.lock:
-            return tuple(f"step {key.step}: {why}" for key, why in self._lost.items())[-REMEMBERED_ERRORS:]
+            broken = self.machine.promises.broken
+            return tuple(f"step {key.step}: {why}" for key, why in broken.items())[-REMEMBERED_ERRORS:]
 
     def promises(self) -> tuple[tuple[SnapshotId, ...], dict[SnapshotId, str]]:
         """(promises whose fate others know, broken ones and why)."""
         with self.lock:
-            lost = dict(self._lost)
-            return tuple(one for one in self.machine.promises if one not in lost), lost
+            return self.machine.promises.kept, self.machine.promises.broken
 
     def told(self, promised: tuple[SnapshotId, ...], lost: Mapping[SnapshotId, str]) -> None:
         """The user has been told what became of these."""
         with self.lock:
-            self.machine.told((*promised, *lost))
-            self._lost = {key: why for key, why in self._lost.items() if key not in lost}
+            self.machine.promises.told((*promised, *lost))
 
     # ------------------------------------------------------------ from one lineage to the next, and the end
 

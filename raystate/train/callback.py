@@ -327,7 +327,7 @@ class RayTrainCallback(_Callback):
         try:
             self._threads.submit(release, self._config, reason, self._config.save_timeout_s, **how).result()
         except Exception as failure:  # the training's own error is what the user has to see
-            logger.warning("raystate: the run could not be released: %s: %s", type(failure).__name__, failure)
+            logger.warning("raystate: %s", endings.release_text(failure))
 
     def _end_workers(self) -> None:
         """Kill them all: they wait for the dead rank in a collective, and Ray would wait for them (5 s, or 30 s)."""

@@ -30,6 +30,7 @@ from raystate.core.errors import (
     RunInUseError,
     StaleAttemptError,
     StepOrderError,
+    StorageError,
 )
 from raystate.runtime.ends import End, is_collateral, one_line
 from raystate.train.policy import Ending, Seen, culprit, signature_of
@@ -188,6 +189,8 @@ def is_final(error: BaseException) -> bool:
     """Whether trying again cannot help."""
     if isinstance(error, FINAL):
         return not _was_replaced(error)
+    if isinstance(error, StorageError) and error.released:
+        return True  # close() has ended the run: what it says is lost would be lost once more
     return type(error) is RaystateError and error.item is not None  # an item or a leaf that can't be saved
 
 
@@ -240,6 +243,13 @@ def ours(error: BaseException | None) -> RaystateError | None:
     if isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
         return ours(error.cause)
     return None
+
+
+def release_text(error: Exception) -> str:
+    """What is said, beside a run's own error, of one that its release has raised."""
+    if isinstance(error, StorageError) and error.released:
+        return f"of the steps that save() had promised: {error}"
+    return f"the run could not be released: {type(error).__name__}: {error}"
 
 
 def quiet_ray_train() -> None:

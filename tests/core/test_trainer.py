@@ -72,7 +72,7 @@ def test_a_promise_of_a_past_that_was_given_up_keeps_no_skipped_step_waiting():
     made.begin("1.2.x", None)
     made.settled(ahead=(), safe=False, stored=False)
     assert made.on_save(1, host_word=host(1)).action == "skip"
-    assert made.promises and made.take_slot(host(2)) == (0, 1)
+    assert made.promises.made and made.take_slot(host(2)) == (0, 1)
 
 
 def test_a_promised_step_goes_before_one_that_was_skipped():
@@ -93,7 +93,7 @@ def test_a_promised_step_goes_before_one_that_was_skipped():
 def test_durable_without_a_slot_is_held_and_gets_the_next_one():
     made = trainer(save_every_steps=2)
     held = made.on_save(2, host_word=host(0, 0, 0))
-    assert (held.action, held.promised, held.word.pending, made.promises) == ("hold", True, (2,), (SnapshotId("1.1.x", 2),))
+    assert (held.action, held.promised, held.word.pending, made.promises.made) == ("hold", True, (2,), (SnapshotId("1.1.x", 2),))
     replaced = made.on_save(4, host_word=host(0, 0, 0))
     assert (replaced.action, replaced.dropped) == ("hold", SnapshotId("1.1.x", 2))
     again = made.on_save(4, force=True, host_word=host(0, 0, 0), lost=True)
@@ -171,12 +171,12 @@ def test_a_restore_begins_a_lineage_and_keeps_promises_to_be_told():
     made.settled(ahead=(3, 4), safe=True)
     word = made.word()
     assert (word.lineage, word.newest_step, word.again, word.pending) == ("1.2.x", 1, -1, ())
-    assert made.promises == (SnapshotId("1.1.x", 2),)
+    assert made.promises.made == (SnapshotId("1.1.x", 2),)
     assert made.is_safe
-    made.told(made.promises)
-    assert made.promises == ()
+    made.promises.told(made.promises.made)
+    assert made.promises.made == ()
     assert made.on_save(2, host_word=host()).promised, "the same step, of another line"
-    assert made.promises == (SnapshotId("1.2.x", 2),)
+    assert made.promises.made == (SnapshotId("1.2.x", 2),)
 
 
 def test_a_step_of_another_past_is_refused_by_save_itself():
@@ -201,7 +201,7 @@ def test_what_the_shell_could_not_do_leaves_no_trace_but_its_numbers():
     number = made.number
     made.put_back(before)
     assert made.word().number > number
-    assert (made.promises, made.newest, made.staging) == ((), -1, False)
+    assert (made.promises.made, made.newest, made.staging) == ((), -1, False)
     corrected = made.on_save(2, host_word=host(proposal=proposal("proposed")))
     assert (corrected.promised, corrected.slot, corrected.again) == (True, 0, 0)
 
@@ -210,17 +210,17 @@ def test_a_forced_repetition_is_another_snapshot_and_a_lost_promise_can_be_made_
     made = trainer()
     assert made.on_save(5, host_word=host()).again == 0
     assert made.on_save(5, force=True, host_word=host()).again == 1
-    assert made.promises == (SnapshotId("1.1.x", 5, 1),)
+    assert made.promises.made == (SnapshotId("1.1.x", 5, 1),)
     # Whether the promise is lost is for the Coordinator to say, and the question is the same whatever this rank has been told.
     save = SnapshotId("1.1.x", 5, 1)
     assert made.question(5, force=True) == (save, 0)
     assert made.question(5, force=False) is None
     assert made.question(6, force=True) is None
     assert made.on_save(5, force=True, host_word=host()).promised is False, "these very bytes won't be written"
-    made.told(made.promises)
+    made.promises.told(made.promises.made)
     assert made.question(5, force=True) == (save, 1)
     assert made.on_save(5, force=True, host_word=host()).promised is False
-    assert made.promises == (save,), "whoever was told that it is late waits for it once more"
+    assert made.promises.made == (save,), "whoever was told that it is late waits for it once more"
     before = made.memento()
     again = made.on_save(5, force=True, host_word=host(), lost=True)
     assert (again.promised, again.again) == (True, 4)  # the two calls that changed nothing count, too

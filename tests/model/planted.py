@@ -17,6 +17,7 @@ import raystate.core.past as past
 import raystate.core.promises as promises
 import raystate.core.saves as saves
 import raystate.core.trainer as trainer
+import raystate.core.untold as untold
 import raystate.manager.facade as facade
 import raystate.manager.newest as newest
 import raystate.manager.pace as pace
@@ -98,7 +99,7 @@ def _a_repeat_is_the_same_save() -> Any:
         if not self.again:
             return decision
         self.again = 0
-        self._promises = tuple(SnapshotId(one.lineage, one.step, 0) for one in self._promises)
+        self.promises.made = tuple(SnapshotId(one.lineage, one.step, 0) for one in self.promises.made)
         if self.kept is not None:
             self.kept = SnapshotId(self.kept.lineage, self.kept.step, 0)
         return dataclasses.replace(decision, again=0, word=self.word())
@@ -205,6 +206,22 @@ def _earlier_commits_are_forgotten() -> Any:
     return _patched((past.Past, "start", lambda *_: None))
 
 
+def _promises_die_with_their_trainers() -> Any:
+    """What a dead trainer was promised, and storage never got, is told to nobody."""
+    return _patched((untold.Untold, "texts", lambda *_, **__: []))
+
+
+def _first_reports_are_partial() -> Any:
+    """A HostActor that starts again reports when it has found the first of its sets: a restore takes the rest for gone."""
+    real = host.Host.handle
+
+    def handle(self: host.Host, event: Any, now_s: float) -> Any:
+        self._knows_all = True
+        return real(self, event, now_s)
+
+    return _patched((host.Host, "handle", handle))
+
+
 def _each_rank_decides_what_is_due_again() -> Any:
     """A rank that has been told of a loss saves the step again; the others say that it needs no other save."""
     learned: dict[int, set[SnapshotId]] = {}
@@ -247,4 +264,6 @@ PLANTED: dict[str, Callable[[], Any]] = {
     "earlier commits are forgotten": _earlier_commits_are_forgotten,
     "each rank decides what is due again": _each_rank_decides_what_is_due_again,
     "a restored step counts as durable": _a_restored_step_counts_as_durable,
+    "promises die with their trainers": _promises_die_with_their_trainers,
+    "first reports are partial": _first_reports_are_partial,
 }

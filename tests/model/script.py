@@ -92,12 +92,29 @@ LOST_AND_AGAIN = Mood(
     most_troubles=4,
 )
 LOSES = 4  # the last digit of the seeds that have this mood
+# Trainers that die before they could ask what became of their promises.
+LOST_AND_DEAD = Mood(
+    calls={"save": 8, "force": 1, "crash": 2, "flush": 1},
+    ranks=(1, 1, 2),
+    save_every_steps=(1, 2),
+    troubles=("outage", "outage", "stuck"),
+    most_troubles=4,
+)
+DIES = 25  # what is left of the seeds that have this mood, by 50
 
 
 def draw(rng: Random, number: int, mood: Mood = ANY) -> Call:
     """A random call."""
     names = [name for name, often in mood.calls.items() for _ in range(often)]
     return Call(name=rng.choice(names), number=number, amount=rng.randint(1, 3), flag=rng.random() < 0.5)
+
+
+def _mood(seed: int) -> Mood:
+    if seed % 50 == DIES:
+        return LOST_AND_DEAD
+    if seed % 10 == LOSES:
+        return LOST_AND_AGAIN
+    return MOODS[seed // 10 % len(MOODS)] if seed % 10 in IN_A_MOOD else ANY
 
 
 class Data:
@@ -123,9 +140,7 @@ class Sequence:
     def __init__(self, seed: int):
         rng = Random(seed)
         self.seed = seed
-        self.mood = mood = (
-            MOODS[seed // 10 % len(MOODS)] if seed % 10 in IN_A_MOOD else LOST_AND_AGAIN if seed % 10 == LOSES else ANY
-        )
+        self.mood = mood = _mood(seed)
         self.ranks = rng.choice(mood.ranks)
         impatient = {"save_timeout_s": 3.0, "barrier_timeout_s": 5.0} if rng.random() < 0.1 else {}
         self.world = World(
@@ -148,6 +163,8 @@ class Sequence:
         self.group = 0
         self.deleted: set[int] = set()  # by a call
         self.told: list[str] = []  # what has happened, for a person
+        self.players: dict[int, Player] = {}  # of the present group, by rank
+        self.owed: dict[tuple[int, float], str] = {}  # promises of dead groups, and when they died: nobody has been told of them
         self.rolling_back: dict[int, int] = {}  # rank that is in such a restore -> the step it goes back to
         self.met: int | None = None  # such a step, of a restore that a crash met, until another one has settled
 
@@ -188,11 +205,22 @@ class Sequence:
             self.told.append(f"{world.now_s:.2f} s: all trainers are dead")
             lineages = {rank.manager._session.lineage if rank.manager is not None else "" for rank in ranks}
             self.truth.crashed(self.stored(), world.held(), lineages.pop() if len(lineages) == 1 else "")
+            self._owe()
             self.met = min([*self.rolling_back.values(), *([] if self.met is None else [self.met])], default=None)
             self.rolling_back = {}
             if self.met is not None:  # whoever restores next may find it carried out
                 self.truth.floor = min(self.truth.floor, (self.met, "was rolled back to"))
         return self.made
+
+    def _owe(self) -> None:
+        """The promises of dead trainers: whoever ends the run is told which of them are lost."""
+        players, self.players = self.players.values(), {}
+        if any(player.is_closing for player in players):  # nobody may be left who knew of them
+            self.owed = {}
+            return
+        for player in players:
+            promises = [one for one in player.promises if one not in player.unsure]
+            self.owed |= dict.fromkeys(promises, f"on rank {player.me} of group {player.group}")
 
     def _trouble(self, rng: Random) -> Callable[[], None]:
         world = self.world
@@ -204,6 +232,9 @@ class Sequence:
             self.told.append(f"{world.now_s:.2f} s: {kind}")
             if kind == "coordinator":
                 world.kill_coordinator()
+                self.owed = {}  # what it alone knew of them is in its log only
+                for player in self.players.values():
+                    player.unsure |= set(player.promises)
             elif kind == "host" and host.loop is not None:
                 host.crash()
                 world.at(0.3, host.start)
@@ -230,7 +261,7 @@ class Sequence:
     def _script(self, calls: list[Call], group: str, *, last: bool) -> Callable[[Rank], None]:
         def script(rank: Rank) -> None:
             try:
-                player = Player(self, rank, group)
+                player = self.players[rank.number] = Player(self, rank, group)
                 for number, call in enumerate(calls):
                     self.made = max(self.made, number)
                     player.do(call)
@@ -260,6 +291,8 @@ class Player:
         self.data = Data()
         self.ahead: set[int] = set()
         self.promises: list[tuple[int, float]] = []
+        self.unsure: set[tuple[int, float]] = set()  # of these: nobody has to know of them once this rank is dead
+        self.is_closing = False
         self.last_true = -1  # the newest step that this line has promised
         self.lines = 0
         self.reopened = 0
@@ -444,14 +477,18 @@ class Player:
         self.large = not self.large
 
     def do_flush(self, call: Call) -> None:
-        promises, self.promises = self.promises, []
+        promises = self.promises
         try:
             self.manager.wait_until_finished()
         except StorageError as error:
+            self.promises = []
             self.note(f"wait_until_finished: {error}")
             self.excuse(error, promises)
+            owed = self.sequence.owed  # what was restored is promised anew while its save is under way
+            self.sequence.owed = {one: where for one, where in owed.items() if f"step {one[0]}:" not in str(error)}
             self.last_true = -1
             return
+        self.promises = []
         self.note("wait_until_finished")
         self.truth.durable(f"wait_until_finished on rank {self.me}", promises)
         self.still_there("wait_until_finished")
@@ -547,6 +584,7 @@ class Player:
         def begin() -> list[int]:
             # Newer ones than the newest are on their way out: a crash met the rollback that retires them.
             stored = [one for one in sequence.stored() if wanted is not None or one <= step]
+            sequence.owed = {one: where for one, where in sequence.owed.items() if one[0] <= step}  # the others are made again
             truth.begin(step, token, rollback=rollback, stored=stored)
             sequence.met = None
             return stored
@@ -556,6 +594,7 @@ class Player:
         machine = self.manager._pipeline.machine
         self.line = Line(newest=step, token=token, promised=machine.is_safe, saved=False)
         self.last_true, self.flushed = -1, False
+        self.unsure |= {one for one in self.promises if one[0] > step}
         self.data = data
 
     # ------------------------------------------------------------ ends
@@ -570,15 +609,21 @@ class Player:
         self.open()
 
     def close(self) -> bool:
-        line, promises = self.line, self.promises
-        self.promises = []
+        line, promises, sequence = self.line, self.promises, self.sequence
+        self.is_closing = True
         try:
             self.manager.close()
         except (StorageError, BarrierTimeoutError) as error:
+            self.promises, self.is_closing = [], False
             self.note(f"close: {type(error).__name__}: {error}")
+            if error.released:
+                self.truth.named(f"close on rank {self.me}", str(error), sequence.owed)
+                promises = [*promises, *sequence.owed]
             self.excuse(error, promises)
             return False
+        self.promises, self.is_closing = [], False
         self.note("close")
+        self.truth.named(f"close on rank {self.me}", "", sequence.owed)
         self.truth.durable(f"close on rank {self.me}", promises)
         if self.truth.newest <= self.last_true:
             self.still_there("close")

@@ -44,6 +44,10 @@ KEPT = (
     244,  # the same
     924,  # the same
     323,  # a Coordinator that was killed came back while storage was out, and ended the run
+    3490,  # the first report of a new HostActor said what lay in one set of two, and a restore took the rest for gone
+    5770,  # a close whose last step was committed and not yet published said only what had held up another one
+    75,  # a step that was lost, and whose trainer died before it could ask: the run ended as if nothing was
+    1225,  # the same, and another worker group was told of it, since it went on from that step (the check was wrong)
 )
 
 # Where each planted bug is found first; the search goes on from seed 0 if it is not found there any more.
@@ -66,6 +70,8 @@ KNOWN = {
     "slots replaced while one is to be filled": 342,
     "earlier commits are forgotten": 96,
     "each rank decides what is due again": 244,
+    "promises die with their trainers": 75,
+    "first reports are partial": 3490,
 }
 
 

@@ -7,7 +7,7 @@ call they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,10 +111,17 @@ class Truth:
             named = re.search(rf"\bstep {step}\b", error) and f"step {step} was durable already" not in error
             named = named and f"step {step} is committed but not published" not in error  # when the deadline came
             named = named and f"step {step} could not be retired" not in error  # why another one is late
-            if re.search(rf"\bstep {step} is not committed[^;]*\(after", error):  # it was not then; it may be since
+            if re.search(rf"\bstep {step} is not (committed[^;]*\(after|durable after)", error):  # it was not then; it may be since
                 named = named and all(self.clock() - self.published_s.get(token, 0.0) > ANSWER_S for token in tokens)
             if named and tokens <= self.published.get(step, set()):
                 raise Violation(f"{who} is told that step {step} is not durable, and it was in storage: {error}")
+
+    def named(self, who: str, error: str, owed: Mapping[tuple[int, float], str]) -> None:
+        """The run has ended. What dead trainers were promised, and no later one has made again, was in storage, or the error names it."""
+        for (step, _), where in owed.items():
+            if not self.published.get(step) and not re.search(rf"\bstep {step}\b", error):
+                what = f"raised {error}" if error else "returned without an error"
+                raise Violation(f"{who} {what}, and save({step}), promised {where}, never was in storage")
 
     def latest(self, step: int | None) -> None:
         """What latest_step() has answered."""

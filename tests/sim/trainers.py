@@ -452,7 +452,7 @@ class TrainerProc(Proc):
     def _ask_about_promises(self) -> tuple[SnapshotId, ...]:
         machine = self.machine
         assert machine is not None
-        self.asked = machine.promises
+        self.asked = machine.promises.made
         asked = set(self.asked)
         forgotten = [key for key, _ in self.promised if key not in asked]
         if forgotten:
@@ -472,7 +472,7 @@ class TrainerProc(Proc):
                     f"false loss: rank {self.rank} is told that {key} is lost, and it had been in storage: {reply.errors}"
                 )
         self._told(f"flush of rank {self.rank}", reply.errors, (*reply.lost, *reply.undecided))
-        machine.told(self.asked)
+        machine.promises.told(self.asked)
 
     def _told(self, who: str, errors: tuple[str, ...], named: tuple[SnapshotId, ...] = ()) -> None:
         """What was promised before the question is durable, or the answer says which is not."""
