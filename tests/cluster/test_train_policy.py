@@ -14,7 +14,7 @@ from raystate import RayTrainCallback, StateConfig, launch_context
 from raystate.core.errors import ConfigError
 from raystate.launch_context import LaunchContext, Restart, saves_so_far
 from raystate.runtime.ends import End
-from raystate.train import endings, standby
+from raystate.train import endings, standby, telling
 from raystate.train.launch import recoveries
 from raystate.train.policy import Ending, RetryPolicy, Seen, culprit, pinned_nodes, signature_of
 
@@ -264,6 +264,17 @@ def test_when_nobody_says_who_was_first_the_living_are_asked(monkeypatch: pytest
     assert (ending.rank, ending.error) == (1, raised.error)
 
 
+def test_the_coordinator_is_told_of_a_start_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not heard of that group otherwise, and would count the next restart from the end before."""
+    blamed: list[tuple[str, str]] = []
+    monkeypatch.setattr(telling, "blame", lambda _, group, cause: blamed.append((group, cause)))
+    callback = RayTrainCallback(StateConfig(storage="/runs/a", run="a"))
+    callback._group = "g2"
+    callback._again(Ending(kind="waiting", cause="no room yet"))
+    callback._again(Ending(kind="failed", cause="the workers could not be started"))
+    assert blamed == [("g2", "the workers could not be started")]
+
+
 def test_recoveries_are_joined_by_group() -> None:
     restarts = (
         Restart(attempt=2, group="g2", cause="died", seconds=3.0),
@@ -273,6 +284,11 @@ def test_recoveries_are_joined_by_group() -> None:
     first, second = recoveries(restarts, known)
     assert (first.attempt, first.cause, first.step, first.seconds) == (2, "died", None, 3.0)
     assert (second.step, second.tier, second.seconds, second.steps_repeated, second.interrupted) == (7, "memory", 5.0, 1, True)
+    failed = {"group": "g2", "step": 6, "tier": "memory", "seconds": 2.0, "steps_repeated": 0, "back": False}
+    first, second = recoveries(restarts, [failed, *known])
+    assert (first.step, first.seconds, second.seconds) == (6, 3.0, 5.0), "it made no step: to the training function"
+    first, _ = recoveries(restarts, [failed | {"step": -1, "tier": ""}, *known])
+    assert (first.step, first.tier, first.steps_repeated) == (None, "", None), "it ended before the step was settled"
     in_order = recoveries(restarts, [{"step": 1}, {"step": 2}])
     assert [recovery.step for recovery in in_order] == [1, 2]
     assert [recovery.step for recovery in recoveries(restarts, [{"step": 1}])] == [None, None]
