@@ -12,6 +12,7 @@ from typing import TypeVar
 from raystate.core.entries import LogEntry
 from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
 from raystate.core.log import published_steps
+from raystate.core.names import told_newest
 from raystate.legacy import LegacyCheckpoint, legacy_checkpoint
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import (
@@ -136,7 +137,7 @@ class Checkpoints:
                 raise StepNotFoundError(self._without_steps(), path=self.storage.url)
             return steps[-1]
         if step not in steps:
-            message = f"{self.storage.url} has no step {step}; it has {steps[-10:]}"
+            message = f"{self.storage.url} has no step {step}; it has {told_newest(steps)}"
             if self.storage.list(str(step), recursive=False):
                 message += (
                     f"; there is a folder {step}/, but no {MARKER} in it: an unfinished save, or a copy that has lost its marker"
@@ -224,7 +225,7 @@ class Checkpoints:
             if self.steps():
                 return f"{url} had no step a moment ago: the first one of run {claimed.run!r} has come since, look again"
             return (
-                f"{url} has no step, but the log of run {claimed.run!r} has {list(live[-10:])}: their folders or markers are lost"
+                f"{url} has no step, but the log of run {claimed.run!r} has {told_newest(live)}: their folders or markers are lost"
             )
         there = [info.name for info in self.storage.list(recursive=False)]
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
