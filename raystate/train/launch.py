@@ -345,12 +345,12 @@ def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Calla
 
 def _result(result: Any, config: Any) -> RunResult:
     outcome: Outcome = result.return_value
-    step = outcome.facts.get("step")
+    step, why = outcome.facts.get("step"), "its StateManager's save was never called, or only for step 0"
     if step is None:  # train_fn made no StateManager, or it left no word
         newest = newest_step(config)
-        step = -1 if newest is None else newest
-        if step < 0:
-            logger.warning("raystate: train_fn has returned and nothing was saved: it made no StateManager(), or never called save")
+        step, why = -1 if newest is None else newest, "it made no StateManager(), or never called save"
+    if step < 0:
+        logger.warning("raystate: train_fn has returned and nothing was saved: %s", why)
     return RunResult(
         step=step,
         path=os.fspath(config.storage),

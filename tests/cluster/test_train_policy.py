@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,9 @@ from raystate import RayTrainCallback, StateConfig, launch_context
 from raystate.core.errors import ConfigError
 from raystate.launch_context import LaunchContext, Restart, saves_so_far
 from raystate.runtime.ends import End
-from raystate.train import endings, standby, telling
-from raystate.train.launch import recoveries
+from raystate.train import endings, launch, standby, telling
+from raystate.train.callback import Outcome
+from raystate.train.launch import _result, recoveries
 from raystate.train.policy import Ending, RetryPolicy, Seen, culprit, pinned_nodes, signature_of
 
 FAILED = Ending(kind="failed", cause="the process of rank 1 died", rank=1)
@@ -292,6 +294,26 @@ def test_recoveries_are_joined_by_group() -> None:
     in_order = recoveries(restarts, [{"step": 1}, {"step": 2}])
     assert [recovery.step for recovery in in_order] == [1, 2]
     assert [recovery.step for recovery in recoveries(restarts, [{"step": 1}])] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({}, "it made no StateManager(), or never called save"),
+        ({"step": -1}, "its StateManager's save was never called, or only for step 0"),
+        ({"step": 0}, ""),
+        ({"step": 3}, ""),
+    ],
+)
+def test_a_training_that_saved_nothing_is_told(
+    facts: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "newest_step", lambda _: None)  # it asks Ray first
+    outcome = Outcome("returned", facts)
+    result = _result(SimpleNamespace(return_value=outcome, metrics=None), StateConfig(storage=tmp_path / "run", run="a"))
+    assert result.step == facts.get("step", -1)
+    told = [record.getMessage() for record in caplog.records if "nothing was saved" in record.getMessage()]
+    assert told == ([f"raystate: train_fn has returned and nothing was saved: {said}"] if said else [])
 
 
 def test_check_world() -> None:
