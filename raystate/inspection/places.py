@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Set
+from pathlib import Path
 from typing import TypeVar
 
 from raystate.core.entries import LogEntry
@@ -28,6 +29,7 @@ from raystate.storage import (
     step_folders,
     why_empty,
 )
+from raystate.storage.attempts import in_the_way
 from raystate.storage.foreign import is_marked
 from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, step_of
 
@@ -58,7 +60,7 @@ class Checkpoints:
         url: gs://…, s3://…, file://…, a directory or a PathLike. Nothing needs to be there yet.
 
     Raises:
-        ConfigError: it is no usable URL, or a file that is no checkpoint.
+        ConfigError: it is no usable URL, or a file that is no checkpoint, or lies below one.
     """
 
     def __init__(self, url: StorageUrl):
@@ -66,16 +68,19 @@ class Checkpoints:
         self._single: SingleCheckpoint | LegacyCheckpoint | None = None
         self._is_known = False
         path = self.storage.local_path("") if self.storage.is_directory else None
-        if path is not None and os.path.exists(path) and not os.path.isdir(path) and self.single is None:
-            what = (
-                "a file, and none that flax wrote" if os.path.isfile(path) else "neither a directory nor the file of a checkpoint"
-            )
-            raise ConfigError(
-                f"storage: {self.storage.url} is {what}; expected the directory of a run, of a step or of one checkpoint",
-                field="storage",
-                got=self.storage.url,
-            )
+        if path is not None and not os.path.isdir(path) and (why := self._why_none(path)):
+            raise ConfigError(f"storage: {self.storage.url} {why}", field="storage", got=self.storage.url)
         self._folders: dict[int, str] = {}
+
+    def _why_none(self, path: Path) -> str:
+        """Why there can be no checkpoint at a path with no folder at it; "" if there can."""
+        if not os.path.exists(path):
+            why = in_the_way(str(path))
+            return f"can be no folder: {why}" if why else ""
+        if self.single is not None:
+            return ""
+        what = "a file, and none that flax wrote" if path.is_file() else "neither a directory nor the file of a checkpoint"
+        return f"is {what}; expected the directory of a run, of a step or of one checkpoint"
 
     @property
     def single(self) -> SingleCheckpoint | LegacyCheckpoint | None:

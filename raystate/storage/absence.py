@@ -6,7 +6,7 @@ import difflib
 import os
 
 from raystate.core.errors import StorageError
-from raystate.storage.attempts import storage_error
+from raystate.storage.attempts import in_the_way, storage_error
 from raystate.storage.base import Storage
 from raystate.storage.foreign import foreign_checkpoints, is_run
 from raystate.storage.steps import top_folders, visible_steps
@@ -36,6 +36,8 @@ def why_empty(storage: Storage) -> str:
         StorageError: storage failed.
     """
     if is_missing(storage):
+        if why := in_the_way(str(storage.local_path(""))) if storage.is_directory else "":
+            return f"there is nothing at that path: {why}"
         close = _close(storage)
         return "there is nothing at that path" + (f"; did you mean {close}?" if close else "")
     if storage.is_directory and not storage.local_path("").is_dir():

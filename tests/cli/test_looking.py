@@ -235,6 +235,7 @@ def test_row21_a_path_that_is_no_checkpoint(raystate: Command, written: Path, tm
     more = (1, 2) if command == ("diff",) else ()
     for path, said in {
         tmp_path / "nots": f"file://{tmp_path}/nots has no step: there is nothing at that path",
+        tmp_path / "notes/list.txt/lm": f"can be no folder: {tmp_path}/notes/list.txt is a file, and nothing lies below it",
         tmp_path / "notes": f"file://{tmp_path}/notes has no step",
         tmp_path / "notes/list.txt": "is a file",
     }.items():
