@@ -316,7 +316,7 @@ def show(console: Console, calm: Run, rough: Run, kills: list[Kill], began_s: fl
     """Print the tables and check every claim in them."""
     events = sorted((epath.Path(rough.storage) / ".raystate" / "events").iterdir())
     recoveries = [json.loads(path.read_text()) for path in events]
-    tiers = iter(recovery["tier"] for recovery in recoveries if recovery.get("kind") == "recovery")
+    tiers = iter(recovery["tier"] for recovery in recoveries if recovery.get("kind") == "recovery" and recovery["back"])
     problems: list[str] = []
     struck: list[Struck] = []
     for kill in kills:

@@ -280,7 +280,7 @@ class CoordinatorActor:
     async def blame(self, group: str, cause: str) -> None:
         """The launcher's word on why a worker group ended."""
         if self._service is not None:
-            self._service.ledger.blame(group, cause)
+            self._service.ledger.blame(group, cause, time.monotonic())
 
     async def release(self, launch: str | None, event: ReleaseAsked) -> Reply:
         """End the run, for the launch that has it. None: whoever has it."""

@@ -88,7 +88,7 @@ def import_(
 
 def _numbers(steps: tuple[int, ...]) -> str:
     shown = ", ".join(map(str, steps[-10:]))
-    return f"steps …, {shown}" if len(steps) > 10 else f"step{'s' * (len(steps) > 1)} {shown}"
+    return f"{len(steps):,} steps, the newest {shown}," if len(steps) > 10 else f"step{'s' * (len(steps) > 1)} {shown}"
 
 
 import_.__doc__ = f"{inspect.cleandoc(import_.__doc__ or '')}\n\n{_EXAMPLES}"

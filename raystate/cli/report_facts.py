@@ -46,7 +46,7 @@ class Goodput:
 
     Attributes:
         wall_s: from the first to the last durable step of each attempt, summed up. What was before, after and between is not known.
-        recovering_s: of it, from each death to the first new step after it.
+        recovering_s: of it, from each death to the first new step after it, or to the next death.
         repeating_s: of it, for steps that were done once more: their number × `step_s`.
         step_s: seconds of a step, the median over neighbouring durable steps of one lineage; what saves cost is in it.
     """
@@ -70,7 +70,7 @@ class ReportContent:
         url: of the storage.
         history: from the log; None: there is none, as where Orbax alone wrote.
         saves: in the order of their commits.
-        recoveries: (wall clock of the first new step; recovery), oldest first.
+        recoveries: (wall clock of its first new step, or of its end; recovery), oldest first.
         goodput: None: too little is known.
         problems: what is damaged, a sentence each.
         notes: what else a reader should know.

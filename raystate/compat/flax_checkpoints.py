@@ -27,6 +27,7 @@ from raystate.compat.flax_reading import read
 from raystate.compat.flax_turns import directory_turn
 from raystate.compat.flax_writing import prepare
 from raystate.core.errors import ConfigError
+from raystate.core.names import told_newest
 from raystate.legacy import natural_sort, safe_normpath
 from raystate.legacy.reader import STRUCTURE
 from raystate.storage import StorageUrl, open_storage, owner_of, put_back
@@ -283,7 +284,8 @@ def _found(ckpt_dir: StorageUrl, step: int | float | jax.Array | None, prefix: s
     if step is not None:
         name = directory.name(step)
         if not _is_there(path := directory.path_of(name)):
-            text = f"Matching checkpoint not found: {path}; there {f'are {names[-10:]}' if (names := directory.names()) else 'is none'}"
+            names = directory.names()
+            text = f"Matching checkpoint not found: {path}; there {f'are {told_newest(names)}' if names else 'is none'}"
             raise CheckpointNotFoundError(text, step=step, path=path)
         return path
     path = safe_normpath(os.fspath(ckpt_dir))

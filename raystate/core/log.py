@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from raystate.core.messages import Intent, LiveStep, LogEntry
+from raystate.core.names import told_newest
 
 IntentKey = tuple[str, int, str | None, int]
 """(kind, step, save, seq): names an intent for ever."""
@@ -150,7 +151,7 @@ def refuse_retire(
     """Why this step may not be retired now, or None if it may."""
     if all(one.step != step for one in entry.live):
         there = [one.step for one in entry.live]
-        return f"there is no durable step {step}" + (f"; there are {there[-10:]}" if there else "")
+        return f"there is no durable step {step}" + (f"; there are {told_newest(there)}" if there else "")
     for one in entry.intents:
         if one.step == step and not is_closed(one, attempt=attempt, carried=carried, dead=dead):
             return _held(one, attempt, dead, "retired")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, NewType
@@ -9,6 +10,8 @@ from typing import Literal, NamedTuple, NewType
 HostId = NewType("HostId", str)  # the Ray node id, hex
 SaveId = NewType("SaveId", str)
 Ask = NewType("Ask", str)  # names a request of a trainer or the driver; its reply carries the same
+
+MOST_TOLD = 10  # steps that an error lists
 
 Tier = Literal["memory", "storage", "none"]  # "none": the run has no step
 
@@ -49,6 +52,12 @@ def lineage_order(text: str) -> tuple[int, int, str]:
 def group_of(lineage: str) -> str:
     """What the lineages of one worker group have in common; "" for no lineage."""
     return lineage_order(lineage)[2]
+
+
+def told_newest(ones: Sequence[object]) -> str:
+    """Steps or their names, oldest first, in an error: all of a few, else how many there are, with the newest."""
+    newest = list(ones[-MOST_TOLD:])
+    return f"{len(ones):,}, the newest: {newest}" if len(ones) > MOST_TOLD else str(newest)
 
 
 class SnapshotId(NamedTuple):

@@ -7,11 +7,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Set
+from pathlib import Path
 from typing import TypeVar
 
 from raystate.core.entries import LogEntry
 from raystate.core.errors import ConfigError, CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
 from raystate.core.log import published_steps
+from raystate.core.names import told_newest
 from raystate.legacy import LegacyCheckpoint, legacy_checkpoint
 from raystate.orbax.step_reader import StepReader
 from raystate.storage import (
@@ -27,6 +29,7 @@ from raystate.storage import (
     step_folders,
     why_empty,
 )
+from raystate.storage.attempts import in_the_way
 from raystate.storage.foreign import is_marked
 from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, step_of
 
@@ -57,7 +60,7 @@ class Checkpoints:
         url: gs://…, s3://…, file://…, a directory or a PathLike. Nothing needs to be there yet.
 
     Raises:
-        ConfigError: it is no usable URL, or a file that is no checkpoint.
+        ConfigError: it is no usable URL, or a file that is no checkpoint, or lies below one.
     """
 
     def __init__(self, url: StorageUrl):
@@ -65,16 +68,19 @@ class Checkpoints:
         self._single: SingleCheckpoint | LegacyCheckpoint | None = None
         self._is_known = False
         path = self.storage.local_path("") if self.storage.is_directory else None
-        if path is not None and os.path.exists(path) and not os.path.isdir(path) and self.single is None:
-            what = (
-                "a file, and none that flax wrote" if os.path.isfile(path) else "neither a directory nor the file of a checkpoint"
-            )
-            raise ConfigError(
-                f"storage: {self.storage.url} is {what}; expected the directory of a run, of a step or of one checkpoint",
-                field="storage",
-                got=self.storage.url,
-            )
+        if path is not None and not os.path.isdir(path) and (why := self._why_none(path)):
+            raise ConfigError(f"storage: {self.storage.url} {why}", field="storage", got=self.storage.url)
         self._folders: dict[int, str] = {}
+
+    def _why_none(self, path: Path) -> str:
+        """Why there can be no checkpoint at a path with no folder at it; "" if there can."""
+        if not os.path.exists(path):
+            why = in_the_way(str(path))
+            return f"can be no folder: {why}" if why else ""
+        if self.single is not None:
+            return ""
+        what = "a file, and none that flax wrote" if path.is_file() else "neither a directory nor the file of a checkpoint"
+        return f"is {what}; expected the directory of a run, of a step or of one checkpoint"
 
     @property
     def single(self) -> SingleCheckpoint | LegacyCheckpoint | None:
@@ -136,7 +142,7 @@ class Checkpoints:
                 raise StepNotFoundError(self._without_steps(), path=self.storage.url)
             return steps[-1]
         if step not in steps:
-            message = f"{self.storage.url} has no step {step}; it has {steps[-10:]}"
+            message = f"{self.storage.url} has no step {step}; it has {told_newest(steps)}"
             if self.storage.list(str(step), recursive=False):
                 message += (
                     f"; there is a folder {step}/, but no {MARKER} in it: an unfinished save, or a copy that has lost its marker"
@@ -224,7 +230,7 @@ class Checkpoints:
             if self.steps():
                 return f"{url} had no step a moment ago: the first one of run {claimed.run!r} has come since, look again"
             return (
-                f"{url} has no step, but the log of run {claimed.run!r} has {list(live[-10:])}: their folders or markers are lost"
+                f"{url} has no step, but the log of run {claimed.run!r} has {told_newest(live)}: their folders or markers are lost"
             )
         there = [info.name for info in self.storage.list(recursive=False)]
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""

@@ -374,7 +374,7 @@ class StateManager:
         """For `fit`'s result."""
         self._events.durable(reply.step)
         if self._launched and self._rank == 0:
-            note(step=max(reply.step, 0), metrics=self._last.metrics(), recoveries=self._session.link.recoveries())
+            note(step=reply.step, metrics=self._last.metrics(), recoveries=self._session.link.recoveries())
 
     def _detach(self) -> None:
         self._ending.detach()

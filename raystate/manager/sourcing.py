@@ -16,6 +16,7 @@ import numpy as np
 
 from raystate.arrays import path_key
 from raystate.core.errors import ConfigError, ReferenceMismatchError, StepNotFoundError, StorageError
+from raystate.core.names import told_newest
 from raystate.reader import Reader
 from raystate.restored import Restored
 
@@ -166,7 +167,7 @@ def _agreed(source: Any) -> tuple[str | os.PathLike[str], int] | None:
 def _existing(url: str | os.PathLike[str], step: int | None) -> int:
     steps = Reader(url).all_steps()
     if not steps or (step is not None and step not in steps):
-        what = f"has no step {step}; it has {steps[-10:]}" if steps else "has no step, and is no checkpoint"
+        what = f"has no step {step}; it has {told_newest(steps)}" if steps else "has no step, and is no checkpoint"
         raise StepNotFoundError(f"source {os.fspath(url)} {what}", step=step, path=os.fspath(url))
     return steps[-1] if step is None else step
 

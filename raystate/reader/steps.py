@@ -32,7 +32,7 @@ class Reader:
             of one of its items. Steps may be named as Orbax does with `step_prefix` or `step_format_fixed_length`.
 
     Raises:
-        ConfigError: no usable URL, or a file. A directory may be missing yet: it has no steps then.
+        ConfigError: no usable URL, or a file or below one. A directory may be missing yet: it has no steps then.
     """
 
     def __init__(self, storage: StorageUrl):

@@ -39,20 +39,21 @@ REMEMBERED_LINEAGES = 8  # their ends
 REMEMBERED_SAVES = 64  # that are under way
 END_WAIT_S = 5.0  # for what is still being written when the run ends
 _READERS = 16  # objects at a time
-_TYPES = {"int": int, "float": (int, float), "str": str}
+_TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRecovery:
-    """One restart of the trainers. `seconds`: from the news of the death to the first new step."""
+    """One restart of the trainers. `seconds`: from the news of the end that led to it to the first new step, or to its own end."""
 
     attempt: int
-    group: str  # the start of the worker group that came back
+    group: str  # the start of the worker group that it led to
     cause: str
-    step: int  # the step it went on from
-    tier: str  # "memory", "peer", "storage", …
+    step: int  # the step it went on from; -1: it ended before that was settled
+    tier: str  # "memory", "peer", "storage", …; "": as with the step
     seconds: float
     steps_repeated: int
+    back: bool = True  # False: its trainers ended before they had made a new step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class LedgerContent:
     """What was found of a run's ledger.
 
     Attributes:
-        recoveries: (when its first new step was there, wall clock; the recovery), oldest first.
+        recoveries: (when its first new step was there, or when it ended, wall clock; the recovery), oldest first.
         saves: by save id.
         damaged: names of what can't be read.
     """
@@ -81,6 +82,19 @@ class LedgerContent:
     recoveries: tuple[tuple[float, LoggedRecovery], ...] = ()
     saves: Mapping[str, LoggedSave] = field(default_factory=dict[str, LoggedSave])
     damaged: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _OpenRecovery:
+    """A restart that has not led to a new step yet."""
+
+    lineage: str  # of the trainers that ended
+    group: str  # their launcher's name of them
+    since_s: float
+    newest: int  # the step that had been reached
+    step: int = -1
+    tier: str = ""
+    settled: bool = False  # whether the step to go on from is known
 
 
 class Ledger:
@@ -98,13 +112,14 @@ class Ledger:
         # By the nonce that all lineages of a worker group share.
         self._newest: dict[str, int] = {}  # newest step seen
         self._ended: set[str] = set()  # those that died
+        self._began: set[str] = set()  # those whose end has begun a recovery
         self._announced: set[str] = set()  # those of them that were ended because a node goes away
         self._joining: dict[str, str] = {}  # ask -> group
         self._group: dict[str, str] = {}  # -> the launcher's name of the group
         self._ends: dict[str, Ends] = {}  # how its trainers ended
         self._blamed: dict[str, str] = {}  # group -> why it ended, as its launcher says
-        self._left: tuple[str, float] | None = None  # the group whose trainers left on purpose, and when the first did
-        self._open: dict[str, Any] | None = None
+        self._left: tuple[str, float] | None = None  # the lineage of trainers that left on purpose, and when the first did
+        self._open: _OpenRecovery | None = None
         self._saving: dict[str, float] = {}  # save -> since when
         self._writing: list[threading.Thread] = []
         self.presence = Presence()
@@ -122,9 +137,13 @@ class Ledger:
             for old in list(self._ends)[:-REMEMBERED_LINEAGES]:
                 del self._ends[old]
 
-    def blame(self, group: str, cause: str) -> None:
-        """The launcher says why a group ended: it has heard of more than the Coordinator."""
-        self._blamed[group] = cause
+    def blame(self, group: str, cause: str, now_s: float) -> None:
+        """The launcher says why a group ended: it has heard of more than the Coordinator, and of groups that never joined."""
+        with self.lock:
+            is_stranger = group not in self._blamed and group not in self._group.values()
+            self._blamed.setdefault(group, cause)  # a start that fails before its group has a name is told of the group before
+            if is_stranger:
+                self._stranger_ended(group, now_s)
 
     def ends(self, group: str) -> tuple[End, ...] | None:
         """How the trainers of a worker group ended, as far as this is known, in order. None: no such group has joined."""
@@ -135,10 +154,12 @@ class Ledger:
             ends = self._ends.get(nonce)
             return () if ends is None else ends.in_order
 
-    def _cause(self, nonce: str) -> str:
-        ends = self._ends.get(nonce)
+    def _cause(self, ended: _OpenRecovery) -> str:
+        if ended.group in self._blamed:
+            return self._blamed[ended.group]
+        ends = self._ends.get(group_of(ended.lineage))
         first = None if ends is None else first_to_fail(ends.in_order)
-        return self._blamed.get(self._group.get(nonce, ""), "" if first is None else first.reason)
+        return "" if first is None else first.reason
 
     def observe(self, message: Any, now_s: float) -> None:
         with self.lock:
@@ -151,11 +172,10 @@ class Ledger:
             kind = "hung" if message.hung else "died" if not message.ended else "interrupted" if announced else "ended"
             self.raised(message.lineage, End(rank=message.rank, kind=kind, reason=message.reason, traceback=message.stack))
         match message:
-            case TrainerExited(lineage=lineage, clean=False) if (nonce := group_of(lineage)) not in self._ended:
-                self._ended.add(nonce)
-                self._begin_recovery(nonce, now_s)
-            case TrainerExited(lineage=lineage) if self._left is None or self._left[0] != group_of(lineage):
-                self._left = (group_of(lineage), now_s)
+            case TrainerExited(lineage=lineage, clean=False) if group_of(lineage) not in self._ended:
+                self._begin_recovery(lineage, now_s)
+            case TrainerExited(lineage=lineage) if self._left is None or group_of(self._left[0]) != group_of(lineage):
+                self._left = (lineage, now_s)
             case EndTrainers(lineage=lineage, announced=announced):
                 self._ended.add(group_of(lineage))
                 if announced:
@@ -166,12 +186,10 @@ class Ledger:
                 self._joining[ask] = group
             case Answer(ask=ask, reply=JoinReply(lineage=lineage)) if ask in self._joining:
                 self._group[group_of(lineage)] = self._joining.pop(ask)
-                if self._left is not None and self._left[0] != group_of(lineage):
-                    # They left because the attempt had to end, else the run would have been released: another group goes on with it.
-                    self._begin_recovery(*self._left)
-                    self._left = None
+                if self._left is not None and group_of(self._left[0]) != group_of(lineage):
+                    self._begin_left()
             case Answer(reply=RestoreSettled(step=step, tier=tier)) if self._open is not None:
-                self._open |= {"step": step, "tier": tier}
+                self._open.step, self._open.tier, self._open.settled = step, tier, True
             case HostReported(summary=summary):
                 for trainer in summary.trainers:
                     nonce = group_of(trainer.lineage)
@@ -189,29 +207,66 @@ class Ledger:
             case _:
                 pass
 
-    def _begin_recovery(self, nonce: str, since_s: float) -> None:
-        if self._open is None:
-            self._open = {"nonce": nonce, "since_s": since_s, "newest": self._newest.get(nonce, -1)}
+    def _begin_left(self) -> None:
+        """They left because the attempt had to end, else the run would have been released: another group goes on with it."""
+        if self._left is not None:
+            self._begin_recovery(*self._left)
+            self._left = None
+
+    def _begin_recovery(self, lineage: str, since_s: float) -> None:
+        """These trainers have ended. If a restart had led to them, it has failed, and the next one counts from here."""
+        nonce = group_of(lineage)
+        if nonce in self._began:
+            return
+        self._began.add(nonce)
+        self._ended.add(nonce)
+        group, newest = self._group.get(nonce, ""), self._newest.get(nonce, -1)
+        if (before := self._open) is not None:
+            if (group and group == before.group) or lineage_order(lineage) < lineage_order(before.lineage):
+                return  # late news of those that are known to have ended, or of those before them
+            newest = max(newest, before.newest)  # none of these steps has been done again
+            self._closed(before, group, since_s, back=False)
+        self._open = _OpenRecovery(lineage=lineage, group=group, since_s=since_s, newest=newest)
+
+    def _stranger_ended(self, group: str, now_s: float) -> None:
+        """A group has ended that never joined."""
+        if self._left is not None and self._group.get(group_of(self._left[0])):
+            self._begin_left()
+        before = self._open
+        if before is None:
+            return
+        if not before.group:  # it joined a Coordinator that is gone: this is its name
+            before.group = group
+            return
+        self._closed(before, group, now_s, back=False)
+        self._open = _OpenRecovery(lineage=before.lineage, group=group, since_s=now_s, newest=before.newest)
 
     def _close(self, nonce: str, newest_step: int, now_s: float) -> None:
         """A recovery ends with the first new step of a living worker group."""
-        if self._open is None or "step" not in self._open or nonce in self._ended or newest_step <= self._open["step"]:
+        if self._open is None or not self._open.settled or nonce in self._ended or newest_step <= self._open.step:
             return
+        self._closed(self._open, self._group.get(nonce, ""), now_s, back=True)
+        self._open = None
+
+    def _closed(self, ended: _OpenRecovery, group: str, now_s: float, *, back: bool) -> None:
         recovery = LoggedRecovery(
             attempt=self._attempt,
-            group=self._group.get(nonce, ""),
-            cause=self._cause(self._open["nonce"]),
-            step=self._open["step"],
-            tier=self._open["tier"],
-            seconds=round(now_s - self._open["since_s"], 3),
-            steps_repeated=max(0, self._open["newest"] - self._open["step"]),
+            group=group,
+            cause=self._cause(ended),
+            step=ended.step,
+            tier=ended.tier,
+            seconds=round(max(0.0, now_s - ended.since_s), 3),
+            steps_repeated=max(0, ended.newest - ended.step) if back else 0,
+            back=back,
         )
-        self._open = None
         self.recoveries.append(recovery)
-        logger.info(
-            "back at step %d from %s after %.1f s, %d steps repeated (%s)",
-            recovery.step, recovery.tier, recovery.seconds, recovery.steps_repeated, recovery.cause,
-        )  # fmt: skip
+        if back:
+            logger.info(
+                "back at step %d from %s after %.1f s, %d steps repeated (%s)",
+                recovery.step, recovery.tier, recovery.seconds, recovery.steps_repeated, recovery.cause,
+            )  # fmt: skip
+        else:
+            logger.info("not back: the trainers ended again after %.1f s, before a new step (%s)", recovery.seconds, recovery.cause)
         self._note("recovery", f"{len(self.recoveries):04d}", recovery)
 
     def _note(self, kind: str, name: str, what: LoggedRecovery | LoggedSave) -> None:
@@ -258,10 +313,11 @@ def read_ledger(storage: Storage) -> LedgerContent:
 
 def _made(kind: type[_Noted], raw: Mapping[str, Any]) -> _Noted:
     """Raises KeyError, ValueError, OverflowError: it is not what was written."""
-    made = kind(**{one.name: raw[one.name] for one in dataclasses.fields(kind)})
-    for one in dataclasses.fields(kind):
+    told = [one for one in dataclasses.fields(kind) if one.name in raw or one.default is dataclasses.MISSING]
+    made = kind(**{one.name: raw[one.name] for one in told})
+    for one in told:
         value, wanted = getattr(made, one.name), _TYPES[str(one.type)]
-        if not isinstance(value, wanted) or isinstance(value, bool):
+        if not isinstance(value, wanted) or isinstance(value, bool) != (one.type == "bool"):
             raise ValueError(f"{one.name} is no {one.type}")
         if one.type == "float":
             _finite(value)

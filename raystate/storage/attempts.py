@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -44,9 +45,21 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def in_the_way(path: str) -> str:
+    """Why nothing can be at an absolute path, whose own name isn't looked at, as a clause for an error; "" if something can."""
+    while path.startswith("/") and path != "/":
+        path = os.path.dirname(path)
+        if os.path.lexists(path):
+            what = "a file" if os.path.isfile(path) else "no folder"
+            return "" if os.path.isdir(path) else f"{path} is {what}, and nothing lies below it"
+    return ""
+
+
 def storage_error(operation: str, path: str, error: BaseException, *, text: str = "") -> StorageError:
     """A StorageError with `operation`, `path` and, where there is one, `errno`. `text`: instead of what `describe` says."""
     number = error.errno if isinstance(error, OSError) else None
+    if number == errno.ENOTDIR and not text and (why := in_the_way(path)):
+        text = f"ENOTDIR: {why}"
     return StorageError(f"{operation} {path} failed: {text or describe(error)}", operation=operation, path=path, errno=number)
 
 

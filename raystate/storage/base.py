@@ -241,4 +241,5 @@ class Storage(abc.ABC):
 
         Raises:
             StorageError: it has not; names the operation, the path and what to do.
+            ConfigError: a file stands where its directory, or one above it, has to be.
         """

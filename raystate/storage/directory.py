@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raystate.core.errors import StorageError
+from raystate.core.errors import ConfigError, StorageError
 from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
 from raystate.storage import posix
-from raystate.storage.attempts import attempt, describe
+from raystate.storage.attempts import attempt, describe, in_the_way
 from raystate.storage.base import (
     TEMPORARY_PREFIX,
     Listing,
@@ -184,6 +184,8 @@ class DirectoryStorage(Storage):
         return self._call("sweep", path, sweep)
 
     def self_test(self) -> None:
+        if why := in_the_way(self._path(STATE)):
+            raise ConfigError(f"storage: {self.url} can be no folder: {why}", field="storage", got=self.url)
         for tries_left in reversed(range(_SELF_TESTS)):
             scratch = f"{STATE}/{SELF_TEST}{secrets.token_hex(4)}"
             try:

@@ -315,7 +315,7 @@ class RayTrainCallback(_Callback):
         if self._pending is None or ending.kind != "waiting":  # a wait for room doesn't hide what led to it
             self._pending = (ending, time.monotonic())
         logger.log(logging.INFO if ending.kind == "interrupted" else logging.WARNING, "raystate: %s; starting again", ending.cause)
-        if self._failures:
+        if self._failures or ending.kind == "failed":
             telling.blame(self._run_hash, self._group, ending.cause)
             self._failures, self._told = {}, ()  # a group that finds no place has none of its own
 

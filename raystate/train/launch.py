@@ -50,8 +50,8 @@ class Recovery:
         cause: why the group before ended.
         step: the step that training went on from; None if it isn't known.
         tier: where that step came from: "memory", "peer", "storage", "source", "init"; "" if it isn't known.
-        seconds: from noticing the end of the group before to the first new step, or, if that isn't known, to the training function.
-        steps_repeated: completed steps that had to be computed again; None if it isn't known.
+        seconds: from noticing the end of the group before to the first new step, or, if none is known, to the training function.
+        steps_repeated: completed steps that this group computed again; None if it isn't known.
         interrupted: announced or asked for (a preemption, a growth), not a failure.
         workers: of the worker group that it led to; None if it isn't known.
     """
@@ -347,12 +347,12 @@ def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Calla
 
 def _result(result: Any, config: Any) -> RunResult:
     outcome: Outcome = result.return_value
-    step = outcome.facts.get("step")
+    step, why = outcome.facts.get("step"), "its StateManager's save was never called, or only for step 0"
     if step is None:  # train_fn made no StateManager, or it left no word
         newest = newest_step(config)
-        step = -1 if newest is None else newest
-        if step < 0:
-            logger.warning("raystate: train_fn has returned and nothing was saved: it made no StateManager(), or never called save")
+        step, why = -1 if newest is None else newest, "it made no StateManager(), or never called save"
+    if step < 0:
+        logger.warning("raystate: train_fn has returned and nothing was saved: %s", why)
     return RunResult(
         step=step,
         path=os.fspath(config.storage),
@@ -384,6 +384,8 @@ def recoveries(restarts: tuple[Restart, ...], known: list[dict[str, Any]]) -> tu
     result: list[Recovery] = []
     for restart in restarts:
         facts = by_group.get(restart.group, {})
+        if not facts.get("back", True):  # it ended before a new step
+            facts = {name: facts[name] for name in ("step", "tier", "steps_repeated") if facts["tier"]}
         result.append(
             Recovery(
                 attempt=restart.attempt,

@@ -22,7 +22,7 @@ from raystate.core.messages import (
     TrainerSeen,
 )
 from raystate.runtime.ends import End, Ends, first_to_fail, is_collateral
-from raystate.runtime.ledger import Ledger
+from raystate.runtime.ledger import Ledger, read_ledger
 from raystate.storage.objects import ObjectStorage
 
 
@@ -163,7 +163,7 @@ def test_who_was_ended_because_a_node_goes_away_has_not_failed():
 
 def test_the_launchers_word_wins():
     ledger = ledger_of("l3")
-    ledger.blame("g1", "the process of rank 1 died")
+    ledger.blame("g1", "the process of rank 1 died", 0.4)
     assert recovered(ledger, exit_of(0)) == "the process of rank 1 died"
 
 
@@ -189,3 +189,101 @@ def test_after_a_rollback_the_newest_step_is_that_of_the_new_lineage():
         assert trained("1.4.x2", 1000, 3 + rank) == -1, "a late report of what was given up"
     assert trained("1.5.x2", 10, 5) == 10
     assert trained("1.5.x2", 11, 6) == 11
+
+
+# ---------------------------------------------------------------- restarts that fail
+
+
+class Groups:
+    """Worker groups of two ranks that come and go, as the Coordinator hears of them."""
+
+    def __init__(self, name: str):
+        self.ledger = ledger_of(name)
+
+    def join(self, number: int, now_s: float) -> None:
+        for rank, host in HOSTS.items():
+            ask = Ask(f"{number}{rank}")
+            self.ledger.observe(Joined(ask=ask, group=f"g{number}", rank=rank, world=2, host=host, nonce="x"), now_s)
+            reply = JoinReply(lineage=f"1.{2 * number - 1}.x{number}", attempt=1, host_count=len(HOSTS), newest_step=-1)
+            self.ledger.observe(Answer(ask=ask, reply=reply), now_s)
+
+    def restore(self, step: int, now_s: float) -> None:
+        self.ledger.observe(Answer(ask=Ask("r"), reply=RestoreSettled(step=step, tier="memory")), now_s)
+
+    def train(self, number: int, step: int, now_s: float) -> None:
+        seen = TrainerSeen(rank=0, world=2, lineage=f"1.{2 * number}.x{number}", newest_step=step)
+        self.ledger.observe(HostReported(summary=HostSummary(host=HOSTS[0], incarnation="i", seq=1, trainers=(seen,))), now_s)
+
+    def end(self, number: int, rank: int, now_s: float, *, clean: bool = False) -> None:
+        text = f"g{number}: rank {rank} {'left' if clean else 'died'}"
+        lineage = f"1.{2 * number}.x{number}"
+        self.ledger.observe(TrainerExited(host=HOSTS[rank], lineage=lineage, rank=rank, clean=clean, reason=text), now_s)
+
+    def told(self) -> list[tuple[str, str, float, int, bool]]:
+        """(the group, why the one before it ended, seconds, steps repeated, whether it came back) of each restart."""
+        return [(one.group, one.cause, one.seconds, one.steps_repeated, one.back) for one in self.ledger.recoveries]
+
+
+def trained_and_died(name: str) -> Groups:
+    """Group 1 reaches step 7, and dies at 10 s."""
+    groups = Groups(name)
+    groups.join(1, 0.0)
+    groups.train(1, 7, 9.0)
+    groups.end(1, 1, 10.0)
+    groups.end(1, 0, 10.5)
+    return groups
+
+
+def test_each_restart_counts_from_the_end_that_led_to_it() -> None:
+    groups = trained_and_died("r1")
+    groups.join(2, 12.0)
+    groups.restore(5, 13.0)
+    groups.end(2, 1, 15.0)
+    groups.end(2, 0, 15.5)
+    groups.join(3, 17.0)
+    groups.train(3, 5, 17.5)
+    groups.restore(5, 18.0)
+    groups.train(3, 6, 19.0)
+    assert groups.told() == [("g2", "g1: rank 0 died", 5.0, 0, False), ("g3", "g2: rank 0 died", 4.0, 2, True)]
+    assert [(one.step, one.tier) for one in groups.ledger.recoveries] == [(5, "memory")] * 2
+    groups.ledger.close()
+    assert [one for _, one in read_ledger(groups.ledger._storage).recoveries] == groups.ledger.recoveries
+
+
+def test_a_restart_that_ends_before_it_has_joined_is_one_too() -> None:
+    """Only the launcher hears of it."""
+    groups = trained_and_died("r2")
+    groups.ledger.blame("g1", "rank 1 has died", 10.6)
+    groups.ledger.blame("g1", "the workers could not be started", 11.0)  # the next group has no name yet
+    groups.ledger.blame("g2", "rank 0 raised KeyError", 14.0)
+    groups.join(3, 16.0)
+    groups.restore(7, 17.0)
+    groups.train(3, 8, 19.0)
+    assert groups.told() == [("g2", "rank 1 has died", 4.0, 0, False), ("g3", "rank 0 raised KeyError", 5.0, 0, True)]
+    assert (groups.ledger.recoveries[0].step, groups.ledger.recoveries[0].tier) == (-1, "")
+
+
+def test_a_restart_that_is_interrupted_before_a_new_step() -> None:
+    groups = trained_and_died("r3")
+    groups.join(2, 12.0)
+    groups.restore(7, 13.0)
+    groups.end(2, 0, 14.0, clean=True)
+    groups.end(2, 1, 14.5, clean=True)
+    groups.ledger.blame("g2", "the node of rank 1 goes away", 14.6)
+    groups.join(3, 17.0)
+    groups.restore(7, 18.0)
+    groups.train(3, 8, 20.0)
+    assert groups.told() == [("g2", "g1: rank 0 died", 4.0, 0, False), ("g3", "the node of rank 1 goes away", 6.0, 0, True)]
+
+
+def test_late_news_of_an_end_begins_no_restart() -> None:
+    groups = trained_and_died("r4")
+    groups.ledger.blame("g2", "rank 0 raised KeyError", 12.0)  # faster than its own Joined
+    groups.join(2, 12.1)
+    groups.end(2, 0, 12.2)
+    groups.end(1, 0, 12.3, clean=True)
+    groups.join(3, 13.0)
+    groups.restore(7, 14.0)
+    groups.train(3, 8, 15.0)
+    groups.end(2, 1, 16.0)
+    assert groups.told() == [("g2", "g1: rank 0 died", 2.0, 0, False), ("g3", "rank 0 raised KeyError", 3.0, 0, True)]

@@ -234,12 +234,17 @@ def test_row21_a_path_that_is_no_checkpoint(raystate: Command, written: Path, tm
     (tmp_path / "notes/list.txt").write_text("x")
     more = (1, 2) if command == ("diff",) else ()
     for path, said in {
-        tmp_path / "nots": f"there is nothing at that path; did you mean file://{tmp_path}/notes?",
+        tmp_path / "nots": f"file://{tmp_path}/nots has no step: there is nothing at that path",
+        tmp_path / "notes/list.txt/lm": f"can be no folder: {tmp_path}/notes/list.txt is a file, and nothing lies below it",
         tmp_path / "notes": f"file://{tmp_path}/notes has no step",
         tmp_path / "notes/list.txt": "is a file",
     }.items():
         code, out, complaint = raystate(command[0], path, *more, *command[1:])
-        assert (code, out) == (2, "") and said in " ".join(complaint.split()), path
+        assert (code, out) == (2, "") and said in (complaint := " ".join(complaint.split())), path
+        assert "did you mean" not in complaint, "nobody means a folder that is no run"
+    shutil.copytree(written, tmp_path / "runs")
+    _, _, complaint = raystate(command[0], tmp_path / "run", *more, *command[1:])
+    assert f"there is nothing at that path; did you mean file://{tmp_path}/runs?" in " ".join(complaint.split())
 
 
 def test_row12_verify_of_steps_under_other_names_and_of_one_folder(raystate: Command, written: Path, tmp_path: Path):
@@ -254,8 +259,8 @@ def test_row12_verify_of_steps_under_other_names_and_of_one_folder(raystate: Com
         assert code == 1 and "BAD  step 20" in out and "state: table" in out
 
 
-def test_gc_of_a_path_with_nothing_at_it(raystate: Command, tmp_path: Path):
-    (tmp_path / "lm").mkdir()
+def test_gc_of_a_path_with_nothing_at_it(raystate: Command, written: Path, tmp_path: Path):
+    shutil.copytree(written, tmp_path / "lm")
     code, _, complaint = raystate("gc", tmp_path / "ln")
     assert code == 2 and f"there is nothing at that path; did you mean file://{tmp_path}/lm?" in complaint
     assert not (tmp_path / "ln").exists()

@@ -128,6 +128,17 @@ def test_a_run_is_told_on_one_page(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert page.text.count("model") >= 2 and "1 attempts" not in page.text
 
 
+def test_a_restart_that_failed_is_told_as_one(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    when_s = (history := read_history(open_storage(run))) and history.steps[3].time_s
+    failed = LoggedRecovery(attempt=1, group="f", cause="lost", step=-1, tier="", seconds=1.5, steps_repeated=0, back=False)
+    event = {"kind": "recovery", "time_s": (when_s or 0.0) - 2.5, **dataclasses.asdict(failed)}
+    (run / EVENTS / "000001-0000.json").write_text(json.dumps(event))
+    page = report(capsys, run, tmp_path / "page.html")
+    (row,) = [row for row in page.rows if row[-1].startswith("lost")]
+    assert row[1:] == ["1.5 s", "-", "-", "0", "1", "lost; it ended again before a new step"]
+    assert len(page.of_class("band")) == 2
+
+
 def test_it_is_one_file_without_network_or_scripts_whatever_the_names(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

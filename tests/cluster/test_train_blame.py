@@ -178,3 +178,28 @@ def test_a_finished_run_started_again_has_its_metrics(config: raystate.StateConf
     assert (first.step, first.metrics, first.return_value) == (3, {"loss": 3.5}, 0)
     assert (second.step, second.metrics, second.return_value) == (3, {"loss": 3.5}, 3)
     assert dataclasses.replace(second, return_value=0, ray=None) == dataclasses.replace(first, ray=None)
+
+
+def fails_twice(config: dict[str, Any]) -> None:
+    _start(config)
+    number = len(list(Path(config["out"]).glob(f"start-*-{jax.process_index()}")))
+    if number == 2:
+        raise OSError("no data")
+    with raystate.StateManager() as manager:
+        restored = manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
+        for step in range(restored.step, 3 * number):
+            manager.save(step + 1, restored.state)
+        manager.wait_until_finished()
+        if number == 1:
+            raise KeyError("first")
+
+
+@pytest.mark.long
+def test_a_restart_after_a_failed_one_has_its_own_cause(config: raystate.StateConfig, tmp_path: Path) -> None:
+    """Also one whose trainers never joined: its Coordinator hears of it from the launcher."""
+    result = Training(config, tmp_path / "out", train_fn=fails_twice).finish()
+    failed, back = result.recoveries
+    assert "KeyError" in failed.cause and "OSError: no data" in back.cause
+    logged = [recovery for _, recovery in read_ledger(open_storage(config.storage)).recoveries]
+    assert [(recovery.cause, recovery.back) for recovery in logged] == [(failed.cause, False), (back.cause, True)]
+    assert (back.seconds, back.step) == (logged[1].seconds, logged[1].step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,9 @@ from raystate import RayTrainCallback, StateConfig, launch_context
 from raystate.core.errors import ConfigError
 from raystate.launch_context import LaunchContext, Restart, saves_so_far
 from raystate.runtime.ends import End
-from raystate.train import endings, standby
-from raystate.train.launch import recoveries
+from raystate.train import endings, launch, standby, telling
+from raystate.train.callback import Outcome
+from raystate.train.launch import _result, recoveries
 from raystate.train.policy import Ending, RetryPolicy, Seen, culprit, pinned_nodes, signature_of
 
 FAILED = Ending(kind="failed", cause="the process of rank 1 died", rank=1)
@@ -264,6 +266,17 @@ def test_when_nobody_says_who_was_first_the_living_are_asked(monkeypatch: pytest
     assert (ending.rank, ending.error) == (1, raised.error)
 
 
+def test_the_coordinator_is_told_of_a_start_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not heard of that group otherwise, and would count the next restart from the end before."""
+    blamed: list[tuple[str, str]] = []
+    monkeypatch.setattr(telling, "blame", lambda _, group, cause: blamed.append((group, cause)))
+    callback = RayTrainCallback(StateConfig(storage="/runs/a", run="a"))
+    callback._group = "g2"
+    callback._again(Ending(kind="waiting", cause="no room yet"))
+    callback._again(Ending(kind="failed", cause="the workers could not be started"))
+    assert blamed == [("g2", "the workers could not be started")]
+
+
 def test_recoveries_are_joined_by_group() -> None:
     restarts = (
         Restart(attempt=2, group="g2", cause="died", seconds=3.0),
@@ -273,9 +286,34 @@ def test_recoveries_are_joined_by_group() -> None:
     first, second = recoveries(restarts, known)
     assert (first.attempt, first.cause, first.step, first.seconds) == (2, "died", None, 3.0)
     assert (second.step, second.tier, second.seconds, second.steps_repeated, second.interrupted) == (7, "memory", 5.0, 1, True)
+    failed = {"group": "g2", "step": 6, "tier": "memory", "seconds": 2.0, "steps_repeated": 0, "back": False}
+    first, second = recoveries(restarts, [failed, *known])
+    assert (first.step, first.seconds, second.seconds) == (6, 3.0, 5.0), "it made no step: to the training function"
+    first, _ = recoveries(restarts, [failed | {"step": -1, "tier": ""}, *known])
+    assert (first.step, first.tier, first.steps_repeated) == (None, "", None), "it ended before the step was settled"
     in_order = recoveries(restarts, [{"step": 1}, {"step": 2}])
     assert [recovery.step for recovery in in_order] == [1, 2]
     assert [recovery.step for recovery in recoveries(restarts, [{"step": 1}])] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({}, "it made no StateManager(), or never called save"),
+        ({"step": -1}, "its StateManager's save was never called, or only for step 0"),
+        ({"step": 0}, ""),
+        ({"step": 3}, ""),
+    ],
+)
+def test_a_training_that_saved_nothing_is_told(
+    facts: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "newest_step", lambda _: None)  # it asks Ray first
+    outcome = Outcome("returned", facts)
+    result = _result(SimpleNamespace(return_value=outcome, metrics=None), StateConfig(storage=tmp_path / "run", run="a"))
+    assert result.step == facts.get("step", -1)
+    told = [record.getMessage() for record in caplog.records if "nothing was saved" in record.getMessage()]
+    assert told == ([f"raystate: train_fn has returned and nothing was saved: {said}"] if said else [])
 
 
 def test_check_world() -> None:

@@ -62,6 +62,13 @@ def test_a_superseded_attempts_intent_stays_open_until_it_is_known_dead():
     assert next_entry(claim, attempt=2, writer="x", carried=carried, dead=(1,), reason="").intents == ()
 
 
+def test_of_many_steps_an_error_says_how_many_there_are():
+    assert refuse_retire(entry(), 2, attempt=1) == "there is no durable step 2"
+    assert refuse_retire(entry(*range(3, 13)), 2, attempt=1) == f"there is no durable step 2; there are {list(range(3, 13))}"
+    told = refuse_retire(entry(*range(3, 14)), 2, attempt=1)
+    assert told == f"there is no durable step 2; there are 11, the newest: {list(range(4, 14))}"
+
+
 def test_a_number_is_not_saved_while_its_retirement_is_open():
     retire = Intent(kind="retire", step=2, save="k2", attempt=1, seq=7)
     claim = claim_entry(entry(intents=(retire,)), "x", "r")

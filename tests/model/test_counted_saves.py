@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from raystate import ConfigError
-from raystate.launch_context import saves_so_far, set_context
+from raystate.launch_context import LaunchContext, saves_so_far, set_context, summary
 from tests.model.world import Rank, World
 
 
@@ -35,3 +37,27 @@ def test_each_save_that_is_not_refused_counts():
     assert seen == [1, 2, 2]
     set_context(None)
     assert saves_so_far() == 0
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_launcher_hears_whether_anything_was_saved(saved: bool):
+    """A loop that forgot `save` looks as fine as any other: `fit` says so at the end."""
+
+    def script(rank: Rank) -> None:
+        set_context(LaunchContext(config=world.config, group="first", rank=0, world=1, launch="l"))
+        with rank.open("first") as manager:
+            state = manager.restore_or_init(lambda: {"w": np.arange(3)}).state
+            if saved:
+                manager.save(1, state)
+        facts.update(summary())
+
+    facts: dict[str, Any] = {}
+    world = World(1, ranks=1, nodes=1, save_every_steps=100)
+    try:
+        member = Rank(world, 0, script)
+        world.run([member])
+        member.kill()
+    finally:
+        world.close()
+        set_context(None)
+    assert facts["step"] == (1 if saved else -1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -338,6 +339,15 @@ def test_a_folder_whose_number_is_no_step_s_is_no_step(tmp_path: Path):
     reader = raystate.Reader(tmp_path)
     assert reader.all_steps() == [1]
     assert [restored.step for restored in reader.follow(timeout_s=0.0)] == [1]
+
+
+def test_of_many_steps_it_says_how_many_there_are(tmp_path: Path):
+    publish(tmp_path, 1)
+    for step in range(2, 58):
+        shutil.copytree(tmp_path / "1", tmp_path / str(step))
+    newest = re.escape(f"has no step 99; it has 57, the newest: {list(range(48, 58))}")
+    with pytest.raises(raystate.StepNotFoundError, match=newest):
+        raystate.Reader(tmp_path).metadata(99)
 
 
 def test_follow_and_best_step_end_although_a_listed_step_is_never_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -16,7 +16,7 @@ import pytest
 import tensorstore as ts
 
 import raystate
-from raystate.core.errors import ConfigError, CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError
+from raystate.core.errors import ConfigError, CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError, StorageError
 from raystate.core.log import claim_entry
 from raystate.core.messages import LogEntry
 from raystate.storage import RunLog, Storage, foreign_checkpoints, foreign_steps, open_storage, why_empty
@@ -367,8 +367,22 @@ def test_a_path_with_a_zero_byte_is_a_mistake():
 # ---------------------------------------------------------------- paths with nothing at them
 
 
+def test_only_what_can_be_read_is_said_to_be_meant(tmp_path: Path):
+    for folder in ("runs-old/logs", "runs-new/7", "rums/code"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "rums/notes.txt").write_text("x")
+    with pytest.raises(StepNotFoundError, match=r"there is nothing at that path$"):
+        raystate.load(tmp_path / "runs")
+    RunLog(open_storage(tmp_path / "runs-new")).claim(lambda _: claim_entry(None, "w", "r", []))
+    with pytest.raises(StepNotFoundError, match=r"did you mean .*/runs-new\?$"):  # not the closest name
+        raystate.load(tmp_path / "runs")
+    raystate.save(tmp_path / "runs-old" / "logs", {"w": np.ones(2)})
+    with pytest.raises(StepNotFoundError, match=r"did you mean .*/runs-old/logs\?$"):
+        raystate.load(tmp_path / "runs-odd" / "logs")
+
+
 def test_a_path_that_was_mistyped_does_not_look_like_an_empty_run(tmp_path: Path):
-    (tmp_path / "runs" / "lm-large" / "7").mkdir(parents=True)
+    raystate.save(tmp_path / "runs" / "lm-large" / "7", {"w": np.ones(2)})
     empty, file = tmp_path / "empty", tmp_path / "notes.txt"
     empty.mkdir()
     file.write_text("x")
@@ -389,6 +403,15 @@ def test_a_path_that_was_mistyped_does_not_look_like_an_empty_run(tmp_path: Path
                 call(path)
     with pytest.raises(ConfigError, match=r"notes.txt is a file, and none that flax wrote; expected the directory of a run"):
         raystate.Reader(file)
+    for below in (file / "lm", file / "runs" / "lm"):
+        for call in (raystate.Reader, raystate.load, raystate.metadata):
+            with pytest.raises(
+                ConfigError, match=f"^storage: file://{below} can be no folder: {file} is a file, and nothing lies below it$"
+            ):
+                call(below)
+        assert why_empty(open_storage(below)) == f"there is nothing at that path: {file} is a file, and nothing lies below it"
+        with pytest.raises(StorageError, match=f"ENOTDIR: {file} is a file, and nothing lies below it"):
+            raystate.save(below, {"w": np.ones(2)})
     os.mkfifo(tmp_path / "pipe_6")
     for path in (tmp_path / "pipe_6", "/dev/null"):
         with pytest.raises(ConfigError, match=r"is neither a directory nor the file of a checkpoint; expected the directory"):

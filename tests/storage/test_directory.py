@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raystate.core.errors import StorageError
+from raystate.core.errors import ConfigError, StorageError
 from raystate.machine_memory import MOST_READ_BYTES
 from raystate.storage import ObjectExistsError, ObjectMissingError, open_storage
 from raystate.storage.base import TEMPORARY_PREFIX
@@ -81,9 +81,16 @@ def test_a_file_where_a_folder_is_needed(root: Path):
         storage.create("file/below/name", b"2")
     assert caught.value.path == str(root / "file/below/name")
     assert not isinstance(caught.value, ObjectMissingError)
-    root_is_file = open_storage(root / "file")
-    with pytest.raises(StorageError, match="ENOTDIR"):
-        root_is_file.self_test()
+    assert caught.value.message.endswith(f"ENOTDIR: {root}/file is a file, and nothing lies below it")
+    for inside in ("file", "file/runs", "file/runs/lm"):
+        with pytest.raises(
+            ConfigError, match=rf"^storage: file://{root}/{inside} can be no folder: {root}/file is a file, and"
+        ) as found:
+            open_storage(root / inside).self_test()
+        assert found.value.field == "storage"
+    os.mkfifo(root / "pipe")
+    with pytest.raises(ConfigError, match=f"{root}/pipe is no folder, and nothing lies below it"):
+        open_storage(root / "pipe/runs").self_test()
 
 
 def test_where_no_folder_can_be_made_no_run_begins():
