@@ -20,6 +20,11 @@ class Proposal:
     state: Literal["proposed", "confirmed", "withdrawn"]
     reason: str = ""
 
+    @property
+    def text(self) -> str:
+        """What all ranks do, and why."""
+        return f"all ranks {self.kind} at step {self.step}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:

@@ -69,7 +69,7 @@ class StorageError(RaystateError):
     """An operation on storage failed for good; names the operation and the path."""
 
 
-def lost_steps(errors: tuple[str, ...], *, released: bool) -> StorageError | None:
+def lost_steps(errors: tuple[str, ...], *, released: bool = False) -> StorageError | None:
     """What is said of promised steps that are not durable, each with its reason; None if there are none.
 
     Args:

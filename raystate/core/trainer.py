@@ -56,6 +56,7 @@ class Trainer:
         self.phase: Literal["joined", "running", "closing", "failed"] = "joined"
         self.error = ""
         self.stopped_at: int | None = None
+        self.told_to_stop = ""  # why, once `reached` has said so
         self.held: int | None = None
         self.late: int | None = None  # the newest step, if it was skipped: it may still be snapshotted until the next one is saved
         self._stored_step = stored_step
@@ -91,6 +92,7 @@ class Trainer:
         self.again = -1
         self.held = self.late = None
         self.stopped_at = None
+        self.told_to_stop = ""
         self._ack = None
         self._stored_step = -1
         self._ahead = frozenset()
@@ -267,7 +269,7 @@ class Trainer:
         if self._next_due is not None and step >= self._next_due:
             self._next_due = self._due_after(step)
         if agreed is not None:
-            promised, why = True, f"all ranks {agreed.kind} at step {agreed.step}: {agreed.reason}"
+            promised, why = True, agreed.text
         if force:
             promised, why = True, f"step {step} is forced"
         return promised, why
@@ -331,9 +333,12 @@ class Trainer:
             return step >= self.stopped_at, False
         kept = self._ack
         wait, agreed = self._answer(step, None if host_word is None else host_word.proposal)
-        if agreed is not None:
-            self._ack = kept  # save() acts upon it
-        return agreed is not None and agreed.kind == "stop", wait
+        if agreed is None:
+            return False, wait
+        self._ack = kept  # save() acts upon it
+        if agreed.kind == "stop":
+            self.told_to_stop = agreed.text
+        return agreed.kind == "stop", wait
 
     # ---------------------------------------------------------------- slots
 

@@ -24,13 +24,13 @@ class Departure:
     """One trainer's.
 
     Args:
-        launched: somebody starts this script again when it fails.
+        launched: somebody starts this script again when it fails or is interrupted, and releases its run.
     """
 
     def __init__(self, session: Session, pipeline: Pipeline, *, launched: bool):
         self._session = session
         self._pipeline = pipeline
-        self._launched = launched
+        self.launched = launched
         self._has_let_go = False
         self._decided: frozenset[SnapshotId] = frozenset()  # promises that are durable or lost, and whose user may not know it yet
         self._ask_at_s = 0.0
@@ -64,11 +64,11 @@ class Departure:
         self._decided = frozenset({*promised, *lost} - set(reply.undecided))
         return bool(reply.undecided)
 
-    def flush(self, *, tells: bool = True) -> FlushReply:
+    def flush(self, *, interrupted: bool = False) -> FlushReply:
         """Return when everything that was promised is durable.
 
         Args:
-            tells: a person hears what is lost; otherwise whoever ends the run is told.
+            interrupted: the error ends this attempt: a launcher starts again, and tells nobody what is lost.
 
         Raises:
             StorageError: names what isn't, each once.
@@ -78,7 +78,7 @@ class Departure:
         promised, lost = pipeline.promises()
         reply = session.ask(
             FlushReply,
-            lambda ask: self._question(ask, promised, lost, tells=tells),
+            lambda ask: self._question(ask, promised, lost, tells=not (interrupted and self.launched)),
             timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
             phase="flush",
         )
@@ -172,7 +172,7 @@ class Departure:
                 session.hang_up()  # it has no word yet that could say so
             with contextlib.suppress(Exception):
                 session.say_failed(reason, error)
-            if not self._launched:  # nobody restarts this script: what is in memory becomes durable now
+            if not self.launched:  # nobody restarts this script: what is in memory becomes durable now
                 self._pipeline.close()
                 with contextlib.suppress(Exception):
                     self._pipeline.speak()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from raystate.arrays import Transforms, check_asked, check_custom, check_metrics, check_step, hold_metrics, pack_items, real_items
 from raystate.config import StateConfig, check_config
-from raystate.core.errors import ConfigError, Interrupted, RaystateError, StorageError
+from raystate.core.errors import ConfigError, Interrupted, RaystateError, StorageError, lost_steps
 from raystate.core.messages import DeleteAsked, FlushReply, LeaveReply, RestoreSettled
 from raystate.core.save_decision import SaveDecision
 from raystate.launch_context import count_save, current, note
@@ -17,7 +17,7 @@ from raystate.manager.calls import alone
 from raystate.manager.ending import Departure, is_clean_exit
 from raystate.manager.monitored import RunEvents
 from raystate.manager.newest import NewestDurable, NewestSave, Ranking
-from raystate.manager.opening import OpenManagers, membership, ray_link
+from raystate.manager.opening import OpenManagers, is_launched, membership, ray_link
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.restoring import Restoring, Wanted, abstract_state
 from raystate.manager.session import Session
@@ -53,14 +53,13 @@ class StateManager:
             raise ConfigError("StateManager() needs a StateConfig outside of raystate.fit and RayTrainCallback", field="config")
         given = check_config(given, "StateManager()")
         _managers.close_earlier(given, takeover=takeover)
-        rank, world, group = membership(context)
-        launch = context.launch if context is not None else None if world == 1 else group
-        self._open(given, ray_link(given, launch, rank), rank, world, group, launched=context is not None, takeover=takeover)
+        rank, world, group, launch = membership(context)
+        launched = is_launched(given, context)
+        self._open(given, ray_link(given, launch, rank), rank, world, group, launched=launched, takeover=takeover)
 
     def _open(self, config: StateConfig, link: Link, rank: int, world: int, group: str, *, launched: bool, takeover: bool) -> None:
         self.config: StateConfig = config
-        self._launched = launched
-        self._rank, self._world = rank, world
+        self._rank = rank
         self._interrupted: Interrupted | None = None
         self._storage = open_storage(config.storage)
         link.enter(takeover=takeover)
@@ -248,19 +247,19 @@ class StateManager:
             self._ranking.look(given)
         self._events.durable(self._durable.told())
         if decision.stop:
-            self._stop(decision)
+            raise self._interrupt(decision.reason)
         return decision.promised
 
-    def _stop(self, decision: SaveDecision) -> None:
+    def _interrupt(self, reason: str) -> Interrupted:
         """The attempt ends here, with this step durable; what storage has lost does not make a failure of it, and is named."""
         step = self._last.step
-        self._interrupted = Interrupted(decision.reason, step=step, rank=self._rank)
+        self._interrupted = Interrupted(reason, step=step, rank=self._rank)
         try:
-            self._wait(tells=not self._launched)  # a launcher starts again, and says nothing
+            self._wait(interrupted=True)
         except StorageError as error:
-            self._interrupted = Interrupted(f"{decision.reason}; {error.message}", step=step, rank=self._rank, errors=error.errors)
-            raise self._interrupted from error
-        raise self._interrupted
+            self._interrupted = Interrupted(f"{reason}; {error.message}", step=step, rank=self._rank, errors=error.errors)
+            self._interrupted.__cause__ = error
+        return self._interrupted
 
     def should_save(self, step: int) -> bool:
         """Whether `save(step)` would make the step durable by the step rule."""
@@ -318,9 +317,8 @@ class StateManager:
 
     def check_for_errors(self) -> None:
         """Raise StorageError if a due step could not be made durable since the last durable one."""
-        errors = (*self._pipeline.errors, *self._session.save_errors())
-        if errors:
-            raise StorageError("not durable: " + "; ".join(errors), errors=errors)
+        if error := lost_steps((*self._pipeline.errors, *self._session.save_errors())):
+            raise error
 
     def is_saving_in_progress(self) -> bool:
         """Whether a step for which `save` returned True is not durable yet, and may still become so.
@@ -341,8 +339,8 @@ class StateManager:
         self._check_open()
         self._wait()
 
-    def _wait(self, *, tells: bool = True) -> None:
-        reply = self._ending.flush(tells=tells)
+    def _wait(self, *, interrupted: bool = False) -> None:
+        reply = self._ending.flush(interrupted=interrupted)
         self._durable.answered(reply.durable_step)
         self._events.durable(reply.durable_step)
 
@@ -353,27 +351,30 @@ class StateManager:
         """Collective, a clean end: the newest saved step is durable, then the run is released.
 
         Raises:
-            Interrupted: the attempt was told to end (again, if `save` raised it and it was swallowed).
+            Interrupted: the attempt was told to end, by `reached_preemption` or by a `save` whose exception was swallowed.
             StorageError: the last step could not be made durable, or an earlier one for which `save` returned True was not.
             BarrierTimeoutError: names the ranks that did not call.
         """
         if self._ending.detached:
             return self._detach()
-        if self._interrupted is not None:
-            self._detach()
-            raise self._interrupted
         try:
-            self._last.make_durable()
-            self._ending.leave(self._note_end)
+            if self._interrupted is None:
+                self._last.make_durable()
+                if reason := self._pipeline.machine.told_to_stop:  # and the loop was left before that step's save
+                    self._interrupt(reason)
+                else:
+                    self._ending.leave(self._note_end)
         except BaseException as error:
             self._fail(error)
             raise
-        self._forget()
+        self._detach()
+        if self._interrupted is not None:
+            raise self._interrupted
 
     def _note_end(self, reply: LeaveReply) -> None:
         """For `fit`'s result."""
         self._events.durable(reply.step)
-        if self._launched and self._rank == 0:
+        if self._ending.launched and self._rank == 0:
             note(step=reply.step, metrics=self._last.metrics(), recoveries=self._session.link.recoveries())
 
     def _detach(self) -> None:

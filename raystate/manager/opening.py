@@ -16,7 +16,7 @@ import numpy as np
 
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError
-from raystate.launch_context import check_world
+from raystate.launch_context import LaunchContext, check_world
 from raystate.runtime.link import Link
 from raystate.storage import run_hash
 
@@ -91,6 +91,13 @@ class OpenManagers:
             logger.warning("closing the earlier StateManager of run %r: %s", run, error)
 
 
+def is_launched(config: StateConfig, context: LaunchContext | None) -> bool:
+    """Whether it is the run of whoever has launched this process, and not one that the script keeps beside it."""
+    if context is None:
+        return False
+    return run_hash(config.storage, config.run) == run_hash(context.config.storage, context.config.run)
+
+
 def ray_link(config: StateConfig, launch: str | None, rank: int) -> Link:
     """The way to the run's actors. Starts a local Ray if this process is in none."""
     import ray
@@ -103,18 +110,19 @@ def ray_link(config: StateConfig, launch: str | None, rank: int) -> Link:
     return RayLink(config, run_hash(config.storage, config.run), launch, rank)
 
 
-def membership(context: Any) -> tuple[int, int, str]:
-    """(rank, world, group token) of this process."""
+def membership(context: Any) -> tuple[int, int, str, str | None]:
+    """(rank, world, group token, launch token) of this process; no launch if it is alone."""
     rank, world = jax.process_index(), jax.process_count()
     if context is not None:
         from raystate.actors.compiled import keep_compiled  # a launched process has Ray
 
         keep_compiled(context.config)
         check_world(context.world)
-        return rank, world, context.group
+        return rank, world, context.group, context.launch
     if world == 1:
-        return 0, 1, secrets.token_hex(8)
+        return 0, 1, secrets.token_hex(8), None
     from jax.experimental import multihost_utils
 
     token = np.frombuffer(secrets.token_bytes(8), np.uint8)
-    return rank, world, bytes(np.asarray(multihost_utils.broadcast_one_to_all(token))).hex()
+    group = bytes(np.asarray(multihost_utils.broadcast_one_to_all(token))).hex()
+    return rank, world, group, group

@@ -163,6 +163,7 @@ class RayTrainCallback(_Callback):
     # ------------------------------------------------------------ in the controller: a group starts
 
     def after_controller_start(self, train_run_context: Any) -> None:
+        self._launch = self._launch if self._returns_outcome else secrets.token_hex(8)  # the trials of a sweep may share one RunConfig
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="raystate-probe")
         self._scaling = train_run_context.scaling_config
         self._own_selector = self._scaling.label_selector
@@ -243,9 +244,8 @@ class RayTrainCallback(_Callback):
                 self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=OTHERS_GRACE_S)
             dead = {rank for rank, failure in self._failures.items() if failure.died}
             self._told = endings.told_ends(self._run_hash, self._group, dead)
-            if (
-                dead and not self._told
-            ):  # on a busy machine the Coordinator may be late; a survivor may have raised what led to a death
+            if dead and not self._told:
+                # On a busy machine the Coordinator may be late; a survivor may have raised what led to a death.
                 self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=OTHERS_GRACE_S, once=True)
             self._end_workers()
             return

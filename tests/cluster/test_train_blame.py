@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,32 @@ def test_an_exception_on_both_ranks_that_comes_back_each_step(config: raystate.S
     assert any("raises_on_both_ranks" in note and "bad batch on rank" in note for note in cause.__notes__)
     assert starts(out) == 3
     assert raystate.Reader(config.storage).latest_step() == 3
+    assert run_actors(run_hash(config.storage, config.run)) == []
+
+
+def dies_after_a_step_was_lost(config: dict[str, Any]) -> None:
+    """Something that the user has put there is in the way of step 2."""
+    _start(config)
+    with raystate.StateManager() as manager:
+        restored = manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
+        if restored.step == 0:
+            (Path(str(manager.config.storage).removeprefix("file://")) / "2").mkdir(exist_ok=True)
+            for step in (1, 2, 3):
+                assert manager.save(step, restored.state)
+            while manager.is_saving_in_progress():
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_lost_step_whose_trainer_died_is_named_at_the_end(config: raystate.StateConfig, tmp_path: Path) -> None:
+    """True means durable: nobody has waited for step 2, and the next group has nothing to do."""
+    out = tmp_path / "out"
+    config = config.replace(save_every_steps=1, save_timeout_s=5.0)
+    with pytest.raises(raystate.StorageError, match="not durable: step 2, saved before a restart: ") as caught:
+        Training(config, out, train_fn=dies_after_a_step_was_lost).finish()
+    assert caught.value.released
+    assert starts(out) == 2, "the death's restart, and none for what no restart can bring back"
+    assert raystate.Reader(config.storage).all_steps() == [1, 3]
     assert run_actors(run_hash(config.storage, config.run)) == []
 
 

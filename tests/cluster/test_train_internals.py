@@ -98,6 +98,23 @@ def test_the_callback_pickles_without_the_controllers_state() -> None:
             os.environ[constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR] = before
 
 
+def test_trainers_that_share_a_callback_are_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep makes its RunConfig once: its trials must not take each other for a restart. A `fit` releases what its own has made."""
+    monkeypatch.setattr(callback_module, "is_tested", lambda: False)
+    monkeypatch.setenv(callback_module.SWITCH, "0")
+    callback = RayTrainCallback(CONFIG)
+
+    def launch_of() -> str:
+        copied = pickle.loads(pickle.dumps(callback))
+        copied.after_controller_start(SimpleNamespace(scaling_config=ScalingConfig(num_workers=1)))
+        copied._threads.shutdown()
+        return copied._launch
+
+    assert launch_of() != launch_of()
+    callback._returns_outcome = True
+    assert launch_of() == launch_of() == callback._launch
+
+
 @pytest.mark.parametrize("limit", [-2, 1.5, None, True])
 def test_the_callbacks_limit_is_checked(limit: Any) -> None:
     with pytest.raises(raystate.ConfigError, match="max_failures"):
@@ -157,6 +174,8 @@ def test_what_an_ending_amounts_to() -> None:
     assert of(r1=raystate.RaystateError("state can't be saved", item="state", path="a/b")).kind == "final"
     assert of(r1=raystate.RaystateError("the Coordinator is gone", rank=1)).kind == "failed"
     assert of(r1=raystate.StaleAttemptError("s", replaced=True)).kind == "failed"
+    assert of(r0=raystate.StorageError("not durable: step 2: …", released=True)).kind == "final"
+    assert of(r0=raystate.StorageError("step 9 could not be made durable")).kind == "failed", "memory has it"
 
 
 def test_what_other_ranks_raise_beside_an_interruption_is_told() -> None:

@@ -52,3 +52,49 @@ def test_a_notice_after_a_step_that_was_lost(comes_back: bool) -> None:
     finally:
         world.storage.out = False
         world.close()
+
+
+def test_a_loop_that_is_left_where_it_should_stop_does_not_look_finished() -> None:
+    """`reached_preemption` says True, the script leaves its loop without that step's save, and closes: nothing is released."""
+    world = World(1, ranks=2, nodes=1, save_every_steps=100)
+    closed: dict[int, raystate.Interrupted] = {}
+    left_at: dict[int, int] = {}
+    found: list[int] = []
+
+    def trains(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore(state(0))
+        for step in range(1, MOST_STEPS):
+            if rank.number == 0 and step == 8:
+                (host,) = world.hosts
+                world.tell(HostLeaving(host=host, within_s=60.0, reason="preempted"))
+            rank.rest(0.5)
+            if manager.reached_preemption(step):
+                left_at[rank.number] = step
+                break
+            manager.save(step, state(step))
+        try:
+            manager.close()
+        except raystate.Interrupted as error:
+            closed[rank.number] = error
+            manager.__exit__(raystate.Interrupted, error, None)
+
+    def goes_on(rank: Rank) -> None:
+        manager = rank.open("second")
+        restored = manager.restore(state(0))
+        assert restored is not None
+        found.append(restored.step)
+        manager.close()
+
+    try:
+        world.run([Rank(world, number, trains) for number in range(2)])
+        assert sorted(closed) == [0, 1]
+        assert left_at[0] == left_at[1]
+        assert "preempted" in str(closed[0])
+        assert {error.step for error in closed.values()} == {left_at[0] - 1}, "the newest that was saved"
+        assert raystate.Reader(world.config.storage).latest_step() == left_at[0] - 1
+        world.crashed = False
+        world.run([Rank(world, number, goes_on) for number in range(2)])
+        assert found == [left_at[0] - 1] * 2
+    finally:
+        world.close()
