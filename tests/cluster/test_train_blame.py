@@ -88,7 +88,9 @@ def dies_after_a_step_was_lost(config: dict[str, Any]) -> None:
     with raystate.StateManager() as manager:
         restored = manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
         if restored.step == 0:
-            (Path(str(manager.config.storage).removeprefix("file://")) / "2").mkdir(exist_ok=True)
+            theirs = Path(str(manager.config.storage).removeprefix("file://")) / "2"
+            theirs.mkdir(exist_ok=True)
+            (theirs / "notes.txt").write_text("mine\n")
             for step in (1, 2, 3):
                 assert manager.save(step, restored.state)
             while manager.is_saving_in_progress():
