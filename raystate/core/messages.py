@@ -7,6 +7,9 @@ Words: see docs/concepts.md. A `group` is one start of the worker group (drawn b
 `Lineage`, and each restore of the group with the next one. A save id is `a<attempt>k<counter>`, unique per save try.
 """
 
+# ruff: noqa: F401 - each name is here for those who import it
+# pyright: reportUnusedImport=false
+
 from __future__ import annotations
 
 from raystate.core.commands import (
@@ -29,11 +32,7 @@ from raystate.core.commands import (
     Superseded,
     Write,
 )
-from raystate.core.entries import (
-    Intent,
-    LiveStep,
-    LogEntry,
-)
+from raystate.core.entries import Intent, LiveStep, LogEntry
 from raystate.core.events import (
     AgainAsked,
     Appended,
@@ -92,81 +91,4 @@ from raystate.core.reports import (
     TrainerSeen,
     TrainerWord,
 )
-from raystate.core.settings import (
-    Settings,
-)
-
-__all__ = [
-    "NOWHERE",
-    "TIERS",
-    "Advice",
-    "Advise",
-    "AgainAsked",
-    "AgainReply",
-    "Answer",
-    "Append",
-    "Appended",
-    "Ask",
-    "AttemptDead",
-    "BuildPackage",
-    "Claimed",
-    "Command",
-    "CommitsFound",
-    "Copy",
-    "DeleteAsked",
-    "Discard",
-    "EndTrainers",
-    "Event",
-    "Failure",
-    "FindCommits",
-    "Finish",
-    "FlushAsked",
-    "FlushReply",
-    "HostDown",
-    "HostId",
-    "HostLeaving",
-    "HostReported",
-    "HostSummary",
-    "HostUp",
-    "HostWord",
-    "Intent",
-    "Invalidate",
-    "Invalidated",
-    "JoinReply",
-    "Joined",
-    "LeaveAsked",
-    "LeaveReply",
-    "Lineage",
-    "LiveStep",
-    "Log",
-    "LogEntry",
-    "Packaged",
-    "Proposal",
-    "Publish",
-    "PublishDone",
-    "ReleaseAsked",
-    "Reply",
-    "ResizeAsked",
-    "RestoreAsked",
-    "RestoreChoice",
-    "RestoreSettled",
-    "RestoreTried",
-    "Retire",
-    "RetireDone",
-    "SaveId",
-    "Settings",
-    "SnapshotId",
-    "Staged",
-    "StopAsked",
-    "Superseded",
-    "Tick",
-    "Tier",
-    "TrainerExited",
-    "TrainerSeen",
-    "TrainerWord",
-    "Write",
-    "Written",
-    "group_of",
-    "lineage_order",
-    "save_order",
-]
+from raystate.core.settings import Settings
