@@ -66,9 +66,8 @@ class Copying:
 
     def _home(self, snap: Snap, rank: int) -> HostId:
         """The host whose peers have to have the piece: the rank's own, or one that has it."""
-        held, group = snap.pieces[rank], self.joins.group
-        own = group.hosts.get(rank) if group is not None else None
-        return own if own is not None and own in held else min(held)
+        group = self.joins.group
+        return snap.home(rank, group.hosts.get(rank) if group is not None else None)
 
     def _lacking(self, snap: Snap, rank: int) -> tuple[HostId, ...]:
         """The hosts that are still to get the rank's piece: none if others have it that are as good."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from raystate.core.messages import Answer, Ask, Command, Failure, Log, Reply, Settings
@@ -15,22 +16,20 @@ NAMED = 8  # ranks or hosts in a message; more are counted
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class Desk:
     """One event's worth of output, and the replies given so far.
 
     `stir` is set by whoever changed something that another machine may be waiting for; the Coordinator then lets all of them look.
     """
 
-    __slots__ = ("attempt", "now_s", "open_asks", "out", "replies", "settings", "stir")
-
-    def __init__(self, settings: Settings):
-        self.settings = settings
-        self.now_s = 0.0
-        self.out: list[Command] = []
-        self.stir = False
-        self.attempt = 0
-        self.replies: dict[Ask, Reply] = {}
-        self.open_asks: dict[Ask, None] = {}  # that have no reply yet
+    settings: Settings
+    now_s: float = 0.0
+    out: list[Command] = field(default_factory=list[Command])
+    stir: bool = False
+    attempt: int = 0
+    replies: dict[Ask, Reply] = field(default_factory=dict[Ask, Reply])
+    open_asks: dict[Ask, None] = field(default_factory=dict[Ask, None])  # that have no reply yet
 
     def log(self, level: Any, text: str) -> None:
         """Write a line into the process's log."""
@@ -61,14 +60,11 @@ def step_text(step: int) -> str:
     return str(step) if step >= 0 else "none"
 
 
+@dataclass(slots=True, eq=False)
 class Barrier:
     """Who has asked, by rank. Every rank may have asked more than once (a repeated call); all its asks get the reply."""
 
-    __slots__ = ("asks", "opened_s")
-
-    def __init__(self, opened_s: float):
-        self.opened_s = opened_s
-        self.asks: dict[int, list[Ask]] = {}
+    asks: dict[int, list[Ask]] = field(default_factory=dict[int, list[Ask]])
 
     def add(self, rank: int, ask: Ask) -> None:
         """A rank has asked."""
@@ -88,21 +84,15 @@ class Barrier:
         """All asks, by rank."""
         return [ask for rank in sorted(self.asks) for ask in self.asks[rank]]
 
-    def has(self, ask: Ask) -> bool:
-        """Whether this ask is among them."""
-        return any(ask in asks for asks in self.asks.values())
 
-
+@dataclass(slots=True, eq=False)
 class Lookout:
     """Waits for all of many, and looks only at the one that is waited for: an event costs the same however many there are.
 
     What was not late once is looked at again at the end, so that one that becomes late once more is seen.
     """
 
-    __slots__ = ("_at",)
-
-    def __init__(self) -> None:
-        self._at = 0
+    _at: int = 0
 
     def first(self, items: Sequence[T], is_late: Callable[[T], bool]) -> T | None:
         """An item that is late, or None if none is."""
@@ -120,7 +110,7 @@ def all_have(world: int | None) -> str:
     return f"all {world} ranks have" if world != 1 else "the only rank has"
 
 
-def ranks_text(ranks: Iterable[int], hosts: dict[int, Any]) -> str:
+def ranks_text(ranks: Iterable[int], hosts: Mapping[int, Any]) -> str:
     """`rank 1 (host ab12), rank 3 and 5 more`: for messages."""
     return named([f"rank {rank} (host {hosts[rank]})" if rank in hosts else f"rank {rank}" for rank in ranks]) or "nobody"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from raystate.core.desk import Barrier, Desk, all_have, brief, ranks_text
 from raystate.core.memory import HostView, Memory
@@ -23,41 +24,28 @@ from raystate.core.messages import (
 RESEND_S = 1.0  # a command that a host must have had is repeated after so long
 
 
+@dataclass(slots=True, eq=False)
 class Group:
-    """A worker group in one of its lineages. `world` is None while unknown: a Coordinator that took over learns it from reports."""
+    """A worker group in one of its lineages."""
 
-    __slots__ = (
-        "acked",
-        "adopted",
-        "alive",
-        "decided",
-        "first_s",
-        "hosts",
-        "left",
-        "lineage",
-        "moved_s",
-        "newest",
-        "order",
-        "seen",
-        "why_ended",
-        "world",
-    )
+    lineage: str
+    world: int | None  # None while unknown: a Coordinator that took over learns it from reports
+    hosts: dict[int, HostId]  # by rank
+    first_s: float  # when the Coordinator heard of it
+    adopted: bool  # an earlier attempt drew its lineage
+    alive: bool = True
+    why_ended: str = ""
+    decided: bool = False  # it has restored, or has shown that it doesn't
+    seen: dict[int, TrainerSeen] = field(default_factory=dict[int, TrainerSeen])  # by rank
+    left: set[int] = field(default_factory=set[int])  # ranks that have gone on purpose
+    acked: int = 0  # newest proposal that a rank has agreed to
+    moved_s: dict[int, float] = field(default_factory=dict[int, float])  # when the rank's newest step last changed
+    newest: int = -1  # of any rank
 
-    def __init__(self, lineage: str, world: int | None, hosts: dict[int, HostId], now_s: float, *, adopted: bool):
-        self.lineage = lineage
-        self.order = lineage_order(lineage)
-        self.world = world
-        self.hosts = hosts
-        self.adopted = adopted
-        self.alive = True
-        self.why_ended = ""
-        self.decided = False  # it has restored, or has shown that it doesn't
-        self.first_s = now_s
-        self.seen: dict[int, TrainerSeen] = {}
-        self.left: set[int] = set()  # ranks that have gone on purpose
-        self.acked = 0  # newest proposal that a rank has agreed to
-        self.moved_s: dict[int, float] = {}  # when the rank's newest step last changed
-        self.newest = -1  # of any rank
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """Its lineage's place in time."""
+        return lineage_order(self.lineage)
 
     @property
     def nonce(self) -> str:
@@ -87,6 +75,7 @@ class Joins:
         self.name = ""  # of the group that is joining or has joined
         self._past: set[str] = set()
         self._barrier: Barrier | None = None
+        self._opened_s = 0.0
         self._world = 0
         self._members: dict[int, Joined] = {}
         self._reply: JoinReply | None = None
@@ -138,7 +127,7 @@ class Joins:
             desk.answer(event.ask, self._reply)
             return
         if self._barrier is None:
-            self._barrier = Barrier(desk.now_s)
+            self._barrier, self._opened_s = Barrier(), desk.now_s
         self._barrier.add(event.rank, event.ask)
         if len(self._members) == self._world and self._barrier.is_full(self._world):
             self._complete(self._barrier)
@@ -158,7 +147,7 @@ class Joins:
         self._world = event.world
         self._members = {}
         self._reply = None
-        self._barrier = Barrier(desk.now_s)
+        self._barrier, self._opened_s = Barrier(), desk.now_s
         desk.log("debug", f"group {event.group} of {event.world} ranks joins")
 
     def _refuse(self, event: Joined, message: str, **details: object) -> None:
@@ -198,7 +187,7 @@ class Joins:
         if barrier is None or not barrier.asks:
             return
         desk = self.desk
-        waited_s = desk.now_s - barrier.opened_s
+        waited_s = desk.now_s - self._opened_s
         if waited_s < desk.settings.start_timeout_s:
             return
         missing = barrier.missing(self._world)
@@ -355,7 +344,7 @@ class Joins:
 
     def where(self, ranks: list[int]) -> str:
         """These ranks with their hosts, for messages."""
-        return ranks_text(ranks, {} if self.group is None else dict(self.group.hosts))
+        return ranks_text(ranks, {} if self.group is None else self.group.hosts)
 
     def missing_text(self, key: SnapshotId) -> str:
         """Why a snapshot is not complete, for messages: what can't be reached is not called missing."""

@@ -68,17 +68,15 @@ class Editor(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class _Work:
     """An intent that is being carried out."""
 
-    __slots__ = ("busy", "intent", "next_s", "pinned", "tries")
-
-    def __init__(self, intent: Intent):
-        self.intent = intent
-        self.pinned = ""
-        self.tries = 0
-        self.busy = False
-        self.next_s = 0.0
+    intent: Intent
+    busy: bool = False  # the shell has been told to, and has not said how it went
+    tries: int = 0
+    next_s: float = 0.0  # not tried again before
+    pinned: str = ""  # who has pinned the step, and why; "": nobody, as far as is known
 
 
 def retry_delay_s(tries: int) -> float:

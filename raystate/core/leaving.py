@@ -10,7 +10,7 @@ from raystate.core.group import Group, Joins
 from raystate.core.inquiry import Inquiry
 from raystate.core.journal import Journal
 from raystate.core.memory import HostView, Memory
-from raystate.core.messages import Finish, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId, lineage_order
+from raystate.core.messages import Finish, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
 from raystate.core.promises import Promises
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
@@ -48,7 +48,7 @@ class Leaving:
         self.phase: Phase = "open"
         self._promises = promises
         self._inquiry = Inquiry(desk, memory, snapshots)
-        self._asks = Barrier(0.0)
+        self._asks = Barrier()
         self._group: Group | None = None  # None: a release, no rank is asked
         self._left: dict[int, LeaveAsked] = {}  # by rank
         self._speaker: tuple[int, int] | None = None  # (rank, word) of a failed trainer that has asked for the release
@@ -92,7 +92,7 @@ class Leaving:
         self._asks.add(event.rank, event.ask)
         self._left[event.rank] = event
         if event.last is not None:
-            self._last = event.last if self._last is None else max(self._last, event.last, key=_order)
+            self._last = event.last if self._last is None else max(self._last, event.last, key=lambda key: key.order)
         self.desk.stir = True
 
     def release_asked(self, event: ReleaseAsked) -> None:
@@ -127,7 +127,7 @@ class Leaving:
         """The run is not released: its next start recovers what is there."""
         self.desk.log("error", message)
         self.desk.fail(self._asks.everybody(), error, message, **details)
-        self._asks = Barrier(self.desk.now_s)
+        self._asks = Barrier()
         self.phase = "open"
         self._idle_since_s = self.desk.now_s
 
@@ -247,7 +247,7 @@ class Leaving:
         if group is None:
             self._release(self._why)
             return
-        best = [snap for snap in self.memory.candidates() if snap.order < _order(last)]
+        best = [snap for snap in self.memory.candidates() if snap.order < last.order]
         promised = any(last in one.promised for one in self._left.values())
         if promised or (not best and self.journal.durable_step < 0):
             text = self.saves.failed.get(last) or self.joins.missing_text(last)
@@ -348,7 +348,3 @@ class Leaving:
                     self.snapshots.give_up_on(view.host, f"no report after {waited_s:.1f} s of the release")
         elif waited_s >= self.desk.settings.barrier_timeout_s:
             self._refuse("BarrierTimeoutError", f"{why} after {waited_s:.1f} s", phase="close", waited_s=waited_s)
-
-
-def _order(key: SnapshotId) -> tuple[int, int, str, int, int]:
-    return (*lineage_order(key.lineage), *key.place)

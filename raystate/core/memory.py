@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from raystate.core.messages import (
     HostId,
@@ -21,55 +22,30 @@ from raystate.core.messages import (
 )
 
 
+@dataclass(slots=True, eq=False)
 class HostView:
     """What the Coordinator knows of one host, from its last report."""
 
-    __slots__ = (
-        "advised",
-        "back_until_s",
-        "base_order",
-        "domain",
-        "heard_of",
-        "heard_s",
-        "host",
-        "incarnation",
-        "no_copies",
-        "past",
-        "proposal_seen",
-        "reported_s",
-        "sent",
-        "sent_s",
-        "sent_seq",
-        "staged",
-        "summary_seq",
-        "trainers",
-        "up",
-        "up_s",
-        "why_down",
-    )  # fmt: skip
-
-    def __init__(self, host: HostId, now_s: float):
-        self.host = host
-        self.incarnation = ""
-        self.past: dict[str, int] = {}  # replaced incarnations, each with the newest report number seen
-        self.up = True
-        self.up_s = now_s  # since when
-        self.why_down = ""
-        self.back_until_s = -1e9  # down with its pieces, but expected back until then
-        self.heard_s = now_s
-        self.summary_seq = -1
-        self.staged: tuple[Staged, ...] = ()
-        self.trainers: tuple[TrainerSeen, ...] = ()
-        self.reported_s: float | None = None  # when its last report came in, None before the first of this incarnation
-        self.advised: tuple[int, int] | None = None
-        self.proposal_seen: Proposal | None = None
-        self.heard_of: int | None = None  # newest attempt that the host knows of
-        self.sent: int | None = None  # number of the last Advice given to it; None: it has to be given the newest
-        self.sent_seq = -1
-        self.sent_s = -1e9
-        self.base_order: tuple[int, int] = (-1, -1)  # newest Invalidate it has applied
-        self.domain: str | None = None  # what it is lost together with; "": nothing else; None: it has not reported yet
-        self.no_copies = ""  # why it can't keep copies for other hosts
+    host: HostId
+    heard_s: float
+    up_s: float  # since when it is up
+    up: bool = True
+    why_down: str = ""
+    back_until_s: float = -1e9  # down with its pieces, but expected back until then
+    incarnation: str = ""
+    past: dict[str, int] = field(default_factory=dict[str, int])  # replaced incarnations, each with the newest report number seen
+    summary_seq: int = -1
+    staged: tuple[Staged, ...] = ()
+    trainers: tuple[TrainerSeen, ...] = ()
+    reported_s: float | None = None  # when its last report came in, None before the first of this incarnation
+    advised: tuple[int, int] | None = None
+    proposal_seen: Proposal | None = None
+    heard_of: int | None = None  # newest attempt that the host knows of
+    sent: int | None = None  # number of the last Advice given to it; None: it has to be given the newest
+    sent_s: float = -1e9
+    base_order: tuple[int, int] = (-1, -1)  # newest Invalidate it has applied
+    domain: str | None = None  # what it is lost together with; "": nothing else; None: it has not reported yet
+    no_copies: str = ""  # why it can't keep copies for other hosts
 
     def rise(self, now_s: float) -> bool:
         """The host has spoken. True if it was down until now."""
@@ -86,7 +62,7 @@ class HostView:
 
     def told(self, seq: int, now_s: float) -> None:
         """The advice of this number was given to the host."""
-        self.sent = self.sent_seq = seq
+        self.sent = seq
         self.sent_s = now_s
 
     def tell_again(self) -> None:
@@ -94,18 +70,19 @@ class HostView:
         self.sent = None
 
 
+@dataclass(slots=True, eq=False)
 class Snap:
     """The pieces of one snapshot."""
 
-    __slots__ = ("_promised", "_shapes", "_total", "id", "order", "pieces")
+    id: SnapshotId
+    pieces: dict[int, dict[HostId, Staged]] = field(default_factory=dict[int, dict[HostId, Staged]])  # by rank
+    _shapes: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])  # (layout, world) of the pieces
+    _promised: int = 0  # how many of them are
 
-    def __init__(self, snapshot: SnapshotId):
-        self.id = snapshot
-        self.order = (*lineage_order(snapshot.lineage), *snapshot.place)  # newer ones are greater
-        self.pieces: dict[int, dict[HostId, Staged]] = {}  # by rank
-        self._shapes: Counter[tuple[str, int]] = Counter()  # (layout, world) of the pieces
-        self._promised = 0
-        self._total = 0
+    @property
+    def order(self) -> tuple[int, int, str, int, int]:
+        """Newer snapshots, of whatever lineage, are greater."""
+        return self.id.order
 
     @property
     def lineage(self) -> str:
@@ -130,7 +107,7 @@ class Snap:
     @property
     def promised(self) -> bool:
         """Complete, and save() returned True for it on every rank."""
-        return self.complete and self._promised == self._total
+        return self.complete and self._promised == self._shapes.total()
 
     @property
     def world(self) -> int:
@@ -163,21 +140,16 @@ class Snap:
         self._shapes[shape] += by
         if not self._shapes[shape]:
             del self._shapes[shape]
-        self._total += by
         self._promised += by * piece.promised
 
     def holders(self) -> dict[int, tuple[HostId, ...]]:
         """rank -> the hosts that hold its piece."""
         return {rank: tuple(sorted(self.pieces[rank])) for rank in sorted(self.pieces)}
 
-    def homes(self, preferred: dict[int, HostId]) -> dict[int, HostId]:
-        """rank -> a host that holds its piece; the rank's own host if that has it."""
-        homes: dict[int, HostId] = {}
-        for rank in sorted(self.pieces):
-            held = self.pieces[rank]
-            own = preferred.get(rank)
-            homes[rank] = own if own is not None and own in held else min(held)
-        return homes
+    def home(self, rank: int, own: HostId | None) -> HostId:
+        """A host that holds the rank's piece: its `own`, if that has it."""
+        held = self.pieces[rank]
+        return own if own is not None and own in held else min(held)
 
 
 class Memory:
@@ -195,7 +167,7 @@ class Memory:
         """What is known of a host; one that was never heard of counts as up from now on."""
         view = self.hosts.get(host)
         if view is None:
-            view = self.hosts[host] = HostView(host, now_s)
+            view = self.hosts[host] = HostView(host, heard_s=now_s, up_s=now_s)
             self.views.append(view)
         return view
 

@@ -78,6 +78,11 @@ class SnapshotId(NamedTuple):
         """(step, again): the order of snapshots within a lineage."""
         return (self.step, self.again)
 
+    @property
+    def order(self) -> tuple[int, int, str, int, int]:
+        """Newer snapshots, of whatever lineage, are greater."""
+        return (*lineage_order(self.lineage), *self.place)
+
 
 NOWHERE = (-1, 0)  # the place before all snapshots
 

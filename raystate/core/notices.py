@@ -80,6 +80,6 @@ class Notices:
 
     def _ask(self, host: HostId, end: _End, group: Group) -> None:
         ranks = [rank for rank, one in sorted(group.hosts.items()) if one == host]
-        reason = brief(f"the node of {ranks_text(ranks, dict(group.hosts))} goes away: {end.why}")
+        reason = brief(f"the node of {ranks_text(ranks, group.hosts)} goes away: {end.why}")
         within_s = max(0.0, end.until_s - self.desk.now_s)
         self.agreement.stop_asked(StopAsked(reason=reason, within_s=within_s, group=group.nonce))

@@ -61,7 +61,7 @@ class Restores:
         self.snapshots = snapshots
         self.discards = discards
         self.phase: Phase = "idle"
-        self._wishes = Wishes(0.0)
+        self._wishes = Wishes()
         self._inquiry = RestoreInquiry(desk, memory, snapshots)
         self._restorable = Restorable(memory, journal, saves)
         self.withdrawals = Withdrawals(desk, journal, saves)
@@ -97,7 +97,7 @@ class Restores:
             assert self._choice is not None
             self.desk.answer(event.ask, self._choice)
             return
-        self._wishes.add(event, group)
+        self._wishes.asked(event, group)
         self.desk.stir = True
 
     def tried(self, event: RestoreTried) -> None:
@@ -134,7 +134,7 @@ class Restores:
                 got=event.step,
             )
             return
-        self._wishes.add_again(event.rank, event.ask)
+        self._wishes.add(event.rank, event.ask)
         self._tried[event.rank] = event
         self.desk.stir = True
 
@@ -147,7 +147,7 @@ class Restores:
         if self.phase != "idle":
             self._fail("StaleAttemptError", f"a restore of lineage {group.lineage} has begun, and this one is over")
         self._group = group
-        self._wishes = Wishes(self.desk.now_s)
+        self._wishes = Wishes()
         self._restorable.forget_damage()
         self._renewed = False
         self._rolls_back = False
@@ -272,7 +272,7 @@ class Restores:
             self._enter("looking")
             return
         self._tried = {}
-        asks = self._wishes.take(self.desk.now_s)
+        asks = self._wishes.take()
         self._enter("trying")
         for ask in asks:
             self.desk.answer(ask, choice)

@@ -24,7 +24,6 @@ from raystate.core.messages import (
     SnapshotId,
     Write,
     Written,
-    lineage_order,
 )
 from raystate.core.past import Past
 from raystate.core.retention import choose_retired
@@ -191,18 +190,17 @@ class Saves:
         """Saves whose snapshot gave way to newer ones, of their own lineage or of one that has replaced it."""
         for key, job in list(self.jobs.items()):
             if job.gives_way and job.phase == "queued" and self.memory.complete(key) is None:
-                order = (*lineage_order(key.lineage), *key.place)
-                if any(one.complete and one.order > order for one in self.memory.snaps.values()):
+                if any(one.complete and one.order > key.order for one in self.memory.snaps.values()):
                     why = f"the snapshot of step {key.step} gave way to newer ones: storage is slower than the steps between saves"
                     self._give_up(key, why)
 
     def _start(self, job: Job, snap: Snap) -> None:
         desk = self.desk
         group = self.joins.group
-        homes = snap.homes(group.hosts if group is not None else {})
+        hosts = group.hosts if group is not None else {}
         by_host: dict[HostId, list[int]] = {}
-        for rank, host in homes.items():
-            by_host.setdefault(host, []).append(rank)
+        for rank in sorted(snap.pieces):
+            by_host.setdefault(snap.home(rank, hosts.get(rank)), []).append(rank)
         self._counter += 1
         job.save = SaveId(f"a{desk.attempt}k{self._counter}")
         job.phase = "writing"

@@ -167,7 +167,7 @@ class Snapshots:
                 self._completed(snap)
         if group is not None and (touched or moved):
             self._find_dead(view, [key for key, new in touched.items() if new and key.lineage == group.lineage])
-        if view.sent is not None and (view.advised is None or view.advised < (self.desk.attempt, view.sent_seq)):
+        if view.sent is not None and (view.advised is None or view.advised < (self.desk.attempt, view.sent)):
             if self.desk.now_s - view.sent_s >= RESEND_S:
                 view.tell_again()
                 self._untold.append(view)

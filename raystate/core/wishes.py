@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from raystate.core.desk import Barrier
 from raystate.core.group import Group
 from raystate.core.messages import Ask, RestoreAsked, RestoreTried, lineage_order
 
 
-class Wishes:
+@dataclass(slots=True, eq=False)
+class Wishes(Barrier):
     """The questions of one restore, by rank."""
 
-    def __init__(self, now_s: float):
-        self._barrier = Barrier(now_s)
-        self._wishes: dict[int, tuple[int | None, bool]] = {}  # (step, rollback)
-        self._words: dict[int, int] = {}  # rank -> number of its last word before it asked
-        self._waiting: dict[int, int] = {}  # rank that waits for the outcome of an earlier attempt's choice -> its last word
-        self._resumed = -1  # the step that an earlier attempt had chosen for this group
-        self._resumed_in = ""  # the lineage that began with that choice
-        self._resumed_rollback = False
-        self._asked_in = ""  # newest lineage that a rank has asked from
+    _wishes: dict[int, tuple[int | None, bool]] = field(default_factory=dict[int, tuple[int | None, bool]])  # (step, rollback)
+    _words: dict[int, int] = field(default_factory=dict[int, int])  # rank -> number of its last word before it asked
+    # Rank that waits for the outcome of an earlier attempt's choice -> its last word.
+    _waiting: dict[int, int] = field(default_factory=dict[int, int])
+    _resumed: int = -1  # the step that an earlier attempt had chosen for this group
+    _resumed_in: str = ""  # the lineage that began with that choice
+    _resumed_rollback: bool = False
+    _asked_in: str = ""  # newest lineage that a rank has asked from
 
     # ---------------------------------------------------------------- they ask
 
-    def add(self, event: RestoreAsked, group: Group) -> None:
+    def asked(self, event: RestoreAsked, group: Group) -> None:
         """A rank asks for a restore."""
-        self._barrier.add(event.rank, event.ask)
+        self.add(event.rank, event.ask)
         self._wishes[event.rank] = (event.step, event.rollback)
         self._asked_in = max(self._asked_in, event.lineage, key=lineage_order)
         # A later lineage's words don't tell of the one before.
@@ -35,31 +37,15 @@ class Wishes:
         self._resumed_in = max(self._resumed_in, event.lineage, key=lineage_order)
         self._resumed = event.step if event.ok and event.step >= 0 else self._resumed
         self._resumed_rollback = self._resumed_rollback or event.rollback
-        self._barrier.add(event.rank, event.ask)
+        self.add(event.rank, event.ask)
         self._words[event.rank] = self._waiting[event.rank] = event.word
 
-    def add_again(self, rank: int, ask: Ask) -> None:
-        """A rank waits for the next answer."""
-        self._barrier.add(rank, ask)
-
-    def take(self, now_s: float) -> list[Ask]:
+    def take(self) -> list[Ask]:
         """All who wait, for an answer now; then they are awaited anew."""
-        asks, self._barrier = self._barrier.everybody(), Barrier(now_s)
+        asks, self.asks = self.everybody(), {}
         return asks
 
     # ---------------------------------------------------------------- what is known from them
-
-    def everybody(self) -> list[Ask]:
-        """All who wait for an answer."""
-        return self._barrier.everybody()
-
-    def is_full(self, world: int | None) -> bool:
-        """All ranks wait."""
-        return self._barrier.is_full(world)
-
-    def missing(self, world: int | None) -> list[int]:
-        """Ranks that don't wait yet."""
-        return self._barrier.missing(world)
 
     def is_older(self, lineage: str) -> bool:
         """Whether a rank that asks from this lineage has finished the restore that was resumed: what is known of that is old."""
