@@ -49,12 +49,8 @@ class Deletes:
 
     def change(self, request: Request) -> Change | None:
         """The step, unless it has become the newest or may not be retired by now."""
-        left = [
-            (step, False, why)
-            for step, why in request.retires
-            if self._journal.refuse_retire(step) is None and step != max(self._journal.live)
-        ]
-        return (None, left, request.why) if left else None
+        left = [(step, why) for step, why in self._journal.retirable(request.retires) if step != max(self._journal.live)]
+        return (None, left) if left else None
 
     def logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:  # noqa: ARG002 - see journal.Editor
         """Note that all who wait for this step have their entry."""

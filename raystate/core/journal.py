@@ -7,7 +7,7 @@ known, and what it decided is neither abandoned nor discarded in between.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -33,8 +33,11 @@ FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
 CLOSE_AFTER_S = 30.0
 
-Change = tuple[LiveStep | None, list[tuple[int, bool, str]], str]
-"""(step to commit, steps to retire as (step, aside, reason), why)."""
+Retirement = tuple[int, str]
+"""A step that goes, and why."""
+
+Change = tuple[LiveStep | None, list[Retirement]]
+"""The step to commit, and the steps to retire."""
 
 Kind = Literal["commit", "retention", "rollback", "set aside", "delete", "close"]
 
@@ -47,13 +50,13 @@ class Request:
         kind: whose it is, and what it does.
         why: for the entry and the log.
         snapshot: commit: what becomes durable.
-        retires: steps that go, each with its reason.
+        retires: steps that are to go.
     """
 
     kind: Kind
     why: str
     snapshot: SnapshotId | None = None
-    retires: tuple[tuple[int, str], ...] = ()
+    retires: tuple[Retirement, ...] = ()
 
 
 class Editor(Protocol):
@@ -171,6 +174,10 @@ class Journal:
         assert self.tail is not None
         return refuse_retire(self.tail, step, attempt=self.desk.attempt, carried=self.carried, dead=self.dead)
 
+    def retirable(self, retires: Iterable[Retirement]) -> list[Retirement]:
+        """Those of these steps that may be retired now."""
+        return [(step, why) for step, why in retires if self.refuse_retire(step) is None]
+
     def trouble(self, text: str, *, of_storage: bool = True, is_told: bool = True) -> None:
         """A step is not durable, or not yet: log it, and tell users until a step has been published again.
 
@@ -208,7 +215,7 @@ class Journal:
 
     def _change(self, request: Request) -> Change | None:
         if request.kind == "close":
-            return (None, [], request.why) if self.closable else None
+            return (None, []) if self.closable else None
         return self.editors[request.kind].change(request)
 
     def _logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:
@@ -240,8 +247,9 @@ class Journal:
             if change is None:
                 self._logged(request, None)
                 continue
-            commit, retires, why = change
+            commit, retires = change
             assert self.tail is not None
+            aside = request.kind == "set aside"
             entry = next_entry(
                 self.tail,
                 attempt=desk.attempt,
@@ -249,11 +257,11 @@ class Journal:
                 carried=self.carried,
                 dead=self.dead,
                 commit=commit,
-                retires=retires,
-                reason=why,
+                retires=[(step, aside, why) for step, why in retires],
+                reason=request.why,
             )
             self._flight, self._flight_of, self._tries, self._resend_s = entry, request, 0, None
-            desk.log("debug", f"log entry {entry.seq} ({entry.kind}): {why}")
+            desk.log("debug", f"log entry {entry.seq} ({entry.kind}): {request.why}")
             desk.out.append(Append(entry=entry))
 
     def _has_to_wait(self, intent: Intent, publishing: bool) -> bool:

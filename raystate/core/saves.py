@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from raystate.core.desk import Desk, named
 from raystate.core.group import Joins
-from raystate.core.journal import Change, Journal, Request, retry_delay_s
+from raystate.core.journal import Change, Journal, Request, Retirement, retry_delay_s
 from raystate.core.memory import Memory, Snap
 from raystate.core.messages import (
     BuildPackage,
@@ -258,7 +258,7 @@ class Saves:
             assert self._kept is not None
             retires, _ = self._retirable(tail.live, self._kept)
             self._kept = None  # what is refused now waits for whoever holds it, and for the next commit
-            return (None, retires, request.why) if retires else None
+            return (None, retires) if retires else None
         job = self.running
         assert job is not None and job.key == request.snapshot and job.packaged is not None
         step, packaged = job.key.step, job.packaged
@@ -270,17 +270,17 @@ class Saves:
         )
         live = sorted((*tail.live, new), key=lambda one: one.step)
         retires, job.kept = self._retirable(live, self._kept_at(packaged.kept, step))
-        return new, retires, request.why
+        return new, retires
 
     @staticmethod
     def _kept_at(kept: Collection[int], step: int) -> Steps:
         """What stays when this step is committed: a policy must not take it although a newer step, of another past, is there."""
         return frozenset((*kept, step))
 
-    def _retirable(self, live: Sequence[LiveStep], kept: Steps) -> tuple[list[tuple[int, bool, str]], Steps | None]:
+    def _retirable(self, live: Sequence[LiveStep], kept: Steps) -> tuple[list[Retirement], Steps | None]:
         """What can go now, and `kept` again if there is more that can't go yet."""
         chosen = choose_retired(live, kept, {self.restoring} if self.restoring >= 0 else ())
-        retires = [(step, False, why) for step, why in chosen if self.journal.refuse_retire(step) is None]
+        retires = self.journal.retirable(chosen)
         return retires, None if len(retires) == len(chosen) else kept
 
     def _retire_the_rest(self) -> None:

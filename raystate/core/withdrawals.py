@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raystate.core.desk import Desk
-from raystate.core.journal import Change, Journal, Kind, Request
+from raystate.core.journal import Change, Journal, Kind, Request, Retirement
 from raystate.core.messages import LogEntry
 from raystate.core.saves import Saves
 
@@ -60,7 +60,7 @@ class Withdrawals:
             self._desk.log("warning", refused)
         return refused is None
 
-    def _ask(self, kind: Kind, retires: list[tuple[int, str]], why: str) -> None:
+    def _ask(self, kind: Kind, retires: list[Retirement], why: str) -> None:
         self.under_way = True
         self._journal.request(Request(kind=kind, why=why, retires=tuple(retires)))
 
@@ -68,10 +68,8 @@ class Withdrawals:
 
     def change(self, request: Request) -> Change | None:
         """What was asked for, without the steps that may not be retired by now."""
-        left = [
-            (step, request.kind == "set aside", why) for step, why in request.retires if self._journal.refuse_retire(step) is None
-        ]
-        return (None, left, request.why) if left else None
+        left = self._journal.retirable(request.retires)
+        return (None, left) if left else None
 
     def logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:  # noqa: ARG002 - see journal.Editor
         """The restore that has waited for it goes on."""
