@@ -39,6 +39,11 @@ class LiveStep:
     lineage: str = ""  # of the snapshot that was saved; "" unknown: adopted, or written by an older raystate
     again: int = 0  # which save() of that step in the lineage
 
+    @property
+    def snapshot(self) -> SnapshotId:
+        """What was saved; without a lineage if that is unknown."""
+        return SnapshotId(self.lineage, self.step, self.again)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
@@ -52,6 +57,15 @@ class Intent:
     aside: bool = False  # retire: keep the data, unpublished
     reason: str = ""
     carriers: tuple[int, ...] = ()  # attempts whose process may still carry it out; none named: `attempt` alone
+
+
+IntentKey = tuple[str, int, str | None, int]
+"""(kind, step, save, seq): names an intent for ever."""
+
+
+def key_of(intent: Intent) -> IntentKey:
+    """What names this intent, and no other one, for ever."""
+    return (intent.kind, intent.step, intent.save, intent.seq)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +130,7 @@ def committed_by(entry: LogEntry | WrittenEntry) -> SnapshotId | None:
     steps = {one.step for one in own_commits(entry)}
     for one in entry.live:
         if one.step in steps and one.lineage:
-            return SnapshotId(one.lineage, one.step, one.again)
+            return one.snapshot
     return None
 
 
@@ -143,7 +157,7 @@ class WrittenEntry:
     live: tuple[LiveStep, ...]  # new or changed
     gone: tuple[int, ...]  # steps that are not live any more
     intents: tuple[Intent, ...]  # new or changed
-    closed: tuple[_Key, ...]  # intents that are not open any more
+    closed: tuple[IntentKey, ...]  # intents that are not open any more
 
     @classmethod
     def parse(cls, data: bytes) -> WrittenEntry:
@@ -164,10 +178,10 @@ class WrittenEntry:
         for step in self.gone:
             del live[step]
         live.update({one.step: one for one in self.live})
-        intents = {_key(one): one for one in base.intents}
+        intents = {key_of(one): one for one in base.intents}
         for key in self.closed:
             del intents[key]
-        intents.update({_key(one): one for one in self.intents})  # a changed one keeps its place
+        intents.update({key_of(one): one for one in self.intents})  # a changed one keeps its place
         return LogEntry(
             seq=self.seq, attempt=self.attempt, writer=self.writer, kind=self.kind, run=self.run, reason=self.reason,
             live=tuple(live[step] for step in sorted(live)), intents=tuple(intents.values()), format=self.format,
@@ -218,7 +232,6 @@ def rebuilt_base(name: str, state: LogEntry, first: WrittenEntry, before: str) -
 
 # ------------------------------------------------------------ inside
 
-_Key = tuple[str, int, str | None, int]  # as core.log.IntentKey
 _EMPTY_BY_DEFAULT = frozenset({"metrics", "time_s", "lineage", "aside", "reason", "carriers"})
 
 
@@ -237,15 +250,15 @@ def _base_name(seq: int, data: bytes) -> str:
 
 def _sealed_entry(entry: LogEntry, base: Base) -> bytes:
     live_before = {one.step: one for one in base.live}
-    open_before = {_key(one): one for one in base.intents}
-    live_now, open_now = {one.step for one in entry.live}, {_key(one) for one in entry.intents}
+    open_before = {key_of(one): one for one in base.intents}
+    live_now, open_now = {one.step for one in entry.live}, {key_of(one) for one in entry.intents}
     return seal(
         {
             "seq": entry.seq, "attempt": entry.attempt, "writer": entry.writer, "kind": entry.kind, "run": entry.run,
             "reason": entry.reason, "format": entry.format, "base": base.name,
             "live": [_plain(one) for one in entry.live if _is_new(one, live_before.get(one.step))],
             "gone": [step for step in live_before if step not in live_now],
-            "intents": [_plain(one) for one in entry.intents if _is_new(one, open_before.get(_key(one)))],
+            "intents": [_plain(one) for one in entry.intents if _is_new(one, open_before.get(key_of(one)))],
             "closed": [key for key in open_before if key not in open_now],
         }
     )  # fmt: skip
@@ -253,10 +266,6 @@ def _sealed_entry(entry: LogEntry, base: Base) -> bytes:
 
 def _is_new(one: LiveStep | Intent, before: LiveStep | Intent | None) -> bool:
     return before is not one and before != one
-
-
-def _key(intent: Intent) -> _Key:
-    return (intent.kind, intent.step, intent.save, intent.seq)
 
 
 def _plain(one: LiveStep | Intent) -> dict[str, Any]:

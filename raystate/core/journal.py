@@ -104,7 +104,7 @@ class Journal:
         self.superseded: Superseded | None = None
         self._work: dict[IntentKey, _Work] = {}
         self.editors: Mapping[Kind, Editor] = {}
-        self.snapshots: dict[int, SnapshotId] = {}  # live step -> the snapshot that was saved; without a lineage if that is unknown
+        self.snapshots: dict[int, SnapshotId] = {}  # by live step
         self._requests: deque[Request] = deque()
         self._flight: LogEntry | None = None
         self._flight_of: Request | None = None
@@ -331,7 +331,7 @@ class Journal:
     def _looked(self) -> None:
         tail = self.tail
         self.published = published_steps(tail, self.carried)
-        self.snapshots = {one.step: SnapshotId(one.lineage, one.step, one.again) for one in tail.live} if tail is not None else {}
+        self.snapshots = {one.step: one.snapshot for one in tail.live} if tail is not None else {}
         self.live = frozenset(self.snapshots)
         self.newest = max(self.live, default=-1)
         self._changed_s = self.desk.now_s
@@ -341,45 +341,41 @@ class Journal:
 
     def publish_done(self, event: PublishDone) -> None:
         """How the publication of a committed step went."""
-        self._work_done("commit", event.step, event.save, event.error)
+        work = self._begun("commit", event.step)
+        if work is not None and work.intent.save == event.save:
+            self._ended(work, event.error, "published", f"step {event.step} is durable (save {event.save})")
 
     def retire_done(self, event: RetireDone) -> None:
         """How the removal of a retired step went."""
-        if event.pinned:
-            self._work_waits(event)
-        else:
-            self._work_done("retire", event.step, None, event.error)
-
-    def _work_waits(self, event: RetireDone) -> None:
-        for work in self._work.values():
-            if work.intent.kind == "retire" and work.intent.step == event.step and work.busy:
-                if not work.pinned:
-                    self.desk.log("info", f"step {event.step} is removed when it is no longer pinned ({event.pinned})")
-                work.busy, work.pinned, work.next_s = False, event.pinned, self.desk.now_s + LAST_RETRY_S
-                self.desk.stir = True
-                return
-
-    def _work_done(self, kind: str, step: int, save: str | None, error: str) -> None:
-        for key, work in self._work.items():
-            intent = work.intent
-            if intent.kind != kind or intent.step != step or not work.busy or (kind == "commit" and intent.save != save):
-                continue
-            if error:
-                work.busy = False
-                work.tries += 1
-                work.next_s = self.desk.now_s + retry_delay_s(work.tries)
-                what = "published" if kind == "commit" else "retired"
-                self.trouble(f"step {step} could not be {what}: {error}; it is tried again")
-                return
-            del self._work[key]
-            self.carried.add(key)
-            if kind == "commit":
-                self.troubles, self.fails = [], False
-                self.desk.log("info", f"step {step} is durable (save {save})")
-            else:
-                self.desk.log("info", f"step {step} is retired: {intent.reason}")
-            self._looked()
+        work = self._begun("retire", event.step)
+        if work is None:
             return
+        if not event.pinned:
+            self._ended(work, event.error, "retired", f"step {event.step} is retired: {work.intent.reason}")
+            return
+        if not work.pinned:
+            self.desk.log("info", f"step {event.step} is removed when it is no longer pinned ({event.pinned})")
+        work.busy, work.pinned, work.next_s = False, event.pinned, self.desk.now_s + LAST_RETRY_S
+        self.desk.stir = True
+
+    def _begun(self, kind: str, step: int) -> _Work | None:
+        """What the shell has been told to carry out and has not answered."""
+        return next((one for one in self._work.values() if one.busy and (one.intent.kind, one.intent.step) == (kind, step)), None)
+
+    def _ended(self, work: _Work, error: str, what: str, done: str) -> None:
+        if error:
+            work.busy = False
+            work.tries += 1
+            work.next_s = self.desk.now_s + retry_delay_s(work.tries)
+            self.trouble(f"step {work.intent.step} could not be {what}: {error}; it is tried again")
+            return
+        key = key_of(work.intent)
+        del self._work[key]
+        self.carried.add(key)
+        if work.intent.kind == "commit":
+            self.troubles, self.fails = [], False
+        self.desk.log("info", done)
+        self._looked()
 
 
 def _cluster_of(writer: str) -> str:

@@ -10,18 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from raystate.core.messages import Intent, LiveStep, LogEntry
+from raystate.core.entries import Intent, IntentKey, LiveStep, LogEntry, key_of
 from raystate.core.names import told_newest
 
-IntentKey = tuple[str, int, str | None, int]
-"""(kind, step, save, seq): names an intent for ever."""
-
 NOTHING: frozenset[IntentKey] = frozenset()
-
-
-def key_of(intent: Intent) -> IntentKey:
-    """What names this intent, and no other one, for ever."""
-    return (intent.kind, intent.step, intent.save, intent.seq)
 
 
 def claim_entry(
@@ -136,29 +128,29 @@ def refuse_save(
     entry: LogEntry, step: int, *, attempt: int, carried: Collection[IntentKey] = NOTHING, dead: Collection[int] = ()
 ) -> str | None:
     """Why a save of this step number may not be committed now, or None if it may."""
-    for one in entry.live:
-        if one.step == step:
-            return f"step {step} is committed already"
-    for one in entry.intents:
-        if one.step == step and not is_closed(one, attempt=attempt, carried=carried, dead=dead):
-            return _held(one, attempt, dead, "saved again")
-    return None
+    if step in live_steps(entry):
+        return f"step {step} is committed already"
+    return _why_held(entry, step, "saved again", attempt=attempt, carried=carried, dead=dead)
 
 
 def refuse_retire(
     entry: LogEntry, step: int, *, attempt: int, carried: Collection[IntentKey] = NOTHING, dead: Collection[int] = ()
 ) -> str | None:
     """Why this step may not be retired now, or None if it may."""
-    if all(one.step != step for one in entry.live):
-        there = [one.step for one in entry.live]
+    there = live_steps(entry)
+    if step not in there:
         return f"there is no durable step {step}" + (f"; there are {told_newest(there)}" if there else "")
-    for one in entry.intents:
-        if one.step == step and not is_closed(one, attempt=attempt, carried=carried, dead=dead):
-            return _held(one, attempt, dead, "retired")
-    return None
+    return _why_held(entry, step, "retired", attempt=attempt, carried=carried, dead=dead)
 
 
-def _held(intent: Intent, attempt: int, dead: Collection[int], what: str) -> str:
+def _why_held(
+    entry: LogEntry, step: int, what: str, *, attempt: int, carried: Collection[IntentKey], dead: Collection[int]
+) -> str | None:
+    """Why an open intent of this step forbids that it is now `what`, or None if there is none."""
+    held = (one for one in entry.intents if one.step == step and not is_closed(one, attempt=attempt, carried=carried, dead=dead))
+    intent = next(held, None)
+    if intent is None:
+        return None
     late = [one for one in carriers(intent, dead) if one != attempt]
     if not late:
         return f"step {intent.step} cannot be {what} yet: its {intent.kind} (entry {intent.seq}) is not carried out"
