@@ -6,6 +6,8 @@ get a larger common interval.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from raystate.core.copying import Copying
 from raystate.core.desk import Desk, named
 from raystate.core.discards import Discards
@@ -56,7 +58,7 @@ class Snapshots:
         self.last_trainer_s = 0.0  # when a trainer was last seen alive
         self.seq = 0
         self._lineage = ""
-        self._content: object = None
+        self._advice: Advice | None = None  # the newest
         self._forced = False
         self._demanded = -1  # seq of the newest advice that was given for the sake of fresh reports
         self._demanded_s = 0.0
@@ -323,46 +325,39 @@ class Snapshots:
     def advise(self) -> None:
         """Give the hosts new advice if it differs from the last, and those that have missed the last the same once more."""
         group = self.joins.group
-        if self.gathering or (group is None and self._content is None and not self._forced):
+        if self.gathering or (group is None and self._advice is None and not self._forced):
             return
         if group is not None:
             self._look_at(group)
         journal, base = self.journal, self.memory.base
         lineage = "" if group is None else group.lineage
         decided = group is not None and (group.decided or self.stable != NOWHERE or (base is not None and base.by == lineage))
-        content = (
-            lineage, decided, self.stable, tuple(sorted(self.dead)) if self.dead else (), self.keep(), self.interval, self.proposal,
-            self.failure, journal.durable_step, journal.troubles, journal.fails,
-        )  # fmt: skip
+        advice = Advice(
+            attempt=self.desk.attempt,
+            seq=self.seq,
+            lineage=lineage,
+            decided=decided,
+            stable=self.stable,
+            dead=tuple(sorted(self.dead)),
+            keep=self.keep(),
+            interval=self.interval,
+            proposal=self.proposal,
+            failure=self.failure,
+            durable_step=journal.durable_step,
+            save_errors=tuple(journal.troubles),
+            storage_fails=journal.fails,
+        )
         views = self._untold
-        if content != self._content or self._forced:
-            self._content = content
+        if advice != self._advice or self._forced:
             self._forced = False
             self.seq += 1
+            advice = self._advice = replace(advice, seq=self.seq)
             views = self.memory.views
         self._untold = []
-        advice: Advice | None = None
         for view in views:
-            if not view.up or view.sent == self.seq:
-                continue
-            if advice is None:
-                advice = Advice(
-                    attempt=self.desk.attempt,
-                    seq=self.seq,
-                    lineage=lineage,
-                    decided=decided,
-                    stable=self.stable,
-                    dead=content[3],
-                    keep=content[4],
-                    interval=self.interval,
-                    proposal=self.proposal,
-                    failure=self.failure,
-                    durable_step=journal.durable_step,
-                    save_errors=tuple(journal.troubles),
-                    storage_fails=journal.fails,
-                )
-            view.told(self.seq, self.desk.now_s)
-            self.desk.out.append(Advise(host=view.host, advice=advice))
+            if view.up and view.sent != self.seq:
+                view.told(self.seq, self.desk.now_s)
+                self.desk.out.append(Advise(host=view.host, advice=advice))
 
     def _look_at(self, group: Group) -> None:
         """What the present group's snapshots have become."""
