@@ -48,11 +48,10 @@ class Attached:
     @property
     def suspects(self) -> tuple[int, ...]:
         """Sets whose trainer is not connected, and may still have slots of it: is their lock free?"""
-        connected = {trainer.hello.set_index for trainer in self.trainers.values()}
         return tuple(
             one.index
             for one in self._held.sets.values()
-            if one.index not in connected
+            if not self.is_connected(one)
             and one.word is not None
             and (not one.exited or any(map(one.is_granted, range(len(one.slots)))))
         )

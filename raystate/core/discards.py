@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from raystate.core.desk import Desk, Lookout
 from raystate.core.group import RESEND_S
 from raystate.core.memory import HostView, Memory
@@ -41,13 +43,11 @@ class Discards:
     def tell(self, view: HostView) -> None:
         """Give the host the order, if it has not carried it out and has not just been told."""
         base = self._memory.base
-        if base is None or not view.up or view.base_order >= (base.attempt, base.seq):
+        if base is None or not view.up or self.is_done(view):
             return
         if self._desk.now_s - self._told_s.get(view.host, -1e9) >= RESEND_S:
             self._told_s[view.host] = self._desk.now_s
-            self._desk.out.append(
-                Invalidate(host=view.host, lineage=base.lineage, step=base.step, by=base.by, attempt=base.attempt, seq=base.seq)
-            )
+            self._desk.out.append(replace(base, host=view.host))
 
     def invalidated(self, event: Invalidated) -> None:
         """A host says that it has discarded what an order gave up."""

@@ -48,10 +48,10 @@ class HeldSet:
         """True while the slot is its trainer's: granted, and not used up or handed back. Without a word it is nobody's."""
         return self.word is not None and self.slots[slot].granted > self.done(slot)
 
-    def held(self) -> list[tuple[int, Staged]]:
-        """(slot, content) of what may be read."""
+    def contents(self) -> list[tuple[Place, Staged]]:
+        """What may be read. A granted slot is left out whatever it holds."""
         return [
-            (number, slot.content)
+            (Place(rank=slot.content.rank, index=self.index, slot=number), slot.content)
             for number, slot in enumerate(self.slots)
             if slot.content is not None and not self.is_granted(number)
         ]
@@ -76,19 +76,11 @@ class Held:
 
     def contents(self) -> list[tuple[Place, Staged]]:
         """What is held here and may be read."""
-        return [
-            (Place(rank=content.rank, index=one.index, slot=number), content)
-            for one in self.sets.values()
-            for number, content in one.held()
-        ]
+        return [held for one in self.sets.values() for held in one.contents()]
 
     def reported(self) -> tuple[Staged, ...]:
-        """What is held here, each piece once. A granted slot is left out whatever it holds."""
-        held: dict[tuple[int, SnapshotId], Staged] = {}
-        for one in self.sets.values():
-            for _, content in one.held():
-                held[content.rank, content.id] = content
-        return tuple(held.values())
+        """What is held here and may be read, each piece once."""
+        return tuple({(content.rank, content.id): content for _, content in self.contents()}.values())
 
     def is_needed(self, index: int, advice: Advice | None) -> bool:
         """Whether a set without a trainer holds anything that a recovery or a save may need: else it may be removed."""
@@ -191,13 +183,11 @@ class Held:
 
     def find(self, snapshot: SnapshotId, ranks: Iterable[int]) -> tuple[Place, ...]:
         """Where the pieces of these ranks are, as far as they are here; by rank."""
-        wanted = set(ranks)
         found: dict[int, Place] = {}
-        for one in self.sets.values():
-            for number, content in one.held():
-                if content.rank in wanted and content.id == snapshot:
-                    found.setdefault(content.rank, Place(rank=content.rank, index=one.index, slot=number))
-        return tuple(found[rank] for rank in sorted(found))
+        for place, content in self.contents():
+            if content.id == snapshot:
+                found.setdefault(place.rank, place)
+        return tuple(found[rank] for rank in sorted(found.keys() & set(ranks)))
 
     def hold(self, places: Iterable[Place]) -> None:
         """Somebody reads here: the bytes stay."""
