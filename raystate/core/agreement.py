@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from raystate.core.desk import Desk
 from raystate.core.group import Group, Joins
@@ -144,7 +145,6 @@ class Agreement:
         proposal = self.snapshots.proposal
         if proposal is None or proposal.state == "withdrawn":
             self._release_waiting(group)
-        if proposal is None or proposal.state == "withdrawn":
             if self._stop is not None:
                 self._propose(group, "stop", self._stop.asked.reason, self._stop.agree_until_s)
             return
@@ -178,7 +178,7 @@ class Agreement:
         has heard of this attempt: from then on nothing older reaches it.
         """
         if group.adopted:
-            if group.world is None or len(group.seen) < group.world:
+            if not group.all_seen:
                 return False
             views = [self.snapshots.memory.hosts.get(host) for host in sorted(set(group.hosts.values()))]
             for view in views:
@@ -209,8 +209,8 @@ class Agreement:
         self._released = acked
         self.snapshots.propose(Proposal(id=acked, kind="save", step=-1, state="withdrawn", reason="it is not known any more"))
 
-    def _propose(self, group: Group, kind: str, reason: str, until_s: float) -> None:
-        if group.world is None or len(group.seen) < group.world:
+    def _propose(self, group: Group, kind: Literal["stop", "save"], reason: str, until_s: float) -> None:
+        if not group.all_seen:
             return
         newest = max(group.newest, max((seen.ack_step for seen in group.seen.values()), default=-1))
         margin = self.desk.settings.stop_margin_steps * 2 ** min(self._tries, 10)
@@ -223,9 +223,7 @@ class Agreement:
             self._stopping = group
         self._until_s = until_s
         step = max(0, newest) + max(1, margin)
-        self.snapshots.propose(
-            Proposal(id=number, kind="stop" if kind == "stop" else "save", step=step, state="proposed", reason=reason)
-        )
+        self.snapshots.propose(Proposal(id=number, kind=kind, step=step, state="proposed", reason=reason))
         self.desk.log("info", f"proposal {number}: {kind} at step {step}: {reason}")
 
     def _every_s(self) -> float | None:

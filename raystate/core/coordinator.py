@@ -86,8 +86,8 @@ class Coordinator:
         self.settings = settings
         self._desk = desk = Desk(settings)
         self.memory = Memory()
-        self.joins = Joins(desk, self.memory)
         self.journal = Journal(desk)
+        self.joins = Joins(desk, self.memory, self.journal)
         self.saves = Saves(desk, self.memory, self.joins, self.journal)
         self.discards = Discards(desk, self.memory)
         self.snapshots = Snapshots(desk, self.memory, self.joins, self.journal, self.saves, self.discards)
@@ -252,7 +252,6 @@ class Coordinator:
             if self.leaving.is_finished():
                 return
             spoken = self.joins.take_spoken()
-            self.joins.committed(self.journal.newest)
             self.saves.turn()
             self.recovery.turn()
             self.notices.turn()
@@ -368,4 +367,4 @@ class Coordinator:
         self.agreement.tick()
         self.promises.tick()
         self.deletes.tick()
-        self.leaving.tick(self.snapshots.last_trainer_s)
+        self.leaving.tick()

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from raystate.core.desk import Barrier, Desk, all_have, brief, ranks_text
+from raystate.core.journal import Journal
 from raystate.core.memory import HostView, Memory
 from raystate.core.messages import (
     Ask,
@@ -52,6 +53,11 @@ class Group:
         """The same in all lineages of the worker group."""
         return group_of(self.lineage)
 
+    @property
+    def all_seen(self) -> bool:
+        """Whether a report has told of every rank."""
+        return self.world is not None and len(self.seen) >= self.world
+
     def decide(self) -> None:
         """It has restored, or has shown that it does not."""
         self.decided = True
@@ -65,12 +71,12 @@ class Group:
 class Joins:
     """Collects the ranks of a new group, draws its lineage, and ends the group before it."""
 
-    def __init__(self, desk: Desk, memory: Memory):
+    def __init__(self, desk: Desk, memory: Memory, journal: Journal):
         self.desk = desk
         self.memory = memory
+        self.journal = journal
         self.group: Group | None = None
         self.ended: dict[str, str] = {}  # worker group (its lineages' nonce) -> why
-        self._newest_committed = -1
         self._counter = 0
         self.name = ""  # of the group that is joining or has joined
         self._past: set[str] = set()
@@ -83,10 +89,6 @@ class Joins:
         self._spoken: dict[int, None] = {}  # ranks of whom a report has told something new
 
     # ---------------------------------------------------------------- joining
-
-    def committed(self, newest: int) -> None:
-        """Remember the newest committed step: whoever joins is told."""
-        self._newest_committed = newest
 
     def joined(self, event: Joined) -> None:
         """A rank of a group has come. When all have, each gets the group's lineage; the group before has ended then."""
@@ -173,7 +175,7 @@ class Joins:
         for host in hosts.values():
             self.memory.view(host, desk.now_s)
         self._reply = JoinReply(
-            lineage=lineage, attempt=desk.attempt, host_count=len(set(hosts.values())), newest_step=self._newest_committed
+            lineage=lineage, attempt=desk.attempt, host_count=len(set(hosts.values())), newest_step=self.journal.newest
         )
         self._barrier = None
         desk.log("info", f"{all_have(self._world)} joined: lineage {lineage}, on hosts {sorted(set(hosts.values()))}")

@@ -42,7 +42,7 @@ class Hangs:
         if not group.alive or group.left or self._waits_for_us():
             self._since_s = now_s
             return
-        if group.world is None or len(group.seen) < group.world:
+        if not group.all_seen:
             return
         last = min(seen.newest_step for seen in group.seen.values())
         end_s = self._desk.settings.hang_timeout_s

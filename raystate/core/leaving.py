@@ -283,12 +283,8 @@ class Leaving:
 
     # ---------------------------------------------------------------- time
 
-    def tick(self, last_trainer_s: float) -> None:
-        """Act on the deadlines of the present phase.
-
-        Args:
-            last_trainer_s: when a trainer was last seen alive: a run that nobody trains is released after a while.
-        """
+    def tick(self) -> None:
+        """Act on the deadlines of the present phase. A run that nobody trains is released after a while."""
         now_s, settings = self.desk.now_s, self.desk.settings
         waited_s = now_s - self._since_s
         group = self._group
@@ -312,7 +308,7 @@ class Leaving:
             )
             self._finish()
         elif self.phase == "open":
-            last_s = max(last_trainer_s, self._idle_since_s)
+            last_s = max(self.snapshots.last_trainer_s, self._idle_since_s)
             if now_s - last_s >= settings.idle_timeout_s:
                 self._idle_since_s = now_s
                 self._release(f"no trainer for {now_s - last_s:.0f} s")

@@ -367,9 +367,8 @@ class Snapshots:
             for snap in [snap for snap in self.memory.snaps.values() if snap.complete]:
                 self._completed(snap)
         self.copying.turn()
-        if not group.decided and group.world is not None and len(group.seen) == group.world:
-            if all(seen.newest_step >= 0 for seen in group.seen.values()):
-                group.decide()
+        if not group.decided and group.all_seen and all(seen.newest_step >= 0 for seen in group.seen.values()):
+            group.decide()
 
     # ---------------------------------------------------------------- time
 
