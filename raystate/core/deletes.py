@@ -38,8 +38,8 @@ class Deletes:
             kind = "StorageError" if step in self._journal.live else "StepNotFoundError"
             self._desk.fail([event.ask], kind, why, step=step, available=sorted(self._journal.live))
             return
-        if step == max(self._journal.live) or step == self._saves.restoring:
-            what = "the newest durable step" if step == max(self._journal.live) else "in use"
+        if step == self._journal.newest or step == self._saves.restoring:
+            what = "the newest durable step" if step == self._journal.newest else "in use"
             self._desk.fail([event.ask], "StorageError", f"step {step} is {what} and is not deleted", step=step)
             return
         self._waiting.append((event, self._desk.now_s))
@@ -49,7 +49,7 @@ class Deletes:
 
     def change(self, request: Request) -> Change | None:
         """The step, unless it has become the newest or may not be retired by now."""
-        left = [(step, why) for step, why in self._journal.retirable(request.retires) if step != max(self._journal.live)]
+        left = [(step, why) for step, why in self._journal.retirable(request.retires) if step != self._journal.newest]
         return (None, left) if left else None
 
     def logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:  # noqa: ARG002 - see journal.Editor

@@ -97,14 +97,13 @@ class Journal:
         self.dead: set[int] = set()
         self.carried: set[IntentKey] = set()
         self.published: tuple[int, ...] = ()
-        self.live: frozenset[int] = frozenset()
+        self.live: dict[int, LiveStep] = {}  # by step, ascending
         self.newest = -1  # newest committed step
         self.troubles: list[str] = []  # failures of storage and steps that were lost since the last published step, newest last
         self.fails = False  # storage has failed since then; a step is also lost where storage is only slow
         self.superseded: Superseded | None = None
         self._work: dict[IntentKey, _Work] = {}
         self.editors: Mapping[Kind, Editor] = {}
-        self.snapshots: dict[int, SnapshotId] = {}  # by live step
         self._requests: deque[Request] = deque()
         self._flight: LogEntry | None = None
         self._flight_of: Request | None = None
@@ -163,6 +162,11 @@ class Journal:
         return tail is not None and any(
             is_closed(one, attempt=self.desk.attempt, carried=self.carried, dead=self.dead) for one in tail.intents
         )
+
+    def is_live(self, key: SnapshotId) -> bool:
+        """Whether the live step of that number is this very snapshot."""
+        one = self.live.get(key.step)
+        return one is not None and one.snapshot == key
 
     def refuse_save(self, step: int) -> str | None:
         """Why this step may not be committed now, or None."""
@@ -331,8 +335,7 @@ class Journal:
     def _looked(self) -> None:
         tail = self.tail
         self.published = published_steps(tail, self.carried)
-        self.snapshots = {one.step: one.snapshot for one in tail.live} if tail is not None else {}
-        self.live = frozenset(self.snapshots)
+        self.live = {one.step: one for one in tail.live} if tail is not None else {}
         self.newest = max(self.live, default=-1)
         self._changed_s = self.desk.now_s
         self.desk.stir = True

@@ -60,7 +60,7 @@ class Restorable:
         if want is None:
             return self.newest_in_memory()
         snap = next((snap for snap in self._in_memory() if snap.step == want), None)
-        if snap is not None and want in self.stored() and not self._is_stored(snap):
+        if snap is not None and want in self.stored() and not self._journal.is_live(snap.id):
             return None  # other bytes under the same number: the durable ones are the run's
         return snap
 
@@ -96,8 +96,8 @@ class Restorable:
 
     def _rest_of(self, step: int) -> Snap | None:
         """What is left in memory of the very snapshot that is stored as this step; None: nothing that can be used."""
-        key = self._journal.snapshots.get(step)
-        snap = self._memory.snaps.get(key) if key is not None and key.lineage else None
+        stored = self._journal.live.get(step)
+        snap = self._memory.snaps.get(stored.snapshot) if stored is not None and stored.lineage else None
         if snap is None or not snap.uniform or ("memory", snap.id) in self._excluded:
             return None
         return snap if self._memory.believed(snap.lineage, snap.step) else None
@@ -107,10 +107,7 @@ class Restorable:
 
         Other bytes under the same number could never become durable: a run that has them as its last step could not end.
         """
-        return bool(stored) and (stored[-1] > snap.step or (stored[-1] == snap.step and not self._is_stored(snap)))
-
-    def _is_stored(self, snap: Snap) -> bool:
-        return self._journal.snapshots.get(snap.step) == snap.id
+        return bool(stored) and (stored[-1] > snap.step or (stored[-1] == snap.step and not self._journal.is_live(snap.id)))
 
     # ---------------------------------------------------------------- the choice
 
@@ -131,7 +128,7 @@ class Restorable:
                 again=snap.id.again,
                 holders=tuple(snap.holders().items()),
                 world=snap.world,
-                stored=snap.step in self.stored() and self._is_stored(snap),
+                stored=snap.step in self.stored() and self._journal.is_live(snap.id),
                 reason=f"step {snap.step} is complete in memory (lineage {snap.lineage}); newest durable step: "
                 f"{step_text(self._journal.durable_step)}",
                 set_aside=self.damaged,
@@ -140,8 +137,6 @@ class Restorable:
             return RestoreChoice(
                 tier="none", step=-1, begins=group.lineage, reason="the run has no step yet", set_aside=self.damaged
             )
-        tail = self._journal.tail
-        assert tail is not None
         best = self._memory.candidates()[:1]
         rest = self._rest_of(step)
         return RestoreChoice(
@@ -152,7 +147,7 @@ class Restorable:
             stored=True,
             held=rest.id if rest is not None else None,
             begins=group.lineage,
-            save=next((one.save for one in tail.live if one.step == step), None),
+            save=self._journal.live[step].save,
             reason=f"step {step} is durable; newest complete in memory: {best[0].step if best else 'none'}",
             set_aside=self.damaged,
         )

@@ -82,10 +82,10 @@ class Saves:
 
     def _is_same(self, key: SnapshotId) -> bool:
         """Whether the live step of that number is this snapshot."""
-        return self.journal.snapshots.get(key.step) == key
+        return self.journal.is_live(key)
 
     def _other_bytes(self, key: SnapshotId) -> str:
-        stored = self.journal.snapshots.get(key.step)
+        stored = self.journal.live.get(key.step)
         if stored is not None and stored.lineage == key.lineage:
             return f"step {key.step} was durable already, as an earlier save() had given it"
         return f"step {key.step} lies in storage from another past; restore(step=…, rollback=True) retires it"
@@ -100,7 +100,7 @@ class Saves:
             return False, self.failed[key]
         if key in self.jobs:
             return None, ""
-        if key.step in self.journal.live and self._is_same(key):
+        if self._is_same(key):
             return (None, "") if key.step in self.journal.publishing else (True, "")
         if self._is_saved(key):
             return True, ""  # committed, and retired by now; its number may have been taken again
@@ -170,7 +170,7 @@ class Saves:
                 continue
             refused = self.journal.refuse_save(key.step)
             if refused is not None:
-                if key.step in self.journal.live and self._is_same(key):
+                if self._is_same(key):
                     del self.jobs[key]
                     self.desk.stir = True
                 elif key.step in self.journal.live:
@@ -229,8 +229,7 @@ class Saves:
         job.waiting.discard(event.host)
         if not job.waiting:
             job.phase = "packaging"
-            live = self.journal.tail.live if self.journal.tail is not None else ()
-            key = job.key
+            key, live = job.key, tuple(self.journal.live.values())
             self.desk.out.append(BuildPackage(save=job.save, lineage=key.lineage, step=key.step, hosts=job.hosts, live=live))
 
     def packaged(self, event: Packaged) -> None:
@@ -252,11 +251,10 @@ class Saves:
 
     def change(self, request: Request) -> Change | None:
         """A commit's step with this save's retention choice, or only what an earlier choice could not retire yet."""
-        tail = self.journal.tail
-        assert tail is not None
+        live = [*self.journal.live.values()]
         if request.kind == "retention":
             assert self._kept is not None
-            retires, _ = self._retirable(tail.live, self._kept)
+            retires, _ = self._retirable(live, self._kept)
             self._kept = None  # what is refused now waits for whoever holds it, and for the next commit
             return (None, retires) if retires else None
         job = self.running
@@ -268,8 +266,7 @@ class Saves:
         new = LiveStep(
             step=step, save=job.save, metrics=dict(packaged.metrics), time_s=packaged.time_s, lineage=key.lineage, again=key.again
         )
-        live = sorted((*tail.live, new), key=lambda one: one.step)
-        retires, job.kept = self._retirable(live, self._kept_at(packaged.kept, step))
+        retires, job.kept = self._retirable(sorted((*live, new), key=lambda one: one.step), self._kept_at(packaged.kept, step))
         return new, retires
 
     @staticmethod

@@ -132,7 +132,7 @@ def test_a_commit_whose_package_is_gone_is_tried_again():
     entry = driver.commit()
     driver.send(Appended(seq=entry.seq, outcome="refused", error="the package is gone"))
     assert [one.save for one in driver.take(Discard)] == [entry.live[-1].save]
-    assert driver.core.journal.live == frozenset()
+    assert not driver.core.journal.live
     assert "the package is gone" in driver.core.journal.troubles[-1]
     driver.tick(5.0)
     second = driver.commit()
@@ -154,7 +154,7 @@ def test_nothing_goes_for_a_step_that_has_not_come():
     driver.send(Appended(seq=entry.seq, outcome="refused", error="the package is gone"))
     driver.send(PublishDone(step=1, save=first.save))
     assert driver.take(Append) == []
-    assert driver.core.journal.live == {1, 2}
+    assert driver.core.journal.live.keys() == {1, 2}
 
 
 def test_superseded_is_final():
