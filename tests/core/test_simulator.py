@@ -32,7 +32,7 @@ KNOWN = {
     "merge takes strangers": 137,
     "stop step overtaken": 346,
     "mixed lineages chosen": 6435,
-    "host rejoins without discarding": 1349,
+    "host rejoins without discarding": 376,
     "late retire deletes a step saved again": 5989,
 }
 
