@@ -209,24 +209,15 @@ class Layout:
         raw = {"trees": [t.to_json() for t in self.trees], "pieces": [p.to_json() for p in self.pieces]}
         return json.dumps(raw, separators=(",", ":")).encode()
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Layout:
+    @staticmethod
+    @functools.lru_cache(maxsize=8)
+    def from_bytes(data: bytes) -> Layout:
         """The inverse of `to_bytes`. Every step of a training has the same: the last few are kept."""
-        return _layout_from_bytes(data)
-
-    @classmethod
-    def parse(cls, data: bytes) -> Layout:
-        """The same, anew."""
         raw = json.loads(data)
-        return cls(
+        return Layout(
             trees=tuple(TreeSpec.from_json(tree) for tree in raw["trees"]),
             pieces=tuple(Piece.from_json(piece) for piece in raw["pieces"]),
         )
-
-
-@functools.lru_cache(maxsize=8)
-def _layout_from_bytes(data: bytes) -> Layout:
-    return Layout.parse(data)
 
 
 def _contiguous(chunk: tuple[int, ...], shape: tuple[int, ...]) -> bool:
