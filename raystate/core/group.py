@@ -44,7 +44,7 @@ class Group:
     newest: int = -1  # of any rank
 
     @property
-    def order(self) -> tuple[int, int, str]:
+    def order(self) -> Lineage:
         """Its lineage's place in time."""
         return lineage_order(self.lineage)
 

@@ -14,6 +14,7 @@ from raystate.core.messages import (
     HostId,
     HostSummary,
     Invalidate,
+    Lineage,
     Proposal,
     SnapshotId,
     Staged,
@@ -80,7 +81,7 @@ class Snap:
     _promised: int = 0  # how many of them are
 
     @property
-    def order(self) -> tuple[int, int, str, int, int]:
+    def order(self) -> tuple[Lineage, tuple[int, int]]:
         """Newer snapshots, of whatever lineage, are greater."""
         return self.id.order
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, NewType
 
@@ -16,9 +15,10 @@ MOST_TOLD = 10  # steps that an error lists
 Tier = Literal["memory", "storage", "none"]  # "none": the run has no step
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Lineage:
+class Lineage(NamedTuple):
     """One unbroken line of training, from a start or a restore to the next; `str()` is what slots and messages carry.
+
+    Later ones are greater.
 
     Attributes:
         attempt: of the Coordinator that drew it.
@@ -33,25 +33,19 @@ class Lineage:
     def __str__(self) -> str:
         return f"{self.attempt}.{self.counter}.{self.nonce}"
 
-    @classmethod
-    def parse(cls, text: str) -> Lineage:
-        """The inverse of str()."""
-        attempt, counter, nonce = text.split(".", 2)
-        return cls(int(attempt), int(counter), nonce)
-
 
 @lru_cache(maxsize=1024)
-def lineage_order(text: str) -> tuple[int, int, str]:
-    """A lineage's place in time; "" is before all."""
+def lineage_order(text: str) -> Lineage:
+    """The lineage of this name, to be compared with others; "" is before all."""
     if not text:
-        return (0, 0, "")
-    lineage = Lineage.parse(text)
-    return (lineage.attempt, lineage.counter, lineage.nonce)
+        return Lineage(0, 0, "")
+    attempt, counter, nonce = text.split(".", 2)
+    return Lineage(int(attempt), int(counter), nonce)
 
 
 def group_of(lineage: str) -> str:
     """What the lineages of one worker group have in common; "" for no lineage."""
-    return lineage_order(lineage)[2]
+    return lineage_order(lineage).nonce
 
 
 def told_newest(ones: Sequence[object]) -> str:
@@ -79,9 +73,9 @@ class SnapshotId(NamedTuple):
         return (self.step, self.again)
 
     @property
-    def order(self) -> tuple[int, int, str, int, int]:
+    def order(self) -> tuple[Lineage, tuple[int, int]]:
         """Newer snapshots, of whatever lineage, are greater."""
-        return (*lineage_order(self.lineage), *self.place)
+        return (lineage_order(self.lineage), self.place)
 
 
 NOWHERE = (-1, 0)  # the place before all snapshots

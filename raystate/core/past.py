@@ -40,7 +40,7 @@ class Past:
 
     def is_open(self, key: SnapshotId) -> bool:
         """Whether an entry that was not read back may have committed it, and nobody has looked for it."""
-        is_older = bool(key.lineage) and lineage_order(key.lineage)[0] < self._desk.attempt
+        is_older = bool(key.lineage) and lineage_order(key.lineage).attempt < self._desk.attempt
         return bool(self._unread) and is_older and key not in self._looked
 
     def look_for(self, key: SnapshotId) -> None:

@@ -26,6 +26,7 @@ from raystate.core.messages import (
     HostUp,
     Proposal,
     SnapshotId,
+    lineage_order,
 )
 from raystate.core.saves import Saves
 
@@ -235,17 +236,16 @@ class Snapshots:
             if key.lineage != group.lineage or key.place <= self.stable or key.place in self.dead or snap.complete:
                 continue
             for other in self.memory.views if key in new else (view,):
-                rank = self._skipper(other, key)
+                rank = self._skipper(other, snap)
                 if rank is not None:
                     self._dead(key, rank, other)
                     break
 
-    def _skipper(self, view: HostView, key: SnapshotId) -> int | None:
+    def _skipper(self, view: HostView, snap: Snap) -> int | None:
         """A rank on this host that has no piece of the snapshot and won't have one."""
         for one in view.trainers:
-            if one.lineage != key.lineage or one.place < key.place or key.step in one.pending:
-                continue
-            if not any(piece.rank == one.rank and piece.id == key for piece in view.staged):
+            is_past = one.lineage == snap.lineage and one.place >= snap.id.place and snap.step not in one.pending
+            if is_past and view.host not in snap.pieces.get(one.rank, {}):
                 return one.rank
         return None
 
@@ -310,7 +310,7 @@ class Snapshots:
         if not group.decided:
             # Not known yet which one will be restored: one that a host still has to report about may turn out complete.
             for snap in self.memory.snaps.values():
-                if snap.order < group.order and (not best or snap.order > best[0].order):
+                if lineage_order(snap.lineage) < group.order and (not best or snap.order > best[0].order):
                     if self.memory.believed(snap.lineage, snap.step):
                         keys.append(snap.id)
         return tuple(sorted(set(keys)))

@@ -126,7 +126,9 @@ class LogReader:
         wanted, found = set(snapshots), set[SnapshotId]()
         if not self._exists(seq):  # the folder is away, and nothing is known
             raise self._missing(seq)
-        oldest = min((lineage_order(one.lineage)[0] for one in wanted), default=0)  # no attempt before it can have committed them
+        oldest = min(
+            (lineage_order(one.lineage).attempt for one in wanted), default=0
+        )  # no attempt before it can have committed them
         for last in range(seq, FIRST - 1, -_READ_AT_ONCE):
             entries, _, error = self.read_back(last, most=_READ_AT_ONCE)
             if error is not None:
