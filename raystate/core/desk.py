@@ -13,6 +13,7 @@ _REMEMBERED_REPLIES = 65536  # several for each rank of a large run
 _NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
 NAMED = 8  # ranks or hosts in a message; more are counted
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -37,9 +38,7 @@ class Desk:
 
     def answer(self, ask: Ask, reply: Reply) -> None:
         """Answer and remember: a caller that repeats its ask gets the same reply."""
-        if len(self.replies) >= _REMEMBERED_REPLIES:
-            del self.replies[next(iter(self.replies))]
-        self.replies[ask] = reply
+        remember(self.replies, ask, reply, most=_REMEMBERED_REPLIES)
         self.open_asks.pop(ask, None)
         self.out.append(Answer(ask=ask, reply=reply))
 
@@ -48,6 +47,13 @@ class Desk:
         failure = Failure(error=error, message=brief(message), details=details)
         for ask in asks:
             self.answer(ask, failure)
+
+
+def remember(memory: dict[K, T], key: K, value: T, *, most: int) -> None:
+    """Keep it; where so many are kept already, the oldest is forgotten."""
+    if len(memory) >= most:
+        del memory[next(iter(memory))]
+    memory[key] = value
 
 
 def brief(text: str) -> str:

@@ -6,7 +6,7 @@ save the step again and some would not, and nobody could make it durable. So all
 
 from __future__ import annotations
 
-from raystate.core.desk import Desk
+from raystate.core.desk import Desk, remember
 from raystate.core.group import Joins
 from raystate.core.memory import Memory
 from raystate.core.messages import AgainAsked, AgainReply, Ask, SnapshotId
@@ -47,9 +47,7 @@ class Repeats:
             self._snapshots.saves.copy_broke(event.save, event.rank, event.broken)
         key = (event.save, event.number)
         if key not in self._told:
-            if len(self._told) >= _REMEMBERED:
-                del self._told[next(iter(self._told))]
-            self._told[key] = self._is_due(event.save, event.number)
+            remember(self._told, key, self._is_due(event.save, event.number), most=_REMEMBERED)
         self._desk.answer(event.ask, AgainReply(due=self._told[key]))
 
     def _is_due(self, save: SnapshotId, number: int) -> bool:
