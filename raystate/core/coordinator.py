@@ -109,7 +109,6 @@ class Coordinator:
             "delete": self.deletes,
         }
         self._early: list[Event] = []
-        self._claimed = False
         self._claimed_s = 0.0
         self._end: Superseded | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -157,12 +156,12 @@ class Coordinator:
         """Whether it decides nothing any more: the run is released, or another attempt owns it."""
         return self.leaving.phase == "finished" or self._end is not None
 
-    # ---------------------------------------------------------------- the one entrance
-
     @property
     def held_by(self) -> frozenset[int]:
         """Older attempts, not known to be dead, that may still carry out an open intent: nobody does the opposite meanwhile."""
         return self.journal.held_by
+
+    # ---------------------------------------------------------------- the one entrance
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take one event.
@@ -211,7 +210,7 @@ class Coordinator:
             if ask is not None and self._end.by_stranger:
                 self._refuse_stale(ask)
             return out
-        if not self._claimed and type(event) is not Claimed:
+        if not self.attempt and type(event) is not Claimed:
             if type(event) is not Tick:
                 self._early.append(event)
             return out
@@ -272,10 +271,10 @@ class Coordinator:
     # ---------------------------------------------------------------- beginning and end
 
     def _claim(self, event: Claimed) -> None:
-        if self._claimed:
+        if self.attempt:
             return
         desk = self._desk
-        self._claimed, self._claimed_s = True, self._desk.now_s
+        self._claimed_s = desk.now_s
         desk.attempt = event.entry.attempt
         desk.log("debug", f"attempt {desk.attempt} owns run {event.entry.run}: {event.entry.reason}")
         self.journal.start(event)
