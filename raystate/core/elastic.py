@@ -133,7 +133,7 @@ class Elastic:
         self._grown_to: dict[int, int] = {}  # size -> which growth last led to it
         # Of groups that nobody has looked at yet: (workers, after how many growths, whether it failed, the newest step then).
         self._ends: list[tuple[int, int, bool, Newest]] = []
-        self._worked: set[tuple[int, int]] = set()  # (workers, after how many growths) that have made new steps
+        self._worked: dict[int, int] = {}  # size that has made new steps -> after how many growths it last has
         self._ceiling = 0  # a larger group only failed: no more than this until then
         self._ceiling_until_s = -math.inf
         self._taken_back: Counter[int] = Counter()  # how often, by size
@@ -172,7 +172,7 @@ class Elastic:
         """The present group has failed for good. Whether the next one is smaller: of a size that has worked, as this one has not since
         the run grew to it. What worked before the growth proves nothing: what it needed may have gone."""
         self._look_back()
-        below = [size for size, _ in self._worked if size < self.tried]
+        below = [size for size in self._worked if size < self.tried]
         if self._works(self.tried) or not below:
             return False
         held = min(MOST_PATIENCE * 2 ** self._taken_back[self.tried], MOST_HELD)
@@ -184,8 +184,7 @@ class Elastic:
     def _works(self, size: int) -> bool:
         if size > self._workers > 0:
             return False  # the run grows to it, and no group of that size has started
-        since = self._grown_to.get(size, 0)
-        return any(workers == size and growths >= since for workers, growths in self._worked)
+        return self._worked.get(size, -1) >= self._grown_to.get(size, 0)
 
     def _look_back(self) -> None:
         """Which of the sizes so far have worked."""
@@ -196,7 +195,7 @@ class Elastic:
             if step is None:
                 continue
             if step - before > (FEW_STEPS if failed else 0):
-                self._worked.add((workers, growths))
+                self._worked[workers] = growths
             before = step
         self._newest = lambda: before
         self._ends.clear()

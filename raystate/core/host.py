@@ -119,7 +119,7 @@ class Host:
             SaidBye: self._said_bye,
             Disconnected: self._disconnected,
             Unlocked: self._unlocked,
-            Examined: lambda event: self._attached.examined(event),
+            Examined: self._attached.examined,
             HoldAsked: self._hold_asked,
             HoldEnded: self._hold_ended,
             WriteEnded: self._write_ended,

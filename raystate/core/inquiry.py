@@ -29,7 +29,8 @@ class Inquiry:
     def begin(self) -> None:
         """Ask now, or as soon as the hosts of an earlier attempt are gathered."""
         self.began_s = self._desk.now_s
-        self._seq = self._snapshots.demand_fresh() if not self._snapshots.gathering else -1
+        self._seq = -1
+        self.gathered()
 
     def gathered(self) -> str:
         """Ask, if that had to wait. Gives the hosts for which it has to wait still; "" if for none."""

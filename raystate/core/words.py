@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import types
 import typing
@@ -71,10 +72,8 @@ def cut(text: str, room: int) -> str:
 
 
 def _first_that_fits(word: _Word, shorter: typing.Iterable[_Word]) -> bytes:
-    data = _to_json(word)
-    if len(data) <= MAX_WORD_BYTES:
-        return data
-    for candidate in shorter:
+    data = b""
+    for candidate in itertools.chain([word], shorter):
         data = _to_json(candidate)
         if len(data) <= MAX_WORD_BYTES:
             return data
