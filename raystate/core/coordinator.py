@@ -318,7 +318,7 @@ class Coordinator:
     def _exited(self, event: TrainerExited) -> None:
         group = self.joins.group
         # What older groups of an earlier attempt had lost was told by it, or is in its log: HostActors tell of those once more.
-        if lineage_order(event.lineage)[0] == self.attempt or (group is not None and group.nonce == group_of(event.lineage)):
+        if lineage_order(event.lineage).attempt == self.attempt or (group is not None and group.nonce == group_of(event.lineage)):
             for key, why in event.broken:
                 self.saves.copy_broke(key, event.rank, why)
         self.joins.exited(event)

@@ -52,8 +52,7 @@ def _key(key: Any) -> str:
 def _fields(value: object) -> dict[str, Any]:
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
+    return vars(value)
 
 
 def _is_own(value: Any) -> bool:

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal
 
 from raystate.core.messages import HostId, Packaged, SaveId, SnapshotId, Write
 
 Steps = frozenset[int]
+_NO_SAVE = SaveId("")
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """One snapshot on its way to storage."""
 
-    __slots__ = (
-        "due_s", "gives_way", "hosts", "kept", "key", "next_s", "orders", "packaged", "phase", "promised", "refused", "save", "started_s",
-        "told_s", "tries", "waiting", "why",
-    )  # fmt: skip
-
-    def __init__(self, key: SnapshotId, now_s: float, why: str, *, promised: bool):
-        self.key = key
-        self.why = why
-        self.promised = promised  # save() has returned True for it
-        self.due_s = now_s
-        self.next_s = now_s
-        self.started_s = now_s
-        self.tries = 0
-        self.gives_way = False  # its snapshot may have been overwritten
-        self.phase: Literal["queued", "writing", "packaging", "committing"] = "queued"
-        self.save = SaveId("")
-        self.hosts: tuple[HostId, ...] = ()
-        self.waiting: set[HostId] = set()
-        self.packaged: Packaged | None = None
-        self.orders: tuple[Write, ...] = ()
-        self.told_s = now_s
-        self.refused = ""
-        self.kept: Steps | None = None  # `Saves._kept` when its commit is in the log
+    key: SnapshotId
+    why: str
+    promised: bool  # save() has returned True for it
+    due_s: float
+    next_s: float  # not begun before
+    phase: Literal["queued", "writing", "packaging", "committing"] = "queued"
+    tries: int = 0
+    gives_way: bool = False  # its snapshot may have been overwritten
+    refused: str = ""  # why it may not be committed yet
+    # Of the newest try:
+    save: SaveId = _NO_SAVE
+    started_s: float = 0.0
+    orders: tuple[Write, ...] = ()  # by host
+    told_s: float = 0.0  # when they were given last
+    waiting: set[HostId] = field(default_factory=set[HostId])  # hosts that have not written
+    packaged: Packaged | None = None
+    kept: Steps | None = None  # `Saves._kept` when its commit is in the log

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from raystate.core.desk import Desk, named
+from raystate.core.desk import Desk, named, remember
 from raystate.core.group import Joins
 from raystate.core.journal import Change, Journal, Request, Retirement, retry_delay_s
 from raystate.core.memory import Memory, Snap
@@ -69,20 +69,16 @@ class Saves:
             del self.failed[key]
         if key in self.jobs or key in self.failed or self._is_saved(key) or not self.memory.believed(key.lineage, key.step):
             return
-        if key.step in self.journal.live and self._is_same(key):
+        if self.journal.is_live(key):
             return
         snap = self.memory.snaps.get(key)
-        self.jobs[key] = Job(key, self.desk.now_s, why, promised=snap is not None and snap.promised)
+        self.jobs[key] = Job(key, why, snap is not None and snap.promised, due_s=self.desk.now_s, next_s=self.desk.now_s)
         if key.step in self.journal.live:
             self._give_up(key, self._other_bytes(key))
         self.desk.stir = True
 
     def _is_saved(self, key: SnapshotId) -> bool:
         return key in self.saved or self.past.has(key)
-
-    def _is_same(self, key: SnapshotId) -> bool:
-        """Whether the live step of that number is this snapshot."""
-        return self.journal.is_live(key)
 
     def _other_bytes(self, key: SnapshotId) -> str:
         stored = self.journal.live.get(key.step)
@@ -100,7 +96,7 @@ class Saves:
             return False, self.failed[key]
         if key in self.jobs:
             return None, ""
-        if self._is_same(key):
+        if self.journal.is_live(key):
             return (None, "") if key.step in self.journal.publishing else (True, "")
         if self._is_saved(key):
             return True, ""  # committed, and retired by now; its number may have been taken again
@@ -170,7 +166,7 @@ class Saves:
                 continue
             refused = self.journal.refuse_save(key.step)
             if refused is not None:
-                if self._is_same(key):
+                if self.journal.is_live(key):
                     del self.jobs[key]
                     self.desk.stir = True
                 elif key.step in self.journal.live:
@@ -206,14 +202,13 @@ class Saves:
         job.phase = "writing"
         job.started_s = desk.now_s
         job.tries += 1
-        job.hosts = tuple(sorted(by_host))
-        job.waiting = set(job.hosts)
+        job.waiting = set(by_host)
         self.running = job
-        desk.log("debug", f"save {job.save} of step {snap.step} ({job.why}, try {job.tries}) on {len(job.hosts)} hosts")
+        desk.log("debug", f"save {job.save} of step {snap.step} ({job.why}, try {job.tries}) on {len(by_host)} hosts")
         job.told_s = desk.now_s
         job.orders = tuple(
-            Write(host=host, save=job.save, lineage=snap.lineage, step=snap.step, again=snap.id.again, ranks=tuple(by_host[host]))
-            for host in job.hosts
+            Write(host=host, save=job.save, lineage=snap.lineage, step=snap.step, again=snap.id.again, ranks=tuple(ranks))
+            for host, ranks in sorted(by_host.items())
         )
         desk.out.extend(job.orders)
         desk.stir = True
@@ -230,7 +225,8 @@ class Saves:
         if not job.waiting:
             job.phase = "packaging"
             key, live = job.key, tuple(self.journal.live.values())
-            self.desk.out.append(BuildPackage(save=job.save, lineage=key.lineage, step=key.step, hosts=job.hosts, live=live))
+            hosts = tuple(order.host for order in job.orders)
+            self.desk.out.append(BuildPackage(save=job.save, lineage=key.lineage, step=key.step, hosts=hosts, live=live))
 
     def packaged(self, event: Packaged) -> None:
         """The package of the running save is built, or could not be."""
@@ -298,9 +294,7 @@ class Saves:
             )
             self._fail(job, why, of_storage=bool(refused))
             return
-        if len(self.saved) >= _REMEMBERED_COMMITS:
-            del self.saved[next(iter(self.saved))]
-        self.saved[job.key] = None
+        remember(self.saved, job.key, None, most=_REMEMBERED_COMMITS)
         self.untold.saved(job.key.step)
         self._kept = job.kept
         self.jobs.pop(job.key, None)
@@ -358,9 +352,7 @@ class Saves:
         if job is not None and job is self.running:
             self.desk.out.append(Discard(save=job.save, step=key.step))
             self.running = None
-        if len(self.failed) >= _REMEMBERED:
-            del self.failed[next(iter(self.failed))]
-        self.failed[key] = why
+        remember(self.failed, key, why, most=_REMEMBERED)
         if job is None or job.promised:
             self.untold.lost(key, why)
         group = self.joins.group
