@@ -357,4 +357,9 @@ class Joins:
         down = [rank for rank, view in views.items() if view is not None and not view.up]
         if down:
             return f"step {key.step} is out of reach: the hosts of {self.where(down)} are down"
-        return self.memory.missing_text(key, self.where)
+        if snap is None:
+            return f"no host holds a piece of step {key.step}"
+        if missing := [rank for rank in range(snap.world) if rank not in pieces]:
+            return f"step {key.step} was not staged by {self.where(missing)}"
+        waits = f"all of step {key.step} is in host memory and waits for storage"
+        return waits if snap.complete else f"the pieces of step {key.step} differ in layout"

@@ -7,7 +7,6 @@ differs from the host's last one, and costs no more when there are more hosts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from raystate.core.messages import (
@@ -271,15 +270,3 @@ class Memory:
         if len(found) > 1:
             found.sort(key=lambda snap: snap.order, reverse=True)
         return found
-
-    def missing_text(self, key: SnapshotId, where: Callable[[list[int]], str]) -> str:
-        """Why a snapshot is not complete, for messages. `where` names ranks with their hosts."""
-        snap = self.snaps.get(key)
-        if snap is None:
-            return f"no host holds a piece of step {key.step}"
-        world = snap.world
-        missing = [rank for rank in range(world) if rank not in snap.pieces]
-        if missing:
-            return f"step {key.step} was not staged by {where(missing)}"
-        waits = f"all of step {key.step} is in host memory and waits for storage"
-        return waits if snap.complete else f"the pieces of step {key.step} differ in layout"
