@@ -27,6 +27,8 @@ class Deletes:
     def asked(self, event: DeleteAsked) -> None:
         """Somebody wants a step deleted: refuse, or ask the journal to retire it."""
         step = event.step
+        if any(waiting.ask == event.ask for waiting, _ in self._waiting):
+            return  # who asks again, because the answer may be lost, waits no longer
         if step not in self._journal.live and step in self._deleted:
             # Every process of a loop that deletes asks; the first one's call does it.
             self._logged.add(event.ask)

@@ -62,6 +62,7 @@ class Past:
             self._next_s = self._desk.now_s + retry_delay_s(self._tries)
             self._desk.log("warning", f"the log could not be read back: {event.error}; it is tried again")
             return
+        self._tries = 0
         self._committed.update(event.found)
         self._looked.update(event.snapshots)
         self._wanted -= self._looked

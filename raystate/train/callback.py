@@ -163,7 +163,9 @@ class RayTrainCallback(_Callback):
     # ------------------------------------------------------------ in the controller: a group starts
 
     def after_controller_start(self, train_run_context: Any) -> None:
-        self._launch = self._launch if self._returns_outcome else secrets.token_hex(8)  # the trials of a sweep may share one RunConfig
+        self._launch = (
+            self._launch if self._returns_outcome else secrets.token_hex(8)
+        )  # the trials of a sweep may share one RunConfig
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="raystate-probe")
         self._scaling = train_run_context.scaling_config
         self._own_selector = self._scaling.label_selector

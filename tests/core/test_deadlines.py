@@ -203,6 +203,21 @@ def test_delete():
     assert found.message.startswith("step 1 is not removed after 21.0 s")
 
 
+def test_a_delete_that_is_asked_twice_is_answered_once():
+    """The answer may have been lost: the question comes again while it waits."""
+    driver = running(save_timeout_s=LIMIT_S, keep_last=None)
+    driver.stage(1, promised=True)
+    driver.stage(2, promised=True)
+    driver.auto = False
+    driver.send(DeleteAsked(ask=Ask("d"), step=1))
+    driver.send(DeleteAsked(ask=Ask("d"), step=1))
+    driver.auto = True
+    driver.write()
+    driver.tick(21.0)
+    assert driver.replies(FlushReply) == [FlushReply(durable_step=2)]
+    assert driver.replies(Failure) == []
+
+
 def test_release():
     driver = running(save_timeout_s=LIMIT_S)
     driver.auto = False
