@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -237,7 +238,13 @@ def differences(here: Any, asked: Any, *, one_launch: bool = True) -> dict[str, 
 
 
 def told_differences(changed: dict[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{name} is {_shown(here)} there and {_shown(asked)} here" for name, (here, asked) in changed.items())
+    return ", ".join(_told(name, _shown(here), _shown(asked)) for name, (here, asked) in changed.items())
+
+
+def _told(name: str, here: str, asked: str) -> str:
+    if here == asked:
+        return f"{name} is {here} there and the same here, but with other code or other values inside"
+    return f"{name} is {here} there and {asked} here"
 
 
 def _details(changed: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
@@ -245,7 +252,11 @@ def _details(changed: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return text if len(text := repr(value)) <= 200 else f"{text[:200]}…"
+    text = repr(value)
+    if type(value).__repr__ is object.__repr__:
+        text = f"{type(value).__name__}({', '.join(f'{name}={one!r}' for name, one in getattr(value, '__dict__', {}).items())})"
+    text = re.sub(r" at 0x[0-9a-f]+", "", text)  # says nothing in another process
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _shown_dir(value: str | os.PathLike[str] | None) -> str:

@@ -229,6 +229,20 @@ def test_policies_are_compared_by_what_they_are():
     assert differences(None, CONFIG) == {}
 
 
+def test_policies_that_differ_are_told_by_what_they_hold():
+    """They were named by the addresses of two objects, which said that they differ and not how."""
+
+    def told(mine: Any, other: Any) -> str:
+        configs = [CONFIG.replace(keep_policy=one, keep_last=None) for one in (mine, other)]
+        owner, asking = (dataclasses.replace(FIT, rank=rank, config=config) for rank, config in enumerate(configs))
+        return admitted(owner, asking, Presence(), 1.0).failure.message
+
+    assert told(Plain(1), Plain(2)).endswith("keep_policy is Plain(keep=1) there and Plain(keep=2) here")
+    message = told(BestN(get_metric_fn=lambda metrics: metrics["a"], n=2), BestN(get_metric_fn=lambda metrics: metrics["b"], n=2))
+    assert " at 0x" not in message
+    assert message.endswith("there and the same here, but with other code or other values inside")
+
+
 def test_functions_and_classes_of_a_script_are_compared_by_what_they_do() -> None:
     """Each process has made its own, and so has the Coordinator that it was brought to."""
 
