@@ -129,6 +129,25 @@ def test_a_killed_script_frees_the_run_at_once_and_a_launcher_is_waited_for():
     assert admitted(FIT, OTHER, presence, 111.0) == Admission()
 
 
+def test_processes_of_one_jax_job_that_are_two_ray_jobs_are_told_how_to_be_one():
+    """Each was told of a stranger, to end or to take over, and it was the other process of its own training."""
+    presence = Presence()
+    joins(presence, 1.0)
+    sibling = dataclasses.replace(SCRIPT, job_id="09", pid=11)
+    for known in (Presence(), presence):  # before and after the first has joined
+        failure = admitted(SCRIPT, sibling, known, 2.0).failure
+        assert failure.error == "RunInUseError"
+        assert failure.message.startswith(
+            "run 'a' on file:///runs/a is in use by Ray job 01 (pid 7 on node aaaaaaaa, last heard from"
+        )
+        assert "another process of this JAX job" in failure.message
+        assert "docs/howto/launch.md" in failure.message
+        assert not failure.details["starting"], "it would ask again until its deadline"
+    again = dataclasses.replace(SCRIPT, job_id="09")  # the process has left Ray, and come back
+    assert "JAX job" not in admitted(SCRIPT, again, presence, 2.0).failure.message
+    assert "JAX job" not in admitted(SCRIPT, OTHER, presence, 2.0).failure.message
+
+
 def test_a_script_that_has_just_said_hello_and_not_joined_yet_is_starting():
     refused = admitted(SCRIPT, OTHER, Presence(), 5.0)
     assert refused.failure.details["starting"] is True
