@@ -18,18 +18,17 @@ class Deletes:
         self._saves = saves
         self._waiting: list[tuple[DeleteAsked, float]] = []  # with the time when it was asked
         self._logged: set[Ask] = set()  # those that stand in the log
-        self._deleted: set[int] = set()  # steps
 
     def start(self, event: Claimed) -> None:
         """This attempt owns the run: whoever has asked the one before for a delete asks again."""
-        self._deleted = set(event.deleted)
+        self._saves.deleted.update(event.deleted)
 
     def asked(self, event: DeleteAsked) -> None:
         """Somebody wants a step deleted: refuse, or ask the journal to retire it."""
         step = event.step
         if any(waiting.ask == event.ask for waiting, _ in self._waiting):
             return  # who asks again, because the answer may be lost, waits no longer
-        if step not in self._journal.live and step in self._deleted:
+        if step not in self._journal.live and step in self._saves.deleted and not self._saves.owes(step):
             # Every process of a loop that deletes asks; the first one's call does it.
             self._logged.add(event.ask)
             self._waiting.append((event, self._desk.now_s))
@@ -58,7 +57,7 @@ class Deletes:
         """Note that all who wait for this step have their entry."""
         for step, _ in request.retires:
             self._logged.update(waiting.ask for waiting, _ in self._waiting if waiting.step == step)
-            self._deleted.add(step)
+            self._saves.deleted.add(step)
         self._desk.stir = True
 
     # ---------------------------------------------------------------- progress

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -137,6 +138,15 @@ def committed_by(entry: LogEntry | WrittenEntry) -> SnapshotId | None:
 def deleted_by(entry: LogEntry | WrittenEntry) -> set[int]:
     """The steps whose removal by delete() this entry names, as its own or as one that is still open."""
     return {one.step for one in entry.intents if one.kind == "retire" and one.reason == DELETE}
+
+
+def still_deleted(entries: Iterable[LogEntry | WrittenEntry]) -> tuple[int, ...]:
+    """The steps that these entries delete, in any order of theirs, and that none of the later ones has committed again."""
+    deleted: set[int] = set()
+    for entry in sorted(entries, key=lambda one: one.seq):
+        deleted |= deleted_by(entry)
+        deleted -= {one.step for one in own_commits(entry)}
+    return tuple(sorted(deleted))
 
 
 NO_BASE = Base(name="", live=(), intents=())

@@ -42,8 +42,9 @@ class Laggards:
             return None
         lagging.sort()
         message = (
-            f"save() of step {newest} was not called by {self._joins.where(lagging)} within {waited_s:.1f} s, while others did; "
-            "every process must call save() for the same steps"
+            f"save() of step {newest} was not called in time by {self._joins.where(lagging)}, still at "
+            f"{_places([group.seen[rank].newest_step for rank in lagging])} when others had been ahead for {waited_s:.1f} s; "
+            "every process must call save() for the same steps; if one may take longer, raise barrier_timeout_s"
         )
         self._desk.log("error", message)
         details: dict[str, Any] = {
@@ -55,3 +56,11 @@ class Laggards:
             "waited_s": waited_s,
         }
         return Failure(error="BarrierTimeoutError", message=message, details=details)
+
+
+def _places(steps: list[int]) -> str:
+    """One that was late reads this in its own save(): it has to see that a call of before is meant."""
+    first, last = min(steps), max(steps)
+    if last < 0:
+        return "no step"
+    return f"step {last}" if first == last else f"steps {max(0, first)} to {last}"

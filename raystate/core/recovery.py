@@ -329,7 +329,7 @@ class Restores:
     def _settle(self, group: Group, choice: RestoreChoice) -> None:
         group.decide()
         step = choice.step
-        self.saves.untold.restored(group.lineage, step)
+        self.saves.restored(group.lineage, step)
         tiers = [choice.tier if one.mistaken else one.tier for one in self._tried.values()]
         tier = max(tiers, key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")
         base = SnapshotId(choice.lineage, step, choice.again)

@@ -53,6 +53,7 @@ class Saves:
         self.saved: dict[SnapshotId, None] = {}  # this attempt's commits; some may be retired by now
         self.past = Past(desk)  # the commits of the attempts before
         self.untold = Untold()
+        self.deleted: set[int] = set()  # steps that the user has deleted, until their number may be saved again
         self.restoring = -1  # a stored step that is being read now
         self._counter = 0
         self._kept: Steps | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
@@ -89,6 +90,16 @@ class Saves:
     def protect(self, step: int) -> None:
         """This stored step is being read: retention spares it. -1: none is."""
         self.restoring = step
+
+    def restored(self, lineage: str, step: int) -> None:
+        """The lineage goes on from this step (-1: from none), and makes later ones."""
+        self.untold.restored(lineage, step)
+        self.deleted = {one for one in self.deleted if one <= step}
+
+    def owes(self, step: int) -> bool:
+        """Whether a step of that number is promised, and may still become durable."""
+        snaps = self.memory.snaps.values()
+        return any(one.step == step and one.promised and self.fate(one.id)[0] is None for one in snaps)
 
     def fate(self, key: SnapshotId) -> tuple[bool | None, str]:
         """What has become of a promised snapshot: (True, ""): durable; (False, why not); (None, ""): undecided, see `waits_for`."""
@@ -296,6 +307,7 @@ class Saves:
             return
         remember(self.saved, job.key, None, most=_REMEMBERED_COMMITS)
         self.untold.saved(job.key.step)
+        self.deleted.discard(job.key.step)
         self._kept = job.kept
         self.jobs.pop(job.key, None)
         self.running = None

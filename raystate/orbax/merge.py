@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import tensorstore as ts
 
+from raystate.core.desk import NAMED, ranks_text
 from raystate.core.errors import ConfigError, CorruptCheckpointError
 from raystate.core.own_files import MARKER
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec
@@ -75,7 +76,7 @@ def build_files(
     from raystate.orbax import scratch  # loads nothing heavy itself, but Orbax at its first use
 
     iterators, own_files, json_items = iterators or {}, own_files or {}, json_items or {}
-    _check_items(trees, iterators, [*own_files, *json_items], world)
+    _check_items(trees, iterators, [*own_files, *json_items], step, world)
     _check_json({**json_items, "metrics": metrics, "custom": custom})
     own = _own_writer(save)
     strings: list[dict[int, str]] = []
@@ -259,7 +260,7 @@ def _array_metadatas(tree: TreeSpec) -> bytes | None:
 
 
 def _check_items(
-    trees: Sequence[TreeSpec], iterators: Mapping[str, Mapping[int, bytes]], others: Sequence[str], world: int
+    trees: Sequence[TreeSpec], iterators: Mapping[str, Mapping[int, bytes]], others: Sequence[str], step: int, world: int
 ) -> None:
     names = [*(tree.item for tree in trees), *iterators, *others]
     for name in names:
@@ -273,7 +274,9 @@ def _check_items(
             )
     for item, states in iterators.items():
         if lacking := sorted(set(range(world)) - set(states)):
-            raise ConfigError(f"item {item!r}: no iterator state of processes {lacking} of {world}", item=item)
+            ranks = f"{ranks_text(lacking, {})} of {world}"
+            text = f"item {item!r} is an iterator, and save() got none from {ranks}; give it on every rank"
+            raise ConfigError(f"step {step} can't be committed: {text}", item=item, step=step, missing_ranks=lacking[:NAMED])
 
 
 def _iterator_files(iterators: Mapping[str, Mapping[int, bytes]], world: int) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from raystate import fault_points
-from raystate.core.entries import WrittenEntry, committed_by, deleted_by, own_commits
+from raystate.core.entries import WrittenEntry, committed_by, own_commits, still_deleted
 from raystate.core.errors import ConfigError, StorageError
 from raystate.core.log import claim_entry, live_steps
 from raystate.core.messages import (
@@ -166,8 +166,8 @@ class Storing:
             if error is not None:
                 logger.warning("the log can't be read back now: %s", error)
         committed = tuple(one for written in before if (one := committed_by(written)) is not None)
-        deleted = set[int]().union(*(deleted_by(one) for one in (entry, *before)))
-        return Claimed(entry=entry, hosts=hosts, dead=dead, committed=committed, unread=unread, deleted=tuple(sorted(deleted)))
+        deleted = still_deleted((entry, *before))
+        return Claimed(entry=entry, hosts=hosts, dead=dead, committed=committed, unread=unread, deleted=deleted)
 
     def why_log_is_gone(self) -> str:
         """Why the log is not where this attempt has written it; "": it is, or storage doesn't say."""

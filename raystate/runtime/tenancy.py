@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -163,8 +164,9 @@ def admit(
     is_same = asking.identity == owner.identity
     state = occupancy(owner, presence, owner_s=owner_s, now_s=now_s)
     if not is_same and not takeover and state != "free":
-        failure = in_use(owner, state, age_s=now_s - max(owner_s, presence.heard_s), storage=config.storage, run=run)
-        return Admission(failure=failure)
+        age_s = now_s - max(owner_s, presence.heard_s)
+        sibling = _are_one_jax_job(owner, asking)
+        return Admission(failure=in_use(owner, state, age_s=age_s, storage=config.storage, run=run, sibling=sibling))
     unlike = differences(owner.config, asking.config)
     if is_same and unlike and presence.leaving(now_s):
         # It has closed its manager and opens another, while other processes still close theirs.
@@ -201,13 +203,33 @@ def occupancy(owner: Owner, presence: Presence, *, owner_s: float, now_s: float)
     return "starting" if comes and recent else "free"
 
 
-def in_use(owner: Owner, state: Occupancy, *, age_s: float, storage: str, run: str, asked_run: str | None = None) -> Failure:
-    """The refusal of a run, or of a storage that a run of another name uses."""
+def _are_one_jax_job(owner: Owner, asking: Owner) -> bool:
+    """Whether two Ray jobs are processes of one jax.distributed job, whose launch is a token that one of them has told the others."""
+    is_other_process = (owner.node, owner.pid) != (asking.node, asking.pid)
+    return owner.launch == asking.launch and owner.job_id != asking.job_id and is_other_process
+
+
+def in_use(
+    owner: Owner,
+    state: Occupancy,
+    *,
+    age_s: float,
+    storage: str,
+    run: str,
+    asked_run: str | None = None,
+    sibling: bool = False,
+) -> Failure:
+    """The refusal of a run, or of a storage that a run of another name uses. `sibling`: see `_are_one_jax_job`."""
     what = f"run {run!r} on {storage} is in use by"
     if asked_run is not None:
         what = f"run {asked_run!r} can't use {storage}: run {run!r} uses it, in"
     process = f" (pid {owner.pid} on node {owner.node[:8]}, last heard from {age_s:.0f} s ago)"
     ways_out = "end it, use another storage, or pass takeover=True to end it from here"
+    if sibling:
+        ways_out = (
+            "that is another process of this JAX job, and all of them have to belong to one Ray job: start them as Ray actors of one "
+            "program, or with raystate.fit (docs/howto/launch.md, Plain Ray actors)"
+        )
     return Failure(
         error="RunInUseError",
         message=f"{what} Ray job {owner.job_id}{process}; {ways_out}",
@@ -219,7 +241,7 @@ def in_use(owner: Owner, state: Occupancy, *, age_s: float, storage: str, run: s
             "pid": owner.pid,
             "launch": owner.launch,
             "age_s": round(age_s, 3),
-            "starting": state == "starting",
+            "starting": state == "starting" and not sibling,  # that one doesn't end by itself
         },
     )
 
@@ -237,7 +259,13 @@ def differences(here: Any, asked: Any, *, one_launch: bool = True) -> dict[str, 
 
 
 def told_differences(changed: dict[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{name} is {_shown(here)} there and {_shown(asked)} here" for name, (here, asked) in changed.items())
+    return ", ".join(_told(name, _shown(here), _shown(asked)) for name, (here, asked) in changed.items())
+
+
+def _told(name: str, here: str, asked: str) -> str:
+    if here == asked:
+        return f"{name} is {here} there and the same here, but with other code or other values inside"
+    return f"{name} is {here} there and {asked} here"
 
 
 def _details(changed: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
@@ -245,7 +273,11 @@ def _details(changed: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return text if len(text := repr(value)) <= 200 else f"{text[:200]}…"
+    text = repr(value)
+    if type(value).__repr__ is object.__repr__:
+        text = f"{type(value).__name__}({', '.join(f'{name}={one!r}' for name, one in getattr(value, '__dict__', {}).items())})"
+    text = re.sub(r" at 0x[0-9a-f]+", "", text)  # says nothing in another process
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _shown_dir(value: str | os.PathLike[str] | None) -> str:

@@ -129,6 +129,25 @@ def test_a_killed_script_frees_the_run_at_once_and_a_launcher_is_waited_for():
     assert admitted(FIT, OTHER, presence, 111.0) == Admission()
 
 
+def test_processes_of_one_jax_job_that_are_two_ray_jobs_are_told_how_to_be_one():
+    """Each was told of a stranger, to end or to take over, and it was the other process of its own training."""
+    presence = Presence()
+    joins(presence, 1.0)
+    sibling = dataclasses.replace(SCRIPT, job_id="09", pid=11)
+    for known in (Presence(), presence):  # before and after the first has joined
+        failure = admitted(SCRIPT, sibling, known, 2.0).failure
+        assert failure.error == "RunInUseError"
+        assert failure.message.startswith(
+            "run 'a' on file:///runs/a is in use by Ray job 01 (pid 7 on node aaaaaaaa, last heard from"
+        )
+        assert "another process of this JAX job" in failure.message
+        assert "docs/howto/launch.md" in failure.message
+        assert not failure.details["starting"], "it would ask again until its deadline"
+    again = dataclasses.replace(SCRIPT, job_id="09")  # the process has left Ray, and come back
+    assert "JAX job" not in admitted(SCRIPT, again, presence, 2.0).failure.message
+    assert "JAX job" not in admitted(SCRIPT, OTHER, presence, 2.0).failure.message
+
+
 def test_a_script_that_has_just_said_hello_and_not_joined_yet_is_starting():
     refused = admitted(SCRIPT, OTHER, Presence(), 5.0)
     assert refused.failure.details["starting"] is True
@@ -227,6 +246,20 @@ def test_policies_are_compared_by_what_they_are():
     assert differences(config(Plain(1)), config(Plain(1))) == {}
     assert set(differences(config(Plain(1)), config(Plain(2)))) == {"keep_policy"}
     assert differences(None, CONFIG) == {}
+
+
+def test_policies_that_differ_are_told_by_what_they_hold():
+    """They were named by the addresses of two objects, which said that they differ and not how."""
+
+    def told(mine: Any, other: Any) -> str:
+        configs = [CONFIG.replace(keep_policy=one, keep_last=None) for one in (mine, other)]
+        owner, asking = (dataclasses.replace(FIT, rank=rank, config=config) for rank, config in enumerate(configs))
+        return admitted(owner, asking, Presence(), 1.0).failure.message
+
+    assert told(Plain(1), Plain(2)).endswith("keep_policy is Plain(keep=1) there and Plain(keep=2) here")
+    message = told(BestN(get_metric_fn=lambda metrics: metrics["a"], n=2), BestN(get_metric_fn=lambda metrics: metrics["b"], n=2))
+    assert " at 0x" not in message
+    assert message.endswith("there and the same here, but with other code or other values inside")
 
 
 def test_functions_and_classes_of_a_script_are_compared_by_what_they_do() -> None:

@@ -66,6 +66,7 @@ class Driver:
         keep_last: int | None = 3,
         committed: tuple[SnapshotId, ...] = (),
         unread: int = 0,
+        deleted: tuple[int, ...] = (),
         **settings: Any,
     ):
         settings.setdefault("host_timeout_s", 1e6)  # hosts speak only when a test lets them
@@ -86,7 +87,7 @@ class Driver:
         self.auto = True  # storage does at once what it is told
         entry = claim_entry(tail, "w", "r")
         names = tuple(HostId(host) for host in hosts)
-        self.send(Claimed(entry=entry, dead=dead, hosts=names, committed=committed, unread=unread))
+        self.send(Claimed(entry=entry, dead=dead, hosts=names, committed=committed, unread=unread, deleted=deleted))
 
     # ---------------------------------------------------------------- events
 

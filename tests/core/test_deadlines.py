@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from raystate.core.messages import (
+    Append,
+    Appended,
     Ask,
     DeleteAsked,
     Failure,
@@ -61,10 +65,24 @@ def test_save():
     assert found is not None
     assert found.details["phase"] == "save"
     assert re.fullmatch(
-        r"save\(\) of step 4 was not called by rank 1 \(host b\) within \d+\.\d s, while others did; "
-        r"every process must call save\(\) for the same steps",
+        r"save\(\) of step 4 was not called in time by rank 1 \(host b\), still at step 1 when others had been ahead for \d+\.\d s; "
+        r"every process must call save\(\) for the same steps; if one may take longer, raise barrier_timeout_s",
         found.message,
     )
+
+
+@pytest.mark.parametrize(("levels", "where"), [((2, 3), "steps 2 to 3"), ((-1, -1), "no step")])
+def test_ranks_that_are_late_read_where_they_stood(levels: tuple[int, int], where: str):
+    """One that came late read that it had not called save(), in the very call."""
+    driver = Driver(barrier_timeout_s=LIMIT_S)
+    driver.join(["a", "b", "c"])
+    driver.restore()
+    for rank, step in enumerate((5, *levels)):
+        driver.word(rank, step)
+    driver.tick(25.0)
+    found = driver.advice().failure
+    assert found is not None
+    assert f"by rank 1 (host b), rank 2 (host c), still at {where} when others" in found.message
 
 
 def test_restore_that_some_do_not_call():
@@ -212,7 +230,7 @@ def test_a_delete_that_is_asked_twice_is_answered_once():
     driver.send(DeleteAsked(ask=Ask("d"), step=1))
     driver.send(DeleteAsked(ask=Ask("d"), step=1))
     driver.auto = True
-    driver.write()
+    driver.send(Appended(seq=driver.take(Append)[-1].entry.seq, outcome="ok"))
     driver.tick(21.0)
     assert driver.replies(FlushReply) == [FlushReply(durable_step=2)]
     assert driver.replies(Failure) == []

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from raystate.core.messages import (
+    Answer,
     Ask,
     BuildPackage,
     DeleteAsked,
@@ -92,6 +93,61 @@ def test_delete_keeps_the_newest():
     driver.send(DeleteAsked(ask=Ask("d1 of another rank"), step=1))
     assert driver.replies(FlushReply) == [FlushReply(durable_step=2)] * 2
     assert [one.step for one in driver.take(Retire)] == [1]
+
+
+def deleting(driver: Driver, step: int) -> str:
+    """What delete() of a step says at once: "done", an error's name, or "" if it waits."""
+    ask = driver.ask()
+    driver.send(DeleteAsked(ask=ask, step=step))
+    [reply] = [one.reply for one in driver.out if isinstance(one, Answer) and one.ask == ask] or [None]
+    return "done" if isinstance(reply, FlushReply) else reply.error if isinstance(reply, Failure) else ""
+
+
+def four_durable_of_which_one_was_deleted() -> Driver:
+    driver = running(keep_last=None)
+    for step in (1, 2, 3, 4):
+        driver.stage(step, promised=True)
+    assert deleting(driver, 3) == deleting(driver, 3) == "done", "every process of a loop asks"
+    return driver
+
+
+def test_a_number_that_is_saved_again_after_a_rollback_is_not_deleted_any_more():
+    """delete() said that it had removed a step that was promised, and became durable later."""
+    driver = four_durable_of_which_one_was_deleted()
+    driver.restore()
+    assert deleting(driver, 3) == "done", "it lies behind: nobody saves it again"
+    driver.restore(step=2, rollback=True)
+    assert deleting(driver, 4) == deleting(driver, 3) == "StepNotFoundError", "both were rolled back"
+    driver.auto = False
+    driver.stage(3, promised=True)
+    assert deleting(driver, 3) == "StepNotFoundError", "it is promised, and not durable yet"
+
+
+def test_a_deleted_number_that_was_committed_again_has_to_be_deleted_again():
+    driver = four_durable_of_which_one_was_deleted()
+    driver.restore(step=2)
+    driver.stage(3, promised=True)
+    assert {3, 4} <= driver.core.journal.live.keys()
+    assert deleting(driver, 3) == "done"
+    driver.restore(step=2, rollback=True)
+    driver.stage(3, promised=True)
+    driver.restore(step=2, rollback=True)
+    assert deleting(driver, 3) == "StepNotFoundError"
+
+
+def test_a_new_coordinator_tells_a_deleted_step_from_a_promise_of_that_number():
+    """The log has the delete, and nothing yet of the step that was saved with this number again."""
+
+    def adopted(**more: Any) -> Driver:
+        driver = Driver(tail=history(1, 2), dead=(1,), hosts=("a", "b"), deleted=(3,), **more)
+        driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+        driver.auto = False
+        driver.stage(3, promised=True)
+        return driver
+
+    assert deleting(adopted(), 3) == "StepNotFoundError"
+    was_durable = adopted(committed=(SnapshotId("1.1.x", 3),))
+    assert deleting(was_durable, 3) == "done", "it still lies in memory, from before the delete"
 
 
 def test_leaving_makes_the_newest_step_durable_and_closes_the_log():

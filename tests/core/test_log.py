@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from raystate.core.entries import DELETE, still_deleted
 from raystate.core.log import claim_entry, key_of, live_steps, next_entry, published_steps, refuse_retire, refuse_save
 from raystate.core.messages import (
     Intent,
@@ -112,3 +113,13 @@ def test_retention_takes_what_the_policy_does_not_keep():
 
 def test_retention_never_takes_the_newest():
     assert [one[0] for one in choose_retired(live(5, 6), [])] == [5]
+
+
+def test_a_step_stays_deleted_until_its_number_is_committed_again():
+    removed = Intent(kind="retire", step=3, save="k3", attempt=1, seq=7, reason=DELETE)
+    other = Intent(kind="retire", step=2, save="k2", attempt=1, seq=7, reason="retention")
+    delete = entry(1, 4, intents=(removed, other))
+    commit = replace(entry(1, 3, 4, intents=(Intent(kind="commit", step=3, save="n3", attempt=1, seq=9),)), seq=9)
+    assert still_deleted([delete, replace(entry(1, 4), seq=8)]) == (3,)
+    assert still_deleted([delete, commit]) == still_deleted([commit, delete]) == ()
+    assert still_deleted([commit, replace(delete, seq=10)]) == (3,)

@@ -88,6 +88,31 @@ def test_a_delete_whose_answer_is_lost_with_the_coordinator_is_done(close: bool,
     run(script)
 
 
+def test_a_number_that_was_deleted_and_is_saved_again_is_no_deleted_step():
+    """delete() said that step 3 was gone, which was promised at that moment and became durable later."""
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("first")
+        state = {"w": jax.numpy.ones(100)}
+        manager.restore(state)
+        for step in (1, 2, 3, 4):
+            manager.save(step, state)
+        manager.wait_until_finished()
+        manager.delete(3)
+        manager.delete(3)
+        manager.restore(state, step=2, rollback=True)
+        for step in (3, 4):
+            manager.save(step, state)
+            if step not in manager.all_steps():
+                with pytest.raises(StepNotFoundError):
+                    manager.delete(step)
+        manager.wait_until_finished()
+        assert manager.all_steps() == [1, 2, 3, 4]
+        manager.close()
+
+    run(script, save_every_steps=1, keep_last=None)
+
+
 @pytest.mark.parametrize("value", [np.arange(6, dtype=np.int16), 3, jax.numpy.ones(2)], ids=["numpy", "int", "jax"])
 def test_row2_the_manager_takes_a_single_value(value: Any):
     def script(rank: Rank) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.coordinator import NO_REST, Coordinator
-from raystate.core.entries import committed_by, deleted_by, own_commits
+from raystate.core.entries import committed_by, own_commits, still_deleted
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Advise,
@@ -87,7 +87,7 @@ class CoordinatorProc(Proc):
                 dead=self.dead_before,
                 committed=tuple(one for old in before if (one := committed_by(old)) is not None),
                 unread=unread,
-                deleted=tuple(sorted(set[int]().union(*(deleted_by(old) for old in (entry, *before))))),
+                deleted=still_deleted((entry, *before)),
             )
         )
         for node in nodes:
