@@ -5,6 +5,7 @@ from raystate.ray_version import ray_internals
 
 with ray_internals():
     from raystate.train.callback import RayTrainCallback
-    from raystate.train.launch import Recovery, RunResult, fit
+    from raystate.train.launch import fit
+    from raystate.train.result import Recovery, RunResult
 
 __all__ = ["RayTrainCallback", "Recovery", "RunResult", "check_world", "fit"]

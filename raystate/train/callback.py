@@ -128,15 +128,8 @@ class RayTrainCallback(_Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         names = (
-            "_config",
-            "_max_failures",
-            "_global_batch",
-            "_returns_outcome",
-            "_wants_standby",
-            "_launch",
-            "_group",
-            "_restarts",
-        )
+            "_config", "_max_failures", "_global_batch", "_returns_outcome", "_wants_standby", "_launch", "_group", "_restarts",
+        )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -163,9 +156,8 @@ class RayTrainCallback(_Callback):
     # ------------------------------------------------------------ in the controller: a group starts
 
     def after_controller_start(self, train_run_context: Any) -> None:
-        self._launch = (
-            self._launch if self._returns_outcome else secrets.token_hex(8)
-        )  # the trials of a sweep may share one RunConfig
+        if not self._returns_outcome:  # a sweep's trials may share one RunConfig
+            self._launch = secrets.token_hex(8)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="raystate-probe")
         self._scaling = train_run_context.scaling_config
         self._own_selector = self._scaling.label_selector

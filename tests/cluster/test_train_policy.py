@@ -17,8 +17,8 @@ from raystate.launch_context import LaunchContext, Restart, saves_so_far
 from raystate.runtime.ends import End
 from raystate.train import endings, launch, standby, telling
 from raystate.train.callback import Outcome
-from raystate.train.launch import _result, recoveries
 from raystate.train.policy import Ending, RetryPolicy, Seen, culprit, pinned_nodes, signature_of
+from raystate.train.result import recoveries, run_result
 
 FAILED = Ending(kind="failed", cause="the process of rank 1 died", rank=1)
 INTERRUPTED = Ending(kind="interrupted", cause="rank 0 raised Interrupted")
@@ -310,7 +310,7 @@ def test_a_training_that_saved_nothing_is_told(
 ) -> None:
     monkeypatch.setattr(launch, "newest_step", lambda _: None)  # it asks Ray first
     outcome = Outcome("returned", facts)
-    result = _result(SimpleNamespace(return_value=outcome, metrics=None), StateConfig(storage=tmp_path / "run", run="a"))
+    result = run_result(SimpleNamespace(return_value=outcome, metrics=None), StateConfig(storage=tmp_path / "run", run="a"))
     assert result.step == facts.get("step", -1)
     told = [record.getMessage() for record in caplog.records if "nothing was saved" in record.getMessage()]
     assert told == ([f"raystate: train_fn has returned and nothing was saved: {said}"] if said else [])
