@@ -15,7 +15,8 @@ from raystate import RayTrainCallback, StateConfig, launch_context
 from raystate.core.errors import ConfigError
 from raystate.launch_context import LaunchContext, Restart, saves_so_far
 from raystate.runtime.ends import End
-from raystate.train import endings, launch, standby, telling
+from raystate.train import endings, standby, telling
+from raystate.train import result as result_module
 from raystate.train.callback import Outcome
 from raystate.train.policy import Ending, RetryPolicy, Seen, culprit, pinned_nodes, signature_of
 from raystate.train.result import recoveries, run_result
@@ -308,7 +309,7 @@ def test_recoveries_are_joined_by_group() -> None:
 def test_a_training_that_saved_nothing_is_told(
     facts: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "newest_step", lambda _: None)  # it asks Ray first
+    monkeypatch.setattr(result_module, "newest_step", lambda _: None)  # it asks Ray first
     outcome = Outcome("returned", facts)
     result = run_result(SimpleNamespace(return_value=outcome, metrics=None), StateConfig(storage=tmp_path / "run", run="a"))
     assert result.step == facts.get("step", -1)
