@@ -321,6 +321,8 @@ class Coordinator:
         if lineage_order(event.lineage).attempt == self.attempt or (group is not None and group.nonce == group_of(event.lineage)):
             for key, why in event.broken:
                 self.saves.copy_broke(key, event.rank, why)
+            if event.forced is not None:
+                self.saves.untold.forced(event.forced)
         self.joins.exited(event)
 
     def _joined(self, event: Joined) -> None:

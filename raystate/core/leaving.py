@@ -269,7 +269,8 @@ class Leaving:
         step = self.journal.durable_step
         self.desk.log("info", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
         fates = self._promises.fates()
-        untold = self.saves.untold.texts(asking="" if self._group is None else self._group.nonce)
+        asked = {key for one in self._left.values() for key in one.promised}
+        untold = self.saves.untold.texts(asking="" if self._group is None else self._group.nonce, asked=asked)
         if untold:
             self.desk.log("error", f"promised by save(), and not durable: {named(untold)}")
         for rank, asks in sorted(self._asks.asks.items()):

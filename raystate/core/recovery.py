@@ -329,10 +329,10 @@ class Restores:
     def _settle(self, group: Group, choice: RestoreChoice) -> None:
         group.decide()
         step = choice.step
-        self.saves.restored(group.lineage, step)
+        base = SnapshotId(choice.lineage, step, choice.again)
+        self.saves.restored(group.lineage, base)
         tiers = [choice.tier if one.mistaken else one.tier for one in self._tried.values()]
         tier = max(tiers, key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")
-        base = SnapshotId(choice.lineage, step, choice.again)
         durable = choice.tier == "storage" or self.saves.fate(base)[0] is True
         saving = not durable and base in self.saves.jobs
         settled = RestoreSettled(

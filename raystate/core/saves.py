@@ -91,10 +91,10 @@ class Saves:
         """This stored step is being read: retention spares it. -1: none is."""
         self.restoring = step
 
-    def restored(self, lineage: str, step: int) -> None:
-        """The lineage goes on from this step (-1: from none), and makes later ones."""
-        self.untold.restored(lineage, step)
-        self.deleted = {one for one in self.deleted if one <= step}
+    def restored(self, lineage: str, base: SnapshotId) -> None:
+        """The lineage goes on from this snapshot (step -1: from none), and makes later steps."""
+        self.untold.restored(lineage, base)
+        self.deleted = {one for one in self.deleted if one <= base.step}
 
     def owes(self, step: int) -> bool:
         """Whether a step of that number is promised, and may still become durable."""

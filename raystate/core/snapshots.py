@@ -66,7 +66,7 @@ class Snapshots:
         self._mark = -1  # skips up to this step were caused by the interval before
         self._calm = CALM_SNAPSHOTS
         self._base_keys: set[SnapshotId] = set()  # what the present lineage has restored
-        self._untold: list[HostView] = []  # hosts that need the present advice once more
+        self._unadvised: list[HostView] = []  # hosts that need the present advice once more
 
     # ---------------------------------------------------------------- events
 
@@ -98,13 +98,13 @@ class Snapshots:
         if new:
             self.saves.host_gone(view.host, f"its HostActor started anew ({incarnation})")
             self.memory.place(view, ())
-            self._untold.append(view)
+            self._unadvised.append(view)
             self.desk.stir = True
         return new is not None
 
     def _rise(self, view: HostView) -> None:
         if view.rise(self.desk.now_s):
-            self._untold.append(view)
+            self._unadvised.append(view)
             self.desk.log("info", f"host {view.host} is back")
             self.copying.look_again()
             self.desk.stir = True
@@ -173,7 +173,7 @@ class Snapshots:
         if view.sent is not None and (view.advised is None or view.advised < (self.desk.attempt, view.sent)):
             if self.desk.now_s - view.sent_s >= RESEND_S:
                 view.tell_again()
-                self._untold.append(view)
+                self._unadvised.append(view)
                 self.desk.stir = True
         self._discards.tell(view)
 
@@ -347,13 +347,13 @@ class Snapshots:
             save_errors=tuple(journal.troubles),
             storage_fails=journal.fails,
         )
-        views = self._untold
+        views = self._unadvised
         if advice != self._advice or self._forced:
             self._forced = False
             self.seq += 1
             advice = self._advice = replace(advice, seq=self.seq)
             views = self.memory.views
-        self._untold = []
+        self._unadvised = []
         for view in views:
             if view.up and view.sent != self.seq:
                 view.told(self.seq, self.desk.now_s)

@@ -7,7 +7,7 @@ ends the run is told. This attempt knows it of what it has seen itself; what ear
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from raystate.core.names import SnapshotId, group_of, lineage_order
 
@@ -20,17 +20,23 @@ class Untold:
     def __init__(self) -> None:
         self._lost: dict[SnapshotId, str] = {}
         self._forgotten = 0  # older ones, of which only the number is known
-        self._base: tuple[str, int] = ("", -1)  # the newest lineage that a restore has begun, and the step that it goes on from
+        self._forced: set[SnapshotId] = set()  # the newest saves of dead trainers, of a step that had been saved before
+        self._lineage = ""  # the newest that a restore has begun
+        self._base = SnapshotId("", -1)  # what it goes on from
 
     def lost(self, key: SnapshotId, why: str) -> None:
         """It was promised, and can't become durable any more."""
-        lineage, step = self._base
-        if key.step > step and lineage_order(key.lineage) < lineage_order(lineage):
+        if key.step > self._base.step and lineage_order(key.lineage) < lineage_order(self._lineage):
             return  # the news is late: its step is made again
         if key not in self._lost and len(self._lost) >= REMEMBERED:
             del self._lost[next(iter(self._lost))]
             self._forgotten += 1
         self._lost[key] = why
+
+    def forced(self, key: SnapshotId) -> None:
+        """The newest save of a trainer that died: by force, of a step that it had saved before."""
+        self._forced.add(key)
+        self._look_at_forced()
 
     def told(self, keys: Iterable[SnapshotId]) -> None:
         """A user knows of these."""
@@ -42,17 +48,31 @@ class Untold:
         if self._lost:
             self._lost = {key: why for key, why in self._lost.items() if key.step != step}
 
-    def restored(self, lineage: str, step: int) -> None:
-        """The lineage goes on from this step (-1: from none): later ones are made again."""
-        self._base = (lineage, step)
-        self._lost = {key: why for key, why in self._lost.items() if key.step <= step}
+    def restored(self, lineage: str, base: SnapshotId) -> None:
+        """The lineage goes on from this snapshot (step -1: from nothing): later steps are made again."""
+        self._lineage, self._base = lineage, base
+        self._lost = {key: why for key, why in self._lost.items() if key.step <= base.step}
+        self._look_at_forced()
+        self._forced.clear()
 
-    def texts(self, *, asking: str = "") -> list[str]:
+    def _look_at_forced(self) -> None:
+        """The step that a run goes on from is not made again: bytes that were promised for it after those that it has are lost."""
+        base = self._base
+        for key in self._forced:
+            if base.lineage == key.lineage and base.step == key.step and key.again > base.again:
+                self.lost(key, "the trainer died before all ranks had copied it")
+
+    def texts(self, *, asking: str = "", asked: Collection[SnapshotId] = ()) -> list[str]:
         """What is to be said at the end of the run.
 
         Args:
             asking: the worker group whose ranks ask about their own promises; "": none does.
+            asked: those promises.
         """
         when = ", saved before a restart" if asking else ""
-        lost = [f"step {key.step}{when}: {why}" for key, why in self._lost.items() if not asking or group_of(key.lineage) != asking]
+        lost = [
+            f"step {key.step}{when}: {why}"
+            for key, why in self._lost.items()
+            if not asking or (key not in asked and group_of(key.lineage) != asking)
+        ]
         return [f"{self._forgotten} earlier steps", *lost] if lost and self._forgotten else lost

@@ -618,7 +618,7 @@ class Player:
             self.note(f"close: {type(error).__name__}: {error}")
             if error.released:
                 self.truth.named(f"close on rank {self.me}", str(error), sequence.owed)
-                promises = [*promises, *sequence.owed]
+                promises, sequence.owed = [*promises, *sequence.owed], {}
             self.excuse(error, promises)
             return False
         self.promises, self.is_closing = [], False
