@@ -122,7 +122,7 @@ class Attached:
             hung=hung,
             stack=stack,
             broken=() if word is None else _broken_of(word),
-            forced=None if word is None or word.again <= 0 else SnapshotId(word.lineage, word.newest_step, word.again),
+            promised=None if word is None or word.promised is None else SnapshotId(word.lineage, *word.promised),
         )
         if not clean:
             self._exits = [*self._exits[-(REMEMBERED_EXITS - 1) :], event]

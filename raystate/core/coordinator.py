@@ -60,7 +60,6 @@ from raystate.core.messages import (
     Tick,
     TrainerExited,
     Written,
-    group_of,
     lineage_order,
 )
 from raystate.core.notices import Notices
@@ -317,12 +316,10 @@ class Coordinator:
 
     def _exited(self, event: TrainerExited) -> None:
         group = self.joins.group
-        # What older groups of an earlier attempt had lost was told by it, or is in its log: HostActors tell of those once more.
-        if lineage_order(event.lineage).attempt == self.attempt or (group is not None and group.nonce == group_of(event.lineage)):
-            for key, why in event.broken:
-                self.saves.copy_broke(key, event.rank, why)
-            if event.forced is not None:
-                self.saves.untold.forced(event.forced)
+        order = lineage_order(event.lineage)
+        # HostActors tell a new attempt once more of all that have died. Of those before the present group nobody asks any more.
+        if order.attempt == self.attempt or group is None or group.nonce == order.nonce or order > group.order:
+            self.saves.trainer_exited(event)
         self.joins.exited(event)
 
     def _joined(self, event: Joined) -> None:

@@ -87,7 +87,7 @@ class TrainerExited:
         ended: its HostActor killed it because another rank was dead: it is no cause.
         hung: its HostActor killed it because it made no step any more; `stack`: where its Python was then, "" if it could not say.
         broken: promised snapshots whose copy on this rank had come to nothing, and why: its last words.
-        forced: its newest save, if that was one more of its step, by force.
+        promised: the newest promise that it had made, unless its user was told what became of it.
     """
 
     host: HostId
@@ -99,7 +99,7 @@ class TrainerExited:
     hung: bool = False
     stack: str = ""
     broken: tuple[tuple[SnapshotId, str], ...] = ()
-    forced: SnapshotId | None = None
+    promised: SnapshotId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -269,8 +269,10 @@ class Leaving:
         step = self.journal.durable_step
         self.desk.log("info", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
         fates = self._promises.fates()
-        asked = {key for one in self._left.values() for key in one.promised}
-        untold = self.saves.untold.texts(asking="" if self._group is None else self._group.nonce, asked=asked)
+        if self._group is not None:
+            untold = self.saves.untold.texts(self._group.nonce, {key for one in self._left.values() for key in one.promised})
+        else:
+            untold = self.saves.untold.texts_of_release(lambda key: self.saves.fate(key)[0] is True)
         if untold:
             self.desk.log("error", f"promised by save(), and not durable: {named(untold)}")
         for rank, asks in sorted(self._asks.asks.items()):

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from raystate.core.names import SnapshotId
 
-NAMED_BROKEN = 16  # in a word: more don't break between two looks at it
+NAMED_BROKEN = 16  # in a word: those before them were in earlier words
 WHY_CHARS = 120
 
 
 @dataclass(slots=True)
 class OwnPromises:
-    """No method changes a value that it was given or has given out: a shallow copy is a memento.
+    """Its values are replaced and never changed, so that a shallow copy of it is a memento.
 
     Attributes:
         made: oldest first; of earlier lineages, too.
-        broken: which of them can't be kept, by what happened to their copy on this rank, and why.
+        broken: those of which this rank has no copy and will have none, and why; oldest first.
     """
 
     made: tuple[SnapshotId, ...] = ()
-    broken: dict[SnapshotId, str] = field(default_factory=dict[SnapshotId, str])
+    broken: tuple[tuple[SnapshotId, str], ...] = ()
 
     def make(self, snapshot: SnapshotId) -> None:
         """save() returns True for it, the first time."""
@@ -34,20 +34,25 @@ class OwnPromises:
 
     def broke(self, snapshot: SnapshotId, why: str) -> None:
         """Its copy on this rank has come to nothing."""
-        self.broken = {**self.broken, snapshot: why}
+        self.broken = (*self.broken, (snapshot, why))
 
     def told(self, which: Iterable[SnapshotId]) -> None:
         """The user has been told that these are durable, or that they are not."""
         gone = set(which)
         self.made = tuple(one for one in self.made if one not in gone)
-        self.broken = {one: why for one, why in self.broken.items() if one not in gone}
+        self.broken = tuple((one, why) for one, why in self.broken if one not in gone)
 
     @property
-    def kept(self) -> tuple[SnapshotId, ...]:
-        """Those whose fate others know."""
-        return tuple(one for one in self.made if one not in self.broken)
+    def unbroken(self) -> tuple[SnapshotId, ...]:
+        """Those that may be durable, which others know."""
+        broken = dict(self.broken)
+        return tuple(one for one in self.made if one not in broken)
 
-    def for_word(self, lineage: str) -> tuple[tuple[int, int, str], ...]:
-        """The newest broken ones of the lineage for the trainer's word, as (step, again, why): it may die before it is asked."""
-        mine = [(one.step, one.again, why[:WHY_CHARS]) for one, why in self.broken.items() if one.lineage == lineage]
-        return tuple(mine[-NAMED_BROKEN:])
+    def newest_in_word(self, lineage: str) -> tuple[int, int] | None:
+        """The newest of the lineage, as (step, again): a trainer that dies can't ask about it."""
+        return self.made[-1].place if self.made and self.made[-1].lineage == lineage else None
+
+    def broken_in_word(self, lineage: str) -> tuple[tuple[int, int, str], ...]:
+        """The newest broken ones of the lineage, as (step, again, why)."""
+        newest = self.broken[-NAMED_BROKEN:]
+        return tuple((one.step, one.again, why[:WHY_CHARS]) for one, why in newest if one.lineage == lineage)

@@ -133,7 +133,7 @@ class Promises:
         undecided, errors, lost = fates.unfinished(event)
         if event.wait:
             errors += [f"{text} (after {waited_s:.1f} s)" for text in fates.texts(event, undecided)]
-        if event.tells:
+        if event.tells and group is not None and group.alive:  # else it is dead, or about to be ended
             self._saves.untold.told((*lost, *(key for key, _ in event.broken)))
         mistake = self._saves.mistake
         if event.wait and mistake is not None and mistake[0] in lost:

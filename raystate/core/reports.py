@@ -86,6 +86,7 @@ class TrainerWord:
     ack_step: int = -1
     phase: Literal["joined", "running", "closing", "failed"] = "joined"
     error: str = ""  # phase "failed": the user's exception, one line
+    promised: tuple[int, int] | None = None  # the newest promise of this lineage, (step, again), if its user may ask about it
     broken: tuple[tuple[int, int, str], ...] = ()  # as in TrainerSeen: (step, again, why)
 
 

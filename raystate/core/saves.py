@@ -22,6 +22,7 @@ from raystate.core.messages import (
     Packaged,
     SaveId,
     SnapshotId,
+    TrainerExited,
     Write,
     Written,
 )
@@ -93,7 +94,8 @@ class Saves:
 
     def restored(self, lineage: str, base: SnapshotId) -> None:
         """The lineage goes on from this snapshot (step -1: from none), and makes later steps."""
-        self.untold.restored(lineage, base)
+        for key, why in self.untold.restored(lineage, base).items():
+            self.lost(key, why)
         self.deleted = {one for one in self.deleted if one <= base.step}
 
     def owes(self, step: int) -> bool:
@@ -123,12 +125,22 @@ class Saves:
 
     def lost(self, key: SnapshotId, why: str) -> None:
         """Note that a promised snapshot can never become complete, so whoever waits for it is told."""
-        if key not in self.failed and key.step not in self.journal.live:
+        if key in self.failed or self._is_saved(key) or key.step in self.journal.live:
+            return
+        if self.past.is_open(key):
+            self.past.look_for(key)  # it may have been durable, and retired since
+        else:
             self._give_up(key, why)
 
     def copy_broke(self, key: SnapshotId, rank: int, why: str) -> None:
         """A rank could not make its copy of what it had promised: nobody can make it durable."""
-        self.lost(key, f"its copy on {self.joins.where([rank])} came to nothing: {why}")
+        if key not in self.failed:
+            self.lost(key, f"its copy on {self.joins.where([rank])} came to nothing: {why}")
+
+    def trainer_exited(self, event: TrainerExited) -> None:
+        """A trainer died, or left; it may have been promised what it can't ask about any more."""
+        for key, why in self.untold.exited(event).items():
+            self.lost(key, why)
 
     def keys(self) -> list[SnapshotId]:
         """Snapshots that must stay in memory for a save.

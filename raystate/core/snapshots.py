@@ -152,9 +152,10 @@ class Snapshots:
         moved = self.joins.observe(view)
         if summary.trainers:
             self.last_trainer_s = self.desk.now_s
-        for one in summary.trainers:
-            for key, why in one.broken:
-                self.saves.copy_broke(key, one.rank, why)
+        if trainers != view.trainers:
+            for one in view.trainers:
+                for key, why in one.broken:
+                    self.saves.copy_broke(key, one.rank, why)
         if self.gathering:
             self.gathering.discard(summary.host)
             self.copying.look_again()

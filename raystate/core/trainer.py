@@ -163,7 +163,8 @@ class Trainer:
             ack_step=self._ack_step,
             phase=self.phase,
             error=self.error,
-            broken=self.promises.for_word(self.lineage),
+            promised=self.promises.newest_in_word(self.lineage),
+            broken=self.promises.broken_in_word(self.lineage),
         )
 
     @property

@@ -1,42 +1,43 @@
 """Promises that are lost, and whose trainers may be gone before anybody has told them.
 
-A trainer asks itself what became of its promises, when it waits for them and when it closes. One that dies can't. Of what it was
-promised, the steps beyond the one that its run goes on from are made again. An earlier one that storage never got stays lost: whoever
-ends the run is told. This attempt knows it of what it has seen itself; what earlier attempts have lost is in their logs.
+A trainer asks itself what became of its promises, when it waits for them and when it closes. One that dies can't. If its run is
+restored, the steps after the restored one are made again. Of those before it, some may never have got to storage: whoever ends the run
+is told. A Coordinator knows what it has seen itself, and the last words of trainers; what an earlier one alone knew is in its log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
+from raystate.core.desk import remember
+from raystate.core.events import TrainerExited
 from raystate.core.names import SnapshotId, group_of, lineage_order
 
+Promises = dict[SnapshotId, str]  # broken ones, and why
+
 REMEMBERED = 1024
+EXPLAINED = 8  # steps; the others are named
+
+_MADE = "the trainers ended before all ranks had copied it"
 
 
 class Untold:
     """Lost promises that nobody has been told of, oldest first."""
 
     def __init__(self) -> None:
-        self._lost: dict[SnapshotId, str] = {}
-        self._forgotten = 0  # older ones, of which only the number is known
-        self._forced: set[SnapshotId] = set()  # the newest saves of dead trainers, of a step that had been saved before
+        self._lost: Promises = {}
+        self._broken: Promises = {}  # by dead trainers that nobody has restored after
+        self._newest: tuple[SnapshotId, ...] = ()  # promises of theirs, one of each
         self._lineage = ""  # the newest that a restore has begun
         self._base = SnapshotId("", -1)  # what it goes on from
 
     def lost(self, key: SnapshotId, why: str) -> None:
         """It was promised, and can't become durable any more."""
-        if key.step > self._base.step and lineage_order(key.lineage) < lineage_order(self._lineage):
-            return  # the news is late: its step is made again
-        if key not in self._lost and len(self._lost) >= REMEMBERED:
-            del self._lost[next(iter(self._lost))]
-            self._forgotten += 1
-        self._lost[key] = why
+        if key.step <= self._base.step or not self._is_past(key.lineage):
+            remember(self._lost, key, why, most=REMEMBERED)  # else the news is late: its step is made again
 
-    def forced(self, key: SnapshotId) -> None:
-        """The newest save of a trainer that died: by force, of a step that it had saved before."""
-        self._forced.add(key)
-        self._look_at_forced()
+    def _is_past(self, lineage: str) -> bool:
+        return lineage_order(lineage) < lineage_order(self._lineage)
 
     def told(self, keys: Iterable[SnapshotId]) -> None:
         """A user knows of these."""
@@ -48,31 +49,63 @@ class Untold:
         if self._lost:
             self._lost = {key: why for key, why in self._lost.items() if key.step != step}
 
-    def restored(self, lineage: str, base: SnapshotId) -> None:
-        """The lineage goes on from this snapshot (step -1: from nothing): later steps are made again."""
+    # ---------------------------------------------------------------- trainers that died, and restores
+
+    def exited(self, event: TrainerExited) -> Promises:
+        """Take a trainer's last words; gives what is lost by them, and why. Most is known only when the run is restored, or ends."""
+        broken, newest = dict(event.broken), () if event.promised is None else (event.promised,)
+        if self._is_past(event.lineage) and group_of(event.lineage) != group_of(self._lineage):
+            return self._judged(broken, newest)  # the next group has restored meanwhile
+        self._broken |= broken
+        self._newest += newest
+        return {}
+
+    def restored(self, lineage: str, base: SnapshotId) -> Promises:
+        """The lineage goes on from this snapshot (step -1: from nothing). Gives what is lost by it, and why."""
         self._lineage, self._base = lineage, base
         self._lost = {key: why for key, why in self._lost.items() if key.step <= base.step}
-        self._look_at_forced()
-        self._forced.clear()
+        self._forget_older()
+        broken, newest = self._broken, self._newest
+        self._broken, self._newest = {}, ()
+        return self._judged(broken, newest)
 
-    def _look_at_forced(self) -> None:
-        """The step that a run goes on from is not made again: bytes that were promised for it after those that it has are lost."""
+    def _judged(self, broken: Promises, newest: Iterable[SnapshotId]) -> Promises:
+        """What dead trainers have promised, up to the step that the run goes on from: it is not made again."""
         base = self._base
-        for key in self._forced:
-            if base.lineage == key.lineage and base.step == key.step and key.again > base.again:
-                self.lost(key, "the trainer died before all ranks had copied it")
+        lost = {key: why for key, why in broken.items() if key.step <= base.step}
+        # Saved once more, by force, after the bytes that were restored.
+        return lost | {key: _MADE for key in newest if key.step == base.step and key.order > base.order}
 
-    def texts(self, *, asking: str = "", asked: Collection[SnapshotId] = ()) -> list[str]:
-        """What is to be said at the end of the run.
+    def _forget_older(self) -> None:
+        """HostActors tell a new Coordinator also of groups before the last one, whose run was restored since."""
+        newest = max((*self._broken, *self._newest), key=lambda key: key.order, default=SnapshotId("", -1))
+        last = group_of(newest.lineage)
+        self._broken = {key: why for key, why in self._broken.items() if group_of(key.lineage) == last}
+        self._newest = tuple(key for key in self._newest if group_of(key.lineage) == last)
+
+    # ---------------------------------------------------------------- the end of the run
+
+    def texts(self, asking: str, asked: Collection[SnapshotId]) -> tuple[str, ...]:
+        """What is to be said to a group that closes.
 
         Args:
-            asking: the worker group whose ranks ask about their own promises; "": none does.
+            asking: the group, whose ranks ask about their own promises.
             asked: those promises.
         """
-        when = ", saved before a restart" if asking else ""
-        lost = [
-            f"step {key.step}{when}: {why}"
-            for key, why in self._lost.items()
-            if not asking or (key not in asked and group_of(key.lineage) != asking)
-        ]
-        return [f"{self._forgotten} earlier steps", *lost] if lost and self._forgotten else lost
+        lost = {key: why for key, why in self._lost.items() if key not in asked and group_of(key.lineage) != asking}
+        return _told(lost, ", saved before a restart")
+
+    def texts_of_release(self, is_durable: Callable[[SnapshotId], bool]) -> tuple[str, ...]:
+        """The same where nobody goes on: what the last trainers had promised will not be made again."""
+        self._forget_older()
+        lost = {key: _MADE for key in self._newest if not is_durable(key)}
+        return _told({**lost, **self._broken, **self._lost}, "")
+
+
+def _told(lost: Promises, when: str) -> tuple[str, ...]:
+    """One text for each of the newest steps, and one that names the others."""
+    by_step = {key.step: why for key, why in sorted(lost.items(), key=lambda one: one[0].order)}
+    steps = sorted(by_step)
+    texts = [f"step {step}{when}: {by_step[step]}" for step in steps[-EXPLAINED:]]
+    others = ", ".join(map(str, steps[:-EXPLAINED]))
+    return (f"steps {others}{when}: the log says why", *texts) if others else tuple(texts)

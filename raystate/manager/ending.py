@@ -64,11 +64,8 @@ class Departure:
         self._decided = frozenset({*promised, *lost} - set(reply.undecided))
         return bool(reply.undecided)
 
-    def flush(self, *, interrupted: bool = False) -> FlushReply:
+    def flush(self) -> FlushReply:
         """Return when everything that was promised is durable.
-
-        Args:
-            interrupted: the error ends this attempt: a launcher starts again, and tells nobody what is lost.
 
         Raises:
             StorageError: names what isn't, each once.
@@ -78,7 +75,8 @@ class Departure:
         promised, lost = pipeline.promises()
         reply = session.ask(
             FlushReply,
-            lambda ask: self._question(ask, promised, lost, tells=not (interrupted and self.launched)),
+            # Under a launcher the error may end in it, and be followed by a start that ends well.
+            lambda ask: self._question(ask, promised, lost, tells=not self.launched),
             timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
             phase="flush",
         )

@@ -255,7 +255,7 @@ class StateManager:
         step = self._last.step
         self._interrupted = Interrupted(reason, step=step, rank=self._rank)
         try:
-            self._wait(interrupted=True)
+            self._wait()
         except StorageError as error:
             self._interrupted = Interrupted(f"{reason}; {error.message}", step=step, rank=self._rank, errors=error.errors)
             self._interrupted.__cause__ = error
@@ -339,8 +339,8 @@ class StateManager:
         self._check_open()
         self._wait()
 
-    def _wait(self, *, interrupted: bool = False) -> None:
-        reply = self._ending.flush(interrupted=interrupted)
+    def _wait(self) -> None:
+        reply = self._ending.flush()
         self._durable.answered(reply.durable_step)
         self._events.durable(reply.durable_step)
 

@@ -113,7 +113,7 @@ class Pipeline:
         """Whether this step was promised, and that save is lost: the Coordinator tells it to all ranks alike."""
         with self.lock:
             asked = self.machine.question(step, force=force)
-            broken = self.machine.promises.broken.get(asked[0], "") if asked is not None else ""
+            broken = dict(self.machine.promises.broken).get(asked[0], "") if asked is not None else ""
         return asked is not None and self._session.ask_if_lost(*asked, broken=broken)
 
     def _decide(
@@ -338,18 +338,18 @@ class Pipeline:
     def errors(self) -> tuple[str, ...]:
         """Promises that were broken on this rank and not told yet."""
         with self.lock:
-            broken = self.machine.promises.broken
-            return tuple(f"step {key.step}: {why}" for key, why in broken.items())[-REMEMBERED_ERRORS:]
+            return tuple(f"step {key.step}: {why}" for key, why in self.machine.promises.broken[-REMEMBERED_ERRORS:])
 
     def promises(self) -> tuple[tuple[SnapshotId, ...], dict[SnapshotId, str]]:
         """(promises whose fate others know, broken ones and why)."""
         with self.lock:
-            return self.machine.promises.kept, self.machine.promises.broken
+            return self.machine.promises.unbroken, dict(self.machine.promises.broken)
 
     def told(self, promised: tuple[SnapshotId, ...], lost: Mapping[SnapshotId, str]) -> None:
         """The user has been told what became of these."""
         with self.lock:
             self.machine.promises.told((*promised, *lost))
+            self._session.write_word(self.machine.word())  # what a user knows isn't told at the end once more
 
     # ------------------------------------------------------------ from one lineage to the next, and the end
 
@@ -389,6 +389,6 @@ class Pipeline:
             self._end = None
         with self.lock:
             for job in self._jobs:
-                job.held.release()
+                self._break_promise(job, "the training ended before a slot became free for it")
             self._jobs.clear()
             self._spare = Spare()  # whoever keeps a closed manager keeps no copies of the state with it

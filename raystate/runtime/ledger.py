@@ -139,6 +139,8 @@ class Ledger:
 
     def blame(self, group: str, cause: str, now_s: float) -> None:
         """The launcher says why a group ended: it has heard of more than the Coordinator, and of groups that never joined."""
+        if not group:
+            return  # the first start failed before its group had a name: no group of this run has ended
         with self.lock:
             is_stranger = group not in self._blamed and group not in self._group.values()
             self._blamed.setdefault(group, cause)  # a start that fails before its group has a name is told of the group before

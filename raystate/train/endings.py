@@ -190,7 +190,7 @@ def is_final(error: BaseException) -> bool:
     if isinstance(error, FINAL):
         return not _was_replaced(error)
     if isinstance(error, StorageError) and error.released:
-        return True  # close() has ended the run: what it says is lost would be lost once more
+        return True  # close() has ended the run: another start would have nothing to do, and say nothing of what is lost
     return type(error) is RaystateError and error.item is not None  # an item or a leaf that can't be saved
 
 

@@ -100,7 +100,7 @@ def _stored_metrics(config: StateConfig) -> dict[str, Any]:
 def recoveries(restarts: tuple[Restart, ...], known: list[dict[str, Any]]) -> tuple[Recovery, ...]:
     """The launcher's restarts joined with what the run's Coordinator knows: by group, or in order where it doesn't name groups.
 
-    If they can't be matched, because a group ended before its first new step or the Coordinator was lost, the launcher's list stands.
+    If they can't be matched, because the Coordinator was lost, the launcher's list stands.
     """
     if len(known) == len(restarts):
         known = [{"group": restart.group, **facts} for restart, facts in zip(restarts, known, strict=True)]
@@ -109,7 +109,7 @@ def recoveries(restarts: tuple[Restart, ...], known: list[dict[str, Any]]) -> tu
     for restart in restarts:
         facts = by_group.get(restart.group, {})
         if not facts.get("back", True):  # it ended before a new step
-            facts = {name: facts[name] for name in ("step", "tier", "steps_repeated") if facts["tier"]}
+            facts = {name: facts[name] for name in ("step", "tier", "steps_repeated") if facts.get("tier") and name in facts}
         result.append(
             Recovery(
                 attempt=restart.attempt,

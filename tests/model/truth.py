@@ -119,7 +119,7 @@ class Truth:
     def named(self, who: str, error: str, owed: Mapping[tuple[int, float], str]) -> None:
         """The run has ended. What dead trainers were promised, and no later one has made again, was in storage, or the error names it."""
         for (step, _), where in owed.items():
-            if not self.published.get(step) and not re.search(rf"\bstep {step}\b", error):
+            if not self.published.get(step) and not re.search(rf"\b{step}\b", error):
                 what = f"raised {error}" if error else "returned without an error"
                 raise Violation(f"{who} {what}, and save({step}), promised {where}, never was in storage")
 

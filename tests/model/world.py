@@ -311,10 +311,10 @@ class ModelLink:
         return lambda: self.world.turns.pop(key, None) and None
 
 
-def open_over(link: Link, config: StateConfig, *, rank: int, world: int, group: str) -> StateManager:
+def open_over(link: Link, config: StateConfig, *, rank: int, world: int, group: str, launched: bool = True) -> StateManager:
     """A manager over another link than the one that StateManager() makes."""
     manager = StateManager.__new__(StateManager)
-    manager._open(config, link, rank, world, group, launched=True, takeover=False)
+    manager._open(config, link, rank, world, group, launched=launched, takeover=False)
     return manager
 
 
@@ -364,13 +364,15 @@ class Rank:
         if self.dead:
             raise Killed
 
-    def open(self, group: str) -> StateManager:
-        """A StateManager of this rank."""
+    def open(self, group: str, *, launched: bool = True) -> StateManager:
+        """A StateManager of this rank. `launched`: somebody starts the script again."""
         if self.dead:
             raise Killed
         self.world.ensure_coordinator(join=True)
         self.link = ModelLink(self.world, self, self.host)
-        self.manager = open_over(self.link, self.world.config, rank=self.number, world=self.world.ranks, group=group)
+        self.manager = open_over(
+            self.link, self.world.config, rank=self.number, world=self.world.ranks, group=group, launched=launched
+        )
         return self.manager
 
     def kill(self) -> None:

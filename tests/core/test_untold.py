@@ -1,0 +1,226 @@
+"""Promises that are lost, and whose trainers died before they could ask: who ends the run is told, once, and of nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raystate.core.messages import (
+    FlushAsked,
+    FlushReply,
+    HostId,
+    Invalidate,
+    Invalidated,
+    LeaveReply,
+    ReleaseAsked,
+    RestoreChoice,
+    SnapshotId,
+    TrainerExited,
+    Write,
+    Written,
+)
+from raystate.core.own_promises import NAMED_BROKEN, OwnPromises
+from raystate.core.untold import EXPLAINED, Untold
+from tests.core.driver import AB, Driver, history, running
+
+NO_SLOT = "no slot became free"
+
+
+def dies(driver: Driver, rank: int, **last_words: Any) -> None:
+    driver.send(
+        TrainerExited(host=HostId(driver.place[rank]), lineage=driver.lineage, rank=rank, clean=False, reason="died", **last_words)
+    )
+
+
+def breaks_two() -> Driver:
+    """Step 2 came to nothing on rank 0; step 4 is complete, and waits for storage."""
+    driver = running(keep_last=None)
+    driver.auto = False
+    driver.stage(4, promised=True)
+    return driver
+
+
+def goes_on(driver: Driver) -> None:
+    """The next group restores what there is."""
+    driver.auto = True
+    driver.join(AB, "next")
+    driver.restore()
+
+
+def closes(driver: Driver, *asked: SnapshotId) -> list[str]:
+    """It saves one more step: what close() says."""
+    driver.stage(9, promised=True)
+    for _ in range(20):
+        driver.tick(3.0)
+        for host in AB:
+            driver.report(host)
+    driver.leave(driver.key(9), *asked, driver.key(9))
+    for _ in range(20):
+        driver.tick(3.0)
+        for host in AB:
+            driver.report(host)
+    return [*driver.replies(LeaveReply)[0].errors]
+
+
+def ends(driver: Driver) -> list[str]:
+    goes_on(driver)
+    return closes(driver)
+
+
+def test_last_words():
+    """Nobody has seen a report of it."""
+    driver = breaks_two()
+    dies(driver, 0, broken=((driver.key(2), NO_SLOT),))
+    assert ends(driver) == [f"step 2, saved before a restart: {NO_SLOT}"]
+
+
+def test_what_is_beyond_the_restored_step_is_made_again():
+    driver = breaks_two()
+    dies(driver, 0, broken=((driver.key(5), NO_SLOT),), promised=driver.key(5))
+    assert ends(driver) == []
+
+
+def test_late_news():
+    """The next group has restored when the HostActor tells of the end."""
+    driver = breaks_two()
+    old, two, five = driver.lineage, driver.key(2), driver.key(5)
+    dies(driver, 0)
+    goes_on(driver)
+    driver.send(
+        TrainerExited(host=HostId("b"), lineage=old, rank=1, clean=False, reason="died", broken=((two, NO_SLOT), (five, NO_SLOT)))
+    )
+    assert closes(driver) == [f"step 2, saved before a restart: {NO_SLOT}"]
+
+
+def test_a_step_that_was_saved_again_by_force_and_never_copied():
+    """The run goes on from the first save of that step, and never makes it again."""
+    driver = running(keep_last=None)
+    driver.stage(4)
+    dies(driver, 0, promised=SnapshotId(driver.lineage, 4, 1))
+    assert ends(driver) == ["step 4, saved before a restart: the trainers ended before all ranks had copied it"]
+
+
+def test_the_promise_that_was_restored_is_not_lost():
+    driver = running(keep_last=None)
+    driver.stage(4, promised=True)
+    dies(driver, 0, promised=driver.key(4))
+    assert ends(driver) == []
+
+
+def test_who_waits_when_its_group_dies_has_heard_nothing():
+    driver = breaks_two()
+    two, four = driver.key(2), driver.key(4)
+    word = driver.numbers[0]
+    driver.send(FlushAsked(ask=driver.ask(), lineage=driver.lineage, rank=0, promised=(four,), broken=((two, NO_SLOT),), word=word))
+    driver.flush(1, two, four)
+    assert driver.replies(FlushReply) == []
+    dies(driver, 0)
+    assert len(driver.replies(FlushReply)) == 2, "nobody is there to read it"
+    (error,) = ends(driver)
+    assert error.startswith("step 2, saved before a restart: ")
+
+
+def test_retention_has_retired_it():
+    """Copies to peers are slow: a step that is durable and gone again loses its copy in memory."""
+    driver = running(keep_last=1, replicas=1)
+    for step in (1, 2):
+        driver.stage(step, promised=True)
+        for _ in range(3):
+            driver.tick(1.0)
+            for host in AB:
+                driver.report(host)
+    driver.staged["b"] = [one for one in driver.staged["b"] if one.step != 1]
+    driver.report("b")
+    assert driver.core.saves.untold.texts("another", ()) == ()
+
+
+def test_a_step_that_nobody_will_make_again_as_the_run_is_released():
+    """The function has returned without close(), and Ray ended its processes while one was still copying."""
+    driver = running(keep_last=None)
+    driver.stage(2, promised=True)
+    driver.hold(0, 3, promised=True)
+    driver.word(1, 3, pending=(3,))
+    for rank in range(2):
+        dies(driver, rank, promised=driver.key(3))
+    for host in AB:
+        driver.seen[host] = []
+        driver.report(host)
+    driver.send(ReleaseAsked(ask=driver.ask(), reason="finished"))
+    for _ in range(10):
+        driver.tick(3.0)
+        for host in AB:
+            driver.report(host)
+    (reply,) = driver.replies(LeaveReply)
+    assert (reply.step, reply.errors) == (2, ("step 3: the trainers ended before all ranks had copied it",))
+
+
+def test_a_new_coordinator_hears_of_a_group_that_died_with_the_one_before():
+    driver = Driver(tail=history(1), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.2.g0", {0: "a", 1: "b"}
+    for host in AB:
+        driver.report(host)
+    before = SnapshotId("1.1.x", 7)  # of a group that was restored since, at a step before it
+    driver.send(
+        TrainerExited(
+            host=HostId("a"), lineage="1.1.x", rank=0, clean=False, reason="died", broken=((before, NO_SLOT),), promised=before
+        )
+    )
+    dies(driver, 0, broken=((SnapshotId("1.2.g0", 1), NO_SLOT),))
+    driver.send(ReleaseAsked(ask=driver.ask(), reason="gave up"))
+    driver.tick(60.0)
+    for host in AB:
+        driver.report(host)
+    assert [*driver.replies(LeaveReply)[0].errors] == [f"step 1: {NO_SLOT}"]
+
+
+def test_one_loss_is_told_once():
+    """The next group goes on from a step whose save is under way: it is promised anew, fails, and its ranks ask about it themselves."""
+    driver = breaks_two()
+    four = driver.key(4)
+    dies(driver, 0)
+    driver.join(AB, "next")
+
+    def turn() -> None:
+        for one in driver.take(Invalidate):
+            held = driver.staged.get(one.host, [])
+            driver.staged[one.host] = [piece for piece in held if (piece.lineage, piece.step) == (one.lineage, one.step)]
+            driver.send(Invalidated(host=one.host, lineage=one.lineage, step=one.step))
+        for host in AB:
+            driver.report(host)
+
+    for rank in range(2):
+        driver.ask_restore(rank)
+    turn()
+    turn()
+    driver.tried(driver.replies(RestoreChoice)[-1])
+    turn()
+    for _ in range(4):
+        for order in driver.take(Write):
+            driver.send(Written(host=order.host, save=order.save, error="notes.txt is in the way"))
+        driver.tick(40.0)
+    driver.auto = True
+    (error,) = closes(driver, four)
+    assert error.startswith("step 4: save ")
+
+
+def test_many_are_named_and_few_explained():
+    untold = Untold()
+    for step in range(1, 31):
+        untold.lost(SnapshotId("1.1.g", step), "why")
+    untold.told([SnapshotId("1.1.g", 30)])
+    untold.saved(29)
+    first, *others = untold.texts("next", ())
+    assert first == f"steps {', '.join(str(step) for step in range(1, 29 - EXPLAINED))}, saved before a restart: the log says why"
+    assert others == [f"step {step}, saved before a restart: why" for step in range(29 - EXPLAINED, 29)]
+
+
+def test_a_word_has_the_newest_of_what_is_broken():
+    own = OwnPromises()
+    for step in range(1, 100):
+        own.make(SnapshotId("1.1.x", step))
+        own.broke(SnapshotId("1.1.x", step), "w" * 1000)
+    assert [step for step, _, _ in own.broken_in_word("1.1.x")] == [*range(100 - NAMED_BROKEN, 100)]
+    assert own.newest_in_word("1.1.x") == (99, 0)
+    assert own.broken_in_word("1.2.x") == ()
+    assert own.newest_in_word("1.2.x") is None
+    own.told(own.made[:-1])
+    assert own.broken_in_word("1.1.x") == ((99, 0, own.broken[0][1][:120]),)
