@@ -12,8 +12,9 @@ import pytest
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from raystate import RayTrainCallback, StateConfig, launch_context
-from raystate.core.errors import ConfigError
+from raystate.core.errors import ConfigError, StorageError
 from raystate.launch_context import LaunchContext, Restart, saves_so_far
+from raystate.manager.opening import is_launched
 from raystate.runtime.ends import End
 from raystate.train import endings, standby, telling
 from raystate.train import result as result_module
@@ -315,6 +316,21 @@ def test_a_training_that_saved_nothing_is_told(
     assert result.step == facts.get("step", -1)
     told = [record.getMessage() for record in caplog.records if "nothing was saved" in record.getMessage()]
     assert told == ([f"raystate: train_fn has returned and nothing was saved: {said}"] if said else [])
+
+
+def test_a_run_that_a_script_keeps_beside_the_launched_one(tmp_path: Path) -> None:
+    """Its steps and metrics are not the launch's result, and it is released with its own manager."""
+    launched = StateConfig(storage=tmp_path / "run", run="a")
+    context = LaunchContext(config=launched, group="g", rank=0, world=1, launch="l")
+    assert is_launched(launched.replace(keep_last=7), context)
+    assert not is_launched(StateConfig(storage=tmp_path / "side", run="a"), context)
+    assert not is_launched(launched, None)
+
+
+def test_what_a_failed_run_says_of_its_release() -> None:
+    lost = StorageError("not durable: step 2: why", released=True)
+    assert endings.release_text(lost) == "of the steps that save() had promised: not durable: step 2: why"
+    assert endings.release_text(StorageError("no room")) == "the run could not be released: StorageError: no room"
 
 
 def test_check_world() -> None:
