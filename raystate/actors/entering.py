@@ -116,8 +116,8 @@ def _make_way(refusal: Failure, coordinator: Any, config: StateConfig, ahead: li
         # Nobody uses that run any more, or it is taken over: what it holds in memory becomes durable, then its storage is free.
         logger.info("run %r is released: run %r takes %s", error.run, config.run, config.storage)
         reply = release_by_hash(error.release, f"run {config.run!r} takes its storage", config.save_timeout_s)
-        if reply is not None and reply.errors:
-            logger.warning("run %r had promised steps that are not durable: %s", error.run, "; ".join(reply.errors))
+        if reply is not None and reply.untold:
+            logger.warning("run %r had promised steps that are not durable: %s", error.run, "; ".join(reply.untold))
         return
     if isinstance(error, RunInUseError) and error.starting and not out_of_time:
         time.sleep(RETRY_S)  # soon it trains, or it is known to have given up

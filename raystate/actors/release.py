@@ -62,7 +62,7 @@ def release(
     if _was_refused(after):
         return None  # its Coordinator ends by itself, with all that hold nothing
     reply = release_by_hash(run_hash(config.storage, config.run), reason, deadline_s, launch=launch)
-    if reply is not None and (error := lost_steps(reply.errors, released=True)) is not None:
+    if reply is not None and (error := lost_steps(reply.untold, released=True)) is not None:
         raise error
     return None if reply is None else reply.step
 

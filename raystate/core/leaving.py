@@ -276,12 +276,12 @@ class Leaving:
         if untold:
             self.desk.log("error", f"promised by save(), and not durable: {named(untold)}")
         for rank, asks in sorted(self._asks.asks.items()):
-            errors: list[str] = []
+            errors: list[str] = []  # of a release: nobody's own
             if (event := self._left.get(rank)) is not None:
                 undecided, errors, _ = fates.unfinished(event)
                 errors += fates.texts(event, undecided)
             for ask in asks:
-                self.desk.answer(ask, LeaveReply(step=step, errors=(*errors, *untold)))
+                self.desk.answer(ask, LeaveReply(step=step, errors=tuple(errors), untold=untold))
         self.desk.out.append(Finish(reason=self._why))
 
     # ---------------------------------------------------------------- time

@@ -107,7 +107,8 @@ class LeaveReply:
     """The run is released."""
 
     step: int  # the durable last step, -1 if none was ever saved
-    errors: tuple[str, ...] = ()  # what was promised, is not durable, and was not said before
+    errors: tuple[str, ...] = ()  # what was promised to whoever asks, is not durable, and was not said before
+    untold: tuple[str, ...] = ()  # the same of worker groups before, which have died
 
 
 Reply = JoinReply | RestoreChoice | RestoreSettled | FlushReply | AgainReply | LeaveReply | Failure

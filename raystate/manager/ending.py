@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 
 from raystate.core.errors import StaleAttemptError, StorageError, lost_steps
 from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
+
+logger = logging.getLogger("raystate")
 
 
 def is_clean_exit(error: BaseException | None) -> bool:
@@ -106,7 +109,7 @@ class Departure:
 
         Raises:
             StorageError: the last step could not be made durable, and the run is not released; or (`released`) the run has ended,
-                and something that was promised in it is lost.
+                and something that was promised in it is lost: to this group, or under a launcher to one before it that died.
         """
         session, pipeline = self._session, self._pipeline
         pipeline.drain()
@@ -128,7 +131,10 @@ class Departure:
         finally:
             session.is_leaving = False
         session.link.left(session.rank, session.world)
-        if (error := _lost(lost, reply.errors, released=True)) is not None:
+        untold = reply.untold if self.launched else ()
+        if reply.untold and not self.launched:  # whoever has started this script once more knows that the one before was killed
+            logger.warning("run %r: not durable: %s", session.config.run, "; ".join(reply.untold))
+        if (error := _lost(lost, (*untold, *reply.errors), released=True)) is not None:
             raise error
 
     def detach(self, failed: str = "") -> None:

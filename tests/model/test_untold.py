@@ -51,12 +51,12 @@ class Run(World):
 
         self.play(trains)
 
-    def ends(self, *, back_to: int | None = None) -> StorageError | None:
+    def ends(self, *, back_to: int | None = None, launched: bool = True) -> StorageError | None:
         """The next trainer goes on, or goes back, and closes."""
         raised: list[StorageError | None] = []
 
         def goes_on(rank: Rank) -> None:
-            manager = rank.open("second")
+            manager = rank.open("second", launched=launched)
             restored = manager.restore(state(0), step=back_to, rollback=back_to is not None)
             assert restored is not None and restored.step == (back_to or LAST)
             for step in range(restored.step + 1, LAST + 2):
@@ -86,7 +86,7 @@ def run() -> Any:
     world.close()
 
 
-def named(error: StorageError) -> list[int]:
+def named(error: object) -> list[int]:
     """The steps that it says are lost."""
     steps = re.findall(r"steps? ([0-9, ]+), saved before a restart:", str(error))
     return [int(step) for text in steps for step in text.split(",")]
@@ -113,6 +113,17 @@ def test_an_error_that_a_launcher_may_have_swallowed_is_told_again(run: Run) -> 
     run.loses_some(told=True)
     error = run.ends()
     assert error is not None and error.released
+
+
+def test_a_script_that_is_started_again_is_warned(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever did so knows that the one before was killed: that is no failure of this one."""
+    run.loses_some(launched=False)
+    lost = missing(run)
+    assert run.ends(launched=False) is None
+    warned = [
+        record.getMessage() for record in caplog.records if record.name == "raystate" and "not durable" in record.getMessage()
+    ]
+    assert named(warned[-1]) == lost
 
 
 def test_what_is_made_again_is_not_lost(run: Run) -> None:
