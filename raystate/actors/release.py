@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import time
 from typing import Any
@@ -13,9 +14,11 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from raystate.actors.hosts import CLOSE_HOST_TIMEOUT_S
 from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError, RunInUseError, StorageError, error_from_name, lost_steps
+from raystate.core.errors import RaystateError, RunInUseError, StorageError, error_from_name
 from raystate.core.messages import Ask, Failure, LeaveReply, ReleaseAsked
 from raystate.storage import open_storage, run_hash, visible_steps
+
+logger = logging.getLogger(__name__)
 
 QUICK_S = 5.0
 STORAGE_S = 3.0  # in an outage: whoever asks has something to go on with
@@ -55,15 +58,18 @@ def release(
         The durable last step if the Coordinator said it, else None.
 
     Raises:
-        StorageError: the newest snapshot could not be made durable (everything is ended nevertheless). `released`: it could, and others
-            are lost that `save` had promised.
+        StorageError: the newest snapshot could not be made durable (everything is ended nevertheless).
         RaystateError: this process has left Ray.
     """
     if _was_refused(after):
         return None  # its Coordinator ends by itself, with all that hold nothing
     reply = release_by_hash(run_hash(config.storage, config.run), reason, deadline_s, launch=launch)
-    if reply is not None and (error := lost_steps(reply.untold, released=True)) is not None:
-        raise error
+    if reply is not None and reply.untold:
+        lost = f"not durable, although save() had said True: {'; '.join(reply.untold)}"
+        if after is not None:
+            after.add_note(lost)
+        else:
+            logger.warning("run %r: %s", config.run, lost)
     return None if reply is None else reply.step
 
 

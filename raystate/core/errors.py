@@ -73,7 +73,7 @@ def lost_steps(errors: tuple[str, ...], *, released: bool = False) -> StorageErr
     """What is said of promised steps that are not durable, each with its reason; None if there are none.
 
     Args:
-        released: the run has ended: its last step is durable, and a restart could not bring these back.
+        released: the run has ended: its last step is durable, and another start could not bring these back.
     """
     if not errors:
         return None

@@ -109,7 +109,7 @@ class Departure:
 
         Raises:
             StorageError: the last step could not be made durable, and the run is not released; or (`released`) the run has ended,
-                and something that was promised in it is lost: to this group, or under a launcher to one before it that died.
+                and something that was promised to this group is lost.
         """
         session, pipeline = self._session, self._pipeline
         pipeline.drain()
@@ -131,10 +131,9 @@ class Departure:
         finally:
             session.is_leaving = False
         session.link.left(session.rank, session.world)
-        untold = reply.untold if self.launched else ()
-        if reply.untold and not self.launched:  # whoever has started this script once more knows that the one before was killed
+        if reply.untold:  # no mistake of this group's, and no other start could mend it
             logger.warning("run %r: not durable: %s", session.config.run, "; ".join(reply.untold))
-        if (error := _lost(lost, (*untold, *reply.errors), released=True)) is not None:
+        if (error := _lost(lost, reply.errors, released=True)) is not None:
             raise error
 
     def detach(self, failed: str = "") -> None:

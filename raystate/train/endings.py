@@ -247,8 +247,6 @@ def ours(error: BaseException | None) -> RaystateError | None:
 
 def release_text(error: Exception) -> str:
     """What is said, beside a run's own error, of one that its release has raised."""
-    if isinstance(error, StorageError) and error.released:
-        return f"of the steps that save() had promised: {error}"
     return f"the run could not be released: {type(error).__name__}: {error}"
 
 

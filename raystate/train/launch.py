@@ -83,8 +83,8 @@ def fit(
         ConfigError: the arguments contradict each other, or the workers don't form one JAX job.
         ReferenceMismatchError, ItemTopologyError, StepOrderError and other mistakes in `train_fn`'s calls: at once, as they are.
         RunFailedError: gave up. Its cause is the user's exception; `rank` says whose. The newest complete snapshot is durable.
-        StorageError: the run has finished and its last step is durable, but not every one for which `save` had returned True, in this
-            worker group or in one that has died: it names them, with the reasons.
+        StorageError: `close` has raised it as it ended the run: the last step is durable, but not every one for which `save` had
+            returned True; it names them, with the reasons. (For those of worker groups that have died, see `RunResult.lost`.)
         StaleAttemptError, RunInUseError: the run belongs to another attempt.
     """
     if not callable(train_fn):
@@ -150,7 +150,7 @@ def _unwrap(wrapped: TrainingFailedError) -> tuple[BaseException, BaseException 
 def _release(config: Any, launch: str, reason: str, *, after: BaseException | None = None) -> None:
     """The newest snapshot durable, no actor left: if the run is this launch's, and not somebody else's that it was refused for.
 
-    After an error, a failure to do so is noted on it and doesn't replace it; so are the steps that are lost.
+    After an error, a failure to do so is noted on it and doesn't replace it.
     """
     try:
         release(config, reason, getattr(config, "save_timeout_s", _RELEASE_S), launch=launch, after=after)

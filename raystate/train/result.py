@@ -55,6 +55,8 @@ class RunResult:
             durable step (of a run that had finished before).
         return_value: what the training function returned on rank 0.
         recoveries: every restart, oldest first.
+        lost: steps for which `save` had returned True in a worker group that has died since, and that never got to storage because it
+            was slow or out, each with its reason. What comes after them is whole.
         ray: Ray Train's own result. Its `checkpoint` and `metrics` are None: the steps are the run's, and `raystate.Reader(result.path)`
             reads them; Ray Train keeps only metrics that were reported with a checkpoint. A training function that calls
             `ray.train.report(metrics, checkpoint=…)` itself gets both, and a second copy of the state that raystate doesn't look after.
@@ -65,6 +67,7 @@ class RunResult:
     metrics: dict[str, Any]
     return_value: Any
     recoveries: tuple[Recovery, ...]
+    lost: tuple[str, ...] = ()
     ray: Result = field(repr=False)
 
 
@@ -83,6 +86,7 @@ def run_result(result: Any, config: StateConfig) -> RunResult:
         metrics=dict(outcome.facts.get("metrics") or result.metrics or _stored_metrics(config)),
         return_value=outcome.value,
         recoveries=recoveries(outcome.restarts, outcome.facts.get("recoveries") or []),
+        lost=tuple(outcome.facts.get("lost") or ()),
         ray=result,
     )
 

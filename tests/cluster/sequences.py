@@ -46,6 +46,9 @@ class _Told:
     def told_lost(self, *_: Any) -> None:
         """Whether it was in storage by then is not known, neither here nor to the test."""
 
+    def named(self, *_: Any) -> None:
+        """What groups before were promised is not known here."""
+
     def __getattr__(self, name: str) -> Any:
         if name not in ("save", "durable", "restored", "begin", "latest", "answered"):
             raise AttributeError(name)
@@ -78,6 +81,7 @@ class RankActor:
         self.donates = False
         self.calm = False
         self.rolling_back: dict[int, int] = {}
+        self.owed: dict[tuple[int, float], str] = {}
         self.deleted: set[int] = set()
         self.group = group_number
         self.told: list[str] = []

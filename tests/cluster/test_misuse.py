@@ -85,7 +85,7 @@ def test_unusable_storage(ray_cluster: Any, tmp_path: Path, make_run: Any) -> No
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
     config = raystate.StateConfig(storage=str(blocked / "run"), run=make_run().run)
-    with pytest.raises(raystate.StorageError) as caught:
+    with pytest.raises(raystate.ConfigError, match="is a file, and nothing lies below it") as caught:
         raystate.StateManager(config)
     assert str(blocked) in str(caught.value)
 

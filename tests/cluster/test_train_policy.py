@@ -328,8 +328,6 @@ def test_a_run_that_a_script_keeps_beside_the_launched_one(tmp_path: Path) -> No
 
 
 def test_what_a_failed_run_says_of_its_release() -> None:
-    lost = StorageError("not durable: step 2: why", released=True)
-    assert endings.release_text(lost) == "of the steps that save() had promised: not durable: step 2: why"
     assert endings.release_text(StorageError("no room")) == "the run could not be released: StorageError: no room"
 
 

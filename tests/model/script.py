@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from raystate import launch_context
 from raystate.core.errors import (
     BarrierTimeoutError,
     CapacityError,
@@ -609,7 +610,7 @@ class Player:
         self.open()
 
     def close(self) -> bool:
-        line, promises, sequence = self.line, self.promises, self.sequence
+        line, promises = self.line, self.promises
         self.is_closing = True
         try:
             self.manager.close()
@@ -617,19 +618,25 @@ class Player:
             self.promises, self.is_closing = [], False
             self.note(f"close: {type(error).__name__}: {error}")
             if error.released:
-                self.truth.named(f"close on rank {self.me}", str(error), sequence.owed)
-                promises, sequence.owed = [*promises, *sequence.owed], {}
+                self.check_owed(str(error))
             self.excuse(error, promises)
             return False
         self.promises, self.is_closing = [], False
         self.note("close")
-        self.truth.named(f"close on rank {self.me}", "", sequence.owed)
+        self.check_owed("")
         self.truth.durable(f"close on rank {self.me}", promises)
         if self.truth.newest <= self.last_true:
             self.still_there("close")
         if line.token is not None and not (line.saved and self.sequence.donates):
             self.truth.durable(f"close on rank {self.me}", [(line.newest, line.token)])
         return True
+
+    def check_owed(self, error: str) -> None:
+        """The run has ended. What it says of the promises of groups before goes to its launcher."""
+        if self.me == 0:
+            said = "; ".join(("", *launch_context.summary().get("lost", ())))
+            owed, self.sequence.owed = self.sequence.owed, {}
+            self.truth.named("close", error + said, owed)
 
 
 def play(seed: int) -> str:
