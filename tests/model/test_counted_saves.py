@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,15 @@ import pytest
 from raystate import ConfigError
 from raystate.launch_context import LaunchContext, saves_so_far, set_context, summary
 from tests.model.world import Rank, World
+
+
+def play(script: Callable[[Rank], None]) -> None:
+    """One rank with this script, in a run of its own."""
+    world = World(1, ranks=1, nodes=1, save_every_steps=100)
+    try:
+        world.play(script)
+    finally:
+        world.close()
 
 
 def test_each_save_that_is_not_refused_counts():
@@ -27,13 +37,7 @@ def test_each_save_that_is_not_refused_counts():
             seen.append(saves_so_far())
 
     set_context(None)
-    world = World(1, ranks=1, nodes=1, save_every_steps=100)
-    try:
-        member = Rank(world, 0, script)
-        world.run([member])
-        member.kill()
-    finally:
-        world.close()
+    play(script)
     assert seen == [1, 2, 2]
     set_context(None)
     assert saves_so_far() == 0
@@ -44,7 +48,7 @@ def test_the_launcher_hears_whether_anything_was_saved(saved: bool):
     """A loop that forgot `save` looks as fine as any other: `fit` says so at the end."""
 
     def script(rank: Rank) -> None:
-        set_context(LaunchContext(config=world.config, group="first", rank=0, world=1, launch="l"))
+        set_context(LaunchContext(config=rank.world.config, group="first", rank=0, world=1, launch="l"))
         with rank.open("first") as manager:
             state = manager.restore_or_init(lambda: {"w": np.arange(3)}).state
             if saved:
@@ -52,12 +56,8 @@ def test_the_launcher_hears_whether_anything_was_saved(saved: bool):
         facts.update(summary())
 
     facts: dict[str, Any] = {}
-    world = World(1, ranks=1, nodes=1, save_every_steps=100)
     try:
-        member = Rank(world, 0, script)
-        world.run([member])
-        member.kill()
+        play(script)
     finally:
-        world.close()
         set_context(None)
     assert facts["step"] == (1 if saved else -1)
