@@ -22,7 +22,7 @@ from raystate import launch_context
 from raystate.actors.draining import DrainWatch
 from raystate.actors.hosts import RayHosts
 from raystate.actors.kept import Kept, Tenant, cluster_token, take_storage
-from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor
+from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
 from raystate.actors.reporting import RunReport
 from raystate.actors.restarted import begin, is_restarted
 from raystate.actors.shown import log_to_stderr, show_to
@@ -182,6 +182,8 @@ class CoordinatorActor:
                 takeover=takeover,
             )
         if admission.failure is not None:
+            if admission.rests_on and not await self._trains(admission.rests_on):
+                return dataclasses.replace(admission.failure, details={**admission.failure.details, "starting": True})
             return admission.failure
         if owner.identity != self._owner.identity and (gone := await self._why_log_is_gone(service)):
             return self._without_log(service, gone, takeover)
@@ -192,6 +194,18 @@ class CoordinatorActor:
             self._kept_owner.put(owner)
         self._owner_s = now_s
         return Welcome(protocol=PROTOCOL, outdated=admission.replaces)
+
+    async def _trains(self, hosts: tuple[HostId, ...]) -> bool:
+        """Whether trainers are connected to these hosts, by what they see now. A host that says nothing leaves it at its report."""
+
+        async def connected(host: HostId) -> bool:
+            try:
+                actor = find_actor(host_name(self._run_hash, host))
+                return actor is None or await asyncio.wait_for(actor.trainers.remote(), USE_S / 2) > 0
+            except (AttributeError, RayError, TimeoutError):  # the first: of an older version
+                return True
+
+        return any(await asyncio.gather(*map(connected, hosts)))
 
     @staticmethod
     async def _why_log_is_gone(service: CoordinatorLoop) -> str:
@@ -232,7 +246,10 @@ class CoordinatorActor:
         now_s, ledger = time.monotonic(), self._started.ledger
         with ledger.lock:
             state = occupancy(self._owner, ledger.presence, owner_s=self._owner_s, now_s=now_s)
-            return state, dataclasses.replace(self._owner, config=None), now_s - max(self._owner_s, ledger.presence.heard_s)
+            heard_s, hosts = max(self._owner_s, ledger.presence.heard_s), ledger.presence.hosts
+        if state == "in use" and hosts and not await self._trains(hosts):
+            state = "starting"  # or free, as soon as its end is told
+        return state, dataclasses.replace(self._owner, config=None), now_s - heard_s
 
     async def status(self) -> RunReport:
         """What the run is doing. TimeoutError: its thread does not answer."""

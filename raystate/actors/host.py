@@ -231,6 +231,10 @@ class HostActor:
     def end_trainers(self, order: EndTrainers) -> None:
         self._loop.end_trainers(order)
 
+    def trainers(self) -> int:
+        """How many are connected at this moment. 0, while this is no host of the run."""
+        return 0 if self._opened is None else self._opened.trainers()
+
     def write(self, order: Write) -> Any:
         return self._loop.write(order).result()
 

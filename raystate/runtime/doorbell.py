@@ -185,6 +185,29 @@ class Door:
             self._spare = -1
 
 
+class Waker:
+    """What ends a selector's wait from another thread. Register it for reading."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = socket.socketpair()
+        self._reading.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._reading.fileno()
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            self._writing.send(b"x")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._reading.recv(_READ_BYTES)
+
+    def close(self) -> None:
+        self._reading.close()
+        self._writing.close()
+
+
 def listen(arena_path: Path) -> socket.socket:
     """A socket at the arena's door, whatever lay there before, for this user only."""
     path = socket_path(arena_path)

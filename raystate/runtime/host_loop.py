@@ -6,11 +6,9 @@ are moved outside it, from slots that the machine holds.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import selectors
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -51,7 +49,7 @@ from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, Inv
 from raystate.orbax.kv import bytes_written
 from raystate.runtime import stacks
 from raystate.runtime.copying import Copier, Peers
-from raystate.runtime.doorbell import Caller, Door, Hello
+from raystate.runtime.doorbell import Caller, Door, Hello, Waker
 from raystate.runtime.parts import HostPart
 from raystate.runtime.priority import give_way
 from raystate.runtime.progress import Progress, Share
@@ -122,9 +120,8 @@ class HostLoop:
         self._door = Door(arena.path)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door, selectors.EVENT_READ)
-        self._wake_r, self._wake_w = socket.socketpair()
-        self._wake_r.setblocking(False)
-        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._waker = Waker()
+        self._selector.register(self._waker, selectors.EVENT_READ)
         self._thread: threading.Thread | None = None
         for held in arena.sets:
             self._feed(self._store.found(held))
@@ -172,9 +169,8 @@ class HostLoop:
             stacks.sweep(self.arena.path)
 
     def _on_ready(self, source: Any) -> None:
-        if source is self._wake_r:
-            with contextlib.suppress(BlockingIOError):
-                self._wake_r.recv(4096)
+        if source is self._waker:
+            self._waker.clear()
         elif source is self._door:
             caller = self._door.accept()
             if caller is not None:
@@ -276,11 +272,7 @@ class HostLoop:
     def _order(self, event: HostEvent) -> None:
         with self._lock:
             self._feed(event)
-        self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wake_w.send(b"x")
+        self._waker.wake()
 
     # ------------------------------------------------------------ calls of trainers
 
@@ -350,12 +342,18 @@ class HostLoop:
 
     def end_trainers(self, order: EndTrainers) -> None:
         with self._lock:
-            for caller in list(self._callers.values()):
-                while caller.fileno() in self._callers and caller.has_hung_up():  # it was dead already, of itself
-                    self._on_caller(caller)
+            self.trainers()  # one that was dead already, of itself
             for event in self._store.changes():  # one that has said that it leaves is left alone
                 self._feed(event)
         self._order(order)
+
+    def trainers(self) -> int:
+        """How many are connected at this moment: what the kernel knows of their ends counts already, and is told."""
+        with self._lock:
+            for caller in list(self._callers.values()):
+                while caller.fileno() in self._callers and caller.has_hung_up():
+                    self._on_caller(caller)
+            return len(self._callers)
 
     def write(self, order: Write) -> Future[HostPart]:
         """Write this host's owned shards of a snapshot under the save's unique names, once per save id."""
@@ -385,7 +383,7 @@ class HostLoop:
     def close(self, *, remove_arena: bool) -> None:
         with self._lock:
             self._stopping = True
-        self._wake()
+        self._waker.wake()
         if self._thread is not None:
             self._thread.join(timeout=10.0)
         self._writers.shutdown(wait=False, cancel_futures=True)
@@ -395,6 +393,5 @@ class HostLoop:
                 caller.close()
             self._selector.close()
             self._door.close()
-            self._wake_r.close()
-            self._wake_w.close()
+            self._waker.close()
             self.arena.close(remove=remove_arena)

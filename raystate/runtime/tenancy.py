@@ -114,6 +114,11 @@ class Presence:
             case _:
                 pass
 
+    @property
+    def hosts(self) -> tuple[HostId, ...]:
+        """That have listed trainers in their last report, and have not told their ends since."""
+        return tuple(host for host, (_, listed) in self._listed.items() if listed)
+
     def leaving(self, now_s: float) -> bool:
         """Whether trainers are closing their managers, as far as this is known."""
         return now_s - self._leaving_s < LEAVING_S
@@ -144,10 +149,12 @@ class Admission:
         replaces: it may, and has another configuration: it ends this Coordinator and makes one of its own. The fields that differ,
             with both values: field -> (here, asked for).
         failure: it may not.
+        rests_on: but only because of these hosts' reports, which may be older than the question: ask them.
     """
 
     replaces: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict[str, tuple[Any, Any]])
     failure: Failure | None = None
+    rests_on: tuple[HostId, ...] = ()
 
 
 def admit(
@@ -166,7 +173,8 @@ def admit(
     if not is_same and not takeover and state != "free":
         age_s = now_s - max(owner_s, presence.heard_s)
         sibling = _are_one_jax_job(owner, asking)
-        return Admission(failure=in_use(owner, state, age_s=age_s, storage=config.storage, run=run, sibling=sibling))
+        failure = in_use(owner, state, age_s=age_s, storage=config.storage, run=run, sibling=sibling)
+        return Admission(failure=failure, rests_on=presence.hosts if state == "in use" and not sibling else ())
     unlike = differences(owner.config, asking.config)
     if is_same and unlike and presence.leaving(now_s):
         # It has closed its manager and opens another, while other processes still close theirs.

@@ -129,6 +129,20 @@ def test_a_killed_script_frees_the_run_at_once_and_a_launcher_is_waited_for():
     assert admitted(FIT, OTHER, presence, 111.0) == Admission()
 
 
+def test_a_refusal_says_whose_reports_it_rests_on():
+    """They may be older than the question: a script that was killed a moment ago was said to use its run."""
+    presence = Presence()
+    joins(presence, 1.0)
+    assert admitted(SCRIPT, OTHER, presence, 1.5).rests_on == (), "no host has listed it: it waits for the other ranks"
+    reports(presence, 2.0, 0)
+    assert admitted(SCRIPT, OTHER, presence, 3.0).rests_on == (HOST,)
+    sibling = dataclasses.replace(SCRIPT, job_id="09", pid=11)
+    assert admitted(SCRIPT, sibling, presence, 3.0).rests_on == (), "it waits for this one: asking again would not help"
+    exits(presence, 4.0)
+    assert admitted(SCRIPT, OTHER, presence, 4.0) == Admission()
+    assert admitted(FIT, OTHER, presence, 4.0).rests_on == (), "its launcher starts the next worker group"
+
+
 def test_processes_of_one_jax_job_that_are_two_ray_jobs_are_told_how_to_be_one():
     """Each was told of a stranger, to end or to take over, and it was the other process of its own training."""
     presence = Presence()

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ import pytest
 
 import raystate
 from raystate.actors.entering import enter
-from raystate.actors.naming import find_hosts, run_actors
+from raystate.actors.naming import find_hosts, host_name, run_actors
 from raystate.storage import run_hash
 from tests.cluster.scripts import Script
-from tests.cluster.strikes import newest_in_memory
+from tests.cluster.strikes import newest_in_memory, pid_of
 from tests.cluster.training import Training, wait_for
 from tests.patience import PATIENCE_S
 
@@ -95,6 +96,26 @@ def test_an_interrupted_script_frees_its_run(ray_cluster: Any, make_run: Any) ->
     wait_for(lambda: entered(config_of(run), elsewhere), "a free run")
     with opened(config_of(run)) as manager:
         assert manager.restore_or_init(init).step <= 1
+
+
+def test_a_script_that_was_killed_a_moment_ago(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    """The next one doesn't hear that it is in use, although its HostActor has had no time yet to notice the death."""
+    run = make_run()
+    script = Script(ray_cluster.address, "", run, tmp_path / "log")
+    wait_for(lambda: script.newest() > 3, "some steps", failed=lambda: script.error)
+    (host,) = find_hosts(run_hash(run.storage, run.run))
+    pid = pid_of(host_name(run_hash(run.storage, run.run), host))
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    goes_on = threading.Timer(1.0, os.kill, (pid, signal.SIGCONT))
+    try:
+        script.end()
+        goes_on.start()
+        with raystate.StateManager(config_of(run)) as manager:
+            assert manager.restore_or_init(init).step > 3
+    finally:
+        goes_on.cancel()
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.long
