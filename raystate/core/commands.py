@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raystate.core.entries import LiveStep, LogEntry
-from raystate.core.names import NOWHERE, Ask, HostId, SaveId, SnapshotId
+from raystate.core.names import NOWHERE, Ask, HostId, SaveId, SnapshotId, lineage_order
 from raystate.core.replies import Failure, Reply
+
+MOST_OLDER = 16  # restores in a row while storage takes nothing: what is older than that is given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +70,39 @@ class Advise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invalidate:
-    """Discard every slot of another lineage than `lineage` or of a step later than `step` ("" and -1: discard all). Idempotent."""
+    """Discard every slot but those that `spares` names. Idempotent.
+
+    Attributes:
+        lineage: of the snapshot that is restored; "": none is spared.
+        step: of that snapshot; later ones of its lineage are discarded.
+        by: the lineage that recovers; its own slots and those of later lineages are spared.
+        older: the lineages that `lineage` has come from, oldest first, each with the step after which the next one went on.
+        attempt: (attempt, seq) orders them: one that is not newer than the last applied is acknowledged and does nothing.
+    """
 
     host: HostId
     lineage: str
     step: int
-    by: str = ""  # the lineage that recovers; its own slots and those of later lineages are spared
-    attempt: int = 0  # (attempt, seq) orders them: one that is not newer than the last applied is acknowledged and does nothing
+    by: str = ""
+    older: tuple[tuple[str, int], ...] = ()
+    attempt: int = 0
     seq: int = 0
+
+    def spares(self, lineage: str, step: int) -> bool:
+        """Whether a slot that holds (lineage, step) stays."""
+        if lineage == self.lineage:
+            return step <= self.step
+        if self.by and lineage_order(lineage) >= lineage_order(self.by):
+            return True
+        return any(one == lineage and step <= last for one, last in self.older)
+
+    def before(self, lineage: str) -> tuple[tuple[str, int], ...]:
+        """What `lineage` has come from, as `older` has it; () if it is not of this past."""
+        past = (*self.older, (self.lineage, self.step)) if self.lineage else ()
+        if lineage == self.by:
+            return past[-MOST_OLDER:]
+        at = next((place for place, (one, _) in enumerate(past) if one == lineage), 0)
+        return past[:at]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

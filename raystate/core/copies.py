@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raystate.core.held import GIVEN_UP, Held, HeldSet, is_discarded
+from raystate.core.held import GIVEN_UP, Held, HeldSet
 from raystate.core.host_messages import (
     CommitCopy,
     CopyFailed,
@@ -79,7 +79,7 @@ class Copies:
     def _why_not(self, snapshot: SnapshotId, advice: Advice | None) -> str:
         """Why nobody needs a copy of it any more; "" if somebody may."""
         base = self._held.base
-        if base is not None and is_discarded(base, snapshot.lineage, snapshot.step):
+        if base is not None and not base.spares(snapshot.lineage, snapshot.step):
             return GIVEN_UP
         return (why_free(snapshot, advice) or "") if advice is not None else ""
 

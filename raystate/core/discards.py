@@ -23,9 +23,19 @@ class Discards:
         self._undone = Lookout()
 
     def begin(self, by: str, lineage: str, step: int) -> None:
-        """From now on only (lineage, <= step) counts, and what `by` and later lineages stage, wherever it is held."""
+        """From now on only (lineage, <= step) counts, with what that came from, and what `by` and later lineages stage."""
         self._seq += 1
-        self._memory.rebase(Invalidate(host=_NO_HOST, lineage=lineage, step=step, by=by, attempt=self._desk.attempt, seq=self._seq))
+        base = self._memory.base
+        order = Invalidate(
+            host=_NO_HOST,
+            lineage=lineage,
+            step=step,
+            by=by,
+            older=() if base is None else base.before(lineage),
+            attempt=self._desk.attempt,
+            seq=self._seq,
+        )
+        self._memory.rebase(order)
         self._told_s = {}
         for view in self._memory.views:
             self.tell(view)

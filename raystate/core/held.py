@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from raystate.core.host_messages import Empty, HostCommand, Place, RemoveSet, SetFound
-from raystate.core.messages import Advice, HostWord, Invalidate, SnapshotId, Staged, TrainerWord, lineage_order
+from raystate.core.messages import Advice, HostWord, Invalidate, SnapshotId, Staged, TrainerWord
 from raystate.core.slots import why_free, why_reusable
 
 GIVEN_UP = "a restore has given it up"
@@ -128,7 +128,7 @@ class Held:
                 slot.content = None
                 continue
             slot.content = found
-            if found is not None and self.base is not None and is_discarded(self.base, found.lineage, found.step):
+            if found is not None and self.base is not None and not self.base.spares(found.lineage, found.step):
                 # Staged in a past that a restore has given up meanwhile.
                 self.discard(one, number)
 
@@ -164,7 +164,7 @@ class Held:
         self.base = order
         for one in self.sets.values():
             for number, slot in enumerate(one.slots):
-                if slot.content is not None and is_discarded(order, slot.content.lineage, slot.content.step):
+                if slot.content is not None and not order.spares(slot.content.lineage, slot.content.step):
                     self.discard(one, number)
 
     def discard(self, one: HeldSet, number: int) -> None:
@@ -210,10 +210,3 @@ class Held:
 def applies(order: Invalidate, base: Invalidate | None) -> bool:
     """False for an Invalidate that was applied already or has been overtaken: it is only acknowledged."""
     return base is None or (order.attempt, order.seq) > (base.attempt, base.seq) or (order.attempt, order.seq) == (0, 0)
-
-
-def is_discarded(order: Invalidate, lineage: str, step: int) -> bool:
-    """True if a slot that holds (lineage, step) goes with this Invalidate."""
-    if lineage == order.lineage:
-        return step > order.step
-    return not order.by or lineage_order(lineage) < lineage_order(order.by)

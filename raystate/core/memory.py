@@ -18,7 +18,6 @@ from raystate.core.messages import (
     SnapshotId,
     Staged,
     TrainerSeen,
-    lineage_order,
 )
 
 
@@ -252,9 +251,7 @@ class Memory:
     def believed(self, lineage: str, step: int) -> bool:
         """False for what a recovery decision has discarded, although some host that was away may still hold it."""
         base = self.base
-        if base is None or not base.by:
-            return True
-        return lineage_order(lineage) >= lineage_order(base.by) or (lineage == base.lineage and step <= base.step)
+        return base is None or not base.by or base.spares(lineage, step)
 
     def complete(self, key: SnapshotId) -> Snap | None:
         """The snapshot, if all its pieces are here and no restore has given it up."""

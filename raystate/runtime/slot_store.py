@@ -130,8 +130,9 @@ class SlotStore:
             raw = read_json(self._memory_path)
             if raw is None:
                 return HostMemory()
-            base = Invalidate(**raw["base"]) if raw["base"] else None
-            return HostMemory(base=base, advice=_advice(raw["advice"]) if raw["advice"] else None)
+            return HostMemory(
+                base=_base(raw["base"]) if raw["base"] else None, advice=_advice(raw["advice"]) if raw["advice"] else None
+            )
         except (OSError, ValueError, TypeError, KeyError):
             return HostMemory()
 
@@ -176,6 +177,11 @@ def staged_in(slot: Slot) -> Staged | None:
         nbytes=header.data_bytes,
         local=header.local,
     )
+
+
+def _base(raw: dict[str, object]) -> Invalidate:
+    older = tuple((lineage, step) for lineage, step in raw.get("older", ()))
+    return Invalidate(**{**raw, "older": older})  # type: ignore[arg-type]
 
 
 def _advice(raw: dict[str, object]) -> Advice:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from raystate.core.coordinator import Coordinator
-from raystate.core.held import is_discarded
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Advice,
@@ -111,7 +110,7 @@ class Driver:
             self.send(self.packaged(command))
         elif isinstance(command, Invalidate):
             held = self.staged.get(command.host, [])
-            self.staged[command.host] = [one for one in held if not is_discarded(command, one.lineage, one.step)]
+            self.staged[command.host] = [one for one in held if command.spares(one.lineage, one.step)]
             self.send(Invalidated(host=command.host, lineage=command.lineage, step=command.step))
         elif isinstance(command, Write):
             self.send(Written(host=command.host, save=command.save))

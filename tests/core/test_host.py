@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from raystate.core.errors import InvalidTransitionError
-from raystate.core.held import applies, is_discarded
+from raystate.core.held import applies
 from raystate.core.host import HEARTBEAT_S, Host
 from raystate.core.host_messages import (
     AlreadyExecuted,
@@ -179,8 +179,8 @@ def test_granted_and_held_slots_are_never_granted_again():
 def test_discarding_spares_the_choice_and_what_comes_after():
     order = Invalidate(host=A, lineage="1.1.x", step=5, by="1.3.x", attempt=1, seq=2)
     kept = [("1.1.x", 5), ("1.1.x", 4), ("1.3.x", 9), ("1.4.x", 1)]
-    assert not any(is_discarded(order, *one) for one in kept)
-    assert all(is_discarded(order, *one) for one in [("1.1.x", 6), ("1.2.x", 5), ("1.2.x", 3)])
+    assert all(order.spares(*one) for one in kept)
+    assert not any(order.spares(*one) for one in [("1.1.x", 6), ("1.2.x", 5), ("1.2.x", 3)])
     assert applies(order, None)
     assert not applies(order, order)
 

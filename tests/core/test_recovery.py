@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from raystate.core.commands import MOST_OLDER
 from raystate.core.messages import (
     Answer,
     Ask,
@@ -85,6 +86,52 @@ def test_what_a_restore_gave_up_is_not_believed_when_a_host_comes_back():
     driver.report("b")
     assert driver.core.memory.candidates() == []
     assert {one.host for one in driver.take(Invalidate)} >= {"a", "b"}
+
+
+def test_what_was_promised_before_several_restores_in_a_row_becomes_durable():
+    """Storage takes nothing meanwhile. Each group goes on from what the one before it had in memory: they are one past."""
+    driver = running(keep_last=None)
+    obey = driver._obey
+    driver._obey = lambda command: None if isinstance(command, Write) else obey(command)
+    promised = []
+    for step in (2, 4, 6):
+        driver.stage(step - 1)  # a later one of the same group, that nobody goes on from, is given up
+        driver.stage(step, promised=True)
+        promised.append(driver.key(step))
+        driver.join(AB, f"after {step}")
+        assert driver.restore().step == step
+    assert [driver.core.saves.fate(key)[0] for key in promised] == [None] * 3
+    assert {key.step for key in driver.advice().keep} >= {2, 6}
+    driver._obey = obey
+    for _ in range(8):
+        driver.tick(20.0)
+        for host in AB:
+            driver.report(host)
+    assert list(driver.core.journal.live) == [2, 4, 6]
+    assert [driver.core.saves.fate(key) for key in promised] == [(True, "")] * 3
+
+
+def test_one_past():
+    def then(order: Invalidate, by: str, lineage: str, step: int) -> Invalidate:
+        return Invalidate(host=HostId("a"), lineage=lineage, step=step, by=by, older=order.before(lineage))
+
+    first = Invalidate(host=HostId("a"), lineage="1.1.x", step=4, by="1.2.y")
+    second = then(first, "1.4.z", "1.2.y", 8)
+    assert second.older == (("1.1.x", 4),)
+    assert all(second.spares(*one) for one in [("1.1.x", 4), ("1.1.x", 2), ("1.2.y", 8), ("1.4.z", 9), ("2.1.q", 1)])
+    assert not any(second.spares(*one) for one in [("1.1.x", 5), ("1.2.y", 9), ("1.3.x", 6)])
+    again = then(second, "1.6.w", "1.2.y", 6)  # nothing of 1.4.z had become complete
+    assert again.older == (("1.1.x", 4),)
+    assert not any(again.spares(*one) for one in [("1.4.z", 9), ("1.2.y", 7)])
+    back = then(second, "1.6.w", "1.1.x", 2)
+    assert back.older == ()
+    assert not any(back.spares(*one) for one in [("1.1.x", 4), ("1.2.y", 6)])
+    for other in ("", "1.3.x"):
+        assert then(second, "1.6.w", other, 6).older == (), "not of this past"
+    assert then(then(second, "1.6.w", "", -1), "1.8.v", "1.6.w", 3).older == ()
+    for number in range(50):
+        second = then(second, f"2.{number + 2}.n", second.by, number)
+    assert len(second.older) == MOST_OLDER
 
 
 def test_discarding_comes_before_the_choice_is_told():
