@@ -131,7 +131,7 @@ class Departure:
         finally:
             session.is_leaving = False
         session.link.left(session.rank, session.world)
-        if reply.untold:  # no mistake of this group's, and no other start could mend it
+        if reply.untold and session.rank == 0:  # no mistake of this group's, and no other start could mend it
             logger.warning("run %r: not durable: %s", session.config.run, "; ".join(reply.untold))
         if (error := _lost(lost, reply.errors, released=True)) is not None:
             raise error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 from raystate.arena import HostArena, Slot, SlotHeader, SlotSet
 from raystate.arena.files import read_json, write_json
@@ -179,9 +180,8 @@ def staged_in(slot: Slot) -> Staged | None:
     )
 
 
-def _base(raw: dict[str, object]) -> Invalidate:
-    older = tuple((lineage, step) for lineage, step in raw.get("older", ()))
-    return Invalidate(**{**raw, "older": older})  # type: ignore[arg-type]
+def _base(raw: dict[str, Any]) -> Invalidate:
+    return Invalidate(**{**raw, "older": tuple((lineage, step) for lineage, step in raw.get("older", ()))})
 
 
 def _advice(raw: dict[str, object]) -> Advice:
