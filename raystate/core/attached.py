@@ -189,4 +189,4 @@ def seen_of(word: TrainerWord) -> TrainerSeen:
 
 
 def _broken_of(word: TrainerWord) -> tuple[tuple[SnapshotId, str], ...]:
-    return tuple((SnapshotId(word.lineage, step, again), why) for step, again, why in word.broken)
+    return tuple((SnapshotId(lineage, step, again), why) for lineage, step, again, why in word.broken)

@@ -52,7 +52,7 @@ class OwnPromises:
         """The newest of the lineage, as (step, again): a trainer that dies can't ask about it."""
         return self.made[-1].place if self.made and self.made[-1].lineage == lineage else None
 
-    def broken_in_word(self, lineage: str) -> tuple[tuple[int, int, str], ...]:
-        """The newest broken ones of the lineage, as (step, again, why)."""
-        newest = self.broken[-NAMED_BROKEN:]
-        return tuple((one.step, one.again, why[:WHY_CHARS]) for one, why in newest if one.lineage == lineage)
+    @property
+    def broken_in_word(self) -> tuple[tuple[str, int, int, str], ...]:
+        """The newest broken ones, of earlier lineages, too: (lineage, step, again, why)."""
+        return tuple((one.lineage, one.step, one.again, why[:WHY_CHARS]) for one, why in self.broken[-NAMED_BROKEN:])

@@ -87,7 +87,7 @@ class TrainerWord:
     phase: Literal["joined", "running", "closing", "failed"] = "joined"
     error: str = ""  # phase "failed": the user's exception, one line
     promised: tuple[int, int] | None = None  # the newest promise of this lineage, (step, again), if its user may ask about it
-    broken: tuple[tuple[int, int, str], ...] = ()  # as in TrainerSeen: (step, again, why)
+    broken: tuple[tuple[str, int, int, str], ...] = ()  # as in TrainerSeen: (lineage, step, again, why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,7 +164,7 @@ class Trainer:
             phase=self.phase,
             error=self.error,
             promised=self.promises.newest_in_word(self.lineage),
-            broken=self.promises.broken_in_word(self.lineage),
+            broken=self.promises.broken_in_word,
         )
 
     @property

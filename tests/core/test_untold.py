@@ -19,7 +19,9 @@ from raystate.core.messages import (
     Written,
 )
 from raystate.core.own_promises import NAMED_BROKEN, OwnPromises
+from raystate.core.trainer import Trainer
 from raystate.core.untold import EXPLAINED, Untold
+from raystate.core.words import trainer_word_from_json, trainer_word_to_json
 from tests.core.driver import AB, Driver, history, running
 
 NO_SLOT = "no slot became free"
@@ -219,9 +221,19 @@ def test_a_word_has_the_newest_of_what_is_broken():
     for step in range(1, 100):
         own.make(SnapshotId("1.1.x", step))
         own.broke(SnapshotId("1.1.x", step), "w" * 1000)
-    assert [step for step, _, _ in own.broken_in_word("1.1.x")] == [*range(100 - NAMED_BROKEN, 100)]
+    assert [step for _, step, _, _ in own.broken_in_word] == [*range(100 - NAMED_BROKEN, 100)]
     assert own.newest_in_word("1.1.x") == (99, 0)
-    assert own.broken_in_word("1.2.x") == ()
     assert own.newest_in_word("1.2.x") is None
     own.told(own.made[:-1])
-    assert own.broken_in_word("1.1.x") == ((99, 0, own.broken[0][1][:120]),)
+    assert own.broken_in_word == (("1.1.x", 99, 0, own.broken[0][1][:120]),)
+
+
+def test_a_word_tells_also_what_a_restore_of_a_living_trainer_gave_up():
+    """It can't ask about it any more if it dies in the next lineage: the newest word is what its HostActor knows of it."""
+    trainer = Trainer(0, 1, "1.1.x")
+    trainer.begin("1.2.x", None)
+    trainer.on_save(4, force=True, host_word=None)
+    trainer.promises.broke(SnapshotId("1.2.x", 4), NO_SLOT)
+    trainer.begin("1.3.x", SnapshotId("1.1.x", 3))
+    word = trainer_word_from_json(trainer_word_to_json(trainer.word()))
+    assert (word.lineage, word.promised, word.broken) == ("1.3.x", None, (("1.2.x", 4, 0, NO_SLOT),))

@@ -48,6 +48,7 @@ KEPT = (
     5770,  # a close whose last step was committed and not yet published said only what had held up another one
     75,  # a step that was lost, and whose trainer died before it could ask: the run ended as if nothing was
     1225,  # the same, and another worker group was told of it, since it went on from that step (the check was wrong)
+    1409,  # a restore of a living trainer gave up what it had promised, and it died before it could ask: nobody named the step
 )
 
 # Where each planted bug is found first; the search goes on from seed 0 if it is not found there any more.
