@@ -55,7 +55,7 @@ KEPT = (
 KNOWN = {
     "a repeat is the same save": 6,
     "a restored step counts as durable": 441,
-    "abandoned copies go on": 25,
+    "abandoned copies go on": 45,
     "judged on older reports": 11,
     "long words are not sent": 6,
     "old slots are a dead trainer's": 1,
