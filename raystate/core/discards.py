@@ -61,8 +61,7 @@ class Discards:
 
     def invalidated(self, event: Invalidated) -> None:
         """A host says that it has discarded what an order gave up."""
-        view, base = self._memory.hosts.get(event.host), self._memory.base
-        if view is None or base is None or (event.lineage, event.step) != (base.lineage, base.step):
-            return
-        self._memory.discarded(view, (base.attempt, base.seq))
-        self._desk.stir = True
+        view = self._memory.hosts.get(event.host)
+        if view is not None:
+            self._memory.discarded(view, (event.attempt, event.seq))
+            self._desk.stir = True

@@ -237,11 +237,12 @@ class ResizeAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invalidated:
-    """A host has discarded everything but what `Invalidate` named."""
+    """A host has discarded everything but what an `Invalidate` spares, and says which: that one's (attempt, seq)."""
 
     host: HostId
-    lineage: str
     step: int
+    attempt: int
+    seq: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -276,7 +276,7 @@ class Host:
             self._held.give_up(order)
             self._remember()
         self._reports.at_once = True
-        self._out.append(Tell(event=Invalidated(host=self.host, lineage=order.lineage, step=order.step)))
+        self._out.append(Tell(event=Invalidated(host=self.host, step=order.step, attempt=order.attempt, seq=order.seq)))
 
     def _remember(self) -> None:
         self._out.append(Remember(memory=HostMemory(base=self._held.base, advice=self._advice)))

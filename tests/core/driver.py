@@ -111,7 +111,7 @@ class Driver:
         elif isinstance(command, Invalidate):
             held = self.staged.get(command.host, [])
             self.staged[command.host] = [one for one in held if command.spares(one.lineage, one.step)]
-            self.send(Invalidated(host=command.host, lineage=command.lineage, step=command.step))
+            self.send(Invalidated(host=command.host, step=command.step, attempt=command.attempt, seq=command.seq))
         elif isinstance(command, Write):
             self.send(Written(host=command.host, save=command.save))
         elif isinstance(command, Advise):

@@ -84,7 +84,7 @@ class Fleet:
             self.advised[host] = (command.advice.attempt, command.advice.seq)
             self.dirty[host] = None
         elif isinstance(command, Invalidate):
-            self.later.append(Invalidated(host=command.host, lineage=command.lineage, step=command.step))
+            self.later.append(Invalidated(host=command.host, step=command.step, attempt=command.attempt, seq=command.seq))
         elif isinstance(command, Write):
             self.later.append(Written(host=command.host, save=command.save))
         elif isinstance(command, BuildPackage):

@@ -18,6 +18,7 @@ from raystate.core.messages import (
     HostDown,
     HostId,
     Invalidate,
+    Invalidated,
     Joined,
     JoinReply,
     LeaveReply,
@@ -109,6 +110,34 @@ def test_what_was_promised_before_several_restores_in_a_row_becomes_durable():
             driver.report(host)
     assert list(driver.core.journal.live) == [2, 4, 6]
     assert [driver.core.saves.fate(key) for key in promised] == [(True, "")] * 3
+
+
+def test_a_late_word_of_the_discard_before_does_not_count_for_the_next_of_the_same_step():
+    """The host still held what the next restore gave up, and was not told again: a new Coordinator would have believed it."""
+    driver = running()
+    driver.stage(4)
+    driver.join(AB, "second")
+    driver.take(Invalidate)
+    assert driver.restore().step == 4
+    (first,) = [one for one in driver.take(Invalidate) if one.host == "b"]
+    driver.stage(5)  # nobody goes on from it
+    driver.join(AB, "third")
+    driver.auto = False
+    driver.out.clear()
+    for rank in range(2):
+        driver.ask_restore(rank, step=4)
+    for host in AB:
+        driver.advised[host] = (1, driver.advice().seq)
+        driver.report(host)
+    orders = {one.host: one for one in driver.take(Invalidate)}
+    assert (orders[HostId("b")].lineage, orders[HostId("b")].step) == (first.lineage, 4)
+    for one in (orders[HostId("a")], first):
+        driver.send(Invalidated(host=one.host, step=one.step, attempt=one.attempt, seq=one.seq))
+    assert driver.replies(RestoreChoice) == []
+    driver.tick(5.0)
+    assert [one.host for one in driver.take(Invalidate)] == ["b"], "its order may be lost"
+    driver.send(Invalidated(host=HostId("b"), step=4, attempt=first.attempt, seq=orders[HostId("b")].seq))
+    assert len(driver.replies(RestoreChoice)) == 2
 
 
 def test_one_past():

@@ -186,7 +186,7 @@ def test_one_loss_is_told_once():
         for one in driver.take(Invalidate):
             held = driver.staged.get(one.host, [])
             driver.staged[one.host] = [piece for piece in held if (piece.lineage, piece.step) == (one.lineage, one.step)]
-            driver.send(Invalidated(host=one.host, lineage=one.lineage, step=one.step))
+            driver.send(Invalidated(host=one.host, step=one.step, attempt=one.attempt, seq=one.seq))
         for host in AB:
             driver.report(host)
 

@@ -85,7 +85,7 @@ class MadeUpHosts:
             for one in self.staged.get(order.host, ())
             if one.lineage == order.by or (one.lineage == order.lineage and one.step <= order.step)
         )
-        self.post(Invalidated(host=order.host, lineage=order.lineage, step=order.step))
+        self.post(Invalidated(host=order.host, step=order.step, attempt=order.attempt, seq=order.seq))
 
     def copy(self, order: Copy) -> None:
         pass
