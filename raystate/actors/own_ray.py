@@ -18,6 +18,7 @@ from raystate.ray_version import ray_internals
 
 with ray_internals():
     from ray._private import worker
+    from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 logger = logging.getLogger("raystate")
 
@@ -51,6 +52,9 @@ def why_not_joined(error: Exception, without_address: str) -> str:
 def check_address() -> None:
     """See that somebody listens at the host:port of `RAY_ADDRESS`, if that is what it holds. Ray itself would try for many minutes.
 
+    A cluster of this machine gets this machine's token, if there is one: `ray start` asks for it then. Ray does the same where it has
+    found the cluster by itself; one elsewhere gets it only if the user says so (`RAY_AUTH_MODE=token`).
+
     Raises:
         ConnectionError: nobody did within 10 s.
     """
@@ -59,7 +63,11 @@ def check_address() -> None:
         return
     host, port = named["host"].strip("[]"), int(named["port"])
     # Ray listens at the node's own address, and takes these names for it.
-    hosts = [host, ray.util.get_node_ip_address()] if host in ("localhost", "127.0.0.1") else [host]
+    here = ray.util.get_node_ip_address()
+    is_loopback = host in ("localhost", "127.0.0.1")
+    hosts = [host, here] if is_loopback else [host]
+    if is_loopback or host == here:
+        _use_token()
     deadline_s = time.monotonic() + _ANSWER_S
     while True:
         for one in hosts:
@@ -71,6 +79,15 @@ def check_address() -> None:
         if time.monotonic() > deadline_s:
             raise ConnectionError(f"nobody answers there ({why})")
         time.sleep(_PROBE_S)
+
+
+def _use_token() -> None:
+    notes = logging.getLogger(maybe_enable_token_auth_if_token_available.__module__)
+    is_off, notes.disabled = notes.disabled, True  # it says how to opt out, at each start
+    try:
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    finally:
+        notes.disabled = is_off
 
 
 def start_ray() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import socket
 import subprocess
 import sys
@@ -311,6 +312,29 @@ def test_an_address_at_which_somebody_listens_is_left_to_ray(monkeypatch: pytest
     for other in ("auto", "local", "ray://127.0.0.1:1"):
         monkeypatch.setenv("RAY_ADDRESS", other)
         own_ray.check_address()
+
+
+@pytest.mark.parametrize(("address", "is_here"), [("127.0.0.1:{}", True), ("[::1]:{}", False), ("ray://127.0.0.1:{}", False)])
+def test_a_cluster_of_this_machine_gets_its_token(address: str, is_here: bool, tmp_path: Path):
+    """Ray's first start makes one, `ray start` asks for it from then on, and Ray's driver finds it only without an address."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("secret")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        environment = {**os.environ, "HOME": str(tmp_path), "RAY_ADDRESS": address.format(listener.getsockname()[1])}
+        del environment["RAY_AUTH_MODE"]
+        script = """if True:
+            import contextlib, os
+            from raystate.actors import own_ray
+            own_ray._ANSWER_S = 0.0
+            with contextlib.suppress(ConnectionError):
+                own_ray.check_address()
+            from ray._raylet import AuthenticationMode, get_authentication_mode
+            print(os.environ.get("RAY_AUTH_MODE"), get_authentication_mode() == AuthenticationMode.TOKEN)"""
+        ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ran.stdout.split() == (["token", "True"] if is_here else ["None", "False"]), ran.stderr
+    assert "opt out" not in ran.stderr
 
 
 def test_a_cluster_that_may_want_a_token_is_told_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
