@@ -311,13 +311,18 @@ class Journal:
     def _supersede(self, tail: LogEntry | None, flight: LogEntry) -> None:
         attempt = -1 if tail is None else tail.attempt
         mine = self.desk.attempt
-        what = (
-            f"this attempt ({mine}) has been superseded"
-            if attempt > mine
-            else f"this is attempt {mine}, so it is another run's log"
-        )
-        text = f"log entry {flight.seq} belongs to attempt {attempt}: {what}"
-        stranger = tail is not None and _cluster_of(tail.writer) != _cluster_of(self.writer)
+        settings, stranger = self.desk.settings, tail is not None and _cluster_of(tail.writer) != _cluster_of(self.writer)
+        where = f"run {settings.run!r} on {settings.storage}"
+        if attempt > mine:
+            who = "another Ray cluster, or another script with a Ray of its own," if stranger else "a later start"
+            text = (
+                f"{where}: {who} has taken over the run (as attempt {attempt}, with log entry {flight.seq}), and this one (attempt {mine}) "
+                f"can't make steps durable any more; end one of them, or give each a storage of its own"
+            )
+        else:
+            text = (
+                f"{where}: log entry {flight.seq} belongs to attempt {attempt}, this is attempt {mine}, so it is another run's log"
+            )
         self.superseded = Superseded(by_attempt=attempt, reason=text, by_stranger=stranger)
         self.desk.stir = True
 
