@@ -1,7 +1,7 @@
 # Everything runs in .venv, which is made on the first call from nothing but python3, pip and make.
 #   make demo [GCS=1] [ARGS=…]
 #   make test   make test-first   make test-core   make test-ray   make test-timed   make test-long   make test-all
-#   make check
+#   make check  make venv
 #   make docs   make bench [ARGS=--quick]    make format   make clean
 
 PYTHON ?= python3

@@ -394,7 +394,7 @@ class StateManager:
             raise RaystateError("this StateManager is the parent's: this process was forked from it", rank=self._rank)
         if self._ending.detached:
             another = ": this process has opened another one since" if _managers.has_another(self.config, self) else ""
-            raise RaystateError(f"this StateManager is closed{another}", rank=self._rank)
+            raise RaystateError(f"this StateManager of run {self.config.run!r} is closed{another}", rank=self._rank)
 
 
 _managers = OpenManagers()
