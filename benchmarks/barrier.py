@@ -84,7 +84,7 @@ class Host:
         """It holds nothing that could go."""
         from raystate.core.messages import Invalidated
 
-        self._coordinator.tell.remote(Invalidated(host=order.host, lineage=order.lineage, step=order.step))
+        self._coordinator.tell.remote(Invalidated(host=order.host, step=order.step, attempt=order.attempt, seq=order.seq))
 
     def say(self, seen: tuple[Any, ...], held: tuple[Any, ...] = (), at_s: float = 0.0) -> float:
         """Report this, at that time. Returns when it was sent (seconds since 1970)."""
