@@ -311,7 +311,8 @@ class Journal:
     def _supersede(self, tail: LogEntry | None, flight: LogEntry) -> None:
         attempt = -1 if tail is None else tail.attempt
         mine = self.desk.attempt
-        settings, stranger = self.desk.settings, tail is not None and _cluster_of(tail.writer) != _cluster_of(self.writer)
+        stranger = tail is not None and _cluster_of(tail.writer) != _cluster_of(self.writer)
+        settings = self.desk.settings
         where = f"run {settings.run!r} on {settings.storage}"
         if attempt > mine:
             who = "another Ray cluster, or another script with a Ray of its own," if stranger else "a later start"

@@ -80,11 +80,8 @@ class MadeUpHosts:
         self._report(host)
 
     def invalidate(self, order: Invalidate) -> None:
-        self.staged[order.host] = tuple(
-            one
-            for one in self.staged.get(order.host, ())
-            if one.lineage == order.by or (one.lineage == order.lineage and one.step <= order.step)
-        )
+        held = self.staged.get(order.host, ())
+        self.staged[order.host] = tuple(one for one in held if order.spares(one.lineage, one.step))
         self.post(Invalidated(host=order.host, step=order.step, attempt=order.attempt, seq=order.seq))
 
     def copy(self, order: Copy) -> None:
