@@ -105,7 +105,8 @@ class Trainings:
             host_memory="256MiB",
         )
         watch, fit = self._begin(config, {"steps": steps, "step_s": 0.0, "tells": self.elastic}, elastic=False)
-        through(watch, fit, timeout_s)
+        if lost := through(watch, fit, timeout_s):
+            raise TooLate(f"a training that nobody disturbed was left without {'; '.join(lost)}")
         return watch
 
     def _begin(self, config: raystate.StateConfig, loop: dict[str, Any], *, elastic: bool) -> tuple[Watch, Fit]:
@@ -116,8 +117,8 @@ class Trainings:
         return Watch(self.scribe, tolerance=training.TOLERANCE if self.elastic else 0.0), fit
 
 
-def through(watch: Watch, fit: Fit, timeout_s: float) -> None:
-    """Wait for the end of a training.
+def through(watch: Watch, fit: Fit, timeout_s: float) -> tuple[str, ...]:
+    """Wait for the end of a training. Gives the promised steps that it says are not durable, and why, although it has come to its end.
 
     Raises:
         TooLate: it failed, or took too long.
@@ -128,5 +129,8 @@ def through(watch: Watch, fit: Fit, timeout_s: float) -> None:
             raise TooLate(f"the training did not end; its newest step is {watch.newest}")
         fit.thread.join(0.1)
     watch.look()
+    if isinstance(fit.error, raystate.StorageError) and fit.error.released:
+        return fit.error.errors
     if fit.error is not None:
         raise TooLate(f"the training failed: {type(fit.error).__name__}: {fit.error}")
+    return ()

@@ -199,6 +199,8 @@ class Report:
         steps: of the run.
         took_s: from the first fault to the end of the last.
         unasked: restarts that no fault explains.
+        not_durable: promised steps that storage never got, as the end of the run has named them, and why. No broken promise: where
+            storage fails or is too slow, the contract is that an error names them.
     """
 
     seed: int
@@ -212,6 +214,7 @@ class Report:
     took_s: float
     unasked: int
     same_order: bool | None = None
+    not_durable: tuple[str, ...] = ()
 
     @property
     def recovered(self) -> int:
@@ -247,6 +250,7 @@ class Report:
             "not_counted": list(self.not_counted),
             "left_out": self.left_out,
             "unasked_restarts": self.unasked,
+            "not_durable": list(self.not_durable),
             "by_kind": table(rows(self.outcomes, lambda one: one.kind, kinds)),
             "by_phase": table(rows(self.outcomes, lambda one: one.before.phase, phases)),
             "each": [outcome.facts() for outcome in self.outcomes],

@@ -79,6 +79,7 @@ class Soak:
         self._steps = 0
         self._equal: bool | None = None
         self._same_order: bool | None = None
+        self._not_durable: tuple[str, ...] = ()
         self._took_s = 0.0
         few = settings.faults <= FEW
         self._calm_steps = settings.faults * STEPS_EACH + GOAL_STEPS if few else WARM_STEPS  # of the run before the faults
@@ -121,6 +122,7 @@ class Soak:
             steps=self._steps,
             took_s=self._took_s,
             unasked=self._unasked,
+            not_durable=self._not_durable,
         )
 
     def _config(self, storage: str, run: str) -> raystate.StateConfig:
@@ -301,7 +303,7 @@ class Soak:
         ray.get(self._trainings.scribe.set_goal.remote(goal), timeout=60.0)
         hash_ = self._run.hash
         steps_s = (goal - self._watch.newest) * self._settings.step_s
-        through(self._watch, self._fit, self._limits.patience_s + SLOW_START_S + steps_s)
+        self._not_durable = through(self._watch, self._fit, self._limits.patience_s + SLOW_START_S + steps_s)
         self._steps = max((end["step"] for end in self._watch.ends().values()), default=NONE)
         wrong = self._judge.wrong()
         newest = self._judge.newest_durable()

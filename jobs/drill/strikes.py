@@ -43,7 +43,7 @@ def limits(ready_s: float, first_s: float, patience_s: float) -> Limits:
         patience_s: that somebody has asked for at least.
     """
     return Limits(
-        hang_s=max(8.0, 4 * first_s), host_s=max(3.0, first_s), save_s=max(6.0, 2 * first_s), patience_s=max(patience_s, 8 * ready_s)
+        hang_s=max(8.0, 4 * first_s), host_s=max(3.0, first_s), save_s=max(20.0, 4 * first_s), patience_s=max(patience_s, 8 * ready_s)
     )  # fmt: skip
 
 

@@ -106,6 +106,7 @@ class Snapshots:
         if view.rise(self.desk.now_s):
             self._unadvised.append(view)
             self.desk.log("info", f"host {view.host} is back")
+            self.saves.host_back()
             self.copying.look_again()
             self.desk.stir = True
 

@@ -507,12 +507,12 @@ class World:
     def _ended(self, _reason: str) -> None:
         self.finished = True
 
-    def kill_coordinator(self) -> None:
+    def kill_coordinator(self, away_s: float = 0.2) -> None:
         for queue in self._workers:
             queue.dead = True
         if self.coordinator is not None and not self.coordinator.ended:
             self.coordinator = None
-            self.at(0.2, lambda: self.ensure_coordinator(restarted=True))
+            self.at(away_s, lambda: self.ensure_coordinator(restarted=True))
 
     def tell(self, event: Any) -> None:
         loop = self.coordinator
