@@ -63,7 +63,9 @@ def show(console: Console, report: Report) -> None:
     if report.unasked:
         console.print(f"{report.unasked} restarts that no fault explains", highlight=False)
     if report.not_durable:
-        console.print(f"{len(report.not_durable)} due steps did not get to storage, and the run's end has named them", highlight=False)
+        console.print(
+            f"{len(report.not_durable)} due steps did not get to storage, and the run's end has named them", highlight=False
+        )
     console.print(
         f"{report.recovered} of {report.wanted} faults recovered, {report.steps} steps, {report.took_s:.0f} s", highlight=False
     )

@@ -47,6 +47,7 @@ from raystate.core.messages import (
     Joined,
     LeaveAsked,
     LogEntry,
+    PaceAsked,
     Packaged,
     PublishDone,
     ReleaseAsked,
@@ -63,6 +64,7 @@ from raystate.core.messages import (
     lineage_order,
 )
 from raystate.core.notices import Notices
+from raystate.core.obstacles import Obstacles
 from raystate.core.printed import printed_parts
 from raystate.core.promises import Promises
 from raystate.core.recovery import Restores
@@ -122,6 +124,7 @@ class Coordinator:
             RestoreTried: self.recovery.tried,
             FlushAsked: self.promises.flush_asked,
             AgainAsked: self.repeats.asked,
+            PaceAsked: Obstacles(desk, self.memory, self.joins, self.saves).asked,
             LeaveAsked: self.leaving.leave_asked,
             ReleaseAsked: self.leaving.release_asked,
             DeleteAsked: self.deletes.asked,

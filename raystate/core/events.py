@@ -176,6 +176,15 @@ class AgainAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaceAsked:
+    """A promised step of this rank has had no slot for seconds, and the next one waits: is it storage that saves wait for?"""
+
+    ask: Ask
+    lineage: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveAsked:
     """Collective: close(). The newest kept snapshot becomes durable, then the run is released.
 
@@ -328,6 +337,6 @@ class Tick:
 
 Event = (
     Claimed | HostUp | HostDown | HostLeaving | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
-    | AgainAsked | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | ResizeAsked | Invalidated | Written | Packaged | Appended
-    | CommitsFound | PublishDone | RetireDone | AttemptDead | Tick
+    | AgainAsked | PaceAsked | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | ResizeAsked | Invalidated | Written | Packaged
+    | Appended | CommitsFound | PublishDone | RetireDone | AttemptDead | Tick
 )  # fmt: skip

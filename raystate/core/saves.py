@@ -56,7 +56,7 @@ class Saves:
         self.untold = Untold()
         self.deleted: set[int] = set()  # steps that the user has deleted, until their number may be saved again
         self.restoring = -1  # a stored step that is being read now
-        self._hosts_s = desk.now_s  # when a host last went away or came back
+        self.hosts_s = desk.now_s  # when a host last went away or came back
         self._counter = 0
         self._kept: Steps | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
 
@@ -148,10 +148,8 @@ class Saves:
 
         One slot is being filled and one holds the newest stable step. What is beyond that can wait for storage as long as it takes;
         other saves that are due wait for a moment, and then give way to new snapshots when these need the room. So whatever storage
-        does, a crash costs no more than a few seconds; no new snapshot is complete while a host is away.
+        does, a crash costs no more than a few seconds.
         """
-        if not self.jobs:
-            return []
         waiting = sorted((key for key, job in self.jobs.items() if job.phase != "committing"), key=self._by_turn)
         room = max(1, self.desk.settings.snapshot_slots - 2)
         for key in waiting[room:]:
@@ -162,7 +160,7 @@ class Saves:
     def _has_waited(self, job: Job) -> bool:
         """Whether it has had its moment. While a host is away nothing is written, and that is not storage's doing."""
         patience_s = GIVES_WAY_S if self.saved or self.journal.fails else FIRST_GIVES_WAY_S
-        return self.desk.now_s - max(job.due_s, self._hosts_s) >= patience_s
+        return self.desk.now_s - max(job.due_s, self.hosts_s) >= patience_s
 
     def _by_turn(self, key: SnapshotId) -> tuple[bool, int, str, int]:
         return (self.jobs[key] is not self.running, *_by_step(key))
@@ -331,14 +329,14 @@ class Saves:
 
     def host_gone(self, host: HostId, why: str) -> None:
         """A host is down or has started anew: it will not finish its part."""
-        self._hosts_s = self.desk.now_s
+        self.hosts_s = self.desk.now_s
         job = self.running
         if job is not None and job.phase == "writing" and host in job.waiting:
             self._fail(job, f"host {host} is gone: {why}", of_storage=False)
 
     def host_back(self) -> None:
         """A host that was down has spoken: whose time has run out meanwhile gets it again."""
-        self._hosts_s = self.desk.now_s
+        self.hosts_s = self.desk.now_s
         for job in self.jobs.values():
             job.gives_way = False
 

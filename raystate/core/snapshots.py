@@ -75,6 +75,7 @@ class Snapshots:
         self.gathering = set(hosts)
         self.gather_until_s = self.desk.now_s + self.desk.settings.host_timeout_s
         self.last_trainer_s = self.desk.now_s
+        self.saves.host_back()  # as far as this attempt is concerned, all of them
 
     def trainer_heard(self) -> None:
         """A trainer has spoken to the Coordinator itself: it may be a while before its host reports it."""

@@ -9,7 +9,10 @@ from raystate.core.errors import BarrierTimeoutError
 from raystate.manager.session import Session
 from raystate.runtime.link import Link
 
-NO_PROGRESS_S = 30.0  # for so long a promised step may hold up the next ones: a HostActor or a Coordinator may be starting again
+NO_PROGRESS_S = 4.0  # for so long a promised step may hold up the next one while storage does nothing
+FIRST_PROGRESS_S = 8.0  # the same until a step has become durable: what writes it may still be loading
+MOST_WAIT_S = 30.0  # the same while not storage, but a HostActor or a Coordinator that starts again is what saves wait for
+ANSWER_S = 2.0
 LOOK_S = 0.1
 
 
@@ -41,21 +44,30 @@ class StoragePace:
         self._gave_up_at: int | None = None  # the newest durable step when a wait ended without a slot
 
     def wait_for_slot(self, has_slot: Callable[[float], bool]) -> None:
-        """Return when the promised step that waits has a slot. When storage fails, or no step becomes durable at all, training goes on.
+        """Return when the promised step that waits has a slot. When storage fails or makes no progress at all, training goes on.
 
         Args:
             has_slot: waits for it, at most so many seconds.
         """
-        link, durable, since_s = self._session.link, self._durable_step(), self._session.link.clock()
-        while durable != self._gave_up_at and not has_slot(LOOK_S):
-            if self._durable_step() != durable:
-                since_s, durable = link.clock(), self._durable_step()
-            if link.clock() - since_s > NO_PROGRESS_S or self._session.storage_fails():
-                self._gave_up_at = durable
+        link, progress, since_s = self._session.link, self._progress(), self._session.link.clock()
+        asked_s = since_s
+        while progress[0] != self._gave_up_at and not has_slot(LOOK_S):
+            if self._progress() != progress:
+                since_s = asked_s = link.clock()
+                progress = self._progress()
+            patience_s = FIRST_PROGRESS_S if progress[0] == self._session.joined.newest_step else NO_PROGRESS_S
+            if self._session.storage_fails():
+                self._gave_up_at = progress[0]
+            elif link.clock() - asked_s > patience_s:
+                obstacle = self._session.ask_for_obstacle(ANSWER_S)
+                asked_s = link.clock()
+                if not obstacle or asked_s - since_s > MOST_WAIT_S:
+                    self._gave_up_at = progress[0]
 
-    def _durable_step(self) -> int:
+    def _progress(self) -> tuple[int, tuple[int, ...]]:
+        """Changes when a step becomes durable or slots are granted."""
         word = self._session.host_word()
-        return -1 if word is None else word.durable_step
+        return (-1, ()) if word is None else (word.durable_step, word.grants)
 
 
 class AgreedStep:

@@ -23,6 +23,8 @@ from raystate.core.messages import (
     HostWord,
     Joined,
     JoinReply,
+    PaceAsked,
+    PaceReply,
     Reply,
     SnapshotId,
     TrainerExited,
@@ -202,6 +204,16 @@ class Session:
             phase="save",
         )
         return reply.due
+
+    def ask_for_obstacle(self, timeout_s: float) -> str:
+        """What keeps saves from storage, for people; "": nothing but storage itself. Asked once: nobody answers while nobody is there."""
+        try:
+            reply = self.ask_now(
+                PaceReply, lambda ask: PaceAsked(ask=ask, lineage=self.lineage, rank=self.rank), timeout_s=timeout_s
+            )
+        except RaystateError:
+            return ""  # the run is over, or somebody else's: its host's word says so
+        return "the Coordinator does not answer" if reply is None else reply.obstacle
 
     def say_failed(self, reason: str, error: BaseException) -> None:
         """This rank's training failed: the others are stuck without it. Best effort."""

@@ -22,6 +22,7 @@ from raystate.core.messages import (
     Invalidated,
     Joined,
     LeaveAsked,
+    PaceAsked,
     Packaged,
     PublishDone,
     ReleaseAsked,
@@ -98,6 +99,8 @@ def what_happened(event: Event) -> str:
             return f"rank {rank} {'waits until its' if wait else 'asks whether its'} saves are durable: {_steps(promised)}"
         case AgainAsked(rank=rank, save=save):
             return f"rank {rank} saves step {save.step} once more, by force, and asks whether its save is lost"
+        case PaceAsked(rank=rank):
+            return f"rank {rank} has a step without a slot, and asks whether storage is to blame"
         case LeaveAsked(rank=rank, last=last, promised=promised):
             saves = f", and it waits for its saves: {_steps(promised)}" if promised else ""
             return f"rank {rank} closes; its last step is {'none' if last is None else last.step}{saves}"

@@ -158,7 +158,7 @@ def _checked_after_the_decision() -> Any:
 def _due_saves_wait() -> Any:
     """(13) A due save waits for storage, however long that is out."""
     return _patched(
-        (pace, "NO_PROGRESS_S", 1e6),
+        *((pace, name, 1e6) for name in ("NO_PROGRESS_S", "FIRST_PROGRESS_S")),
         *((saves, name, 1e6) for name in ("GIVES_WAY_S", "FIRST_GIVES_WAY_S")),
     )
 
