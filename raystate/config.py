@@ -18,7 +18,7 @@ from pydantic import Field
 
 from raystate.arena.files import check_arena_dir
 from raystate.arena.memory import parse_memory
-from raystate.config_errors import config_error, contradiction, plain, refuse_unknown
+from raystate.config_errors import config_error, contradiction, one_of_all, plain, refuse_unknown
 from raystate.core.errors import ConfigError
 from raystate.core.messages import Settings
 from raystate.core.tree import CHUNK_BYTES, WriteOptions
@@ -247,7 +247,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     @pydantic.field_validator("storage", mode="before")
     @classmethod
     def _storage_is_canonical(cls, value: Any) -> str:
-        return canonical_url(value)  # its ConfigError names the field already
+        with one_of_all():
+            return canonical_url(value)
 
     @pydantic.field_validator("run")
     @classmethod
@@ -259,7 +260,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     @pydantic.field_validator("host_memory", mode="before")
     @classmethod
     def _host_memory_is_a_size(cls, value: Any) -> str | int:
-        size = parse_memory(value, total_bytes=1 << 40)  # its ConfigError names the field already
+        with one_of_all():
+            size = parse_memory(value, total_bytes=1 << 40)
         if size < SMALLEST_MEMORY and "%" not in str(value):
             raise ValueError(f'that is {size} bytes; at least 1 MiB, "8GiB" is a size, and "40%" is percent of the node\'s memory')
         return value
@@ -281,7 +283,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             where = "every node opens it" if info.field_name == "arena_dir" else "on the Coordinator's node"
             raise ValueError(f"must be an absolute directory ({where}) or None")
         if info.field_name == "arena_dir":
-            check_arena_dir(os.path.normpath(text))  # its ConfigError names the field already
+            with one_of_all():
+                check_arena_dir(os.path.normpath(text))
         return os.path.normpath(text)
 
     @pydantic.field_validator("best_metric")

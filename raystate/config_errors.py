@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -38,18 +39,41 @@ def refuse_unknown(values: Mapping[str, Any], fields: Sequence[str]) -> None:
             )
 
 
+class OneOfAll(ValueError):  # noqa: N818 - a wrapping, for pydantic
+    """A field's own ConfigError."""
+
+    def __init__(self, error: ConfigError):
+        super().__init__(error.message)
+        self.error = error
+
+
+@contextlib.contextmanager
+def one_of_all() -> Generator[None]:
+    """In a validator: a ConfigError is told together with those of the other fields; by itself it would hide them."""
+    try:
+        yield
+    except ConfigError as error:
+        raise OneOfAll(error) from None
+
+
 def config_error(error: pydantic.ValidationError) -> ConfigError:
     """One ConfigError for everything that is wrong; `field`, `got` and `expected` are those of the first."""
     faults: dict[str, tuple[object, str]] = {}
+    own: dict[str, ConfigError] = {}
     for fault in error.errors(include_url=False):
         field = str(fault["loc"][0]) if fault["loc"] else "StateConfig"
+        if isinstance(cause := fault.get("ctx", {}).get("error"), OneOfAll):
+            own[field] = cause.error
         got = None if fault["type"] == "missing" else fault["input"]
         allowed = _allowed(fault["type"], fault["msg"])
         if field in faults:  # the other branch of a union, such as "or None"
             allowed = f"{faults[field][1]}, or {allowed.removeprefix('must be ')}"
         faults[field] = (got, allowed)
+    if len(faults) == len(own) == 1:
+        return next(iter(own.values()))
     text = "; ".join(
-        f"{field}: {allowed}" if allowed == _MISSING else _sentence(field, got, allowed) for field, (got, allowed) in faults.items()
+        own[field].message if field in own else f"{field}: {allowed}" if allowed == _MISSING else _sentence(field, got, allowed)
+        for field, (got, allowed) in faults.items()
     )
     field, (got, expected) = next(iter(faults.items()))
     return ConfigError(text, field=field, got=plain(got), expected=expected, fields=sorted(faults))

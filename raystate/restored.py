@@ -240,7 +240,7 @@ class StepContent:
                     text = f"item {name!r} of step {self.step} is JSON: ask for it with None, items={{{name!r}: None}}"
                     raise ReferenceMismatchError(text, step=self.step, item=name)
             else:
-                have = sorted(self._names() - {STATE})
+                have = sorted(self._names() - {STATE}) or "none beside its state"
                 raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
         return matched
 

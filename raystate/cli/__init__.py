@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Annotated
 
 import typer
 
+from raystate import __version__
 from raystate.cli import diff, export, gc, import_, inspect, ls, report, status, story, verify
 from raystate.cli.console import shown
 from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
@@ -42,8 +44,18 @@ app.command("report", short_help="Write a run's story as one HTML page.")(report
 app.command("story", short_help="Tell what became of a step, and why.")(story.story)
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"raystate {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _top() -> None:
+def _top(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print raystate's version and end.")
+    ] = False,
+) -> None:
     """With a callback, a single command keeps its name."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a step is called may be text that no terminal can show
         sys.stdout.reconfigure(errors="backslashreplace")

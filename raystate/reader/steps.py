@@ -154,8 +154,9 @@ class Reader:
             after: not this step, and none before it that is there now.
             timeout_s: seconds.
         """
-        if timeout_s is not None and not timeout_s >= 0:
-            raise ConfigError(f"follow(): timeout_s must be at least 0, not {timeout_s!r}", field="timeout_s")
+        given: object = timeout_s
+        if given is not None and not (isinstance(given, int | float) and given >= 0):
+            raise ConfigError(f"follow(): timeout_s must be seconds, at least 0, or None, not {timeout_s!r}", field="timeout_s")
         save_of = self._checkpoints.save_of
         told = {step: save_of(step) for step in self.all_steps() if after is not None and step <= after}
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else None

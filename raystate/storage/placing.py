@@ -115,6 +115,9 @@ class NewFolder(abc.ABC):
             raise self._refused("there is a file of that name: save elsewhere, or remove it first")
         top = [info.name.removeprefix(f"{self.folder}/") for info in self.storage.list(self.folder, recursive=False)]
         if not top:
+            # The folder that takes its place has neither its mode nor its group, and whoever is in it would be in a removed one.
+            if not self.overwrite and self.storage.is_directory and os.path.isdir(self.storage.local_path(self.folder)):
+                raise self._refused("an empty folder is there: save to a new name in it, or replace it with overwrite=True")
             return []
         if not self.overwrite:
             unfinished = not self.storage.is_directory and MARKER not in top

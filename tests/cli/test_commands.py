@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raystate import verification
+from raystate import __version__, verification
 from raystate.cli import gc
 from raystate.cli import verify as verifying
 from raystate.core.errors import StorageError
@@ -38,6 +38,10 @@ def test_as_a_program(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("raystate: ")
     assert "has no step" in done.stderr
+
+
+def test_the_version(raystate: Command) -> None:
+    assert raystate("--version") == (0, f"raystate {__version__}\n", "")
 
 
 @pytest.fixture

@@ -108,6 +108,22 @@ def test_all_bad_fields_in_one_error():
     assert caught.value.fields == ["best_mode", "keep_last", "replicas"]
 
 
+def test_no_bad_field_hides_another():
+    """Those that other parts of raystate check did."""
+    with pytest.raises(ConfigError) as caught:
+        StateConfig(storage="", run="a b", host_memory="many", arena_dir="/" + "a" * 300, keep_last=0)
+    assert caught.value.fields == ["arena_dir", "host_memory", "keep_last", "run", "storage"]
+    assert caught.value.field == "storage"
+    for said in (
+        "storage: '' is not usable",
+        "run = 'a b': must be",
+        "got 'many'",
+        "arena_dir: the name a",
+        "keep_last = 0: must be",
+    ):
+        assert said in str(caught.value)
+
+
 def test_missing_fields_are_named():
     with pytest.raises(ConfigError, match="storage: must be given; run: must be given"):
         StateConfig()  # pyright: ignore[reportCallIssue]

@@ -99,8 +99,9 @@ def test_follow_ends_after_its_timeout_and_gives_each_step_once(tmp_path: Path) 
     assert (first.step, np.asarray(first.state["n"]).item()) == (4, 3)
     publish(tmp_path, 9)
     assert [restored.step for restored in following] == [9]
-    with pytest.raises(raystate.ConfigError, match="timeout_s must be at least 0, not -1"):
-        next(raystate.Reader(tmp_path).follow(timeout_s=-1))
+    for wrong in (-1, "a", float("nan")):
+        with pytest.raises(raystate.ConfigError, match=f"timeout_s must be seconds, at least 0, or None, not {wrong!r}"):
+            next(raystate.Reader(tmp_path).follow(timeout_s=wrong))  # type: ignore[arg-type]
 
 
 def test_row25_follow_tells_of_what_is_saved_after_a_rollback(tmp_path: Path) -> None:
