@@ -12,13 +12,14 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
 
 from raystate.actors.host import create_host
 from raystate.actors.kept import Kept
 from raystate.actors.naming import find_actor, find_hosts, host_name
 from raystate.config import StateConfig
 from raystate.core.messages import Advice, Copy, EndTrainers, HostId, Invalidate, Write
+from raystate.runtime.link import Unreachable
 
 CLOSE_HOST_TIMEOUT_S = 20.0
 CLOSE_IDLE_TIMEOUT_S = 2.0  # of those that only wait
@@ -182,13 +183,24 @@ class RayHosts:
         handle = self._handle(order.host)
         if handle is None:
             failed: Future[Any] = Future()
-            failed.set_exception(RuntimeError(f"host {order.host[:8]} has no HostActor"))
+            failed.set_exception(Unreachable(f"host {order.host[:8]} has no HostActor"))
             return failed
         key = (order.host, order.save)
         if key not in self._writes:
             # A call takes a thread of the HostActor's until the share is written.
-            self._writes[key] = under_way = handle.write.remote(order).future()
-            under_way.add_done_callback(lambda _: self._writes.pop(key, None))
+            self._writes[key] = under_way = Future()
+
+            def end(call: Future[Any]) -> None:
+                self._writes.pop(key, None)
+                error = call.exception()
+                if isinstance(error, RayActorError):
+                    under_way.set_exception(Unreachable(type(error).__name__))
+                elif error is not None:
+                    under_way.set_exception(error)
+                else:
+                    under_way.set_result(call.result())
+
+            handle.write.remote(order).future().add_done_callback(end)
             return under_way
         return self._writes[key]
 

@@ -124,7 +124,7 @@ class Coordinator:
             RestoreTried: self.recovery.tried,
             FlushAsked: self.promises.flush_asked,
             AgainAsked: self.repeats.asked,
-            PaceAsked: Obstacles(desk, self.memory, self.joins, self.saves).asked,
+            PaceAsked: Obstacles(desk, self.joins, self.saves).asked,
             LeaveAsked: self.leaving.leave_asked,
             ReleaseAsked: self.leaving.release_asked,
             DeleteAsked: self.deletes.asked,

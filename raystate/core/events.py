@@ -256,11 +256,12 @@ class Invalidated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A host finished (error == "") or failed its part of a save."""
+    """A host finished (error == "") or failed its part of a save. `away`: nobody was there to do it, or it died meanwhile."""
 
     host: HostId
     save: SaveId
     error: str = ""
+    away: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

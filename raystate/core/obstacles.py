@@ -8,23 +8,22 @@ from __future__ import annotations
 
 from raystate.core.desk import Desk, named
 from raystate.core.group import Joins
-from raystate.core.memory import Memory
 from raystate.core.messages import PaceAsked, PaceReply
 from raystate.core.saves import FIRST_GIVES_WAY_S, GIVES_WAY_S, Saves
 
 
 class Obstacles:
-    """Answers at once."""
+    """Tells a trainer what saves wait for."""
 
-    def __init__(self, desk: Desk, memory: Memory, joins: Joins, saves: Saves):
+    def __init__(self, desk: Desk, joins: Joins, saves: Saves):
         self._desk = desk
-        self._memory = memory
         self._joins = joins
         self._saves = saves
 
     def asked(self, event: PaceAsked) -> None:
-        """A promised step of a rank has had no slot for seconds."""
-        self._desk.answer(event.ask, PaceReply(obstacle=self._now()))
+        """A promised step of a rank has had no slot for seconds. It is answered at once."""
+        if self._joins.check(event.ask, event.lineage, event.rank):
+            self._desk.answer(event.ask, PaceReply(obstacle=self._now()))
 
     def _now(self) -> str:
         """For people; "": storage is what saves wait for."""
@@ -33,11 +32,9 @@ class Obstacles:
             return ""
         if group is None or not group.all_seen:
             return "the Coordinator has not heard of all ranks yet"
-        if away := sorted(
-            host for host in set(group.hosts.values()) if (view := self._memory.hosts.get(host)) is None or not view.up
-        ):
+        if away := saves.absence.hosts():
             return f"{named([f'host {host}' for host in away])} away"
-        if now_s - saves.hosts_s < GIVES_WAY_S:
+        if now_s - saves.absence.changed_s < GIVES_WAY_S:
             return "the Coordinator or a host has just started"
         job = saves.running
         if job is not None and job.phase == "packaging" and not saves.saved and now_s - job.started_s < FIRST_GIVES_WAY_S:

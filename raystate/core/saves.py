@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from raystate.core.absence import Absence
 from raystate.core.desk import Desk, named, remember
 from raystate.core.group import Joins
 from raystate.core.journal import Change, Journal, Request, Retirement, retry_delay_s
@@ -56,7 +57,7 @@ class Saves:
         self.untold = Untold()
         self.deleted: set[int] = set()  # steps that the user has deleted, until their number may be saved again
         self.restoring = -1  # a stored step that is being read now
-        self.hosts_s = desk.now_s  # when a host last went away or came back
+        self.absence = Absence(desk, memory, joins)
         self._counter = 0
         self._kept: Steps | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
 
@@ -150,7 +151,7 @@ class Saves:
         other saves that are due wait for a moment, and then give way to new snapshots when these need the room. So whatever storage
         does, a crash costs no more than a few seconds.
         """
-        waiting = sorted((key for key, job in self.jobs.items() if job.phase != "committing"), key=self._by_turn)
+        waiting = sorted(self.jobs, key=self._by_turn)  # a commit that is not in the log yet may have to be made again
         room = max(1, self.desk.settings.snapshot_slots - 2)
         for key in waiting[room:]:
             job = self.jobs[key]
@@ -158,9 +159,8 @@ class Saves:
         return sorted(key for place, key in enumerate(waiting) if place < room or not self.jobs[key].gives_way)
 
     def _has_waited(self, job: Job) -> bool:
-        """Whether it has had its moment. While a host is away nothing is written, and that is not storage's doing."""
-        patience_s = GIVES_WAY_S if self.saved or self.journal.fails else FIRST_GIVES_WAY_S
-        return self.desk.now_s - max(job.due_s, self.hosts_s) >= patience_s
+        """Whether it has had its moment."""
+        return self.absence.has_waited(job.due_s, GIVES_WAY_S if self.saved or self.journal.fails else FIRST_GIVES_WAY_S)
 
     def _by_turn(self, key: SnapshotId) -> tuple[bool, int, str, int]:
         return (self.jobs[key] is not self.running, *_by_step(key))
@@ -241,8 +241,11 @@ class Saves:
         job = self.running
         if job is None or job.save != event.save or job.phase != "writing" or event.host not in job.waiting:
             return
+        if event.away:
+            self.absence.went(event.host)
         if event.error:
-            self._fail(job, f"host {event.host} could not write: {event.error}", of_storage=True)
+            what = "is away" if event.away else "could not write"
+            self._fail(job, f"host {event.host} {what}: {event.error}", of_storage=not event.away, counts=not event.away)
             return
         job.waiting.discard(event.host)
         if not job.waiting:
@@ -329,20 +332,14 @@ class Saves:
 
     def host_gone(self, host: HostId, why: str) -> None:
         """A host is down or has started anew: it will not finish its part."""
-        self.hosts_s = self.desk.now_s
         job = self.running
         if job is not None and job.phase == "writing" and host in job.waiting:
-            self._fail(job, f"host {host} is gone: {why}", of_storage=False)
-
-    def host_back(self) -> None:
-        """A host that was down has spoken: whose time has run out meanwhile gets it again."""
-        self.hosts_s = self.desk.now_s
-        for job in self.jobs.values():
-            job.gives_way = False
+            self._fail(job, f"host {host} is gone: {why}", of_storage=False, counts=False)
 
     def tick(self) -> None:
         """Act on deadlines, and repeat orders whose answer may be lost."""
         now_s, limit_s = self.desk.now_s, self.desk.settings.save_timeout_s
+        self.absence.tick(matters=len(self.jobs) > 1)
         # What must stay in memory may be less now.
         self.desk.stir |= any(not one.gives_way and self._has_waited(one) for one in self.jobs.values())
         job = self.running
@@ -365,18 +362,19 @@ class Saves:
             if now_s - queued.due_s >= limit_s and self.memory.complete(key) is None:
                 self._give_up(key, f"{self.joins.missing_text(key)} after {now_s - queued.due_s:.1f} s")
 
-    def _fail(self, job: Job, why: str, *, of_storage: bool) -> None:
-        """Before the commit entry: what the save has written is garbage."""
+    def _fail(self, job: Job, why: str, *, of_storage: bool, counts: bool = True) -> None:
+        """Before the commit entry: what the save has written is garbage. `counts`: the try does."""
         self.desk.out.append(Discard(save=job.save, step=job.key.step))
         self.running = None
         self.desk.stir = True
         text = f"save {job.save} of step {job.key.step} failed (try {job.tries} of {MAX_TRIES}): {why}"
-        if job.tries >= MAX_TRIES:
+        if counts and job.tries >= MAX_TRIES:
             self._give_up(job.key, text, of_storage=of_storage)
             return
         self.journal.trouble(text, of_storage=of_storage)
         job.phase = "queued"
         job.next_s = self.desk.now_s + retry_delay_s(job.tries)
+        job.tries -= not counts
 
     def _give_up(self, key: SnapshotId, why: str, *, of_storage: bool = False) -> None:
         job = self.jobs.pop(key, None)

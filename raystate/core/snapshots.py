@@ -75,7 +75,7 @@ class Snapshots:
         self.gathering = set(hosts)
         self.gather_until_s = self.desk.now_s + self.desk.settings.host_timeout_s
         self.last_trainer_s = self.desk.now_s
-        self.saves.host_back()  # as far as this attempt is concerned, all of them
+        self.saves.absence.begin()
 
     def trainer_heard(self) -> None:
         """A trainer has spoken to the Coordinator itself: it may be a while before its host reports it."""
@@ -98,6 +98,7 @@ class Snapshots:
         new = self.memory.incarnate(view, incarnation, seq, self.desk.now_s, self.desk.settings.host_timeout_s / 2)
         if new:
             self.saves.host_gone(view.host, f"its HostActor started anew ({incarnation})")
+            self.saves.absence.came(view.host)
             self.memory.place(view, ())
             self._unadvised.append(view)
             self.desk.stir = True
@@ -107,7 +108,7 @@ class Snapshots:
         if view.rise(self.desk.now_s):
             self._unadvised.append(view)
             self.desk.log("info", f"host {view.host} is back")
-            self.saves.host_back()
+            self.saves.absence.came(view.host)
             self.copying.look_again()
             self.desk.stir = True
 
@@ -122,6 +123,7 @@ class Snapshots:
             self._fall(view, event.reason)
         if view is not None and event.gone:
             view.expect_back(-1e9)
+            self.saves.absence.lost(view.host)
             self.copying.look_again()
 
     def had_its_time(self, view: HostView) -> bool:
@@ -137,6 +139,7 @@ class Snapshots:
         self.memory.forget(view, why)
         self.gathering.discard(view.host)
         self.saves.host_gone(view.host, why)
+        self.saves.absence.went(view.host)
         self.copying.look_again()
 
     def reported(self, event: HostReported) -> None:
@@ -147,6 +150,7 @@ class Snapshots:
         if not self._speaks(view, summary.incarnation, summary.seq) or summary.seq <= view.summary_seq:
             return
         self._rise(view)
+        self.saves.absence.heard(view.host)
         first = view.reported_s is None
         trainers, was_fresh = view.trainers, self._is_fresh(view)
         no_copies = None if view.domain is None else view.no_copies

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from raystate.core.errors import BarrierTimeoutError
 from raystate.manager.session import Session
 from raystate.runtime.link import Link
+
+logger = logging.getLogger("raystate")
 
 NO_PROGRESS_S = 4.0  # for so long a promised step may hold up the next one while storage does nothing
 FIRST_PROGRESS_S = 8.0  # the same until a step has become durable: what writes it may still be loading
@@ -37,37 +40,62 @@ def not_copied(rank: int, steps: Sequence[int], waited_s: float) -> BarrierTimeo
 
 
 class StoragePace:
-    """Of one trainer. Where storage fails or stands still it waits once, and then not before a step has become durable again."""
+    """Of one trainer. What it waits for storage counts from one durable step to the next, over all its saves: where storage fails or stands
+    still it waits for some seconds, and then not before a step has become durable again."""
 
     def __init__(self, session: Session):
+        config = session.config
         self._session = session
-        self._gave_up_at: int | None = None  # the newest durable step when a wait ended without a slot
+        # Others wait for this rank meanwhile, and it must not look as if it hung.
+        self._most_s = min(MOST_WAIT_S, config.barrier_timeout_s / 2, (config.hang_timeout_s or 2 * MOST_WAIT_S) / 2)
+        self._lineage = ""
+        self._durable = -1  # the newest step that was ever seen to be durable: a HostActor that has just started knows of none
+        self._begin()
+
+    def _begin(self) -> None:
+        self._waited_s = 0.0
+        self._ask_at_s = FIRST_PROGRESS_S if self._durable <= self._session.joined.newest_step else NO_PROGRESS_S
+        self._is_told = self._has_given_up = False
 
     def wait_for_slot(self, has_slot: Callable[[float], bool]) -> None:
-        """Return when the promised step that waits has a slot. When storage fails or makes no progress at all, training goes on.
+        """Return when the promised step that waits has a slot, or waiting has been given up: training goes on.
 
         Args:
             has_slot: waits for it, at most so many seconds.
         """
-        link, progress, since_s = self._session.link, self._progress(), self._session.link.clock()
-        asked_s = since_s
-        while progress[0] != self._gave_up_at and not has_slot(LOOK_S):
-            if self._progress() != progress:
-                since_s = asked_s = link.clock()
-                progress = self._progress()
-            patience_s = FIRST_PROGRESS_S if progress[0] == self._session.joined.newest_step else NO_PROGRESS_S
-            if self._session.storage_fails():
-                self._gave_up_at = progress[0]
-            elif link.clock() - asked_s > patience_s:
-                obstacle = self._session.ask_for_obstacle(ANSWER_S)
-                asked_s = link.clock()
-                if not obstacle or asked_s - since_s > MOST_WAIT_S:
-                    self._gave_up_at = progress[0]
+        session = self._session
+        self._look()
+        while not (self._has_given_up or session.is_over or session.is_leaving):
+            began_s = session.link.clock()
+            if has_slot(LOOK_S):
+                self._waited_s += session.link.clock() - began_s
+                return
+            self._look()
+            obstacle = (
+                session.ask_for_obstacle(ANSWER_S) if self._waited_s >= self._ask_at_s and not session.storage_fails() else None
+            )
+            self._waited_s += session.link.clock() - began_s
+            if session.storage_fails() or obstacle == "" or self._waited_s >= self._most_s:
+                self._has_given_up = True
+            elif obstacle is not None:
+                self._ask_at_s = self._waited_s + NO_PROGRESS_S
+                self._tell(obstacle)
 
-    def _progress(self) -> tuple[int, tuple[int, ...]]:
-        """Changes when a step becomes durable or slots are granted."""
+    def _look(self) -> None:
+        """Begin anew when a step has become durable, or in another lineage."""
         word = self._session.host_word()
-        return (-1, ()) if word is None else (word.durable_step, word.grants)
+        durable = -1 if word is None else word.durable_step
+        if self._lineage != self._session.lineage:
+            self._lineage, self._durable = self._session.lineage, durable
+            self._begin()
+        elif durable > self._durable:
+            self._durable = durable
+            self._begin()
+
+    def _tell(self, obstacle: str) -> None:
+        if not self._is_told:
+            logger.info("a step that is due waits for room in host memory: %s", obstacle)
+        self._is_told = True
 
 
 class AgreedStep:

@@ -43,6 +43,7 @@ from raystate.core.messages import (
 )
 from raystate.core.retention import Keep
 from raystate.core.tree import Package
+from raystate.runtime.link import Unreachable
 from raystate.runtime.packaging import Packager
 from raystate.runtime.priority import give_way
 from raystate.storage import LogGoneError, RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps, pinned_steps
@@ -235,7 +236,8 @@ class Storing:
         parts = self._parts.get(command.save)
         if error is None and parts is not None:  # else the save was given up meanwhile
             parts[command.host] = future.result()
-        self._post(Written(host=command.host, save=command.save, error=one_line(error)))
+        away = isinstance(error, Unreachable)
+        self._post(Written(host=command.host, save=command.save, error=one_line(error), away=away))
         self._wrote_in_vain(command)
 
     def _build(self, command: BuildPackage) -> None:

@@ -126,6 +126,14 @@ class Driver:
         self.now_s += seconds
         return self.send(Tick())
 
+    def live(self, seconds: float, *hosts: str) -> None:
+        """Time passes, and these hosts (none: all that have a rank) report every second or so."""
+        while seconds > 0:
+            self.tick(step_s := min(1.0, seconds))
+            seconds -= step_s
+            for host in hosts or sorted({*self.place.values()}):
+                self.report(host, self.core.memory.hosts[HostId(host)].incarnation.removeprefix(host))
+
     def ask(self) -> Ask:
         self.asks += 1
         return Ask(f"q{self.asks}")

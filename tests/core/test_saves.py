@@ -212,9 +212,9 @@ def test_the_first_save_of_an_attempt_has_time():
     for step in (2, 4, 6):
         driver.stage(step, promised=True)
     all_three = tuple(driver.key(step) for step in (2, 4, 6))
-    driver.tick(29.0)
+    driver.live(29.0)
     assert driver.core.snapshots.keep() == all_three
-    driver.tick(1.0)
+    driver.live(1.0)
     assert driver.core.snapshots.keep() == (driver.key(2),), "a crash then must not cost all that was trained since"
 
 
@@ -227,7 +227,7 @@ def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
         driver.stage(step, promised=True)
     assert {one.step for one in driver.take(Write)} == {2}
     assert driver.core.snapshots.keep() == tuple(driver.key(step) for step in (2, 4, 6))
-    driver.tick(4.0)
+    driver.live(4.0)
     assert driver.core.snapshots.keep() == (driver.key(2),), "of three slots one is filled and one holds the newest"
     for rank in (0, 1):  # the slot of step 4 is used again
         driver.staged[driver.place[rank]] = [one for one in driver.staged[driver.place[rank]] if one.step != 4]
@@ -253,7 +253,7 @@ def test_a_due_save_that_gave_way_to_another_lineage_holds_up_nobody():
     for step in (2, 4):
         driver.stage(step, promised=True)
     assert {one.step for one in driver.take(Write)} == {2}
-    driver.tick(4.0)
+    driver.live(4.0)
     old = driver.lineage
     driver.auto = True
     driver.join(AB, "h")

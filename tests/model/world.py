@@ -556,7 +556,7 @@ class World:
         def arrive() -> None:
             loop = self._loop(order.host)
             if loop is None:
-                future.set_exception(RuntimeError("no HostActor"))
+                future.set_exception(Unreachable("no HostActor"))
             else:
                 loop.write(order).add_done_callback(copy)
 
