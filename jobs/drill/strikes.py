@@ -42,6 +42,7 @@ def limits(ready_s: float, first_s: float, patience_s: float) -> Limits:
         first_s: from a training function's start to its first step.
         patience_s: that somebody has asked for at least.
     """
+    # A save has the time that its first package needs on a machine that does much else.
     return Limits(
         hang_s=max(8.0, 4 * first_s), host_s=max(3.0, first_s), save_s=max(20.0, 4 * first_s), patience_s=max(patience_s, 8 * ready_s)
     )  # fmt: skip

@@ -196,13 +196,13 @@ class CoordinatorActor:
         return Welcome(protocol=PROTOCOL, outdated=admission.replaces)
 
     async def _trains(self, hosts: tuple[HostId, ...]) -> bool:
-        """Whether trainers are connected to these hosts, by what they see now. A host that says nothing leaves it at its report."""
+        """Whether trainers are connected to these hosts, by what they see now. Of one that does not answer, its last report counts."""
 
         async def connected(host: HostId) -> bool:
             try:
                 actor = find_actor(host_name(self._run_hash, host))
                 return actor is None or await asyncio.wait_for(actor.trainers.remote(), USE_S / 2) > 0
-            except (AttributeError, RayError, TimeoutError):  # the first: of an older version
+            except (AttributeError, RayError, TimeoutError):  # AttributeError: of an older version
                 return True
 
         return any(await asyncio.gather(*map(connected, hosts)))
@@ -233,7 +233,7 @@ class CoordinatorActor:
             if actor is None:
                 raise RayActorError
             state, owner, age_s = await asyncio.wait_for(actor.use.remote(), USE_S)
-        except (AttributeError, RayError, TimeoutError) as error:  # the first: of an older version
+        except (AttributeError, RayError, TimeoutError) as error:  # AttributeError: of an older version
             text = f"run {other.run!r} uses {self._config.storage}, and its Coordinator does not answer ({type(error).__name__})"
             return Failure(error="RunInUseError", message=text, details={"run": other.run, "starting": True})
         refusal = in_use(owner, state, age_s=age_s, storage=self._config.storage, run=other.run, asked_run=self._config.run)

@@ -52,8 +52,9 @@ def why_not_joined(error: Exception, without_address: str) -> str:
 def check_address() -> None:
     """See that somebody listens at the host:port of `RAY_ADDRESS`, if that is what it holds. Ray itself would try for many minutes.
 
-    A cluster of this machine gets this machine's token, if there is one: `ray start` asks for it then. Ray does the same where it has
-    found the cluster by itself; one elsewhere gets it only if the user says so (`RAY_AUTH_MODE=token`).
+    A cluster of this machine, by localhost or the node's IP address, gets this machine's token, if there is one: `ray start` asks for it
+    then. Ray does the same where it has found the cluster by itself; one elsewhere gets it only if the user says so
+    (`RAY_AUTH_MODE=token`).
 
     Raises:
         ConnectionError: nobody did within 10 s.

@@ -61,7 +61,7 @@ class Absence:
     def _silent(self) -> list[HostId]:
         """Those that have missed a report or two. It looks at all hosts of the group."""
         group, now_s = self._joins.group, self._desk.now_s
-        views = (self._memory.hosts.get(host) for host in (set() if group is None else set(group.hosts.values())))
+        views = (self._memory.hosts.get(host) for host in (set[HostId]() if group is None else set(group.hosts.values())))
         return sorted(view.host for view in views if view is not None and view.up and now_s - view.heard_s >= SILENT_S)
 
     def _away(self) -> list[HostId]:

@@ -47,7 +47,7 @@ class Advice:
     attempt: int
     seq: int
     lineage: str  # the current one; "" before the first join
-    # What the current lineage goes on from. Until then a host may hold something newer of an older one that nobody knows of.
+    # Whether it is known what the current lineage goes on from. Before, a host may hold something newer of an older one that nobody knows.
     decided: bool = False
     stable: tuple[int, int] = NOWHERE  # places, see SnapshotId
     dead: tuple[tuple[int, int], ...] = ()
@@ -70,14 +70,14 @@ class Advise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invalidate:
-    """Discard every slot but those that `spares` names. Idempotent.
+    """Discard every slot that `spares` does not spare. Idempotent.
 
     Attributes:
-        lineage: of the snapshot that is restored; "": none is spared.
+        lineage: of the snapshot that is restored; "": nothing older than `by` is spared.
         step: of that snapshot; later ones of its lineage are discarded.
         by: the lineage that recovers; its own slots and those of later lineages are spared.
         older: the lineages that `lineage` has come from, oldest first, each with the step after which the next one went on.
-        attempt: (attempt, seq) orders them: one that is not newer than the last applied is acknowledged and does nothing.
+        attempt, seq: order them: one that is not newer than the last applied is acknowledged and does nothing.
     """
 
     host: HostId

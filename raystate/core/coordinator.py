@@ -7,7 +7,8 @@
     recovery    what a group restores                   agreement          all ranks act at the same step
     notices     hosts that are to go away               hangs              who makes no step any more
     promises    flush                                   past               what earlier attempts have committed
-                                                        repeats            steps that are saved once more
+    absence     hosts that are away for a moment        obstacles          what saves wait for but storage
+    discards    what hosts discard after a restore      repeats            steps that are saved once more
     deletes     steps that the user deletes             leaving            close, release
 """
 
@@ -97,6 +98,7 @@ class Coordinator:
         self.notices = Notices(desk, self.joins, self.agreement)
         self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
         self.repeats = Repeats(desk, self.memory, self.joins, self.snapshots, self.promises)
+        self.obstacles = Obstacles(desk, self.joins, self.saves)
         self.hangs = Hangs(desk, self.joins, self.saves, self.promises)
         self.deletes = Deletes(desk, self.journal, self.saves)
         self.leaving = Leaving(
@@ -124,7 +126,7 @@ class Coordinator:
             RestoreTried: self.recovery.tried,
             FlushAsked: self.promises.flush_asked,
             AgainAsked: self.repeats.asked,
-            PaceAsked: Obstacles(desk, self.joins, self.saves).asked,
+            PaceAsked: self.obstacles.asked,
             LeaveAsked: self.leaving.leave_asked,
             ReleaseAsked: self.leaving.release_asked,
             DeleteAsked: self.deletes.asked,
@@ -156,7 +158,7 @@ class Coordinator:
     @property
     def finished(self) -> bool:
         """Whether it decides nothing any more: the run is released, or another attempt owns it."""
-        return self.leaving.phase == "finished" or self._end is not None
+        return self.leaving.is_finished() or self._end is not None
 
     @property
     def held_by(self) -> frozenset[int]:
@@ -228,11 +230,11 @@ class Coordinator:
             if known is not None:
                 self._desk.out.append(Answer(ask=ask, reply=known))
                 return
-            if self.leaving.phase == "finished":
+            if self.leaving.is_finished():
                 self._desk.fail([ask], "StaleAttemptError", "the run has been released", released=True)
                 return
             self._desk.open_asks[ask] = None
-        elif self.leaving.phase == "finished":
+        elif self.leaving.is_finished():
             return
         self._handlers[type(event)](event)
 

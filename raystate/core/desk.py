@@ -93,7 +93,7 @@ class Barrier:
 
 @dataclass(slots=True, eq=False)
 class Lookout:
-    """Waits for all of many, and looks only at the one that is waited for: an event costs the same however many there are.
+    """Finds one late item among many, beginning with the one that was late last: an event costs the same however many there are.
 
     What was not late once is looked at again at the end, so that one that becomes late once more is seen.
     """

@@ -318,7 +318,7 @@ class Journal:
             who = "another Ray cluster, or another script with a Ray of its own," if stranger else "a later start"
             text = (
                 f"{where}: {who} has taken over the run (as attempt {attempt}, with log entry {flight.seq}), and this one (attempt {mine}) "
-                f"can't make steps durable any more; end one of them, or give each a storage of its own"
+                "can't make steps durable any more" + ("; end one of them, or give each a storage of its own" if stranger else "")
             )
         else:
             text = (
@@ -340,8 +340,9 @@ class Journal:
 
     def _looked(self) -> None:
         tail = self.tail
+        assert tail is not None
         self.published = published_steps(tail, self.carried)
-        self.live = {one.step: one for one in tail.live} if tail is not None else {}
+        self.live = {one.step: one for one in tail.live}
         self.newest = max(self.live, default=-1)
         self._changed_s = self.desk.now_s
         self.desk.stir = True

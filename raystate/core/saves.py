@@ -63,10 +63,6 @@ class Saves:
 
     # ---------------------------------------------------------------- what is due
 
-    def offer(self, snap: Snap) -> None:
-        """A snapshot has become complete, and every rank's save() promised it."""
-        self.want(snap.id, "due")
-
     def want(self, key: SnapshotId, why: str, *, again: bool = False) -> None:
         """Make a complete snapshot durable. `again`: although it has failed before."""
         if again and key in self.failed:

@@ -206,7 +206,7 @@ class Snapshots:
 
     def _completed(self, snap: Snap) -> None:
         if snap.promised:
-            self.saves.offer(snap)
+            self.saves.want(snap.id, "due")
         elif snap.unequal:  # making it durable tells which leaves, of which ranks, before there is much to lose
             self.saves.want(snap.id, "values of which a step has one differ between ranks")
         group, place = self.joins.group, snap.id.place

@@ -8,7 +8,7 @@ A shell that can't do what was decided puts the machine back as it was (`memento
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from raystate.core.errors import InvalidTransitionError, error_from_name
@@ -28,7 +28,6 @@ class Trainer:
         policy: says of each step whether it is durable, too; None: there is none.
         slots: slots of this trainer's set.
         stored_step: newest committed step when it joined: one that never restores can't save it again. -1: none.
-        grants: the host word's grants when the set was attached: those grants belong to the trainer before, and are void.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class Trainer:
         policy: Due | None = None,
         slots: int = 3,
         stored_step: int = -1,
-        grants: Sequence[int] = (),
     ):
         self.rank = rank
         self.world = world
@@ -65,8 +63,8 @@ class Trainer:
         self._safe: int = -1  # the step that is promised, or was restored from storage
         self._kept_again = 0  # how often the newest step was saved by force, and its promise held
         self.promises = OwnPromises()
-        self._grants = list(grants) + [0] * (slots - len(grants))
-        self._done = list(self._grants)
+        self._grants = [0] * slots
+        self._done = [0] * slots
         self._staging: dict[int, int] = {}  # slot -> step
         self._next_due = self._due_after(0)
         self._number = 0
@@ -362,13 +360,13 @@ class Trainer:
         self._staging.pop(slot, None)
         self._done[slot] = max(self._done[slot], self._grants[slot])
 
-    def take_slot(self, host_word: HostWord | None, *, stager_busy: bool = False) -> tuple[int, int] | None:
+    def take_slot(self, host_word: HostWord | None) -> tuple[int, int] | None:
         """A slot as (slot, step) for the held copy, else for the newest step if it was skipped; or None. Pending until `staged`."""
         # Where storage is slow, promised snapshots give way to newer ones. One that was skipped is not worth that.
         durable = -1 if host_word is None else host_word.durable_step
         late = None if any(one.step > durable for one in self.promises.made if one.lineage == self.lineage) else self.late
         step = late if self.held is None else self.held
-        slot = self._free_slot(host_word) if step is not None and not stager_busy else None
+        slot = self._free_slot(host_word) if step is not None else None
         if step is None or slot is None:
             return None
         if self.held is None:

@@ -342,18 +342,22 @@ class HostLoop:
 
     def end_trainers(self, order: EndTrainers) -> None:
         with self._lock:
-            self.trainers()  # one that was dead already, of itself
+            self._hear_ends()  # of one that was dead already, of itself
             for event in self._store.changes():  # one that has said that it leaves is left alone
                 self._feed(event)
         self._order(order)
 
     def trainers(self) -> int:
-        """How many are connected at this moment: what the kernel knows of their ends counts already, and is told."""
+        """How many are connected at this moment."""
         with self._lock:
-            for caller in list(self._callers.values()):
-                while caller.fileno() in self._callers and caller.has_hung_up():
-                    self._on_caller(caller)
+            self._hear_ends()
             return len(self._callers)
+
+    def _hear_ends(self) -> None:
+        """What the kernel knows of their ends counts already, and is told."""
+        for caller in list(self._callers.values()):
+            while caller.fileno() in self._callers and caller.has_hung_up():
+                self._on_caller(caller)
 
     def write(self, order: Write) -> Future[HostPart]:
         """Write this host's owned shards of a snapshot under the save's unique names, once per save id."""

@@ -116,7 +116,7 @@ class Presence:
 
     @property
     def hosts(self) -> tuple[HostId, ...]:
-        """That have listed trainers in their last report, and have not told their ends since."""
+        """Those whose last report lists trainers whose end they have not told since."""
         return tuple(host for host, (_, listed) in self._listed.items() if listed)
 
     def leaving(self, now_s: float) -> bool:

@@ -54,7 +54,6 @@ def test_the_newest_step_that_was_skipped_gets_a_slot_until_the_next_is_saved():
     assert (skipped.action, skipped.word.pending, made.late) == ("skip", (1, 2), 2)
     assert made.take_slot(host(1)) is None
     made.staged(0, 1)
-    assert made.take_slot(host(2), stager_busy=True) is None
     assert made.take_slot(host(2)) == (0, 2)
     assert (made.late, made.kept, made.word().pending) == (None, SnapshotId("1.1.x", 2), (2,))
     made.staged(0, 2)
@@ -151,13 +150,6 @@ def test_stop_is_refused_when_its_step_is_reached_and_gone_when_withdrawn():
     assert (refused.word.ack_id, refused.word.ack_ok, refused.word.ack_step) == (1, False, 5)
     made.on_save(6, host_word=host(proposal=proposal("proposed", 9, 2)))
     assert made.on_save(9, host_word=host(proposal=proposal("withdrawn", 9, 2))).wait is False
-
-
-def test_grants_of_the_trainer_before_are_void():
-    made = Trainer(0, 1, "1.2.x", grants=(3, 4, 5))
-    made.begin("1.3.x", None)
-    assert made.on_save(1, host_word=host(3, 4, 5)).action == "skip"
-    assert made.on_save(2, host_word=host(3, 5, 5)).slot == 1
 
 
 # ---------------------------------------------------------------- restores, promises, mistakes

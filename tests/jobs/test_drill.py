@@ -20,11 +20,13 @@ from rich.console import Console
 import raystate
 from jobs.drill import __main__ as command
 from jobs.drill import training
+from jobs.drill.fit import through
 from jobs.drill.outcomes import NONE, Before, Outcome, Report, check, least_step, rows, spread, why_not_counted
 from jobs.drill.plan import FIXED, KINDS, PHASES, faults
 from jobs.drill.strikes import limits
 from jobs.drill.table import KIND_NAMES, show
-from jobs.drill.watch import phase_of
+from jobs.drill.watch import TooLate, phase_of
+from raystate.core.errors import lost_steps
 
 CLOCK = Path(command.__file__).parent / "clock"
 
@@ -138,6 +140,26 @@ def test_deadlines_fit_the_machine() -> None:
     assert slow.patience_s > 60.0
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (None, ()),
+        (lost_steps(("step 40: storage failed",), released=True), ("step 40: storage failed",)),
+        (lost_steps(("step 40: storage failed",)), TooLate),
+        (raystate.RunFailedError("rank 0 raised"), TooLate),
+    ],
+)
+def test_an_end_that_names_lost_steps_is_an_end(error: Exception | None, said: Any) -> None:
+    """Anything else that a training ends with is a failure."""
+    fit: Any = SimpleNamespace(thread=SimpleNamespace(is_alive=lambda: False), error=error)
+    watch: Any = SimpleNamespace(look=lambda: None, newest=80)
+    if said is TooLate:
+        with pytest.raises(TooLate, match="the training failed"):
+            through(watch, fit, 1.0)
+    else:
+        assert through(watch, fit, 1.0) == said
+
+
 # ---------------------------------------------------------------- sums, JSON, table, exit code
 
 
@@ -168,6 +190,7 @@ good = outcome(seconds=1.0, safe_s=0.1)
         (report(outcome(seconds=1.0)), False),
         (report(outcome(seconds=1.0, safe_s=0.1, violations=["lost"])), False),
         (report(good, wanted=2), False),
+        (report(good, not_durable=("step 40: storage failed",)), True),  # named, as is promised
     ],
 )
 def test_what_held(one: Report, held: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -180,6 +203,7 @@ def test_what_held(one: Report, held: bool, monkeypatch: pytest.MonkeyPatch, tmp
     assert facts["recovered"] == one.recovered
     assert facts["bit_equal"] == one.bit_equal
     assert len(facts["violations"]) == len(one.all_violations)
+    assert facts["not_durable"] == list(one.not_durable)
     assert facts["by_kind"]["trainer"]["seconds"] == {"median": 1.0, "p95": 1.0, "max": 1.0}
     assert facts["by_phase"]["idle"]["steps_lost"]["max"] == 0
 
@@ -191,13 +215,17 @@ def test_the_tables_fit_80_columns() -> None:
         for phase in PHASES
     ]
     out = io.StringIO()
-    show(Console(file=out, width=80), report(*many, violations=("it went wrong",), left_out={"clock": "not ours"}))
+    show(
+        Console(file=out, width=80),
+        report(*many, violations=("it went wrong",), left_out={"clock": "not ours"}, not_durable=("x",) * 13),
+    )
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     text = out.getvalue()
     firsts = [line.split()[0] for line in lines if line.strip()]
     assert set(KIND_NAMES) | set(PHASES) <= set(firsts), "every row on a line of its own"
     assert "…" not in text, "nothing is cut off"
+    assert "13 due steps did not get to storage, and the run's end has named them" in text
     assert "violated: it went wrong" in text and "left out: clock: not ours" in text and "It did not hold." in text
 
 
