@@ -73,8 +73,8 @@ class Untold:
         """What dead trainers have promised, up to the step that the run goes on from: it is not made again."""
         base = self._base
         lost = {key: why for key, why in broken.items() if key.step <= base.step}
-        # Saved once more, by force, after the bytes that were restored.
-        return lost | {key: _MADE for key in newest if key.step == base.step and key.order > base.order}
+        # Saved after the bytes that were restored: once more, by force, or in a later lineage, which had gone back to an older step.
+        return lost | {key: _MADE for key in newest if key.step <= base.step and key.order > base.order}
 
     def _forget_older(self) -> None:
         """HostActors tell a new Coordinator also of groups before the last one, whose run was restored since."""

@@ -47,7 +47,7 @@ class StoragePace:
         config = session.config
         self._session = session
         # Others wait for this rank meanwhile, and it must not look as if it hung.
-        self._most_s = min(MOST_WAIT_S, config.barrier_timeout_s / 2, (config.hang_timeout_s or 2 * MOST_WAIT_S) / 2)
+        self._most_s = min(MOST_WAIT_S, config.barrier_timeout_s / 4, (config.hang_timeout_s or 2 * MOST_WAIT_S) / 2)
         self._lineage = ""
         self._durable = -1  # the newest step that was ever seen to be durable: a HostActor that has just started knows of none
         self._begin()

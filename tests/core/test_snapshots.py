@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from raystate.core.messages import (
     NOWHERE,
     Advise,
     HostId,
     HostUp,
 )
-from tests.core.driver import running
+from tests.core.driver import Driver, running
 
 
 def test_stable_when_all_ranks_hold_it():
@@ -42,6 +44,22 @@ def test_skipped_step_is_dead_and_the_interval_grows_and_shrinks():
     for step in range(4, 40, 2):
         driver.stage(step)
     assert driver.advice().interval == 1
+
+
+def test_what_two_ranks_of_one_host_have_reported_together_is_judged_for_all():
+    """Seed 2937: the second one's piece made the first one's look old, nobody saw that a rank elsewhere had skipped it, and its slots were
+    full for ever."""
+    driver = Driver()
+    driver.join(["a", "a", "b"])
+    driver.restore()
+    driver.stage(1)
+    driver.word(2, 3)  # rank 2 has skipped step 2
+    driver.auto = False
+    for rank in (0, 1):
+        driver.staged["a"].append(dataclasses.replace(driver.staged["a"][rank], step=2))
+        driver.word(rank, 3, report=False)
+    driver.report("a")
+    assert driver.core.snapshots.dead == {(2, 0)}
 
 
 def test_what_a_dead_host_actor_said_of_trainers_goes_with_it():

@@ -237,3 +237,25 @@ def test_a_word_tells_also_what_a_restore_of_a_living_trainer_gave_up():
     trainer.begin("1.3.x", SnapshotId("1.1.x", 3))
     word = trainer_word_from_json(trainer_word_to_json(trainer.word()))
     assert (word.lineage, word.promised, word.broken) == ("1.3.x", None, (("1.2.x", 4, 0, NO_SLOT),))
+
+
+def test_a_promise_of_a_line_that_had_gone_back_is_lost_where_the_older_line_goes_on():
+    """Seed 9379: a rank had restored step 12 of 15 and saved 14 when the group died; the next one went on from 15, and nobody named 14."""
+    old, back = "1.2.x", "1.3.x"
+    untold = Untold()
+    untold.restored(old, SnapshotId("", -1))
+    untold.restored(back, SnapshotId(old, 12))
+    untold.exited(TrainerExited(host=HostId("a"), lineage=back, rank=1, clean=False, reason="died", promised=SnapshotId(back, 14)))
+    assert list(untold.restored("1.4.y", SnapshotId(old, 15))) == [SnapshotId(back, 14)]
+
+
+def test_a_promise_of_the_line_that_goes_on_is_not():
+    """Older ones are known to the Coordinator, and newer ones are made again."""
+    line = "1.2.x"
+    for step in (14, 15, 16):
+        untold = Untold()
+        untold.restored(line, SnapshotId("", -1))
+        untold.exited(
+            TrainerExited(host=HostId("a"), lineage=line, rank=1, clean=False, reason="died", promised=SnapshotId(line, step))
+        )
+        assert untold.restored("1.3.y", SnapshotId(line, 15)) == {}

@@ -17,6 +17,7 @@ from raystate.core.errors import (
     CapacityError,
     ConfigError,
     RaystateError,
+    StaleAttemptError,
     StepNotFoundError,
     StepOrderError,
     StorageError,
@@ -167,6 +168,7 @@ class Sequence:
         self.told: list[str] = []  # what has happened, for a person
         self.players: dict[int, Player] = {}  # of the present group, by rank
         self.owed: dict[tuple[int, float], str] = {}  # promises of dead groups, and when they died: nobody has been told of them
+        self.close_failed = False
         self.rolling_back: dict[int, int] = {}  # rank that is in such a restore -> the step it goes back to
         self.met: int | None = None  # such a step, of a restore that a crash met, until another one has settled
 
@@ -618,8 +620,11 @@ class Player:
         self.is_closing = True
         try:
             self.manager.close()
-        except (StorageError, BarrierTimeoutError) as error:
+        except (StorageError, BarrierTimeoutError, StaleAttemptError) as error:
+            if isinstance(error, StaleAttemptError) and not (error.replaced and self.sequence.close_failed):
+                raise
             self.promises, self.is_closing = [], False
+            self.sequence.close_failed = True  # another rank may hear of that in its own close
             self.note(f"close: {type(error).__name__}: {error}")
             if error.released:
                 self.check_owed(str(error))

@@ -49,6 +49,9 @@ KEPT = (
     75,  # a step that was lost, and whose trainer died before it could ask: the run ended as if nothing was
     1225,  # the same, and another worker group was told of it, since it went on from that step (the check was wrong)
     1409,  # a restore of a living trainer gave up what it had promised, and it died before it could ask: nobody named the step
+    9379,  # a rank had gone back and saved a step when its group died, and the next one went on from a newer step of the line before
+    2937,  # the slots of two ranks on one host were full of steps that a rank elsewhere had skipped, and nobody saw it
+    5254,  # ranks that had waited for storage came to close() further apart than the barrier allows
 )
 
 # Where each planted bug is found first; the search goes on from seed 0 if it is not found there any more.

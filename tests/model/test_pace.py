@@ -120,11 +120,11 @@ def test_a_host_that_comes_and_goes_does_not_begin_the_wait_anew():
     assert MOST_WAIT_S <= session.now_s <= MOST_WAIT_S + 0.5
 
 
-@pytest.mark.parametrize(("name", "limit_s"), [("barrier_timeout_s", 20.0), ("hang_timeout_s", 12.0)])
+@pytest.mark.parametrize(("name", "limit_s"), [("barrier_timeout_s", 24.0), ("hang_timeout_s", 12.0)])
 def test_the_wait_ends_before_this_rank_counts_as_late(name: str, limit_s: float):
     session = Session(obstacles=["host b away"] * 100)
     setattr(session, name, limit_s)
-    assert waited(StoragePace(session), session) == pytest.approx(limit_s / 2, abs=0.5)  # type: ignore[arg-type]
+    assert waited(StoragePace(session), session) == pytest.approx(6.0, abs=0.5)  # type: ignore[arg-type]
 
 
 def test_a_manager_that_is_closed_meanwhile_waits_no_more():
