@@ -157,8 +157,13 @@ def _checked_after_the_decision() -> Any:
 
 def _due_saves_wait() -> Any:
     """(13) A due save waits for storage, however long that is out."""
+
+    def wait(_: pace.StoragePace, has_slot: Any) -> None:
+        while not has_slot(pace.LOOK_S):
+            pass
+
     return _patched(
-        *((pace, name, 1e6) for name in ("NO_PROGRESS_S", "FIRST_PROGRESS_S")),
+        (pace.StoragePace, "wait_for_slot", wait),
         *((saves, name, 1e6) for name in ("GIVES_WAY_S", "FIRST_GIVES_WAY_S")),
     )
 
