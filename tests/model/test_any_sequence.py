@@ -70,7 +70,7 @@ KNOWN = {
     "text is a metric": 0,
     "retention by number": 528,
     "due saves wait": 92,
-    "released under a new group": 183,
+    "released under a new group": 669,
     "slots replaced while one is to be filled": 342,
     "earlier commits are forgotten": 96,
     "each rank decides what is due again": 244,
