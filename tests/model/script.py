@@ -156,6 +156,7 @@ class Sequence:
             keep_last=rng.choice((1, 2, None)),
             **impatient,
         )
+        self.impatient = bool(impatient)
         self.donates = self.ranks == 1 and rng.random() < 0.5
         self.truth = Truth(storage=self.world.config.storage, ranks=self.ranks, clock=self.world.clock)
         self.world.published = self.truth.publish
@@ -275,6 +276,9 @@ class Sequence:
             except RaystateError as error:
                 if rank.manager is not None:
                     rank.manager.__exit__(type(error), error, None)
+                if self.impatient and not self.calm and isinstance(error, BarrierTimeoutError) and error.phase == "save":
+                    # One rank alone waited for storage, which stood still, for longer than the others wait for it.
+                    raise Ended(str(error)) from error
                 raise
 
         return script
