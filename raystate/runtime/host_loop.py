@@ -172,8 +172,7 @@ class HostLoop:
         if source is self._waker:
             self._waker.clear()
         elif source is self._door:
-            caller = self._door.accept()
-            if caller is not None:
+            if (caller := self._door.accept()) is not None:
                 self._callers[caller.fileno()] = caller
                 self._selector.register(caller, selectors.EVENT_READ)
         else:
