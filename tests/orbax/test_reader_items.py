@@ -376,7 +376,7 @@ def test_only_what_can_be_read_is_said_to_be_meant(tmp_path: Path):
     RunLog(open_storage(tmp_path / "runs-new")).claim(lambda _: claim_entry(None, "w", "r", []))
     with pytest.raises(StepNotFoundError, match=r"did you mean .*/runs-new\?$"):  # not the closest name
         raystate.load(tmp_path / "runs")
-    raystate.save(tmp_path / "runs-old" / "logs", {"w": np.ones(2)})
+    raystate.save(tmp_path / "runs-old" / "logs", {"w": np.ones(2)}, overwrite=True)
     with pytest.raises(StepNotFoundError, match=r"did you mean .*/runs-old/logs\?$"):
         raystate.load(tmp_path / "runs-odd" / "logs")
 
