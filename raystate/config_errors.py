@@ -71,15 +71,17 @@ def config_error(error: pydantic.ValidationError) -> ConfigError:
         faults[field] = (got, allowed)
     if len(faults) == len(own) == 1:
         return next(iter(own.values()))
-    text = "; ".join(
-        own[field].message if field in own else f"{field}: {allowed}" if allowed == _MISSING else _sentence(field, got, allowed)
-        for field, (got, allowed) in faults.items()
-    )
+    texts = {field: _said(field, got, allowed) for field, (got, allowed) in faults.items()}
+    texts |= {field: error.message for field, error in own.items()}
     field, (got, expected) = next(iter(faults.items()))
-    return ConfigError(text, field=field, got=plain(got), expected=expected, fields=sorted(faults))
+    return ConfigError("; ".join(texts.values()), field=field, got=plain(got), expected=expected, fields=sorted(faults))
 
 
 _MISSING = "must be given"
+
+
+def _said(field: str, got: object, allowed: str) -> str:
+    return f"{field}: {allowed}" if allowed == _MISSING else _sentence(field, got, allowed)
 
 
 def _allowed(kind: str, message: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import itertools
 import os
@@ -22,6 +21,7 @@ import pytest
 from hypothesis import settings
 
 from raystate.arena import sweep
+from tests.folders import MODEL_NAME, hold, remove_unheld
 from tests.processes import collect_rarely, xla_flags
 
 # Before anything imports jax, ray or gcsfs; child processes inherit it.
@@ -52,28 +52,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
-def _lock(folder: str | Path) -> int | None:
-    """A descriptor that holds the folder until this process ends; None if another process holds it."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
 def _remove_what_the_killed_left() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{_COMPILED_NAME}*"):
-        with contextlib.suppress(OSError):  # another user's, or removed meanwhile
-            young = time.time() - folder.stat().st_mtime < 60  # its maker may not have locked it yet
-            held = None if young else _lock(folder)
-            if held is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(held)
+    remove_unheld(Path(tempfile.gettempdir()), _COMPILED_NAME)
+    remove_unheld(_SHM, MODEL_NAME)
     with contextlib.suppress(OSError):  # no shared memory here: the tests that need it say so
         sweep(_SHM)  # arenas of clusters that a killed run of tests has left
 
@@ -82,7 +63,7 @@ def _remove_what_the_killed_left() -> None:
 if _COMPILED not in os.environ:  # the workers of pytest-xdist share that of the process that started them
     _remove_what_the_killed_left()
     os.environ[_COMPILED] = tempfile.mkdtemp(prefix=_COMPILED_NAME)
-    _lock(os.environ[_COMPILED])
+    hold(os.environ[_COMPILED])
     atexit.register(shutil.rmtree, os.environ[_COMPILED], ignore_errors=True)
 
 os.environ.setdefault("RAYSTATE_SEED", str(secrets.randbelow(1000)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -69,12 +70,32 @@ def answer_of(answer: Any, timeout_s: float | None = None) -> Any:
         raise (error.cause if isinstance(error.cause, RaystateError) else error) from None
 
 
+def future_of(answer: Any) -> Future[Any]:
+    """Of what an actor will have answered. Its exception: the actor's own, or Unreachable if that is gone."""
+    told: Future[Any] = Future()
+
+    def tell(call: Future[Any]) -> None:
+        error = call.exception()
+        if error is None:
+            told.set_result(call.result())
+        else:
+            told.set_exception(Unreachable(type(error).__name__) if _is_gone(error) else error)
+
+    answer.future().add_done_callback(tell)
+    return told
+
+
 def _answer(answer: Any) -> Any:
     try:
         return answer_of(answer)
     except (RaystateError, Unreachable) as error:
         return error
-    except RayTaskError:
-        raise
-    except RayError as error:  # the answer is gone with its node
+    except RayError as error:
+        if not _is_gone(error):
+            raise
         return Unreachable(type(error).__name__)
+
+
+def _is_gone(error: BaseException) -> bool:
+    """Whether nobody answers: the actor has died, or its answer is gone with its node."""
+    return isinstance(error, RayError) and not isinstance(error, RayTaskError)

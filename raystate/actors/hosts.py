@@ -12,8 +12,9 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
+from raystate.actors.calling import future_of
 from raystate.actors.host import create_host
 from raystate.actors.kept import Kept
 from raystate.actors.naming import find_actor, find_hosts, host_name
@@ -188,19 +189,8 @@ class RayHosts:
         key = (order.host, order.save)
         if key not in self._writes:
             # A call takes a thread of the HostActor's until the share is written.
-            self._writes[key] = under_way = Future()
-
-            def end(call: Future[Any]) -> None:
-                self._writes.pop(key, None)
-                error = call.exception()
-                if isinstance(error, RayActorError):
-                    under_way.set_exception(Unreachable(type(error).__name__))
-                elif error is not None:
-                    under_way.set_exception(error)
-                else:
-                    under_way.set_result(call.result())
-
-            handle.write.remote(order).future().add_done_callback(end)
+            self._writes[key] = under_way = future_of(handle.write.remote(order))
+            under_way.add_done_callback(lambda _: self._writes.pop(key, None))
             return under_way
         return self._writes[key]
 

@@ -8,6 +8,7 @@ from raystate.core.memory import Memory
 from raystate.core.names import HostId
 
 SILENT_S = 3.0  # of a host that reports every second
+LOOK_EVERY_S = 0.1  # however many ranks ask
 MOST_AWAY_S = 30.0  # a HostActor that starts on a busy machine is back by then
 
 
@@ -23,7 +24,8 @@ class Absence:
         self._memory = memory
         self._joins = joins
         self._since_s: dict[HostId, float] = {}
-        self._is_silent = False
+        self._silent: list[HostId] = []
+        self._look_s = 0.0
         self.changed_s = 0.0
 
     def begin(self) -> None:
@@ -54,26 +56,19 @@ class Absence:
         group = self._joins.group
         return group is None or not group.all_seen or host in group.hosts.values()
 
-    def tick(self, *, matters: bool) -> None:
-        """Look once for hosts that are silent."""
-        self._is_silent = matters and bool(self._silent())
-
-    def _silent(self) -> list[HostId]:
-        """Those that have missed a report or two. It looks at all hosts of the group."""
-        group, now_s = self._joins.group, self._desk.now_s
-        views = (self._memory.hosts.get(host) for host in (set[HostId]() if group is None else set(group.hosts.values())))
-        return sorted(view.host for view in views if view is not None and view.up and now_s - view.heard_s >= SILENT_S)
-
-    def _away(self) -> list[HostId]:
-        return sorted(host for host, since_s in self._since_s.items() if self._desk.now_s - since_s < MOST_AWAY_S)
-
     def hosts(self) -> list[HostId]:
-        """Who is away, or silent, and may soon be back."""
-        return sorted({*self._away(), *self._silent()})
+        """Who is away, or has missed a report or two, and may soon be back."""
+        group, now_s = self._joins.group, self._desk.now_s
+        if now_s >= self._look_s:
+            self._look_s = now_s + LOOK_EVERY_S
+            views = (self._memory.hosts.get(host) for host in ({} if group is None else group.hosts).values())
+            self._silent = [view.host for view in views if view is not None and view.up and now_s - view.heard_s >= SILENT_S]
+        away = [host for host, since_s in self._since_s.items() if now_s - since_s < MOST_AWAY_S]
+        return sorted({*away, *self._silent})
 
     def has_waited(self, since_s: float, patience_s: float) -> bool:
         """Whether so many seconds have passed with all hosts there: these are waited for, but not without end."""
         now_s = self._desk.now_s
         if now_s - since_s >= MOST_AWAY_S + patience_s:
             return True
-        return now_s - max(since_s, self.changed_s) >= patience_s and not self._away() and not self._is_silent
+        return now_s - max(since_s, self.changed_s) >= patience_s and not self.hosts()

@@ -213,9 +213,7 @@ class Memory:
                 new = piece.id not in self.snaps
                 snap = self.snaps.setdefault(piece.id, Snap(piece.id))
                 snap.add(view.host, piece)
-                touched[piece.id] = new or touched.get(
-                    piece.id, False
-                )  # of several ranks of this host the first is the one that tells
+                touched.setdefault(piece.id, new)  # of several ranks of this host the first one tells
         view.staged = staged
         for key in touched:
             if not self.snaps[key].pieces:

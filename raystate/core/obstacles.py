@@ -6,7 +6,7 @@ HostActor that starts again looks the same. So a trainer that has waited for sec
 
 from __future__ import annotations
 
-from raystate.core.desk import Desk, named
+from raystate.core.desk import Desk, brief, named
 from raystate.core.group import Joins
 from raystate.core.messages import PaceAsked, PaceReply
 from raystate.core.saves import FIRST_GIVES_WAY_S, GIVES_WAY_S, Saves
@@ -23,7 +23,7 @@ class Obstacles:
     def asked(self, event: PaceAsked) -> None:
         """A promised step of a rank has had no slot for seconds. It is answered at once."""
         if self._joins.check(event.ask, event.lineage, event.rank):
-            self._desk.answer(event.ask, PaceReply(obstacle=self._now()))
+            self._desk.answer(event.ask, PaceReply(obstacle=brief(self._now())))
 
     def _now(self) -> str:
         """For people; "": storage is what saves wait for."""

@@ -145,7 +145,7 @@ class Saves:
 
         One slot is being filled and one holds the newest stable step. What is beyond that can wait for storage as long as it takes;
         other saves that are due wait for a moment, and then give way to new snapshots when these need the room. So whatever storage
-        does, a crash costs no more than a few seconds.
+        does, a crash costs no more than a few seconds, and half a minute more where a host is away.
         """
         waiting = sorted(self.jobs, key=self._by_turn)  # a commit that is not in the log yet may have to be made again
         room = max(1, self.desk.settings.snapshot_slots - 2)
@@ -335,7 +335,6 @@ class Saves:
     def tick(self) -> None:
         """Act on deadlines, and repeat orders whose answer may be lost."""
         now_s, limit_s = self.desk.now_s, self.desk.settings.save_timeout_s
-        self.absence.tick(matters=len(self.jobs) > 1)
         # What must stay in memory may be less now.
         self.desk.stir |= any(not one.gives_way and self._has_waited(one) for one in self.jobs.values())
         job = self.running
@@ -370,7 +369,8 @@ class Saves:
         self.journal.trouble(text, of_storage=of_storage)
         job.phase = "queued"
         job.next_s = self.desk.now_s + retry_delay_s(job.tries)
-        job.tries -= not counts
+        if not counts:
+            job.tries -= 1
 
     def _give_up(self, key: SnapshotId, why: str, *, of_storage: bool = False) -> None:
         job = self.jobs.pop(key, None)

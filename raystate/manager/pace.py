@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from raystate.core.absence import MOST_AWAY_S
 from raystate.core.errors import BarrierTimeoutError
 from raystate.manager.session import Session
 from raystate.runtime.link import Link
@@ -14,7 +15,7 @@ logger = logging.getLogger("raystate")
 
 NO_PROGRESS_S = 4.0  # for so long a promised step may hold up the next one while storage does nothing
 FIRST_PROGRESS_S = 8.0  # the same until a step has become durable: what writes it may still be loading
-MOST_WAIT_S = 30.0  # the same while not storage, but a HostActor or a Coordinator that starts again is what saves wait for
+MOST_WAIT_S = MOST_AWAY_S  # the same while not storage, but a HostActor or a Coordinator that starts again is what saves wait for
 ANSWER_S = 2.0
 LOOK_S = 0.1
 
@@ -71,9 +72,9 @@ class StoragePace:
                 self._waited_s += session.link.clock() - began_s
                 return
             self._look()
-            obstacle = (
-                session.ask_for_obstacle(ANSWER_S) if self._waited_s >= self._ask_at_s and not session.storage_fails() else None
-            )
+            obstacle: str | None = None
+            if self._waited_s >= self._ask_at_s and not session.storage_fails():
+                obstacle = session.ask_for_obstacle(ANSWER_S)
             self._waited_s += session.link.clock() - began_s
             if session.storage_fails() or obstacle == "" or self._waited_s >= self._most_s:
                 self._has_given_up = True

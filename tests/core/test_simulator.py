@@ -29,11 +29,11 @@ KNOWN = {
     "discarded while it is read": 60,
     "restore without a new lineage": 187,
     "lost promise told as durable": 194,
-    "merge takes strangers": 137,
+    "merge takes strangers": 543,
     "stop step overtaken": 346,
     "mixed lineages chosen": 6435,
     "host rejoins without discarding": 376,
-    "late retire deletes a step saved again": 5989,
+    "late retire deletes a step saved again": 4927,
 }
 
 

@@ -195,6 +195,7 @@ class Sequence:
         """Let all ranks make these calls, and at the `last` start leave. How many they have made, of which the last may be in part."""
         world = self.world
         self.group += 1
+        self.close_failed = False
         group = f"g{self.group}"
         self.made = 0
         ranks = [Rank(world, number, self._script(calls, group, last=last)) for number in range(self.ranks)]
@@ -401,14 +402,15 @@ class Player:
         state = self.state(token)
         self.data.state = str(token).encode()
         custom = {"token": token, "log": "x" * (LARGE_CHARS if self.large else 0)}
-        # The first package may still be on its way, or somebody has only just come back.
-        starts = not self.sequence.stored() or any(line.endswith((" s: coordinator", " s: host")) for line in self.sequence.told)
+        nothing_yet = not self.truth.published
         began_s = self.rank.world.now_s
         got = self.manager.save(step, state, items={"data": self.data}, metrics={"loss": token}, custom=custom, force=force)
         took_s = self.rank.world.now_s - began_s
-        most_s = MOST_AWAY_S if starts else MOST_WAIT_S
-        if not force and self.sequence.ranks == 1 and took_s > most_s * self.rank.world.paces[0]:
-            raise Violation(f"save({step}) without force took {took_s:.1f} s")
+        if not force and self.sequence.ranks == 1 and took_s > MOST_WAIT_S * self.rank.world.paces[0]:
+            # The first package may have been on its way, or somebody had only just come back.
+            starts = nothing_yet or any(line.endswith((" s: coordinator", " s: host")) for line in self.sequence.told)
+            if not starts or took_s > MOST_AWAY_S * self.rank.world.paces[0]:
+                raise Violation(f"save({step}) without force took {took_s:.1f} s")
         self.note(f"save({step}, token {token}, force={force}) -> {got}")
         if self.sequence.donates:
             for part in self.parts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import functools
 import operator
+import os
 import shutil
 import tempfile
 import threading
@@ -40,11 +41,13 @@ from raystate.manager import StateManager
 from raystate.runtime.coordinator_loop import CoordinatorLoop, Workers
 from raystate.runtime.doorbell import Hello
 from raystate.runtime.host_loop import HostLoop
+from raystate.runtime.ledger import Ledger
 from raystate.runtime.link import Gone, HostCall, Link, Unreachable
 from raystate.runtime.parts import PieceBoxes
 from raystate.runtime.progress import Progress
 from raystate.runtime.retention import orbax_keep
 from raystate.storage import Storage, StorageWrapper, open_storage, run_hash
+from tests.folders import MODEL_NAME, hold
 
 TURN_S = 0.002
 WAITING_TURNS = 20  # so long nothing was ordered and nothing has arrived: all wait for something slow, and time goes faster
@@ -54,6 +57,12 @@ MOST_TURNS = 150_000
 CAP_BYTES = 64 << 20
 
 _when = operator.itemgetter(0)
+
+
+def _remove(folder: Path, held: int | None) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if held is not None:
+        os.close(held)
 
 
 class Violation(AssertionError):  # noqa: N818 - it is a finding
@@ -426,9 +435,11 @@ class World:
         self.crashed = False  # a rank was killed: its launcher starts the group again
         self.published: Callable[[int], None] = lambda step: None
         self._number = 0
-        self._folder = Path(tempfile.mkdtemp(prefix="raystate-model-", dir="/dev/shm"))
-        # Whoever forgets to close it, a script that tries something out for one, leaves nothing in shared memory.
-        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=MODEL_NAME, dir="/dev/shm"))
+        # Whoever forgets to close it, a script that tries something out for one, leaves nothing in shared memory. What a killed process
+        # leaves, the next run of tests removes.
+        self._remove = weakref.finalize(self, _remove, self._folder, hold(self._folder))
+        self._ledgers: list[Ledger] = []
         self.arenas = self._folder / "arenas"
         self.arenas.mkdir()
         self.config = StateConfig(
@@ -503,6 +514,7 @@ class World:
 
         loop.post = post
         self.coordinator = loop
+        self._ledgers.append(loop.ledger)
 
     def _ended(self, _reason: str) -> None:
         self.finished = True
@@ -658,4 +670,6 @@ class World:
         for host in self.hosts.values():
             if host.loop is not None:
                 host.loop.close(remove_arena=True)
+        for ledger in self._ledgers:  # it writes on threads of its own, and would make the folder again
+            ledger.close()
         self._remove()

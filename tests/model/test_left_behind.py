@@ -1,0 +1,64 @@
+"""What the model of the public API leaves in shared memory: nothing, or what the next run of tests removes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raystate.runtime.ledger import Ledger
+from tests.folders import hold, remove_unheld
+from tests.model.world import Rank, World
+from tests.patience import PATIENCE_S
+
+
+def test_a_report_that_is_written_late_does_not_make_the_folder_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, write, close = threading.Event(), Ledger._write, Ledger.close
+
+    def write_late(self: Ledger, name: str, data: bytes) -> None:
+        goes_on.wait(PATIENCE_S)
+        write(self, name, data)
+
+    def close_in_time(self: Ledger) -> None:
+        goes_on.set()
+        close(self)
+
+    monkeypatch.setattr(Ledger, "_write", write_late)
+    monkeypatch.setattr(Ledger, "close", close_in_time)
+
+    def trains(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore({"w": np.zeros(8)})
+        manager.save(1, {"w": np.ones(8)})
+        manager.wait_until_finished()
+
+    world = World(1, ranks=1, nodes=1, save_every_steps=1)
+    folder = Path(world.config.storage.removeprefix("file://")).parent
+    try:
+        world.play(trains)
+        assert not goes_on.is_set()
+    finally:
+        world.close()
+    goes_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "raystate-ledger":
+            thread.join(PATIENCE_S)
+    assert not folder.exists()
+
+
+def test_what_a_killed_process_has_left_is_removed_and_nothing_that_is_held(tmp_path: Path) -> None:
+    held, left, young, other = (tmp_path / name for name in ("raystate-x-1", "raystate-x-2", "raystate-x-3", "else"))
+    for folder in (held, left, young, other):
+        (folder / "run").mkdir(parents=True)
+    for folder in (held, left, other):
+        os.utime(folder, (0, 0))
+    descriptor = hold(held)
+    assert descriptor is not None
+    remove_unheld(tmp_path, "raystate-x-")
+    assert sorted(tmp_path.iterdir()) == sorted((held, young, other))
+    os.close(descriptor)
+    remove_unheld(tmp_path, "raystate-x-")
+    assert sorted(tmp_path.iterdir()) == sorted((young, other))
