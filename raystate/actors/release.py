@@ -21,6 +21,7 @@ from raystate.storage import open_storage, run_hash, visible_steps
 logger = logging.getLogger(__name__)
 
 QUICK_S = 5.0
+REPLY_MARGIN_S = 30.0
 STORAGE_S = 3.0  # in an outage: whoever asks has something to go on with
 
 
@@ -42,39 +43,43 @@ def newest_step(config: StateConfig) -> int | None:
     return max([in_memory, *stored])
 
 
+def answers_within_s(config: StateConfig) -> float:
+    """Seconds in which a living Coordinator has answered a release: its own deadlines come first, they can name what is lost."""
+    return config.save_timeout_s + config.host_timeout_s + config.barrier_timeout_s + REPLY_MARGIN_S
+
+
 def release(
-    config: StateConfig, reason: str, deadline_s: float, *, launch: str | None = None, after: BaseException | None = None
-) -> int | None:
-    """Make the newest complete snapshot durable and end the run's actors, if any are left.
+    config: StateConfig, reason: str, *, launch: str | None = None, after: BaseException | None = None
+) -> LeaveReply | None:
+    """Make the newest complete snapshot durable and end the run's actors, if any are left; by force if they don't answer in time.
 
     Args:
         reason: for the log.
-        deadline_s: seconds; afterwards what is left is killed.
         launch: only if the run belongs to this launch; None: whoever has it.
         after: what the launch has failed with. If the run was refused before it began, its HostActors with what they hold stay for a
             start that is not refused.
 
     Returns:
-        The durable last step if the Coordinator said it, else None.
+        What the Coordinator says; None if there is none any more, or it has never owned the run.
 
     Raises:
-        StorageError: the newest snapshot could not be made durable (everything is ended nevertheless).
+        StorageError: the newest snapshot could not be made durable, or nobody can say whether it is (everything is ended nevertheless).
         RaystateError: this process has left Ray.
     """
     if _was_refused(after):
         return None  # its Coordinator ends by itself, with all that hold nothing
-    reply = release_by_hash(run_hash(config.storage, config.run), reason, deadline_s, launch=launch)
+    reply = release_by_hash(run_hash(config.storage, config.run), reason, answers_within_s(config), launch=launch)
     if reply is not None and reply.untold:
         lost = f"not durable, although save() had said True: {'; '.join(reply.untold)}"
         if after is not None:
             after.add_note(lost)
         else:
             logger.warning("run %r: %s", config.run, lost)
-    return None if reply is None else reply.step
+    return reply
 
 
 def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | None = None) -> LeaveReply | None:
-    """`release`, for a run that is known by the hash in its actors' names only: what its Coordinator answers, if it does."""
+    """`release`, for a run that is known by the hash in its actors' names only. `deadline_s`: see `answers_within_s`."""
     if not ray.is_initialized():  # Ray's calls would join whatever cluster there is, or start one
         text = (
             "this process has left Ray (ray.shutdown()): the run's actors end by themselves after idle_timeout_s without a trainer"
@@ -87,7 +92,13 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
     while (coordinator := find_actor(coordinator_name(name))) is not None and time.monotonic() < end_s:
         try:
             reply: Any = ray.get(coordinator.release.remote(launch, event), timeout=max(0.1, end_s - time.monotonic()))
-        except (RayActorError, GetTimeoutError):
+        except GetTimeoutError:
+            text = (
+                f"nobody has said within {deadline_s:.0f} s that the last step is durable: `raystate ls` shows the newest that is"
+            )
+            failure = StorageError(text, phase="release", waited_s=deadline_s)
+            break
+        except RayActorError:
             time.sleep(GONE_POLL_S)
             continue
         if isinstance(reply, Failure) and reply.error == RunInUseError.__name__:

@@ -59,6 +59,11 @@ class Advice:
     save_errors: tuple[str, ...] = ()
     storage_fails: bool = False
 
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """(attempt, seq)"""
+        return self.attempt, self.seq
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advise:
@@ -83,16 +88,21 @@ class Invalidate:
     host: HostId
     lineage: str
     step: int
-    by: str = ""
+    by: str
     older: tuple[tuple[str, int], ...] = ()
-    attempt: int = 0
-    seq: int = 0
+    attempt: int
+    seq: int
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """(attempt, seq)"""
+        return self.attempt, self.seq
 
     def spares(self, lineage: str, step: int) -> bool:
         """Whether a slot that holds (lineage, step) stays."""
         if lineage == self.lineage:
             return step <= self.step
-        if self.by and lineage_order(lineage) >= lineage_order(self.by):
+        if lineage_order(lineage) >= lineage_order(self.by):
             return True
         return any(one == lineage and step <= last for one, last in self.older)
 

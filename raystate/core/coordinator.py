@@ -136,7 +136,7 @@ class Coordinator:
             Written: self.saves.written,
             Packaged: self._packaged,
             Appended: self.journal.appended,
-            CommitsFound: self.saves.past.found,
+            CommitsFound: self.saves.commits_found,
             PublishDone: self.journal.publish_done,
             RetireDone: self.journal.retire_done,
             AttemptDead: self.journal.attempt_dead,
@@ -300,18 +300,13 @@ class Coordinator:
         if end.by_stranger:  # else the next Coordinator answers
             for ask in desk.open_asks:
                 self._refuse_stale(ask)
-            # Or save() would go on to say True.
-            details = {"by_attempt": end.by_attempt}
-            self.snapshots.fail(Failure(error="StaleAttemptError", message=end.reason, details=details))
+            self.snapshots.fail(_stale(end))  # or save() would go on to say True
             self.snapshots.advise()
         desk.out.append(end)
 
     def _refuse_stale(self, ask: Ask) -> None:
-        end = self._end
-        assert end is not None
-        self._desk.out.append(
-            Answer(ask=ask, reply=Failure(error="StaleAttemptError", message=end.reason, details={"by_attempt": end.by_attempt}))
-        )
+        assert self._end is not None
+        self._desk.out.append(Answer(ask=ask, reply=_stale(self._end)))
 
     # ---------------------------------------------------------------- small ones
 
@@ -322,8 +317,10 @@ class Coordinator:
     def _exited(self, event: TrainerExited) -> None:
         group = self.joins.group
         order = lineage_order(event.lineage)
-        # HostActors tell a new attempt once more of all that have died. Of those before the present group nobody asks any more.
-        if order.attempt == self.attempt or group is None or group.nonce == order.nonce or order > group.order:
+        # HostActors tell a new attempt once more of all that have died. What those of an earlier group left counts until the present one
+        # has restored; of those before them nobody asks any more.
+        is_early = group is None or group.nonce == order.nonce or order > group.order or not self.saves.untold.has_judged
+        if order.attempt == self.attempt or is_early:
             self.saves.trainer_exited(event)
         self.joins.exited(event)
 
@@ -371,3 +368,7 @@ class Coordinator:
         self.promises.tick()
         self.deletes.tick()
         self.leaving.tick()
+
+
+def _stale(end: Superseded) -> Failure:
+    return Failure(error="StaleAttemptError", message=end.reason, details={"by_attempt": end.by_attempt})

@@ -54,14 +54,10 @@ class Copying:
             return True
         self._assign()
         ranks = range(snap.world)
-        return self._unsafe.first(ranks, lambda rank: any(map(self._is_waited_for, self._lacking(snap, rank)))) is None
+        return self._unsafe.first(ranks, lambda rank: any(map(self.is_waited_for, self._lacking(snap, rank)))) is None
 
-    @property
-    def is_bare(self) -> bool:
-        """Whether snapshots count now without copies that they should have."""
-        return len(self.domains) < 2 or not all(map(self._is_waited_for, self.domains))
-
-    def _is_waited_for(self, host: HostId) -> bool:
+    def is_waited_for(self, host: HostId) -> bool:
+        """Whether snapshots wait for the copies that this host should keep."""
         return host not in self._excused and not self.memory.hosts[host].no_copies
 
     def _home(self, snap: Snap, rank: int) -> HostId:
@@ -223,7 +219,7 @@ class Copying:
             self._order(snap)
         limit_s = self.desk.settings.copy_timeout_s
         if snap is not None and now_s - self._since_s >= limit_s and not self.is_safe(snap) and not self._may_lose_one():
-            late = sorted({peer for rank in snap.pieces for peer in self._lacking(snap, rank) if self._is_waited_for(peer)})
+            late = sorted({peer for rank in snap.pieces for peer in self._lacking(snap, rank) if self.is_waited_for(peer)})
             self._excused |= dict.fromkeys(late, now_s + EXCUSED_FOR * limit_s)
             self._changed = True
             self.desk.log(

@@ -48,7 +48,7 @@ class Discards:
     def is_done(self, view: HostView) -> bool:
         """Whether the host has discarded what the newest choice gives up."""
         base = self._memory.base
-        return base is None or view.base_order >= (base.attempt, base.seq)
+        return base is None or view.base_order >= base.stamp
 
     def tell(self, view: HostView) -> None:
         """Give the host the order, if it has not carried it out and has not just been told."""

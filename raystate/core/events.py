@@ -190,7 +190,7 @@ class LeaveAsked:
 
     Attributes:
         last: what the rank has kept last, or restored; without a lineage: restored from storage; None: nothing.
-        promised, word: as in FlushAsked; the answer names those that are not durable.
+        promised, broken, word: as in FlushAsked; the answer names those that are not durable.
     """
 
     ask: Ask
@@ -198,6 +198,7 @@ class LeaveAsked:
     rank: int
     last: SnapshotId | None = None
     promised: tuple[SnapshotId, ...] = ()
+    broken: tuple[tuple[SnapshotId, str], ...] = ()
     word: int = 0
 
 

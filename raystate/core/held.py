@@ -209,4 +209,4 @@ class Held:
 
 def applies(order: Invalidate, base: Invalidate | None) -> bool:
     """False for an Invalidate that was applied already or has been overtaken: it is only acknowledged."""
-    return base is None or (order.attempt, order.seq) > (base.attempt, base.seq) or (order.attempt, order.seq) == (0, 0)
+    return base is None or order.stamp > base.stamp

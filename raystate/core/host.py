@@ -258,7 +258,7 @@ class Host:
 
     def _advised(self, advice: Advice) -> None:
         old = self._advice
-        if self._is_stale(advice.attempt) or not (old is None or (advice.attempt, advice.seq) > (old.attempt, old.seq)):
+        if self._is_stale(advice.attempt) or not (old is None or advice.stamp > old.stamp):
             return
         if advice.proposal is None and old is not None and old.proposal is not None:
             # A new Coordinator knows of a proposal only through the hosts: it must not be lost before all of them have reported it.
@@ -383,7 +383,7 @@ class Host:
             staged=self._held.reported(),
             trainers=tuple(self._attached.seen()),
             base=self._held.base,
-            advised=None if advice is None else (advice.attempt, advice.seq),
+            advised=None if advice is None else advice.stamp,
             proposal=None if advice is None else advice.proposal,
             attempt=self._attempt,
             domain=self._domain,

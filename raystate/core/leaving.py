@@ -14,6 +14,7 @@ from raystate.core.messages import Finish, LeaveAsked, LeaveReply, ReleaseAsked,
 from raystate.core.promises import Promises
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
+from raystate.core.untold import UNFINISHED
 
 Phase = Literal["open", "asking", "hearing", "saving", "closing", "finished"]
 
@@ -54,6 +55,7 @@ class Leaving:
         self._speaker: tuple[int, int] | None = None  # (rank, word) of a failed trainer that has asked for the release
         self._last: SnapshotId | None = None  # becomes durable
         self._tried_again = False
+        self._awaits_host = False
         self._unheard = Lookout()
         self._why = ""
         self._since_s = 0.0
@@ -91,6 +93,8 @@ class Leaving:
             self._why = "all ranks have closed"
         self._asks.add(event.rank, event.ask)
         self._left[event.rank] = event
+        for key, why in event.broken:
+            self.saves.copy_broke(key, event.rank, why)
         if event.last is not None:
             self._last = event.last if self._last is None else max(self._last, event.last, key=lambda key: key.order)
         self.desk.stir = True
@@ -121,6 +125,7 @@ class Leaving:
         self._left = {}
         self._last = None
         self._tried_again = False
+        self._awaits_host = False
         self._since_s = self.desk.now_s
 
     def _refuse(self, error: str, message: str, **details: object) -> None:
@@ -130,6 +135,36 @@ class Leaving:
         self._asks = Barrier()
         self.phase = "open"
         self._idle_since_s = self.desk.now_s
+
+    def _refuse_last(self, error: str, last: SnapshotId, text: str) -> None:
+        """The last step does not become durable. Whoever takes this for the end hears of everything that was promised."""
+        durable_step = self.journal.durable_step
+        text = "; ".join((text, f"newest durable step: {step_text(durable_step)}", *self._others_late(last.step)))
+        self._refuse(error, text, step=last.step, durable_step=durable_step)
+
+    def _others_late(self, told: int) -> tuple[str, ...]:
+        """Why what else was promised to those who close is not durable, each once; of a release, to whoever had trained."""
+        if self._group is None:
+            return self._texts_of_release(told)
+        fates = self._promises.fates()
+        return tuple(dict.fromkeys(text for one in self._left.values() for text in fates.late(one, but=told)))
+
+    def _is_made(self, key: SnapshotId) -> bool:
+        """Whether the promised snapshot is durable, or the same step made again later. It looks at all that was committed."""
+        live = (SnapshotId(one.lineage, one.step, one.again) for one in self.journal.live.values())
+        made_later = any(one.step == key.step and one.order > key.order for one in (*self.saves.saved, *live))
+        return made_later or self.saves.fate(key)[0] is True
+
+    def _texts_of_release(self, told: int = -1) -> tuple[str, ...]:
+        """What was promised, to whomever, and is not durable, but for a step of which that is said already."""
+        saves = self.saves
+        snaps = [snap for snap in self.memory.snaps.values() if snap.promised_by_some and snap.id not in saves.failed]
+        others = {
+            snap.id: "it is in host memory and waits for storage" if snap.complete else UNFINISHED
+            for snap in snaps
+            if snap.step != told and self.memory.believed(snap.lineage, snap.step) and not self._is_made(snap.id)
+        }
+        return saves.untold.texts_of_release(others, lambda key: key.step == told or self._is_made(key))
 
     def turn(self) -> None:
         """Go on as far as what is known allows."""
@@ -179,7 +214,10 @@ class Leaving:
         return "" if view is None else f"no report of host {view.host}"
 
     def _is_late(self, view: HostView) -> bool:
-        return view.up and not self._inquiry.is_answered(view)
+        if view.up:
+            return not self._inquiry.is_answered(view)
+        has_time = self.desk.now_s - self._since_s < self.desk.settings.host_timeout_s
+        return has_time and view.host in self.saves.absence.hosts()  # it may be back in a moment
 
     def _saved(self, group: Group | None) -> bool:
         """True once the step is durable, and everything else that was promised is settled."""
@@ -192,7 +230,9 @@ class Leaving:
                 return False
             key = self._find(last)
             if key is None:
-                self._fall_back(group, last)
+                self._awaits_host = self._is_awaited()
+                if not self._awaits_host:
+                    self._fall_back(group, last)
                 return False
             if not self._tried_again:
                 # What made it fail before may be over; a run that ends gives it another chance.
@@ -201,12 +241,7 @@ class Leaving:
                 return False
             failed = self.saves.failed.get(key)
             if failed is not None:
-                self._refuse(
-                    "StorageError",
-                    f"step {last.step} could not be made durable: {failed}; newest durable step: {step_text(journal.durable_step)}",
-                    step=last.step,
-                    durable_step=journal.durable_step,
-                )
+                self._refuse_last("StorageError", last, f"step {last.step} could not be made durable: {failed}")
                 return False
             self.saves.want(key, "the run ends")
             return False
@@ -224,11 +259,11 @@ class Leaving:
     def _give_up_mistaken(self, group: Group | None, last: SnapshotId, mistake: str) -> None:
         """No try can make the last step durable. Those who close are told; who only releases gets the run released without it, so that
         it is not what the next start, of a corrected script, goes on from."""
-        text = f"{mistake}; newest durable step: {step_text(self.journal.durable_step)}"
         if group is not None:
-            self._refuse("ConfigError", text, step=last.step, durable_step=self.journal.durable_step)
+            self._refuse_last("ConfigError", last, mistake)
             return
-        self.desk.log("error", f"the run ends without step {last.step}: {text}")
+        step = step_text(self.journal.durable_step)
+        self.desk.log("error", f"the run ends without step {last.step}: {mistake}; newest durable step: {step}")
         self._last = None
         self.desk.stir = True
 
@@ -242,6 +277,12 @@ class Leaving:
             return last
         return None
 
+    def _is_awaited(self) -> bool:
+        """Whether a host is away, or has just started anew, that may have the rest of it."""
+        group = self.joins.group
+        views = [] if group is None else [self.memory.hosts[host] for host in dict.fromkeys(group.hosts.values())]
+        return bool(self.saves.absence.hosts()) or any(view.up and view.reported_s is None for view in views)
+
     def _fall_back(self, group: Group | None, last: SnapshotId) -> None:
         """The last step is not complete in memory: take the newest one that is, if nothing was promised."""
         if group is None:
@@ -251,12 +292,7 @@ class Leaving:
         promised = any(last in one.promised for one in self._left.values())
         if promised or (not best and self.journal.durable_step < 0):
             text = self.saves.failed.get(last) or self.joins.missing_text(last)
-            self._refuse(
-                "StorageError",
-                f"step {last.step} cannot be made durable: {text}; newest durable step: {step_text(self.journal.durable_step)}",
-                step=last.step,
-                durable_step=self.journal.durable_step,
-            )
+            self._refuse_last("StorageError", last, f"step {last.step} cannot be made durable: {text}")
             return
         newest = best[0].id if best and best[0].step > self.journal.durable_step else None
         step = newest.step if newest is not None else self.journal.durable_step
@@ -270,16 +306,17 @@ class Leaving:
         self.desk.log("info", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
         fates = self._promises.fates()
         if self._group is not None:
-            untold = self.saves.untold.texts(self._group.nonce, {key for one in self._left.values() for key in one.promised})
+            asked = {key for one in self._left.values() for key in one.promised}
+            untold = self.saves.untold.texts(self._group.nonce, asked, self._is_made)
         else:
-            untold = self.saves.untold.texts_of_release(lambda key: self.saves.fate(key)[0] is True)
+            untold = self._texts_of_release()
         if untold:
             self.desk.log("error", f"promised by save(), and not durable: {named(untold)}")
         for rank, asks in sorted(self._asks.asks.items()):
-            errors: list[str] = []  # of a release: nobody's own
-            if (event := self._left.get(rank)) is not None:
-                undecided, errors, _ = fates.unfinished(event)
-                errors += fates.texts(event, undecided)
+            event = self._left.get(rank)  # of a release: nobody's own
+            errors = [] if event is None else fates.late(event)
+            if errors:
+                self.desk.log("error", f"promised to {self.joins.where([rank])}, and not durable: {named(errors)}")
             for ask in asks:
                 self.desk.answer(ask, LeaveReply(step=step, errors=tuple(errors), untold=untold))
         self.desk.out.append(Finish(reason=self._why))
@@ -304,6 +341,8 @@ class Leaving:
             self._stop_hearing(group, waited_s)
         elif self.phase == "saving" and waited_s >= settings.save_timeout_s:
             self._stop_saving(waited_s)
+        elif self.phase == "saving":
+            self.desk.stir |= self._awaits_host
         elif self.phase == "closing" and waited_s >= settings.barrier_timeout_s:
             # What is decided but not carried out is in the log: the next start finishes it.
             self.desk.log(
@@ -330,7 +369,7 @@ class Leaving:
             text = f"{text}; {journal.troubles[-1]}"
         self._refuse(
             "StorageError",
-            f"step {step} is not durable after {waited_s:.1f} s: {text}",
+            "; ".join((f"step {step} is not durable after {waited_s:.1f} s: {text}", *self._others_late(step))),
             step=step,
             phase="close",
             waited_s=waited_s,

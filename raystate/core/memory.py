@@ -109,6 +109,11 @@ class Snap:
         return self.complete and self._promised == self._shapes.total()
 
     @property
+    def promised_by_some(self) -> bool:
+        """save() returned True for it on a rank whose piece is here."""
+        return self._promised > 0
+
+    @property
     def world(self) -> int:
         """How many ranks have a piece of it; 0 before the first piece is known."""
         return next(iter(self._shapes))[1] if self._shapes else 0
@@ -229,9 +234,8 @@ class Memory:
         view.heard_of = summary.attempt
         view.domain, view.no_copies = summary.domain, summary.no_copies
         if summary.base is not None:
-            order = (summary.base.attempt, summary.base.seq)
-            self.discarded(view, order)
-            if self.base is None or order > (self.base.attempt, self.base.seq):
+            self.discarded(view, summary.base.stamp)
+            if self.base is None or summary.base.stamp > self.base.stamp:
                 self.base = summary.base
         view.trainers = summary.trainers
         if summary.staged == view.staged:
@@ -251,7 +255,7 @@ class Memory:
     def believed(self, lineage: str, step: int) -> bool:
         """False for what a recovery decision has discarded, although some host that was away may still hold it."""
         base = self.base
-        return base is None or not base.by or base.spares(lineage, step)
+        return base is None or base.spares(lineage, step)
 
     def complete(self, key: SnapshotId) -> Snap | None:
         """The snapshot, if all its pieces are here and no restore has given it up."""

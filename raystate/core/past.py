@@ -18,7 +18,7 @@ class Past:
         self._desk = desk
         self._committed: set[SnapshotId] = set()
         self._unread = 0  # the newest log entry that the claim has not read back; 0: none
-        self._wanted: set[SnapshotId] = set()
+        self._wanted: dict[SnapshotId, str] = {}  # and why it is lost if the log has no commit of it; "" if it may not be
         self._looked: set[SnapshotId] = set()  # for these, found or not
         self._looking = False
         self._tries = 0
@@ -43,9 +43,9 @@ class Past:
         is_older = bool(key.lineage) and lineage_order(key.lineage).attempt < self._desk.attempt
         return bool(self._unread) and is_older and key not in self._looked
 
-    def look_for(self, key: SnapshotId) -> None:
-        """Find out, with the next turn."""
-        self._wanted.add(key)
+    def look_for(self, key: SnapshotId, why: str = "") -> None:
+        """Find out, with the next turn. `why` it is lost otherwise, if it is."""
+        self._wanted[key] = self._wanted.get(key) or why
 
     def turn(self) -> None:
         """Look for all that is wanted by now at once: it costs the same."""
@@ -53,19 +53,20 @@ class Past:
             self._looking = True
             self._desk.out.append(FindCommits(up_to=self._unread, snapshots=tuple(sorted(self._wanted))))
 
-    def found(self, event: CommitsFound) -> None:
-        """The log has been read back, or could not be."""
+    def found(self, event: CommitsFound) -> dict[SnapshotId, str]:
+        """The log has been read back, or could not be. Gives what is lost by that, and why."""
         self._looking = False
         self._desk.stir = True
         if event.error:
             self._tries += 1
             self._next_s = self._desk.now_s + retry_delay_s(self._tries)
             self._desk.log("warning", f"the log could not be read back: {event.error}; it is tried again")
-            return
+            return {}
         self._tries = 0
         self._committed.update(event.found)
         self._looked.update(event.snapshots)
-        self._wanted -= self._looked
+        asked = {key: self._wanted.pop(key, "") for key in event.snapshots}
+        return {key: why for key, why in asked.items() if why and key not in self._committed}
 
     def tick(self) -> None:
         """Try again what is due."""

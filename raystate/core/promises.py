@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import TypeVar
 
@@ -46,6 +47,12 @@ class Fates:
         if not self.is_heard(event):
             return [f"no report yet of what {self._joins.where([event.rank])} has saved"]
         return dict.fromkeys(self._waits_for(key) for key in undecided)
+
+    def late(self, event: FlushAsked | LeaveAsked, *, but: int = -1) -> list[str]:
+        """Why what was promised to a rank is not durable, or not yet; but for one step."""
+        broken = [f"step {key.step}: {why}" for key, why in event.broken if key.step != but]
+        undecided, errors, _ = self.unfinished(replace(event, promised=tuple(key for key in event.promised if key.step != but)))
+        return [*broken, *errors, *self.texts(event, undecided)]
 
 
 class Promises:
@@ -137,7 +144,8 @@ class Promises:
             self._saves.untold.told((*lost, *(key for key, _ in event.broken)))
         mistake = self._saves.mistake
         if event.wait and mistake is not None and mistake[0] in lost:
-            self._desk.fail([ask], "ConfigError", mistake[1], step=mistake[0].step)
+            step = mistake[0].step
+            self._desk.fail([ask], "ConfigError", "; ".join((mistake[1], *fates.late(event, but=step))), step=step)
             return
         durable_step = self._journal.durable_step
         reply = FlushReply(durable_step=durable_step, errors=tuple(errors), lost=tuple(lost), undecided=tuple(undecided))
@@ -222,7 +230,8 @@ class Promises:
         ]
 
     def _is_up(self, group: Group | None, rank: int) -> bool:
-        return group is not None and self._memory.hosts[group.hosts[rank]].up
+        view = None if group is None else self._memory.hosts[group.hosts[rank]]
+        return view is not None and view.up and view.reported_s is not None  # else a new HostActor may still say that it has it
 
 
 def _without(filed: Mapping[What, list[Ask]], gone: Collection[Ask]) -> dict[What, list[Ask]]:

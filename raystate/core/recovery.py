@@ -26,7 +26,6 @@ from raystate.core.messages import (
     RestoreChoice,
     RestoreSettled,
     RestoreTried,
-    SnapshotId,
 )
 from raystate.core.restorable import Restorable
 from raystate.core.saves import Saves
@@ -266,7 +265,7 @@ class Restores:
     def _announce(self) -> None:
         choice = self._choice
         assert choice is not None
-        base = SnapshotId(choice.lineage, choice.step, choice.again)
+        base = choice.snapshot
         if choice.tier == "memory" and self.memory.complete(base) is None:
             self.desk.log("warning", f"{self.joins.missing_text(base)} by now; choosing again")
             self._enter("looking")
@@ -329,7 +328,7 @@ class Restores:
     def _settle(self, group: Group, choice: RestoreChoice) -> None:
         group.decide()
         step = choice.step
-        base = SnapshotId(choice.lineage, step, choice.again)
+        base = choice.snapshot
         self.saves.restored(group.lineage, base)
         tiers = [choice.tier if one.mistaken else one.tier for one in self._tried.values()]
         tier = max(tiers, key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")

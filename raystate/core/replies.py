@@ -52,9 +52,14 @@ class RestoreChoice:
     set_aside: tuple[tuple[int, str], ...] = ()
 
     @property
+    def snapshot(self) -> SnapshotId:
+        """What it names; without a lineage: a stored step."""
+        return SnapshotId(self.lineage, self.step, self.again)
+
+    @property
     def base(self) -> SnapshotId | None:
-        """What the new lineage goes on from; without a lineage: a stored step."""
-        return SnapshotId(self.lineage, self.step, self.again) if self.step >= 0 else None
+        """What the new lineage goes on from, if anything."""
+        return self.snapshot if self.step >= 0 else None
 
     @property
     def in_memory(self) -> SnapshotId | None:

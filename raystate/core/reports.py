@@ -116,5 +116,5 @@ class HostWord:
             durable_step=advice.durable_step,
             save_errors=advice.save_errors,
             storage_fails=advice.storage_fails,
-            advice=(advice.attempt, advice.seq),
+            advice=advice.stamp,
         )

@@ -29,7 +29,7 @@ class Restorable:
 
     def exclude(self, choice: RestoreChoice, why: str) -> None:
         """The ranks could not restore this choice: it is not offered again."""
-        self._excluded.add((choice.tier, SnapshotId(choice.lineage, choice.step, choice.again)))
+        self._excluded.add((choice.tier, choice.snapshot))
         self._damaged.append((choice.step, f"{choice.tier}: {why}"))
         if choice.tier == "storage":
             self._aside.append((choice.step, why))

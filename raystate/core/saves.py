@@ -16,6 +16,7 @@ from raystate.core.journal import Change, Journal, Request, Retirement, retry_de
 from raystate.core.memory import Memory, Snap
 from raystate.core.messages import (
     BuildPackage,
+    CommitsFound,
     Discard,
     HostId,
     LiveStep,
@@ -126,9 +127,14 @@ class Saves:
         if key in self.failed or self._is_saved(key) or key.step in self.journal.live:
             return
         if self.past.is_open(key):
-            self.past.look_for(key)  # it may have been durable, and retired since
+            self.past.look_for(key, why)  # it may have been durable, and retired since
         else:
             self._give_up(key, why)
+
+    def commits_found(self, event: CommitsFound) -> None:
+        """What was looked for in the log is known."""
+        for key, why in self.past.found(event).items():
+            self.lost(key, why)
 
     def copy_broke(self, key: SnapshotId, rank: int, why: str) -> None:
         """A rank could not make its copy of what it had promised: nobody can make it durable."""
@@ -317,7 +323,7 @@ class Saves:
             self._fail(job, why, of_storage=bool(refused))
             return
         remember(self.saved, job.key, None, most=_REMEMBERED_COMMITS)
-        self.untold.saved(job.key.step)
+        self.untold.saved(job.key)
         self.deleted.discard(job.key.step)
         self._kept = job.kept
         self.jobs.pop(job.key, None)

@@ -265,7 +265,7 @@ class Snapshots:
         why = f"rank {rank} (host {view.host}) skipped step {step}"
         self.desk.log("debug", why)
         snap = self.memory.snaps.get(key)
-        if snap is not None and any(piece.promised for held in snap.pieces.values() for piece in held.values()):
+        if snap is not None and snap.promised_by_some:
             self.saves.lost(key, why)
         unit = self.interval * max(1, self.desk.settings.snapshot_every_steps)
         if step <= self._mark or step % unit:

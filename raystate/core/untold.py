@@ -18,7 +18,7 @@ Promises = dict[SnapshotId, str]  # broken ones, and why
 REMEMBERED = 1024
 EXPLAINED = 8  # steps; the others are named
 
-_MADE = "the trainers ended before all ranks had copied it"
+UNFINISHED = "the trainers ended before all ranks had copied it"
 
 
 class Untold:
@@ -30,10 +30,17 @@ class Untold:
         self._newest: tuple[SnapshotId, ...] = ()  # promises of theirs, one of each
         self._lineage = ""  # the newest that a restore has begun
         self._base = SnapshotId("", -1)  # what it goes on from
+        self._forgotten = 0  # how many there were before the oldest in `_lost`
+
+    @property
+    def has_judged(self) -> bool:
+        """A restore has settled what the trainers before it had promised."""
+        return bool(self._lineage)
 
     def lost(self, key: SnapshotId, why: str) -> None:
         """It was promised, and can't become durable any more."""
         if key.step <= self._base.step or not self._is_past(key.lineage):
+            self._forgotten += len(self._lost) == REMEMBERED
             remember(self._lost, key, why, most=REMEMBERED)  # else the news is late: its step is made again
 
     def _is_past(self, lineage: str) -> bool:
@@ -44,10 +51,15 @@ class Untold:
         for key in keys:
             self._lost.pop(key, None)
 
-    def saved(self, step: int) -> None:
+    def saved(self, saved: SnapshotId) -> None:
         """A step of that number is durable after all, perhaps made again."""
-        if self._lost:
-            self._lost = {key: why for key, why in self._lost.items() if key.step != step}
+
+        def is_open(key: SnapshotId) -> bool:
+            return key.step != saved.step or key.order > saved.order
+
+        self._lost = {key: why for key, why in self._lost.items() if is_open(key)}
+        self._broken = {key: why for key, why in self._broken.items() if is_open(key)}
+        self._newest = tuple(filter(is_open, self._newest))
 
     # ---------------------------------------------------------------- trainers that died, and restores
 
@@ -74,7 +86,7 @@ class Untold:
         base = self._base
         lost = {key: why for key, why in broken.items() if key.step <= base.step}
         # Saved after the bytes that were restored: once more, by force, or in a later lineage, which had gone back to an older step.
-        return lost | {key: _MADE for key in newest if key.step <= base.step and key.order > base.order}
+        return lost | {key: UNFINISHED for key in newest if key.step <= base.step and key.order > base.order}
 
     def _forget_older(self) -> None:
         """HostActors tell a new Coordinator also of groups before the last one, whose run was restored since."""
@@ -85,27 +97,41 @@ class Untold:
 
     # ---------------------------------------------------------------- the end of the run
 
-    def texts(self, asking: str, asked: Collection[SnapshotId]) -> tuple[str, ...]:
+    def texts(self, asking: str, asked: Collection[SnapshotId], is_made: Callable[[SnapshotId], bool]) -> tuple[str, ...]:
         """What is to be said to a group that closes.
 
         Args:
             asking: the group, whose ranks ask about their own promises.
             asked: those promises.
+            is_made: whether it, or the same step made again, is durable.
         """
-        lost = {key: why for key, why in self._lost.items() if key not in asked and group_of(key.lineage) != asking}
-        return _told(lost, ", saved before a restart")
+        # A group that has not restored makes nothing again.
+        lost = self._lost if group_of(self._lineage) == asking else {**self._left_open(is_made), **self._lost}
+        lost = {key: why for key, why in lost.items() if key not in asked and group_of(key.lineage) != asking}
+        return self._told(lost, ", saved before a restart")
 
-    def texts_of_release(self, is_durable: Callable[[SnapshotId], bool]) -> tuple[str, ...]:
-        """The same where nobody goes on: what the last trainers had promised will not be made again."""
+    def texts_of_release(self, others: Promises, is_made: Callable[[SnapshotId], bool]) -> tuple[str, ...]:
+        """The same where nobody goes on: what the last trainers had promised will not be made again.
+
+        Args:
+            others: what of it is in memory, in part or whole, and not durable.
+            is_made: as in `texts`.
+        """
+        return self._told({**self._left_open(is_made), **others, **self._lost}, "")
+
+    def _left_open(self, is_made: Callable[[SnapshotId], bool]) -> Promises:
+        """What the last trainers had promised when they died, as far as it is known here."""
         self._forget_older()
-        lost = {key: _MADE for key in self._newest if not is_durable(key)}
-        return _told({**lost, **self._broken, **self._lost}, "")
+        left = {**dict.fromkeys(self._newest, UNFINISHED), **self._broken}
+        return {key: why for key, why in left.items() if not is_made(key)}
 
-
-def _told(lost: Promises, when: str) -> tuple[str, ...]:
-    """One text for each of the newest steps, and one that names the others."""
-    by_step = {key.step: why for key, why in sorted(lost.items(), key=lambda one: one[0].order)}
-    steps = sorted(by_step)
-    texts = [f"step {step}{when}: {by_step[step]}" for step in steps[-EXPLAINED:]]
-    others = ", ".join(map(str, steps[:-EXPLAINED]))
-    return (f"steps {others}{when}: the log says why", *texts) if others else tuple(texts)
+    def _told(self, lost: Promises, when: str) -> tuple[str, ...]:
+        """One text for each of the newest steps, and one that names the others."""
+        by_step = {key.step: why for key, why in sorted(lost.items(), key=lambda one: one[0].order)}
+        steps = sorted(by_step)
+        texts = [f"step {step}{when}: {by_step[step]}" for step in steps[-EXPLAINED:]]
+        if others := ", ".join(map(str, steps[:-EXPLAINED])):
+            texts.insert(0, f"steps {others}{when}: the log says why")
+        if self._forgotten:
+            texts.insert(0, f"{self._forgotten} earlier steps{when}: the log names them")
+        return tuple(texts)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
-from raystate.core.errors import StaleAttemptError, StorageError, lost_steps
+from raystate.core.errors import StaleAttemptError, lost_steps
 from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
@@ -83,7 +83,7 @@ class Departure:
             timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
             phase="flush",
         )
-        error = _lost(lost, reply.errors)
+        error = lost_steps((*(f"step {key.step}: {why}" for key, why in lost.items()), *reply.errors))
         pipeline.told(promised, lost)
         if error is not None:
             raise error
@@ -121,7 +121,13 @@ class Departure:
             reply = session.ask(
                 LeaveReply,
                 lambda ask: LeaveAsked(
-                    ask=ask, lineage=session.lineage, rank=session.rank, last=last, promised=promised, word=session.number
+                    ask=ask,
+                    lineage=session.lineage,
+                    rank=session.rank,
+                    last=last,
+                    promised=promised,
+                    broken=tuple(lost.items()),
+                    word=session.number,
                 ),
                 timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
                 phase="close",
@@ -133,7 +139,7 @@ class Departure:
         session.link.left(session.rank, session.world)
         if reply.untold and session.rank == 0:  # no mistake of this group's, and no other start could mend it
             logger.warning("run %r: not durable: %s", session.config.run, "; ".join(reply.untold))
-        if (error := _lost(lost, reply.errors, released=True)) is not None:
+        if (error := lost_steps(reply.errors, released=True)) is not None:
             raise error
 
     def detach(self, failed: str = "") -> None:
@@ -192,7 +198,3 @@ class Departure:
             phase="release",
         )
         session.link.left(session.rank, session.world)
-
-
-def _lost(lost: Mapping[SnapshotId, str], others: tuple[str, ...], *, released: bool = False) -> StorageError | None:
-    return lost_steps((*(f"step {key.step}: {why}" for key, why in lost.items()), *others), released=released)

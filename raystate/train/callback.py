@@ -319,7 +319,7 @@ class RayTrainCallback(_Callback):
         reason = f"failed: {error}".splitlines()[0]
         how = {"launch": self._launch, "after": endings.ours(error)}
         try:
-            self._threads.submit(release, self._config, reason, self._config.save_timeout_s, **how).result()
+            self._threads.submit(release, self._config, reason, **how).result()
         except Exception as failure:  # the training's own error is what the user has to see
             logger.warning("raystate: %s", endings.release_text(failure))
 

@@ -35,7 +35,6 @@ from raystate.train.trainer import QuietJaxTrainer, own_interrupts
 logger = logging.getLogger(__name__)
 
 RESIZE_EVERY_S = 30.0  # a restart costs seconds here; Ray Train's own default is a minute
-_RELEASE_S = 600.0
 _PRINT_PATCH = "RAY_TRAIN_ENABLE_PRINT_PATCH"
 
 
@@ -112,14 +111,15 @@ def fit(
     try:
         trainer = QuietJaxTrainer(entry, **arguments)
         with run_bar(config):
-            result = _run(trainer, config, callback._launch)
-        return run_result(result, config)
+            result, lost = _run(trainer, config, callback._launch)
+        return run_result(result, config, lost)
     finally:
         if started_ray:
             ray.shutdown()
 
 
-def _run(trainer: JaxTrainer, config: Any, launch: str) -> Any:
+def _run(trainer: JaxTrainer, config: StateConfig, launch: str) -> tuple[Any, tuple[str, ...]]:
+    """Ray Train's result, and what the run's end says is lost."""
     try:
         with own_interrupts():
             result = trainer.fit()
@@ -131,8 +131,7 @@ def _run(trainer: JaxTrainer, config: Any, launch: str) -> Any:
     except BaseException as error:  # the driver is being stopped: the run can go on later
         _release(config, launch, f"the driver ended: {type(error).__name__}", after=error)
         raise
-    _release(config, launch, "finished")
-    return result
+    return result, _release(config, launch, "finished")
 
 
 def _unwrap(wrapped: TrainingFailedError) -> tuple[BaseException, BaseException | None]:
@@ -147,17 +146,20 @@ def _unwrap(wrapped: TrainingFailedError) -> tuple[BaseException, BaseException 
     return error, cause
 
 
-def _release(config: Any, launch: str, reason: str, *, after: BaseException | None = None) -> None:
-    """The newest snapshot durable, no actor left: if the run is this launch's, and not somebody else's that it was refused for.
+def _release(config: StateConfig, launch: str, reason: str, *, after: BaseException | None = None) -> tuple[str, ...]:
+    """The newest snapshot durable, no actor left: if the run is this launch's, and not somebody else's that it was refused for. Gives
+    what was promised and is lost.
 
     After an error, a failure to do so is noted on it and doesn't replace it.
     """
     try:
-        release(config, reason, getattr(config, "save_timeout_s", _RELEASE_S), launch=launch, after=after)
+        reply = release(config, reason, launch=launch, after=after)
     except Exception as error:
         if after is None:
             raise
         after.add_note(f"and {endings.release_text(error)}")
+        return ()
+    return () if reply is None else reply.untold
 
 
 # ---------------------------------------------------------------- what JaxTrainer is given

@@ -55,8 +55,8 @@ class RunResult:
             durable step (of a run that had finished before).
         return_value: what the training function returned on rank 0.
         recoveries: every restart, oldest first.
-        lost: steps for which `save` had returned True in a worker group that has died since, and that never got to storage because it
-            was slow or out, each with its reason. What comes after them is whole.
+        lost: steps for which `save` had returned True in a worker group that has died since, or that did not call `close`, and that
+            never got to storage because it was slow or out, each with its reason. What comes after them is whole.
         ray: Ray Train's own result. Its `checkpoint` and `metrics` are None: the steps are the run's, and `raystate.Reader(result.path)`
             reads them; Ray Train keeps only metrics that were reported with a checkpoint. A training function that calls
             `ray.train.report(metrics, checkpoint=…)` itself gets both, and a second copy of the state that raystate doesn't look after.
@@ -71,8 +71,8 @@ class RunResult:
     ray: Result = field(repr=False)
 
 
-def run_result(result: Any, config: StateConfig) -> RunResult:
-    """Of a run that has ended well; `result` is Ray Train's `Result`."""
+def run_result(result: Any, config: StateConfig, lost: tuple[str, ...] = ()) -> RunResult:
+    """Of a run that has ended well; `result` is Ray Train's `Result`. `lost`: what was known when `train_fn` had returned."""
     outcome: Outcome = result.return_value
     step, why = outcome.facts.get("step"), "its StateManager's save was never called, or only for step 0"
     if step is None:  # train_fn made no StateManager, or it left no word
@@ -86,7 +86,7 @@ def run_result(result: Any, config: StateConfig) -> RunResult:
         metrics=dict(outcome.facts.get("metrics") or result.metrics or _stored_metrics(config)),
         return_value=outcome.value,
         recoveries=recoveries(outcome.restarts, outcome.facts.get("recoveries") or []),
-        lost=tuple(outcome.facts.get("lost") or ()),
+        lost=(*(outcome.facts.get("lost") or ()), *lost),
         ray=result,
     )
 

@@ -17,6 +17,6 @@ def test_a_process_that_has_left_ray_joins_no_other(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("ray.init", lambda *given, **_: joined.append(given))
     config = raystate.StateConfig(storage=str(tmp_path), run="left")
     with pytest.raises(raystate.RaystateError, match="has left Ray"):
-        release(config, "the test's end", 1.0)
+        release(config, "the test's end")
     assert not joined
     assert not ray.is_initialized()

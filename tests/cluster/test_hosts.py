@@ -188,7 +188,7 @@ def test_a_run_that_is_refused_keeps_what_it_has_in_memory(nodes: Nodes) -> None
     assert not nodes.arena(empty).exists()
     refused = raystate.CorruptCheckpointError("the log can't be read", begun=False)
     for error in (refused, raystate.RunFailedError("three times", error=refused)):
-        release(nodes.config, "the launch that was refused ends", PATIENCE_S, after=error)
+        release(nodes.config, "the launch that was refused ends", after=error)
         assert tuple(find_hosts(nodes.name)) == (holds,)
     nodes.another()
 

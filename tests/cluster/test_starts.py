@@ -266,7 +266,7 @@ def test_a_coordinator_whose_restart_fails_tries_again(start: Start) -> None:
     kept.put(owner)
     assert wait_for(lambda: pid_of(name), "a Coordinator") != pid
     start.enter()
-    release(start.config, "that is all", PATIENCE_S)
+    release(start.config, "that is all")
     start.nothing_is_left()
 
 

@@ -150,12 +150,14 @@ def test_close_that_some_do_not_call():
 def test_close_whose_last_step_is_not_written():
     driver = running(save_timeout_s=LIMIT_S)
     driver.auto = False
+    driver.stage(2, promised=True)
     driver.stage(3)
-    driver.leave(driver.key(3))
+    driver.leave(driver.key(3), driver.key(2))
     driver.tick(21.0)
     message = failure(driver, "close")
     assert message.startswith("step 3 is not durable after 21.0 s: ")
-    assert message.endswith("host a (ranks [0]), host b (ranks [1]) did not write within 21.0 s")
+    assert "host a (ranks [0]), host b (ranks [1]) did not write within 21.0 s" in message
+    assert message.endswith("; step 2 is not committed: all of step 2 is in host memory and waits for storage"), message
 
 
 def test_close_with_an_older_promise_that_cannot_be_kept_any_more():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from raystate.core.messages import (
     Answer,
@@ -14,6 +17,7 @@ from raystate.core.messages import (
     Finish,
     FlushReply,
     HostId,
+    HostUp,
     Joined,
     LeaveReply,
     LiveStep,
@@ -183,6 +187,21 @@ def test_leaving_fails_with_a_promised_step_that_cannot_be_durable():
     assert driver.take(Finish) == []
 
 
+def test_a_close_that_fails_names_every_promise():
+    """Whoever takes the error for the end must not miss what else was lost."""
+    driver = running()
+    driver.auto = False
+    for step in (1, 3):
+        driver.hold(0, step, promised=True)
+    driver.stage(2, promised=True)
+    for rank in (0, 1):
+        driver.word(rank, 3)
+    driver.leave(driver.key(3), *(driver.key(step) for step in (1, 2, 3)))
+    failure = driver.replies(Failure)[-1]
+    assert failure.details["step"] == 3
+    assert re.findall(r"(?:^|; )step (\d)\b", failure.message) == ["3", "1", "2"], failure.message
+
+
 def mistaken(driver: Driver) -> None:
     """The step that is being written differs between ranks."""
     driver.write()
@@ -202,6 +221,20 @@ def test_a_mistake_of_the_caller_is_what_flush_and_close_fail_with():
     failure = driver.replies(Failure)[-1]
     assert (failure.error, failure.details["step"]) == ("ConfigError", 3)
     assert driver.take(Finish) == []
+
+
+def test_a_flush_that_fails_with_a_mistake_names_every_promise():
+    """The others counted as told, and nobody named them ever after."""
+    driver = running()
+    driver.auto = False
+    driver.hold(0, 1, promised=True)
+    driver.word(1, 1)
+    driver.stage(2, promised=True)
+    mistaken(driver)
+    driver.flush(0, driver.key(1), driver.key(2))
+    (failure,) = driver.replies(Failure)
+    assert failure.error == "ConfigError"
+    assert failure.message == "state/w differs between ranks; step 1: rank 1 (host b) skipped step 1"
 
 
 class Mistaken(Driver):
@@ -238,6 +271,92 @@ def test_release_saves_the_newest_complete_snapshot():
     driver.send(ReleaseAsked(ask=Ask("r"), reason="gave up"))
     assert driver.replies(LeaveReply)[-1].step == 3
     assert driver.take(Finish)
+
+
+def half_away(*, silent: bool) -> Driver:
+    """Step 2 is durable. The HostActor of rank 1 has the last step, and is away, or has just started anew and not reported."""
+    driver = running(host_timeout_s=10.0)
+    driver.stage(2, promised=True)
+    driver.hold(1, 3, promised=True)
+    driver.word(1, 4)
+    driver.auto = False  # nobody answers for the new one
+    if silent:
+        driver.live(12.0, "a")
+    else:
+        driver.send(HostUp(host=HostId("b"), incarnation="bi2"))
+    driver.auto = True
+    return driver
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_close_waits_for_the_host_that_has_the_rest_of_the_last_step(silent: bool):
+    driver = half_away(silent=silent)
+    driver.hold(0, 3, promised=True)
+    driver.leave(driver.key(3), driver.key(3))
+    driver.tick(0.1)
+    assert driver.replies(Failure) == []
+    driver.host_up("b", "i2")
+    assert [(reply.step, reply.errors) for reply in driver.replies(LeaveReply)] == [(3, ())] * 2
+
+
+def test_a_close_does_not_wait_for_a_host_without_end():
+    driver = half_away(silent=True)
+    driver.hold(0, 3, promised=True)
+    driver.leave(driver.key(3), driver.key(3))
+    for _ in range(40):
+        driver.tick(1.0)
+        driver.report("a")
+    assert {failure.error for failure in driver.replies(Failure)} == {"StorageError"}
+
+
+def test_a_wait_does_not_take_a_new_host_that_has_not_reported_for_one_that_has_nothing():
+    driver = half_away(silent=False)
+    driver.word(0, 3, pending=(3,))
+    driver.flush(1, driver.key(3))
+    driver.tick(0.1)
+    assert driver.replies(FlushReply) == []
+    driver.hold(0, 3, promised=True)
+    driver.report("b", "i2")
+    assert [reply.errors for reply in driver.replies(FlushReply)] == [()]
+
+
+def gone(driver: Driver) -> None:
+    """All trainers have died."""
+    for rank in (0, 1):
+        host = HostId(driver.place[rank])
+        driver.send(TrainerExited(host=host, lineage=driver.lineage, rank=rank, clean=False, reason="died", promised=driver.key(3)))
+    driver.seen = {"a": [], "b": []}
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_release_waits_a_while_for_a_host_that_is_away(back: bool):
+    driver = half_away(silent=True)
+    driver.hold(0, 3, promised=True)
+    gone(driver)
+    driver.send(ReleaseAsked(ask=Ask("r"), reason="gave up"))
+    driver.report("a")
+    assert driver.replies(LeaveReply) == []
+    if back:
+        driver.host_up("b", "i2")
+    for _ in range(12):
+        driver.tick(1.0)
+        driver.report("a")
+    (reply,) = driver.replies(LeaveReply)
+    assert (reply.step, bool(reply.untold)) == ((3, False) if back else (2, True))
+
+
+def test_a_release_that_runs_out_of_time_names_every_promise():
+    driver = running(save_timeout_s=20.0)
+    driver.auto = False
+    driver.stage(1, promised=True)
+    driver.stage(2, promised=True)
+    driver.hold(0, 3, promised=True)
+    driver.word(1, 3, pending=(3,))
+    gone(driver)
+    driver.send(ReleaseAsked(ask=Ask("r"), reason="gave up"))
+    driver.live(22.0)
+    (failure,) = driver.replies(Failure)
+    assert {*re.findall(r"(?:^|; )step (\d)\b", failure.message)} == {"1", "2", "3"}, failure.message
 
 
 def test_a_close_does_not_overtake_a_release():

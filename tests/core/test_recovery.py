@@ -142,9 +142,11 @@ def test_a_late_word_of_the_discard_before_does_not_count_for_the_next_of_the_sa
 
 def test_one_past():
     def then(order: Invalidate, by: str, lineage: str, step: int) -> Invalidate:
-        return Invalidate(host=HostId("a"), lineage=lineage, step=step, by=by, older=order.before(lineage))
+        return Invalidate(
+            host=HostId("a"), lineage=lineage, step=step, by=by, older=order.before(lineage), attempt=1, seq=order.seq + 1
+        )
 
-    first = Invalidate(host=HostId("a"), lineage="1.1.x", step=4, by="1.2.y")
+    first = Invalidate(host=HostId("a"), lineage="1.1.x", step=4, by="1.2.y", attempt=1, seq=1)
     second = then(first, "1.4.z", "1.2.y", 8)
     assert second.older == (("1.1.x", 4),)
     assert all(second.spares(*one) for one in [("1.1.x", 4), ("1.1.x", 2), ("1.2.y", 8), ("1.4.z", 9), ("2.1.q", 1)])

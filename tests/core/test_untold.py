@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from raystate.core.messages import (
+    CommitsFound,
+    FindCommits,
     FlushAsked,
     FlushReply,
     HostId,
@@ -14,13 +16,14 @@ from raystate.core.messages import (
     ReleaseAsked,
     RestoreChoice,
     SnapshotId,
+    Staged,
     TrainerExited,
     Write,
     Written,
 )
 from raystate.core.own_promises import NAMED_BROKEN, OwnPromises
 from raystate.core.trainer import Trainer
-from raystate.core.untold import EXPLAINED, Untold
+from raystate.core.untold import EXPLAINED, REMEMBERED, Untold
 from raystate.core.words import trainer_word_from_json, trainer_word_to_json
 from tests.core.driver import AB, Driver, history, running
 
@@ -133,7 +136,7 @@ def test_retention_has_retired_it():
                 driver.report(host)
     driver.staged["b"] = [one for one in driver.staged["b"] if one.step != 1]
     driver.report("b")
-    assert driver.core.saves.untold.texts("another", ()) == ()
+    assert driver.core.saves.untold.texts("another", (), lambda _: False) == ()
 
 
 def test_a_step_that_nobody_will_make_again_as_the_run_is_released():
@@ -210,8 +213,8 @@ def test_many_are_named_and_few_explained():
     for step in range(1, 31):
         untold.lost(SnapshotId("1.1.g", step), "why")
     untold.told([SnapshotId("1.1.g", 30)])
-    untold.saved(29)
-    first, *others = untold.texts("next", ())
+    untold.saved(SnapshotId("1.1.g", 29))
+    first, *others = untold.texts("next", (), lambda _: False)
     assert first == f"steps {', '.join(str(step) for step in range(1, 29 - EXPLAINED))}, saved before a restart: the log says why"
     assert others == [f"step {step}, saved before a restart: why" for step in range(29 - EXPLAINED, 29)]
 
@@ -259,3 +262,117 @@ def test_a_promise_of_the_line_that_goes_on_is_not():
             TrainerExited(host=HostId("a"), lineage=line, rank=1, clean=False, reason="died", promised=SnapshotId(line, step))
         )
         assert untold.restored("1.3.y", SnapshotId(line, 15)) == {}
+
+
+def test_what_is_forgotten_is_counted():
+    untold = Untold()
+    for step in range(REMEMBERED + 3):
+        untold.lost(SnapshotId("1.1.g", step), "why")
+    first, *_ = untold.texts("next", (), lambda _: False)
+    assert first == "3 earlier steps, saved before a restart: the log names them"
+
+
+def inherits(*, unread: int = 0) -> Driver:
+    """A new Coordinator; trainers of the attempt before go on."""
+    driver = Driver(tail=history(1), dead=(1,), hosts=("a", "b"), unread=unread)
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    return driver
+
+
+def test_the_log_is_asked_first_and_the_reason_is_kept():
+    """A promise of the attempt before, whose entries were not all read back: its loss was looked for and forgotten."""
+    for unread in (0, 9):
+        driver = inherits(unread=unread)
+        driver.stage(3)
+        two = driver.key(2)
+        for rank in (0, 1):
+            dies(driver, rank, broken=((two, NO_SLOT),))
+        driver.seen = {"a": [], "b": []}
+        driver.numbers.clear()
+        goes_on(driver)
+        for asked in driver.take(FindCommits):
+            driver.send(CommitsFound(snapshots=asked.snapshots, found=()))
+        assert [NO_SLOT in error for error in closes(driver)] == [True]
+
+
+def test_whoever_waits_for_a_broken_copy_is_told_once_the_log_is_read():
+    """It waited until its deadline, of 600 s, although the reason was known."""
+    driver = inherits(unread=9)
+    driver.hold(0, 3, promised=True)
+    driver.word(1, 3, broken=((driver.key(3), NO_SLOT),))
+    driver.flush(0, driver.key(3))
+    (asked,) = driver.take(FindCommits)
+    driver.send(CommitsFound(snapshots=asked.snapshots, found=()))
+    (reply,) = driver.replies(FlushReply)
+    assert len(reply.errors) == 1 and NO_SLOT in reply.errors[0]
+
+
+def test_last_words_that_a_new_coordinator_hears_after_the_next_group_has_joined():
+    """HostActors tell them again when they first hear of it, and that may be by the advice that the join brings."""
+    driver = inherits()
+    old = driver.lineage
+    for rank, host in enumerate(AB):
+        driver.staged[host] = [Staged(rank=rank, world=2, lineage=old, step=3, layout="L", promised=False)]
+        driver.report(host)
+    driver.join(AB, group="h")
+    for rank, host in enumerate(AB):
+        driver.send(
+            TrainerExited(
+                host=HostId(host), lineage=old, rank=rank, clean=False, reason="died", broken=((SnapshotId(old, 2), NO_SLOT),)
+            )
+        )
+    assert driver.restore().step == 3
+    assert [NO_SLOT in error for error in closes(driver)] == [True]
+
+
+def released(driver: Driver) -> tuple[str, ...]:
+    """Nobody trains any more: what the end of the run says."""
+    driver.seen = {"a": [], "b": []}
+    driver.send(ReleaseAsked(ask=driver.ask(), reason="gave up"))
+    for host in AB:
+        driver.report(host)
+    (reply,) = driver.replies(LeaveReply)
+    return reply.untold
+
+
+def test_a_release_names_every_promise_that_memory_has_in_part():
+    """A dead trainer's last words have the newest one only."""
+    driver = running()
+    for step in (1, 2):
+        driver.hold(0, step, promised=True)
+        driver.word(1, step, pending=(*range(1, step + 1),))
+    for rank in (0, 1):
+        dies(driver, rank, promised=driver.key(2))
+    assert [text.partition(":")[0] for text in released(driver)] == ["step 1", "step 2"]
+
+
+def test_a_release_names_what_the_rank_that_fails_was_promised():
+    driver = running()
+    driver.stage(4, promised=True)
+    driver.hold(0, 5, promised=True)
+    driver.word(1, 5, pending=(5,))
+    dies(driver, 0)
+    assert [text.partition(":")[0] for text in released(driver)] == ["step 5"]
+
+
+def test_a_release_does_not_name_a_step_that_was_made_again():
+    driver = running()
+    five = driver.key(5)
+    driver.hold(0, 5, promised=True)
+    driver.word(1, 5, broken=((five, NO_SLOT),))
+    driver.stage(5, promised=True, again=1)
+    for rank in (0, 1):
+        dies(driver, rank, promised=driver.key(5, 1), broken=((five, NO_SLOT),) if rank else ())
+    assert released(driver) == ()
+
+
+def test_a_group_that_does_not_restore_is_told_of_the_one_before():
+    driver = running()
+    driver.stage(1, promised=True)
+    driver.hold(0, 2, promised=True)
+    driver.word(1, 2, pending=(2,))
+    for rank in (0, 1):
+        dies(driver, rank, promised=driver.key(2))
+    driver.join(AB, "next")
+    (text,) = closes(driver)
+    assert text.startswith("step 2, saved before a restart: ")

@@ -632,6 +632,8 @@ class Player:
             self.promises, self.is_closing = [], False
             self.sequence.close_failed = True  # another rank may hear of that in its own close
             self.note(f"close: {type(error).__name__}: {error}")
+            if isinstance(error, StorageError):
+                self.truth.names_all(f"close on rank {self.me}", str(error), promises)
             if error.released:
                 self.check_owed(str(error))
             self.excuse(error, promises)

@@ -111,10 +111,16 @@ class Truth:
             named = re.search(rf"\bstep {step}\b", error) and f"step {step} was durable already" not in error
             named = named and f"step {step} is committed but not published" not in error  # when the deadline came
             named = named and f"step {step} could not be retired" not in error  # why another one is late
-            if re.search(rf"\bstep {step} is not (committed[^;]*\(after|durable after)", error):  # it was not then; it may be since
+            if re.search(rf"\bstep {step} is not (committed|durable after)", error):  # it was not then; it may be since
                 named = named and all(self.clock() - self.published_s.get(token, 0.0) > ANSWER_S for token in tokens)
             if named and tokens <= self.published.get(step, set()):
                 raise Violation(f"{who} is told that step {step} is not durable, and it was in storage: {error}")
+
+    def names_all(self, who: str, error: str, promises: Iterable[tuple[int, float]]) -> None:
+        """A close that could not make the last step durable is the end for most: its error names whatever else isn't."""
+        for step, token in promises:
+            if token not in self.published.get(step, ()) and not re.search(rf"\bstep {step}\b", error):
+                raise Violation(f"{who} raised {error}, and save({step}) with token {token} never was in storage")
 
     def named(self, who: str, error: str, owed: Mapping[tuple[int, float], str]) -> None:
         """The run has ended. What dead trainers were promised, and no later one has made again, was in storage, or the error names it."""

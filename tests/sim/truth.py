@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from raystate.core.copying import Copying
 from raystate.core.held import GIVEN_UP
 from raystate.core.messages import (
     NOWHERE,
@@ -100,7 +101,7 @@ class Truth:
         copying = proc.core.snapshots.copying
         if not copying.is_on:
             return
-        if copying.is_bare or proc is not self.current:
+        if is_bare(copying) or proc is not self.current:
             self.safe_step = -1
             return
         there = True
@@ -195,7 +196,7 @@ class Truth:
             stable = advice.stable[0]
             self.check_stable(proc, SnapshotId(advice.lineage, *advice.stable))
             kept = {(one.lineage, one.step) for one in advice.keep} | {(advice.lineage, self.safe_step)}
-            if proc.core.snapshots.copying.is_bare:
+            if is_bare(proc.core.snapshots.copying):
                 if (self.safe_lineage, self.safe_step) not in kept:
                     self.safe_step = -1  # what was restored since then will not get copies, as has been said, and needs the room
                 if self.floor_after_loss:
@@ -327,3 +328,8 @@ class Truth:
                 if re.search(rf"\bstep {key.step}\b", text) and any(sign in text for sign in NOT_STAGED):
                     if self.held_by_all(trainer.group, saved, key.step) and not self.is_given_up(saved, key.step):
                         raise Violation(f"old reports: rank {trainer.rank} is told {text!r}, but all ranks hold {key} ({saved})")
+
+
+def is_bare(copying: Copying) -> bool:
+    """Whether snapshots count now without copies that they should have."""
+    return len(copying.domains) < 2 or not all(map(copying.is_waited_for, copying.domains))
