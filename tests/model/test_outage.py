@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import raystate
 from tests.model.world import Rank, World
@@ -45,3 +48,32 @@ def test_a_run_goes_on_from_memory_although_its_storage_is_a_file_now() -> None:
     finally:
         world.storage.out = False
         world.close()
+
+
+def test_a_close_in_an_outage_names_every_step_that_it_cannot_keep() -> None:
+    """It named the last one. Whoever takes that for the end never heard of the others."""
+    world = World(2, ranks=1, nodes=1, save_every_steps=1, save_timeout_s=10.0)
+    named: list[set[int]] = []
+    promised: list[int] = []
+
+    def trains(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore(state(0))
+        manager.save(1, state(1))
+        manager.wait_until_finished()
+        world.storage.out = True
+        promised.extend(step for step in range(2, 6) if manager.save(step, state(step)))
+        with pytest.raises(raystate.StorageError) as failure:
+            manager.close()
+        named.append({int(step) for step in re.findall(r"\bstep (\d+)\b", str(failure.value))})
+        world.storage.out = False
+        with contextlib.suppress(raystate.StorageError):  # what has given way meanwhile is lost
+            manager.close()
+
+    try:
+        world.play(trains)
+    finally:
+        world.storage.out = False
+        world.close()
+    assert len(promised) == 4
+    assert named[0] >= {*promised}
