@@ -17,7 +17,7 @@ from raystate.actors.kept import check_travels
 from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
 from raystate.actors.release import QUICK_S, answers_within_s, release_by_hash
 from raystate.config import StateConfig
-from raystate.core.errors import BarrierTimeoutError, RunInUseError, error_from_name
+from raystate.core.errors import BarrierTimeoutError, RunInUseError, StorageError, error_from_name
 from raystate.core.messages import Failure, HostId
 from raystate.runtime.tenancy import Owner, told_differences
 
@@ -115,7 +115,13 @@ def _make_way(refusal: Failure, coordinator: Any, config: StateConfig, ahead: li
     if isinstance(error, RunInUseError) and error.release and not out_of_time:
         # Nobody uses that run any more, or it is taken over: what it holds in memory becomes durable, then its storage is free.
         logger.info("run %r is released: run %r takes %s", error.run, config.run, config.storage)
-        reply = release_by_hash(error.release, f"run {config.run!r} takes its storage", answers_within_s(config))
+        try:
+            reply = release_by_hash(error.release, f"run {config.run!r} takes its storage", answers_within_s(config))
+        except StorageError as failure:
+            if failure.phase != "release":
+                raise
+            logger.warning("run %r: %s", error.run, failure)  # its actors are ended all the same
+            return
         if reply is not None and reply.untold:
             logger.warning("run %r had promised steps that are not durable: %s", error.run, "; ".join(reply.untold))
         return

@@ -88,6 +88,7 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
     end_s = time.monotonic() + deadline_s
     released: LeaveReply | None = None
     failure: RaystateError | None = None
+    is_unanswered = False
     event = ReleaseAsked(ask=Ask(secrets.token_hex(8)), reason=reason)
     while (coordinator := find_actor(coordinator_name(name))) is not None and time.monotonic() < end_s:
         try:
@@ -99,8 +100,10 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
             failure = StorageError(text, phase="release", waited_s=deadline_s)
             break
         except RayActorError:
+            is_unanswered = True
             time.sleep(GONE_POLL_S)
             continue
+        is_unanswered = False
         if isinstance(reply, Failure) and reply.error == RunInUseError.__name__:
             return None  # nothing of this launch's is left
         if isinstance(reply, LeaveReply):
@@ -109,8 +112,14 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
             failure = error_from_name(reply.error, reply.message, reply.details)
         coordinator.left.remote(0, 1)  # it has been read: the Coordinator need not wait
         break
-    if not _was_refused(failure):
-        _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()))
+    if (
+        not _was_refused(failure)
+        and not _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()))
+        and is_unanswered
+        and failure is None
+    ):
+        text = "its Coordinator is gone, and nobody can say that the last step is durable: `raystate ls` shows the newest that is"
+        failure = StorageError(text, phase="release")
     if failure is not None:
         raise failure
     return released
@@ -126,9 +135,10 @@ def _was_refused(error: BaseException | None) -> bool:
     return False
 
 
-def _wait_or_kill(name: str, timeout_s: float) -> None:
+def _wait_or_kill(name: str, timeout_s: float) -> bool:
+    """Whether they have ended by themselves, as those of a run that is released do."""
     if wait_until_gone(name, min(timeout_s, CLOSE_HOST_TIMEOUT_S + QUICK_S)):
-        return
+        return True
     for left in run_actors(name):
         actor = find_actor(left)
         if actor is None:
@@ -137,3 +147,4 @@ def _wait_or_kill(name: str, timeout_s: float) -> None:
             with contextlib.suppress(RayError):  # with its shared memory, which nobody else would remove while the node lives
                 ray.get(actor.close.remote(True), timeout=QUICK_S)
         ray.kill(actor, no_restart=True)
+    return False

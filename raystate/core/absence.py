@@ -56,6 +56,10 @@ class Absence:
         group = self._joins.group
         return group is None or not group.all_seen or host in group.hosts.values()
 
+    def is_away(self, host: HostId) -> bool:
+        """Whether it is down, and may soon be back."""
+        return host in self._since_s and self._desk.now_s - self._since_s[host] < MOST_AWAY_S
+
     def hosts(self) -> list[HostId]:
         """Who is away, or has missed a report or two, and may soon be back."""
         group, now_s = self._joins.group, self._desk.now_s
@@ -63,8 +67,7 @@ class Absence:
             self._look_s = now_s + LOOK_EVERY_S
             views = (self._memory.hosts.get(host) for host in ({} if group is None else group.hosts).values())
             self._silent = [view.host for view in views if view is not None and view.up and now_s - view.heard_s >= SILENT_S]
-        away = [host for host, since_s in self._since_s.items() if now_s - since_s < MOST_AWAY_S]
-        return sorted({*away, *self._silent})
+        return sorted({*filter(self.is_away, self._since_s), *self._silent})
 
     def has_waited(self, since_s: float, patience_s: float) -> bool:
         """Whether so many seconds have passed with all hosts there: these are waited for, but not without end."""

@@ -43,7 +43,7 @@ class RaystateError(Exception):
         return self.details.get(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.details))
+        return (_rebuild, (type(self), self.message, self.details, *getattr(self, "__notes__", ())))
 
 
 @contextlib.contextmanager
@@ -57,8 +57,11 @@ def callers_code() -> Generator[None, None, None]:
         raise
 
 
-def _rebuild(kind: type[RaystateError], message: str, details: dict[str, Any]) -> RaystateError:
-    return kind(message, **details)
+def _rebuild(kind: type[RaystateError], message: str, details: dict[str, Any], *notes: str) -> RaystateError:
+    error = kind(message, **details)
+    for note in notes:
+        error.add_note(note)
+    return error
 
 
 class ConfigError(RaystateError):

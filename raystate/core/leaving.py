@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from raystate.core.agreement import Agreement
@@ -137,7 +138,7 @@ class Leaving:
         self._idle_since_s = self.desk.now_s
 
     def _refuse_last(self, error: str, last: SnapshotId, text: str) -> None:
-        """The last step does not become durable. Whoever takes this for the end hears of everything that was promised."""
+        """The last step does not become durable. Whoever takes this for the end hears of all that the group was promised."""
         durable_step = self.journal.durable_step
         text = "; ".join((text, f"newest durable step: {step_text(durable_step)}", *self._others_late(last.step)))
         self._refuse(error, text, step=last.step, durable_step=durable_step)
@@ -149,22 +150,25 @@ class Leaving:
         fates = self._promises.fates()
         return tuple(dict.fromkeys(text for one in self._left.values() for text in fates.late(one, but=told)))
 
-    def _is_made(self, key: SnapshotId) -> bool:
-        """Whether the promised snapshot is durable, or the same step made again later. It looks at all that was committed."""
+    def _made(self) -> Callable[[SnapshotId], bool]:
+        """Tells of a promised snapshot whether it is durable, or the same step made again later."""
         live = (SnapshotId(one.lineage, one.step, one.again) for one in self.journal.live.values())
-        made_later = any(one.step == key.step and one.order > key.order for one in (*self.saves.saved, *live))
-        return made_later or self.saves.fate(key)[0] is True
+        newest: dict[int, SnapshotId] = {}
+        for one in (*self.saves.past.committed, *self.saves.saved, *live):
+            newest[one.step] = max(one, newest.get(one.step, one), key=lambda key: key.order)
+        return lambda key: newest.get(key.step, key).order > key.order or self.saves.fate(key)[0] is True
 
     def _texts_of_release(self, told: int = -1) -> tuple[str, ...]:
         """What was promised, to whomever, and is not durable, but for a step of which that is said already."""
+        is_made = self._made()
         saves = self.saves
         snaps = [snap for snap in self.memory.snaps.values() if snap.promised_by_some and snap.id not in saves.failed]
         others = {
             snap.id: "it is in host memory and waits for storage" if snap.complete else UNFINISHED
             for snap in snaps
-            if snap.step != told and self.memory.believed(snap.lineage, snap.step) and not self._is_made(snap.id)
+            if self.memory.believed(snap.lineage, snap.step) and not is_made(snap.id)
         }
-        return saves.untold.texts_of_release(others, lambda key: key.step == told or self._is_made(key))
+        return saves.untold.texts_of_release(others, is_made, but=told)
 
     def turn(self) -> None:
         """Go on as far as what is known allows."""
@@ -217,7 +221,7 @@ class Leaving:
         if view.up:
             return not self._inquiry.is_answered(view)
         has_time = self.desk.now_s - self._since_s < self.desk.settings.host_timeout_s
-        return has_time and view.host in self.saves.absence.hosts()  # it may be back in a moment
+        return has_time and self.saves.absence.is_away(view.host)  # it may be back in a moment
 
     def _saved(self, group: Group | None) -> bool:
         """True once the step is durable, and everything else that was promised is settled."""
@@ -280,7 +284,8 @@ class Leaving:
     def _is_awaited(self) -> bool:
         """Whether a host is away, or has just started anew, that may have the rest of it."""
         group = self.joins.group
-        views = [] if group is None else [self.memory.hosts[host] for host in dict.fromkeys(group.hosts.values())]
+        hosts = () if group is None else dict.fromkeys(group.hosts.values())
+        views = [view for host in hosts if (view := self.memory.hosts.get(host)) is not None]
         return bool(self.saves.absence.hosts()) or any(view.up and view.reported_s is None for view in views)
 
     def _fall_back(self, group: Group | None, last: SnapshotId) -> None:
@@ -307,18 +312,20 @@ class Leaving:
         fates = self._promises.fates()
         if self._group is not None:
             asked = {key for one in self._left.values() for key in one.promised}
-            untold = self.saves.untold.texts(self._group.nonce, asked, self._is_made)
+            untold = self.saves.untold.texts(self._group.nonce, asked, self._made())
         else:
             untold = self._texts_of_release()
         if untold:
             self.desk.log("error", f"promised by save(), and not durable: {named(untold)}")
+        told: dict[str, None] = {}
         for rank, asks in sorted(self._asks.asks.items()):
             event = self._left.get(rank)  # of a release: nobody's own
-            errors = [] if event is None else fates.late(event)
-            if errors:
-                self.desk.log("error", f"promised to {self.joins.where([rank])}, and not durable: {named(errors)}")
+            errors = () if event is None else tuple(fates.late(event))
+            told.update(dict.fromkeys(errors))
             for ask in asks:
-                self.desk.answer(ask, LeaveReply(step=step, errors=tuple(errors), untold=untold))
+                self.desk.answer(ask, LeaveReply(step=step, errors=errors, untold=untold))
+        if told:  # whoever has closed may be gone before it reads that
+            self.desk.log("error", f"promised to those who close, and not durable: {named([*told])}")
         self.desk.out.append(Finish(reason=self._why))
 
     # ---------------------------------------------------------------- time

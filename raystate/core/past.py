@@ -16,9 +16,9 @@ class Past:
 
     def __init__(self, desk: Desk):
         self._desk = desk
-        self._committed: set[SnapshotId] = set()
+        self.committed: set[SnapshotId] = set()  # some are retired by now
         self._unread = 0  # the newest log entry that the claim has not read back; 0: none
-        self._wanted: dict[SnapshotId, str] = {}  # and why it is lost if the log has no commit of it; "" if it may not be
+        self._wanted: dict[SnapshotId, str] = {}  # and why it is lost unless the log has a commit of it; "": not known
         self._looked: set[SnapshotId] = set()  # for these, found or not
         self._looking = False
         self._tries = 0
@@ -26,12 +26,12 @@ class Past:
 
     def start(self, event: Claimed) -> None:
         """This attempt owns the run."""
-        self._committed = set(event.committed)
+        self.committed = set(event.committed)
         self._unread = event.unread
 
     def has(self, key: SnapshotId) -> bool:
         """Whether an earlier attempt is known to have committed it; it may be retired by now."""
-        return key in self._committed
+        return key in self.committed
 
     @property
     def looking(self) -> bool:
@@ -44,7 +44,7 @@ class Past:
         return bool(self._unread) and is_older and key not in self._looked
 
     def look_for(self, key: SnapshotId, why: str = "") -> None:
-        """Find out, with the next turn. `why` it is lost otherwise, if it is."""
+        """Find out, with the next turn. `why`: the reason, if its loss is known."""
         self._wanted[key] = self._wanted.get(key) or why
 
     def turn(self) -> None:
@@ -63,10 +63,10 @@ class Past:
             self._desk.log("warning", f"the log could not be read back: {event.error}; it is tried again")
             return {}
         self._tries = 0
-        self._committed.update(event.found)
+        self.committed.update(event.found)
         self._looked.update(event.snapshots)
         asked = {key: self._wanted.pop(key, "") for key in event.snapshots}
-        return {key: why for key, why in asked.items() if why and key not in self._committed}
+        return {key: why for key, why in asked.items() if why and key not in self.committed}
 
     def tick(self) -> None:
         """Try again what is due."""

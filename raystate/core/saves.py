@@ -112,9 +112,9 @@ class Saves:
             return (None, "") if key.step in self.journal.publishing else (True, "")
         if self._is_saved(key):
             return True, ""  # committed, and retired by now; its number may have been taken again
-        if key.step in self.journal.live:
-            return False, self._other_bytes(key)
-        return (None, "") if self.memory.believed(key.lineage, key.step) else (False, f"step {key.step} was given up by a restore")
+        if not self.memory.believed(key.lineage, key.step):
+            return False, f"step {key.step} was given up by a restore"
+        return (False, self._other_bytes(key)) if key.step in self.journal.live else (None, "")
 
     def waits_for(self, key: SnapshotId) -> str:
         """What keeps a snapshot undecided, for messages. It looks at all ranks."""

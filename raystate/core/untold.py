@@ -30,7 +30,8 @@ class Untold:
         self._newest: tuple[SnapshotId, ...] = ()  # promises of theirs, one of each
         self._lineage = ""  # the newest that a restore has begun
         self._base = SnapshotId("", -1)  # what it goes on from
-        self._forgotten = 0  # how many there were before the oldest in `_lost`
+        self._went_on = ""  # the newest lineage that a restore had begun under an earlier Coordinator
+        self._forgotten: dict[str, int] = {}  # group -> how many of its there were before the oldest in `_lost`
 
     @property
     def has_judged(self) -> bool:
@@ -40,16 +41,19 @@ class Untold:
     def lost(self, key: SnapshotId, why: str) -> None:
         """It was promised, and can't become durable any more."""
         if key.step <= self._base.step or not self._is_past(key.lineage):
-            self._forgotten += len(self._lost) == REMEMBERED
+            if len(self._lost) == REMEMBERED and key not in self._lost:
+                group = group_of(next(iter(self._lost)).lineage)
+                self._forgotten[group] = self._forgotten.get(group, 0) + 1
             remember(self._lost, key, why, most=REMEMBERED)  # else the news is late: its step is made again
 
     def _is_past(self, lineage: str) -> bool:
         return lineage_order(lineage) < lineage_order(self._lineage)
 
     def told(self, keys: Iterable[SnapshotId]) -> None:
-        """A user knows of these."""
+        """A user knows of these, and of all that the same trainers were promised before."""
         for key in keys:
             self._lost.pop(key, None)
+            self._forgotten.pop(group_of(key.lineage), None)
 
     def saved(self, saved: SnapshotId) -> None:
         """A step of that number is durable after all, perhaps made again."""
@@ -81,6 +85,10 @@ class Untold:
         self._broken, self._newest = {}, ()
         return self._judged(broken, newest)
 
+    def went_on(self, lineage: str) -> None:
+        """Hosts know that a restore had begun this lineage: what the groups before it had left was judged then."""
+        self._went_on = max(self._went_on, lineage, key=lineage_order)
+
     def _judged(self, broken: Promises, newest: Iterable[SnapshotId]) -> Promises:
         """What dead trainers have promised, up to the step that the run goes on from: it is not made again."""
         base = self._base
@@ -90,8 +98,8 @@ class Untold:
 
     def _forget_older(self) -> None:
         """HostActors tell a new Coordinator also of groups before the last one, whose run was restored since."""
-        newest = max((*self._broken, *self._newest), key=lambda key: key.order, default=SnapshotId("", -1))
-        last = group_of(newest.lineage)
+        lines = {self._went_on, *(key.lineage for key in (*self._broken, *self._newest))}
+        last = group_of(max(lines, key=lineage_order))
         self._broken = {key: why for key, why in self._broken.items() if group_of(key.lineage) == last}
         self._newest = tuple(key for key in self._newest if group_of(key.lineage) == last)
 
@@ -105,19 +113,21 @@ class Untold:
             asked: those promises.
             is_made: whether it, or the same step made again, is durable.
         """
-        # A group that has not restored makes nothing again.
+        # Without a restore nobody has judged what the group before had left.
         lost = self._lost if group_of(self._lineage) == asking else {**self._left_open(is_made), **self._lost}
         lost = {key: why for key, why in lost.items() if key not in asked and group_of(key.lineage) != asking}
-        return self._told(lost, ", saved before a restart")
+        return self._told(lost, ", saved before a restart", asking)
 
-    def texts_of_release(self, others: Promises, is_made: Callable[[SnapshotId], bool]) -> tuple[str, ...]:
+    def texts_of_release(self, others: Promises, is_made: Callable[[SnapshotId], bool], *, but: int = -1) -> tuple[str, ...]:
         """The same where nobody goes on: what the last trainers had promised will not be made again.
 
         Args:
             others: what of it is in memory, in part or whole, and not durable.
             is_made: as in `texts`.
+            but: a step of which that is said already.
         """
-        return self._told({**self._left_open(is_made), **others, **self._lost}, "")
+        lost = {**self._left_open(is_made), **others, **self._lost}
+        return self._told({key: why for key, why in lost.items() if key.step != but}, "")
 
     def _left_open(self, is_made: Callable[[SnapshotId], bool]) -> Promises:
         """What the last trainers had promised when they died, as far as it is known here."""
@@ -125,13 +135,14 @@ class Untold:
         left = {**dict.fromkeys(self._newest, UNFINISHED), **self._broken}
         return {key: why for key, why in left.items() if not is_made(key)}
 
-    def _told(self, lost: Promises, when: str) -> tuple[str, ...]:
+    def _told(self, lost: Promises, when: str, asking: str = "") -> tuple[str, ...]:
         """One text for each of the newest steps, and one that names the others."""
         by_step = {key.step: why for key, why in sorted(lost.items(), key=lambda one: one[0].order)}
         steps = sorted(by_step)
-        texts = [f"step {step}{when}: {by_step[step]}" for step in steps[-EXPLAINED:]]
+        whys = {step: by_step[step] for step in steps[-EXPLAINED:]}
+        texts = [why if why.startswith(f"step {step} ") and not when else f"step {step}{when}: {why}" for step, why in whys.items()]
         if others := ", ".join(map(str, steps[:-EXPLAINED])):
             texts.insert(0, f"steps {others}{when}: the log says why")
-        if self._forgotten:
-            texts.insert(0, f"{self._forgotten} earlier steps{when}: the log names them")
+        if forgotten := sum(many for group, many in self._forgotten.items() if group != asking):
+            texts.insert(0, f"{forgotten} earlier steps{when}: the log names them")
         return tuple(texts)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
-from raystate.core.errors import StaleAttemptError, lost_steps
+from raystate.core.errors import StaleAttemptError, StorageError, lost_steps
 from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
@@ -185,16 +185,23 @@ class Departure:
                 self._pipeline.close()
                 with contextlib.suppress(Exception):
                     self._pipeline.speak()
-                    self._release(reason)
+                    self._release(reason, error)
         finally:
             self.detach(failed=reason)
 
-    def _release(self, reason: str) -> None:
+    def _release(self, reason: str, error: BaseException) -> None:
+        """What is lost is noted on the error that ends the run."""
         session = self._session
-        session.ask(
-            LeaveReply,
-            lambda ask: ReleaseAsked(ask=ask, reason=reason, lineage=session.lineage, rank=session.rank, word=session.number),
-            timeout_s=session.config.save_timeout_s,
-            phase="release",
-        )
+        try:
+            reply = session.ask(
+                LeaveReply,
+                lambda ask: ReleaseAsked(ask=ask, reason=reason, lineage=session.lineage, rank=session.rank, word=session.number),
+                timeout_s=session.config.save_timeout_s,
+                phase="release",
+            )
+        except StorageError as failure:
+            error.add_note(str(failure))
+            return
+        if reply.untold:
+            error.add_note(f"not durable, although save() had said True: {'; '.join(reply.untold)}")
         session.link.left(session.rank, session.world)

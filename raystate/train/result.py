@@ -55,8 +55,8 @@ class RunResult:
             durable step (of a run that had finished before).
         return_value: what the training function returned on rank 0.
         recoveries: every restart, oldest first.
-        lost: steps for which `save` had returned True in a worker group that has died since, or that did not call `close`, and that
-            never got to storage because it was slow or out, each with its reason. What comes after them is whole.
+        lost: steps for which `save` had returned True in a worker group that has died since or that did not call `close`, and which
+            are not durable, each with its reason. What is in storage is whole.
         ray: Ray Train's own result. Its `checkpoint` and `metrics` are None: the steps are the run's, and `raystate.Reader(result.path)`
             reads them; Ray Train keeps only metrics that were reported with a checkpoint. A training function that calls
             `ray.train.report(metrics, checkpoint=…)` itself gets both, and a second copy of the state that raystate doesn't look after.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayActorError
 
 import raystate
 from raystate.actors import release as release_module
@@ -16,24 +16,44 @@ from raystate.actors import release as release_module
 SAVE_S, HOST_S, BARRIER_S = 20.0, 10.0, 40.0
 
 
-def test_nobody_says_that_the_last_step_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver's deadline was the Coordinator's own, so it came first: the actors were killed, and `fit` returned without a word."""
+def ends(monkeypatch: pytest.MonkeyPatch, storage: Path, says: Exception, *, coordinators: int, alone: bool) -> list[float]:
+    """Release a run whose Coordinator only raises, and is gone after so many questions. `alone`: HostActors end by themselves.
+
+    Gives the seconds that each answer was waited for.
+    """
     waited: list[float] = []
-    ended: list[str] = []
 
     def get(_: Any, *, timeout: float) -> Any:
         waited.append(timeout)
-        raise GetTimeoutError
+        raise says
 
     method = SimpleNamespace(remote=lambda *_: None)
+    coordinator = SimpleNamespace(release=method, left=method)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get", get)
-    monkeypatch.setattr(release_module, "find_actor", lambda _: SimpleNamespace(release=method, left=method))
-    monkeypatch.setattr(release_module, "_wait_or_kill", lambda name, _: ended.append(name))
+    monkeypatch.setattr(release_module, "find_actor", lambda _: coordinator if len(waited) < coordinators else None)
+    monkeypatch.setattr(release_module, "_wait_or_kill", lambda *_: alone)
     config = raystate.StateConfig(
-        storage=str(tmp_path), run="silent", save_timeout_s=SAVE_S, host_timeout_s=HOST_S, barrier_timeout_s=BARRIER_S
+        storage=str(storage), run="silent", save_timeout_s=SAVE_S, host_timeout_s=HOST_S, barrier_timeout_s=BARRIER_S
     )
+    assert release_module.release(config, "the test's end") is None
+    return waited
+
+
+def test_nobody_says_that_the_last_step_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's deadline was the Coordinator's own, so it came first: the actors were killed, and `fit` returned without a word."""
     with pytest.raises(raystate.StorageError, match="nobody has said within 100 s that the last step is durable"):
-        release_module.release(config, "the test's end")
-    assert len(waited) == len(ended) == 1
-    assert waited[0] > SAVE_S + HOST_S + BARRIER_S, "the Coordinator's deadlines come first"
+        ends(monkeypatch, tmp_path, GetTimeoutError(), coordinators=9, alone=False)
+    assert release_module.answers_within_s(raystate.StateConfig(storage="s", run="r")) > 600 + 10 + 120, (
+        "the Coordinator's deadlines come first"
+    )
+
+
+def test_the_coordinator_dies_as_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(raystate.StorageError, match="its Coordinator is gone"):
+        ends(monkeypatch, tmp_path, RayActorError(), coordinators=2, alone=False)
+
+
+def test_a_run_that_has_been_released_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Coordinator was about to end, and its HostActors end by themselves."""
+    assert len(ends(monkeypatch, tmp_path, RayActorError(), coordinators=1, alone=True)) == 1

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 from raystate.core.messages import (
     CommitsFound,
+    Failure,
     FindCommits,
     FlushAsked,
     FlushReply,
     HostId,
+    HostReported,
     Invalidate,
     Invalidated,
     LeaveReply,
@@ -270,6 +274,10 @@ def test_what_is_forgotten_is_counted():
         untold.lost(SnapshotId("1.1.g", step), "why")
     first, *_ = untold.texts("next", (), lambda _: False)
     assert first == "3 earlier steps, saved before a restart: the log names them"
+    first, *_ = untold.texts("g", (), lambda _: False) or [""]
+    assert first == "", "it knows of its own"
+    untold.told([SnapshotId("1.1.g", REMEMBERED)])
+    assert "earlier" not in untold.texts("next", (), lambda _: False)[0]
 
 
 def inherits(*, unread: int = 0) -> Driver:
@@ -376,3 +384,40 @@ def test_a_group_that_does_not_restore_is_told_of_the_one_before():
     driver.join(AB, "next")
     (text,) = closes(driver)
     assert text.startswith("step 2, saved before a restart: ")
+
+
+def test_last_words_of_a_group_before_the_one_that_a_new_coordinator_finds():
+    """The group that is there has restored since, and made those steps again: its Coordinator is gone, but hosts know."""
+    driver = inherits()
+    driver.lineage = "1.3.h"
+    restored = Invalidate(host=HostId("a"), lineage="1.1.g", step=3, by="1.3.h", attempt=1, seq=2)
+    for host in AB:
+        driver.send(HostReported(summary=replace(driver.summary(host), base=restored)))
+    for rank, host in enumerate(AB):
+        driver.word(rank, 20)
+        driver.send(
+            TrainerExited(
+                host=HostId(host), lineage="1.1.g", rank=rank, clean=False, reason="died", promised=SnapshotId("1.1.g", 7)
+            )
+        )
+    driver.stage(25, promised=True)
+    driver.leave(driver.key(25), driver.key(25))
+    assert [(reply.step, reply.untold) for reply in driver.replies(LeaveReply)] == [(25, ())] * 2
+
+
+def test_a_release_that_fails_names_each_step_once():
+    driver = running()
+    driver.hold(0, 2, promised=True)
+    driver.word(1, 2, broken=((driver.key(2), NO_SLOT),))
+    driver.auto = False
+    driver.stage(3, promised=True)
+    for rank in (0, 1):
+        dies(driver, rank, promised=driver.key(3))
+    driver.seen = {"a": [], "b": []}
+    driver.send(ReleaseAsked(ask=driver.ask(), reason="gave up"))
+    for _ in range(400):
+        for order in driver.take(Write):
+            driver.send(Written(host=order.host, save=order.save, error="the disk is full"))
+        driver.live(3.0, *AB)
+    (failure,) = driver.replies(Failure)
+    assert re.findall(r"(?:^|; )step (\d)\b", failure.message) == ["3", "2"], failure.message
