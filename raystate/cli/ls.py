@@ -16,6 +16,7 @@ from raystate.cli.console import JsonOption, StorageArgument, count, figure, out
 from raystate.core.errors import ConfigError
 from raystate.inspection.listing import StepSummary, beside, summarize
 from raystate.inspection.places import Checkpoints
+from raystate.orbax.said import is_comparable
 
 _SHOWN = 20
 _LOOKS = 8  # steps that are looked at at a time
@@ -82,7 +83,7 @@ def _sorted(found: list[StepSummary], sort: str) -> list[StepSummary]:
 
 def _goodness(value: Any) -> float:
     """Of a metric's value; one that is missing, no number or NaN is the worst."""
-    return -value if isinstance(value, int | float) and not math.isnan(value) else -math.inf
+    return -value if is_comparable(value) else -math.inf
 
 
 def _show(checkpoints: Checkpoints, found: list[StepSummary], total: int, strange: list[str]) -> None:

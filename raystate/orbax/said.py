@@ -7,7 +7,8 @@ a run must be able to set the step aside and go on with an older one.
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+import math
+from typing import Any, TypeGuard, TypeVar
 
 import pydantic
 
@@ -47,6 +48,11 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptCheckpointError(f"{what} is not a JSON object", path=what)
     return value
+
+
+def is_comparable(metric: object) -> TypeGuard[int | float]:
+    """Whether a metric's value is a number and not NaN. JSON has integers that no float can hold: they can be compared, too."""
+    return isinstance(metric, int) or (isinstance(metric, float) and not math.isnan(metric))
 
 
 def parse_form(form: type[Form], data: bytes, what: str) -> Form:

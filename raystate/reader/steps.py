@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
@@ -14,6 +13,7 @@ from raystate.arrays import Transforms, check_asked
 from raystate.arrays.monitoring import reading
 from raystate.core.errors import ConfigError, StepNotFoundError
 from raystate.inspection import Checkpoints, StepMetadata, look
+from raystate.orbax.said import is_comparable
 from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import StepReader
 from raystate.restored import STATE, ReadOptions, Restored, StepContent, content_from_storage
@@ -210,5 +210,5 @@ def _number(metrics: Mapping[str, Any], names: str | list[str]) -> Iterator[floa
     """The value of the metric that is meant, if it can be compared. `names`: it, or a list of at most one."""
     for name in [names] if isinstance(names, str) else names:
         value = metrics.get(name)
-        if isinstance(value, int | float) and not math.isnan(value):
+        if is_comparable(value):
             yield value

@@ -123,6 +123,15 @@ def test_a_file_of_another_form_is_damage(name: str, run: Path):
     assert raystate.Reader(run).restore(step=1).step == 1
 
 
+def test_a_metric_that_no_float_can_hold_is_compared(run: Path):
+    """JSON has such integers, and stock Orbax writes them: best_step ended in OverflowError."""
+    (run / "2" / "metrics/metrics").write_text(json.dumps({"loss": 10**400}))
+    found = outcomes(run, 2)
+    assert (found["best_step"], found["ls"], found["ls --json"]) == (1, 0, 0)
+    assert raystate.Reader(run).best_step("loss", "max") == 2
+    assert command("ls", run, "--sort", "loss") == 0
+
+
 HUGE = MOST_READ_BYTES + 1  # of a file that takes no room on the disk
 
 
