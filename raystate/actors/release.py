@@ -14,14 +14,14 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from raystate.actors.hosts import CLOSE_HOST_TIMEOUT_S
 from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
 from raystate.config import StateConfig
-from raystate.core.errors import RaystateError, RunInUseError, StorageError, error_from_name
+from raystate.core.errors import RaystateError, RunInUseError, StorageError, although_promised, error_from_name
 from raystate.core.messages import Ask, Failure, LeaveReply, ReleaseAsked
+from raystate.runtime.link import REPLY_MARGIN_S
 from raystate.storage import open_storage, run_hash, visible_steps
 
 logger = logging.getLogger(__name__)
 
 QUICK_S = 5.0
-REPLY_MARGIN_S = 30.0
 STORAGE_S = 3.0  # in an outage: whoever asks has something to go on with
 
 
@@ -44,7 +44,7 @@ def newest_step(config: StateConfig) -> int | None:
 
 
 def answers_within_s(config: StateConfig) -> float:
-    """Seconds in which a living Coordinator has answered a release: its own deadlines come first, they can name what is lost."""
+    """Seconds in which a living Coordinator has answered a release, whatever its own deadlines say."""
     return config.save_timeout_s + config.host_timeout_s + config.barrier_timeout_s + REPLY_MARGIN_S
 
 
@@ -70,7 +70,7 @@ def release(
         return None  # its Coordinator ends by itself, with all that hold nothing
     reply = release_by_hash(run_hash(config.storage, config.run), reason, answers_within_s(config), launch=launch)
     if reply is not None and reply.untold:
-        lost = f"not durable, although save() had said True: {'; '.join(reply.untold)}"
+        lost = although_promised(reply.untold)
         if after is not None:
             after.add_note(lost)
         else:
@@ -88,22 +88,19 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
     end_s = time.monotonic() + deadline_s
     released: LeaveReply | None = None
     failure: RaystateError | None = None
-    is_unanswered = False
+    is_gone = False  # the Coordinator, when it was asked last
     event = ReleaseAsked(ask=Ask(secrets.token_hex(8)), reason=reason)
     while (coordinator := find_actor(coordinator_name(name))) is not None and time.monotonic() < end_s:
         try:
             reply: Any = ray.get(coordinator.release.remote(launch, event), timeout=max(0.1, end_s - time.monotonic()))
         except GetTimeoutError:
-            text = (
-                f"nobody has said within {deadline_s:.0f} s that the last step is durable: `raystate ls` shows the newest that is"
-            )
-            failure = StorageError(text, phase="release", waited_s=deadline_s)
+            failure = _unsaid(f"nobody has said within {deadline_s:.0f} s", waited_s=deadline_s)
             break
         except RayActorError:
-            is_unanswered = True
+            is_gone = True
             time.sleep(GONE_POLL_S)
             continue
-        is_unanswered = False
+        is_gone = False
         if isinstance(reply, Failure) and reply.error == RunInUseError.__name__:
             return None  # nothing of this launch's is left
         if isinstance(reply, LeaveReply):
@@ -112,17 +109,18 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
             failure = error_from_name(reply.error, reply.message, reply.details)
         coordinator.left.remote(0, 1)  # it has been read: the Coordinator need not wait
         break
-    if (
-        not _was_refused(failure)
-        and not _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()))
-        and is_unanswered
-        and failure is None
-    ):
-        text = "its Coordinator is gone, and nobody can say that the last step is durable: `raystate ls` shows the newest that is"
-        failure = StorageError(text, phase="release")
+    if not _was_refused(failure):
+        by_themselves = _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()))
+        if is_gone and failure is None and not by_themselves:  # else it had released the run, and ended
+            failure = _unsaid("its Coordinator is gone, and nobody can say")
     if failure is not None:
         raise failure
     return released
+
+
+def _unsaid(why: str, **details: float) -> StorageError:
+    text = f"{why} that the last step is durable: `raystate ls` shows the newest that is"
+    return StorageError(text, phase="release", **details)
 
 
 def _was_refused(error: BaseException | None) -> bool:

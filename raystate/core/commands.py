@@ -37,15 +37,26 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class Stamped:
+    """What the newest of counts, whatever order they arrive in."""
+
+    attempt: int
+    seq: int
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """(attempt, seq)"""
+        return self.attempt, self.seq
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice(Stamped):
     """What a HostActor may reuse and what it tells its trainers. Ordered by (attempt, seq): an older one is ignored.
 
     Reuse rule: a slot with snapshot (l, s, n) is free iff that is not in `keep` and (l is older than lineage, and that is decided,
     or (s, n) in dead or (s, n) < stable).
     """
 
-    attempt: int
-    seq: int
     lineage: str  # the current one; "" before the first join
     # Whether it is known what the current lineage goes on from. Before, a host may hold something newer of an older one that nobody knows.
     decided: bool = False
@@ -59,11 +70,6 @@ class Advice:
     save_errors: tuple[str, ...] = ()
     storage_fails: bool = False
 
-    @property
-    def stamp(self) -> tuple[int, int]:
-        """(attempt, seq)"""
-        return self.attempt, self.seq
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advise:
@@ -74,7 +80,7 @@ class Advise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invalidate:
+class Invalidate(Stamped):
     """Discard every slot that `spares` does not spare. Idempotent.
 
     Attributes:
@@ -90,13 +96,6 @@ class Invalidate:
     step: int
     by: str
     older: tuple[tuple[str, int], ...] = ()
-    attempt: int
-    seq: int
-
-    @property
-    def stamp(self) -> tuple[int, int]:
-        """(attempt, seq)"""
-        return self.attempt, self.seq
 
     def spares(self, lineage: str, step: int) -> bool:
         """Whether a slot that holds (lineage, step) stays."""
@@ -149,7 +148,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class Copy(Stamped):
     """The host keeps copies of these pieces of a snapshot, and fetches those that it has not. It replaces the order before it.
 
     Attributes:
@@ -161,8 +160,6 @@ class Copy:
     lineage: str
     step: int
     pieces: tuple[tuple[int, HostId], ...]
-    attempt: int
-    seq: int
     again: int = 0
 
     @property

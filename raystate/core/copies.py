@@ -58,7 +58,7 @@ class Copies:
     def ordered(self, order: Copy) -> None:
         """Take what the Coordinator wants now, unless something newer was ordered."""
         old = self._order
-        if old is None or (order.attempt, order.seq) >= (old.attempt, old.seq):
+        if old is None or order.stamp >= old.stamp:
             self._order = order
             self._failed = set()
 

@@ -7,7 +7,7 @@ that neither a person nor a program has to parse the message.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 
@@ -81,6 +81,11 @@ def lost_steps(errors: tuple[str, ...], *, released: bool = False) -> StorageErr
     if not errors:
         return None
     return StorageError("not durable: " + "; ".join(errors), errors=errors, **({"released": True} if released else {}))
+
+
+def although_promised(lost: Iterable[str]) -> str:
+    """The same as a note on the error that ended the run, or for its log."""
+    return f"not durable, although save() had said True: {'; '.join(lost)}"
 
 
 class CorruptCheckpointError(RaystateError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import TypeVar
 
@@ -33,14 +32,17 @@ class Fates:
         group = self._joins.group
         return not event.promised or (group is not None and group.heard(event.rank, event.word))
 
-    def unfinished(self, event: FlushAsked | LeaveAsked) -> tuple[list[SnapshotId], list[str], list[SnapshotId]]:
-        """(what is still undecided; why others have failed; which these are) of what was promised to a rank."""
+    def unfinished(self, event: FlushAsked | LeaveAsked, *, but: int = -1) -> tuple[list[SnapshotId], list[str], list[SnapshotId]]:
+        """(what is still undecided; why others have failed; which of these were not broken) of what was promised to a rank, but for one
+        step."""
+        broken = [f"step {key.step}: {why}" for key, why in event.broken if key.step != but]
+        promised = [key for key in event.promised if key.step != but]
         if not self.is_heard(event):
-            return [*event.promised], [], []
-        undecided = [key for key in event.promised if self.fate(key)[0] is None]
-        lost = [key for key in event.promised if self.fate(key)[0] is False]
+            return promised, broken, []
+        undecided = [key for key in promised if self.fate(key)[0] is None]
+        lost = [key for key in promised if self.fate(key)[0] is False]
         whys = [(key, self.fate(key)[1]) for key in lost]
-        return undecided, [why if why.startswith("step ") else f"step {key.step}: {why}" for key, why in whys], lost
+        return undecided, [*broken, *(why if why.startswith("step ") else f"step {key.step}: {why}" for key, why in whys)], lost
 
     def texts(self, event: FlushAsked | LeaveAsked, undecided: Iterable[SnapshotId]) -> Iterable[str]:
         """What these wait for, each once."""
@@ -50,9 +52,8 @@ class Fates:
 
     def late(self, event: FlushAsked | LeaveAsked, *, but: int = -1) -> list[str]:
         """Why what was promised to a rank is not durable, or not yet; but for one step."""
-        broken = [f"step {key.step}: {why}" for key, why in event.broken if key.step != but]
-        undecided, errors, _ = self.unfinished(replace(event, promised=tuple(key for key in event.promised if key.step != but)))
-        return [*broken, *errors, *self.texts(event, undecided)]
+        undecided, errors, _ = self.unfinished(event, but=but)
+        return [*errors, *self.texts(event, undecided)]
 
 
 class Promises:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
-from raystate.core.errors import StaleAttemptError, StorageError, lost_steps
+from raystate.core.errors import StaleAttemptError, StorageError, although_promised, lost_steps
 from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
@@ -83,9 +83,8 @@ class Departure:
             timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
             phase="flush",
         )
-        error = lost_steps((*(f"step {key.step}: {why}" for key, why in lost.items()), *reply.errors))
         pipeline.told(promised, lost)
-        if error is not None:
+        if (error := lost_steps(reply.errors)) is not None:
             raise error
         return reply
 
@@ -203,5 +202,5 @@ class Departure:
             error.add_note(str(failure))
             return
         if reply.untold:
-            error.add_note(f"not durable, although save() had said True: {'; '.join(reply.untold)}")
+            error.add_note(although_promised(reply.untold))
         session.link.left(session.rank, session.world)

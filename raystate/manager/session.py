@@ -33,11 +33,10 @@ from raystate.core.messages import (
 from raystate.core.words import host_word_from_json, trainer_word_to_json
 from raystate.runtime import stacks
 from raystate.runtime.doorbell import Hello
-from raystate.runtime.link import Gone, HostCall, Link, Ringer, Unreachable
+from raystate.runtime.link import REPLY_MARGIN_S, Gone, HostCall, Link, Ringer, Unreachable
 from raystate.storage import run_hash
 
 RETRY_S = 0.1
-REPLY_MARGIN_S = 30.0  # the Coordinator's own deadlines come first: they can name who is missing
 
 R = TypeVar("R", bound=Reply)
 

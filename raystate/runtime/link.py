@@ -11,6 +11,8 @@ from raystate.core.messages import HostId, Reply, TrainerExited
 from raystate.runtime.doorbell import Hello
 from raystate.runtime.progress import Progress
 
+REPLY_MARGIN_S = 30.0  # for an answer: the Coordinator's own deadlines come first, they can name who is missing and what is lost
+
 
 class Unreachable(Exception):  # noqa: N818 - a state, for this package only
     """The other end is away, and may come back: ask again until the deadline."""
