@@ -339,7 +339,7 @@ def show(console: Console, calm: Run, rough: Run, kills: list[Kill], began_s: fl
     rows.append(("newest step (stock Orbax)", calm_disk["sha256"][:16], rough_disk["sha256"][:16]))
     problems += [f"{name}: {a} and {b} differ" for name, a, b in rows if a != b]
     console.print(ends_table(rows))
-    left = [path.name for path in Path("/dev/shm").glob("raystate-*") if _is_ours(path, rough, calm)]
+    left = [path.name for path in Path("/dev/shm").glob("raystate-*/raystate-*") if _is_ours(path, rough, calm)]
     if left:
         problems.append(f"left in shared memory: {left}")
     console.print(f"{time.monotonic() - began_s:.0f} s in all.")

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from raystate.arena import sweep
+from raystate.arena import default_root, sweep
 from tests.folders import MODEL_NAME, hold, remove_unheld
 from tests.processes import collect_rarely, xla_flags
 
@@ -56,7 +56,7 @@ def _remove_what_the_killed_left() -> None:
     remove_unheld(Path(tempfile.gettempdir()), _COMPILED_NAME)
     remove_unheld(_SHM, MODEL_NAME)
     with contextlib.suppress(OSError):  # no shared memory here: the tests that need it say so
-        sweep(_SHM)  # arenas of clusters that a killed run of tests has left
+        sweep(default_root())  # arenas of clusters that a killed run of tests has left
 
 
 # Here, not in pytest_configure: by then the conftest.py of a folder that was named may have imported jax, which reads this once.
@@ -267,7 +267,7 @@ class FreshRun:
         """What this run has in shared memory now."""
         from raystate.storage.url import run_hash
 
-        return sorted(_SHM.glob(f"raystate-{run_hash(self.storage, self.run)}-*"))
+        return sorted(default_root().glob(f"raystate-{run_hash(self.storage, self.run)}-*"))
 
 
 @pytest.fixture

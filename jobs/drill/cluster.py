@@ -164,7 +164,7 @@ class Simulated:
         self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
 
     def _remove_arenas(self, node: str) -> None:
-        for arena in Path("/dev/shm").glob(f"raystate-*-{node[:12]}"):
+        for arena in Path("/dev/shm").glob(f"raystate-*/raystate-*-{node[:12]}"):
             shutil.rmtree(arena, ignore_errors=True)
 
     def stop(self, node: str) -> None:

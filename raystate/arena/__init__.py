@@ -4,15 +4,16 @@ The HostActor opens a `HostArena` and allots slot sets; a trainer attaches to it
 slots, and reads and writes control words. Slots describe themselves, so a new HostActor finds in the files
 all that the old one knew:
 
-    <root>/raystate-<run hash>-<node>/      0700
-        meta.json  host.lock                whose it is; held by the HostActor
-        layouts/<hash>                      descriptions that slots refer to
-        bell                                the HostActor's socket (runtime/doorbell.py)
-        set-<n>/                            one trainer's
-            set.json  trainer.lock.<hash>   capacities and whose it is; held by that trainer
-            trainer.cell  host.cell         the two control words
-            layout.<hash>                   empty: its trainer has put that layout, and may be about to name it
-            slot-<i>                        header page, table, data
+    <arena_dir>/raystate-<user id>/           0700; locked while memory is promised
+        raystate-<run hash>-<node>/           0700
+            meta.json  host.lock              whose it is; held by the HostActor
+            layouts/<hash>                    descriptions that slots refer to
+            bell                              the HostActor's socket (runtime/doorbell.py)
+            set-<n>/                          one trainer's
+                set.json  trainer.lock.<hash> capacities and whose it is; held by that trainer
+                trainer.cell  host.cell       the two control words
+                layout.<hash>                 empty: its trainer has put that layout, and may name it
+                slot-<i>                      header page, table, data
 """
 
 from raystate.arena.files import arena_path, default_root

@@ -71,7 +71,8 @@ def all_arenas(root: Path) -> list[Path]:
 
 
 def lock_root(root: Path) -> FileLock:
-    """Keep all other hosts of this node from promising memory; the caller releases it.
+    """Keep all other hosts of this user on this node from promising memory; the caller releases it. Others can't open the directory, so
+    they can't hold its lock.
 
     Raises:
         RaystateError: somebody else has held it for `ROOT_LOCK_TIMEOUT_S` seconds.

@@ -30,6 +30,7 @@ HOST_CELL = "host.cell"
 
 _MAX_NAME_BYTES = 255  # Linux' limits, of a name and of a path
 MAX_ARENA_DIR_BYTES = 4095 - 255
+_OTHER_NAMES = 100  # of the folder of a user's arenas, where others have taken the first ones
 
 _NAME = re.compile(r"^[A-Za-z0-9_.-]+$")
 
@@ -54,26 +55,42 @@ def check_arena_dir(arena_dir: str) -> None:
 
 
 def default_root(arena_dir: str | None = None) -> Path:
-    """Where this node's arenas live.
+    """Where this node's arenas of this user live: a folder of its own, since anybody may write beside it, and hold locks there.
 
     Args:
         arena_dir: the setting of that name; None: the system's shared memory.
 
     Returns:
-        An existing directory.
+        A directory that `lock_arena` makes, if it is not there.
 
     Raises:
-        ConfigError: it is too long, or it is not a directory that this process may use.
+        ConfigError: arena_dir is too long, or it is not a directory that this process may use.
     """
-    root = Path(arena_dir) if arena_dir is not None else Path("/dev/shm")
-    check_arena_dir(str(root))
-    if not os.path.isdir(root) or not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+    above = Path(arena_dir) if arena_dir is not None else Path("/dev/shm")
+    check_arena_dir(str(above))
+    if not os.path.isdir(above) or not os.access(above, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigError(
-            f"arena_dir: {root} is not a writable directory; set arena_dir to a memory-backed directory (tmpfs) of this node",
+            f"arena_dir: {above} is not a writable directory; set arena_dir to a memory-backed directory (tmpfs) of this node",
             field="arena_dir",
-            got=str(root),
+            got=str(above),
         )
-    return root
+    # Somebody else may have taken the name. What this user has is looked for first: it must be found again.
+    names = [above / f"{PREFIX}{os.geteuid()}{more}" for more in ("", *(f".{number}" for number in range(1, _OTHER_NAMES)))]
+    mine = next(filter(is_private_dir, names), None) or next((path for path in names if not os.path.lexists(path)), None)
+    if mine is None:
+        raise ConfigError(
+            f"arena_dir: {names[0]} and {len(names) - 1} names like it are taken by others; set another arena_dir",
+            field="arena_dir",
+            got=str(above),
+        )
+    return mine
+
+
+def leave_root(root: Path) -> None:
+    """Remove what `default_root` has given, if nothing is left in it."""
+    if re.fullmatch(rf"{PREFIX}{os.geteuid()}(\.\d+)?", root.name) and is_private_dir(root):
+        with contextlib.suppress(OSError):
+            root.rmdir()
 
 
 def arena_path(root: Path, run_hash: str, node_id: str) -> Path:

@@ -23,6 +23,7 @@ from raystate.arena.files import (
     TRAINER_CELL,
     create_file,
     is_private_dir,
+    leave_root,
     make_private_dir,
     page_ceil,
     remove_entry,
@@ -83,7 +84,7 @@ class HostArena:
         Adopted is only the same format, run, storage, node and boot; anything else is removed, and the arena starts empty.
 
         Args:
-            path: from `arena_path`; its parent exists.
+            path: from `arena_path`; what its parent lies in exists.
             cap_bytes: the setting host_memory in bytes (`parse_memory`), over all arenas beside this one.
             node_pid: the node's own process (Ray: the raylet, a worker's parent). Once it is gone, `sweep` may take the arena.
             memory_threshold: share of the node's memory above which Ray kills workers; None: Ray's monitor is off.
@@ -292,6 +293,7 @@ class HostArena:
             self.sets = []
             if remove:
                 remove_tree(self.path, last=HOST_LOCK)
+                leave_root(self.path.parent)
             self._lock.release()
 
     def __enter__(self) -> HostArena:

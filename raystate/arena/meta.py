@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,14 @@ def lock_arena(path: Path, timeout_s: float) -> FileLock:
     deadline_s = time.monotonic() + timeout_s
     holder = ""
     while True:
-        make_private_dir(path)
+        if not os.path.lexists(path.parent):
+            make_private_dir(path.parent)
+        try:
+            make_private_dir(path)
+        except RaystateError:
+            if os.path.lexists(path.parent):
+                raise
+            continue  # the last arena in it has gone just now
         # A sweep may take the directory away in between; then it is made anew.
         with contextlib.suppress(FileNotFoundError):
             lock = FileLock.take(path / HOST_LOCK, shared=False, create=True, timeout_s=max(deadline_s - time.monotonic(), 0.0))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from raystate.arena.capacity import all_arenas
-from raystate.arena.files import HOST_LOCK, LAYOUTS, META, SET_PREFIX, is_private_dir, remove_tree
+from raystate.arena.files import HOST_LOCK, LAYOUTS, META, SET_PREFIX, is_private_dir, leave_root, remove_tree
 from raystate.arena.locks import FileLock
 from raystate.arena.meta import ArenaMeta
 from raystate.arena.processes import boot_id, is_gone
@@ -32,6 +32,7 @@ def sweep(
     """Remove every provably dead arena of this user under `root`.
 
     Args:
+        root: from `default_root`: what lies there is raystate's.
         dead_nodes: ids of the nodes that Ray reports as dead.
         is_dead: more proof, from a caller who knows: the reason why that arena's run or node is over, or None.
         keep: never this one.
@@ -44,6 +45,7 @@ def sweep(
         if path != keep and is_private_dir(path) and _looks_like_an_arena(path):
             with contextlib.suppress(OSError, RaystateError):  # gone meanwhile, or it holds what this process may not touch
                 removed += _sweep_one(path, dead_nodes, is_dead)
+    leave_root(Path(root))
     return removed
 
 

@@ -38,7 +38,7 @@ def test_names_keep_runs_and_nodes_apart(root: Path):
     assert arena_path(root, "0123456789abcdef", NODE) == root / "raystate-0123456789abcdef-0a1b2c3d4e5f"
     with pytest.raises(RaystateError, match="names"):
         arena_path(root, "../x", NODE)
-    assert default_root(str(root)) == root
+    assert default_root(str(root)) == root / f"raystate-{os.geteuid()}"
     with pytest.raises(ConfigError, match="arena_dir"):
         default_root(str(root / "missing"))
 

@@ -72,7 +72,7 @@ def newest_in_memory(run: Any, *, nodes: int = 1) -> int:
     """
     places: dict[tuple[str, int, int], dict[int, set[str]]] = {}
     complete = [-1]
-    for path in Path("/dev/shm").glob(f"raystate-{run_hash(run.storage, run.run)}-*/set-*"):
+    for path in default_root().glob(f"raystate-{run_hash(run.storage, run.run)}-*/set-*"):
         try:
             opened = SlotSet.open(path)
         except RaystateError:  # removed or not yet finished

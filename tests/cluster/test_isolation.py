@@ -20,6 +20,7 @@ import raystate
 from raystate.actors.coordinator import CoordinatorActor, Welcome, this_owner
 from raystate.actors.host import HostActor
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
+from raystate.arena import default_root
 from raystate.core.log import claim_entry
 from raystate.core.messages import Failure
 from raystate.storage import RunLog, open_storage, run_hash
@@ -70,7 +71,7 @@ def test_two_runs_of_one_name_beside_each_other(ray_cluster: Any, make_run: Any,
     for config in configs:
         name = run_hash(config.storage, config.run)
         assert run_actors(name) == []
-        assert list(Path("/dev/shm").glob(f"raystate-{name}-*")) == []
+        assert list(default_root().glob(f"raystate-{name}-*")) == []
 
 
 # ---------------------------------------------------------------- the same storage

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import raystate
+from raystate.arena import default_root
 from raystate.storage import run_hash
 from tests.cluster import strikes
 from tests.diffs import apply_hunk, hunks_of
@@ -95,7 +96,7 @@ def test_the_script_adopts_raystate_and_survives_its_cluster(turn: int, ray_clus
     finally:
         run.kill()
     assert before is not None
-    left = list(Path("/dev/shm").glob(f"raystate-{run_hash(storage, 'outside')}-*"))
+    left = list(default_root().glob(f"raystate-{run_hash(storage, 'outside')}-*"))
     assert left == [], "what the dead cluster held in shared memory goes with the next start"
     assert reader.latest_step() == 40
     restored = reader.restore()
