@@ -141,6 +141,7 @@ class RayTrainCallback(_Callback):
     # ------------------------------------------------------------ in the worker
 
     def after_init_train_context(self) -> None:
+        endings.let_exceptions_travel()
         context = get_context()
         launch_context.set_context(
             LaunchContext(

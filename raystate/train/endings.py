@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import queue
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RaySystemError, RayTaskError
 from ray.train.v2._internal.exceptions import (
     UserExceptionWithTraceback,
     WorkerGroupStartupTimeoutError,
     WorkerHealthCheckFailedError,
     WorkerHealthCheckTimeoutError,
 )
+from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, TrainingFailedError
 
-from raystate.actors.blame import exception_of
+from raystate.actors.blame import exception_of, pickles_anywhere
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.core.errors import (
     ConfigError,
@@ -48,11 +50,13 @@ _ENDS_POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """One rank's end. `died`: its process is gone (or doesn't answer); `preempted`: with its node, as announced; `why`: if known."""
+    """One rank's end. `died`: its process is gone (or doesn't answer); `unread`: its answer can't be unpickled here; `preempted`: with
+    its node, as announced; `why`: if known."""
 
     error: BaseException
     traceback: str = ""
     died: bool = False
+    unread: bool = False
     preempted: bool = False
     why: str = ""
 
@@ -60,6 +64,20 @@ class RankFailure:
     def collateral(self) -> bool:
         """Whether it failed only because another process was gone."""
         return not self.died and is_collateral(self.error, self.traceback)
+
+
+class _Travelling(queue.SimpleQueue[Any]):
+    """Where Ray Train's worker puts what the training function has raised."""
+
+    def put(self, item: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(item, UserExceptionWithTraceback):
+            pickles_anywhere(item._base_exc)
+        super().put(item, *args, **kwargs)
+
+
+def let_exceptions_travel() -> None:
+    """In a worker: what its training function raises can be read in the controller and the driver, whatever they lack."""
+    get_train_context().execution_context.training_thread_runner._exc_queue = _Travelling()
 
 
 def failures(statuses: Mapping[int, Any]) -> dict[int, RankFailure]:
@@ -73,7 +91,8 @@ def _failure(error: BaseException) -> RankFailure:
     if isinstance(error, WorkerHealthCheckFailedError):
         error = error.health_check_failure
     died = isinstance(error, (RayActorError, WorkerHealthCheckTimeoutError))
-    return RankFailure(error=error, died=died, preempted=bool(getattr(error, "preempted", False)))
+    unread = isinstance(error, (RaySystemError, RayTaskError))
+    return RankFailure(error=error, died=died, unread=unread, preempted=bool(getattr(error, "preempted", False)))
 
 
 def late_failures(workers: list[Any], failed: set[int], *, grace_s: float, once: bool = False) -> dict[int, RankFailure]:
@@ -167,7 +186,7 @@ def _with_unread(found: Mapping[int, RankFailure], told: Sequence[End]) -> dict[
     """With the exceptions of ranks that were gone before Ray Train had read them."""
     result = dict(found)
     for end in told:
-        if end.rank in result and not result[end.rank].died:
+        if end.rank in result and not (result[end.rank].died or result[end.rank].unread):
             continue
         if end.kind == "raised":
             result[end.rank] = RankFailure(error=exception_of(end), traceback=end.traceback)
@@ -214,7 +233,7 @@ def _of_rank(kind: Any, rank: int, failure: RankFailure) -> Ending:
         return Ending(kind=kind, cause=cause, rank=rank, error=failure.error, traceback=failure.traceback)
     return Ending(
         kind=kind,
-        cause=f"rank {rank} raised {one_line(failure.error)}",
+        cause=f"{f'the answer of rank {rank} cannot be read:' if failure.unread else f'rank {rank} raised'} {one_line(failure.error)}",
         rank=rank,
         error=failure.error,
         traceback=failure.traceback,

@@ -18,6 +18,7 @@ from ray.train.v2.api.exceptions import TrainingFailedError
 from ray.train.v2.jax import JaxConfig, JaxTrainer
 
 from raystate import launch_context
+from raystate.actors.blame import check_sendable
 from raystate.actors.compiled import keep_compiled
 from raystate.actors.own_ray import start_ray
 from raystate.actors.release import release
@@ -286,7 +287,9 @@ def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Calla
             value = None
         if context is not None and "jax" in sys.modules:
             launch_context.check_world(context.world)
-        return Outcome(value, launch_context.summary())
+        if context is not None and context.rank > 0:
+            value = None  # nobody would see it
+        return Outcome(check_sendable(value), launch_context.summary())
 
     if takes_config:  # to an argument that has a default Ray Train would not pass it
         vars(run)["__signature__"] = inspect.Signature([inspect.Parameter("train_loop_config", inspect.Parameter.POSITIONAL_ONLY)])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
+import jax
 import pytest
 
-from raystate.actors.blame import exception_of, raised
+import raystate
+from raystate.actors.blame import check_sendable, exception_of, pickles_anywhere, raised
 from raystate.core.messages import (
     Answer,
     Ask,
@@ -78,20 +85,64 @@ def test_what_a_user_raises_from_such_an_error_is_one_too():
 class Odd(Exception):  # noqa: N818 - as users name them
     """Pickles, and can't be made again."""
 
-    def __init__(self, *, needed: int):
+    def __init__(self, path: str, *, needed: int):
+        super().__init__(f"{path} needs {needed}")
+
+
+class Doubled(ValueError):  # noqa: N818
+    """Pickles, and comes back with another text."""
+
+    def __init__(self, needed: int):
         super().__init__(f"needs {needed}")
 
 
-def test_exceptions_travel():
-    try:
-        raise KeyError("the user's")
-    except KeyError as error:
-        end = raised(3, error)
-    found = exception_of(end)
-    assert (type(found), found.args) == (KeyError, ("the user's",))
-    assert "test_exceptions_travel" in end.traceback
-    told = exception_of(raised(1, Odd(needed=2)))
-    assert str(told) == "rank 1 raised Odd: needs 2"
+class Holds(OSError):  # noqa: N818
+    """Can't be pickled, and has no text either."""
+
+    def __init__(self) -> None:
+        super().__init__(2, "gone")
+        self.lock = threading.Lock()
+
+    def __str__(self) -> str:
+        return str(self.lock.fileno)  # pyright: ignore[reportAttributeAccessIssue] - a mistake of the user's
+
+
+def a_tracer_error() -> Exception:
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        jax.jit(lambda x: -x if x else x)(1.0)
+    return caught.value
+
+
+@pytest.mark.parametrize("make", [a_tracer_error, lambda: Odd("a", needed=2), lambda: Doubled(3), Holds, lambda: KeyError("k")])
+def test_an_exception_comes_by_type_and_text_over_any_number_of_processes(make: Callable[[], BaseException]) -> None:
+    error = make()
+    error.add_note("batch 7")
+    here = pickles_anywhere(error)
+    assert here is error
+    for _ in range(3):  # worker, controller, driver
+        here = pickle.loads(pickle.dumps(here))
+        assert isinstance(here, type(error)) and type(here).__qualname__ == type(error).__qualname__
+        assert "batch 7" in here.__notes__
+        if not isinstance(error, Holds):
+            assert str(here) == str(error)
+
+
+def test_an_exception_whose_class_is_not_known_here_keeps_its_name_and_is_what_its_base_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("only_the_worker_has_it")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec("class Missing(KeyError):\n    pass", vars(module))
+    end = raised(1, module.Missing("k"))
+    monkeypatch.delitem(sys.modules, module.__name__)
+    told = exception_of(end)
+    assert isinstance(told, KeyError)
+    assert f"{type(told).__module__}.{type(told).__qualname__}: {told}" == "only_the_worker_has_it.Missing: 'k'"
+    assert "only_the_worker_has_it.Missing" in end.traceback
+
+
+def test_what_cannot_be_sent_is_a_mistake_that_is_named() -> None:
+    assert check_sendable({"loss": 1.5}) == {"loss": 1.5}
+    with pytest.raises(raystate.ConfigError, match=r"the lock that train_fn has returned can't be sent .*'_thread.lock'"):
+        check_sendable(threading.Lock())
 
 
 def test_the_first_word_of_a_rank_counts():

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,53 @@ def test_an_exception_on_both_ranks_that_comes_back_each_step(config: raystate.S
     assert starts(out) == 3
     assert raystate.Reader(config.storage).latest_step() == 3
     assert run_actors(run_hash(config.storage, config.run)) == []
+
+
+class Torn(Exception):  # noqa: N818 - as users name them
+    """Can't be made again: Ray makes an error of its own of it."""
+
+    def __init__(self, path: str, reason: str):
+        super().__init__(f"{path}: {reason}")
+
+
+class Holds(Exception):  # noqa: N818
+    """Can't be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("holds a lock")
+        self.lock = threading.Lock()
+
+
+def raises_what_does_not_pickle(config: dict[str, Any]) -> None:
+    """Another thing at each attempt, before and after there is a StateManager."""
+    _start(config)
+    number = len(list(Path(config["out"]).glob(f"start-*-{jax.process_index()}")))
+    if number == 1:
+        raise Torn("a.txt", "gone")
+    with raystate.StateManager() as manager:
+        manager.restore_or_init(lambda: {"x": jnp.zeros(4)})
+        if number == 2:
+            raise Holds
+        jax.jit(lambda x: -x if x > 0 else x)(1.0)
+
+
+@pytest.mark.long
+def test_an_exception_that_does_not_pickle_is_told_as_it_is(config: raystate.StateConfig, tmp_path: Path) -> None:
+    training = Training(config, tmp_path / "out", train_fn=raises_what_does_not_pickle, max_failures=3)
+    with pytest.raises(raystate.RunFailedError, match="raised TracerBoolConversionError: Attempted boolean conv") as caught:
+        training.finish()
+    assert isinstance(caught.value.__cause__, jax.errors.TracerBoolConversionError)
+    assert any("in raises_what_does_not_pickle" in note for note in caught.value.__cause__.__notes__)
+    causes = [re.sub("^rank [01] ", "", restart.cause) for restart in caught.value.details["restarts"]]
+    assert causes == ["raised Torn: a.txt: gone", "raised Holds: holds a lock"]
+
+
+@pytest.mark.long
+def test_it_is_told_under_the_callback_too(config: raystate.StateConfig, tmp_path: Path) -> None:
+    from ray.train import TrainingFailedError
+
+    with pytest.raises(TrainingFailedError, match="raised Holds: holds a lock"):
+        fit_with_callback(raises_what_does_not_pickle, config, tmp_path / "out", max_failures=2)
 
 
 def dies_after_a_step_was_lost(config: dict[str, Any]) -> None:
@@ -159,14 +208,14 @@ def raises_at_the_second_step(config: dict[str, Any]) -> None:
         raise KeyError("the user's mistake")
 
 
-def fit_with_callback(train_fn: Any, config: raystate.StateConfig, out: Path) -> None:
+def fit_with_callback(train_fn: Any, config: raystate.StateConfig, out: Path, *, max_failures: int = 3) -> None:
     """As README shows it."""
     from ray.train import FailureConfig
     from ray.train.v2.jax import JaxConfig, JaxTrainer
 
     out.mkdir()
     run_config = quiet_run_config(out, 2)
-    run_config.callbacks = [raystate.RayTrainCallback(config)]
+    run_config.callbacks = [raystate.RayTrainCallback(config, max_failures=max_failures)]
     run_config.failure_config = FailureConfig(max_failures=-1)
     trainer = JaxTrainer(
         train_fn,
