@@ -17,6 +17,7 @@ from raystate.arrays import (
     ReadRequest,
     Rules,
     Transforms,
+    array_bytes,
     array_leaves,
     check_asked_for,
     check_raw,
@@ -32,6 +33,7 @@ from raystate.arrays import (
     read_raw,
     restore_tree,
     set_iterators,
+    shown_path,
     state_dict,
 )
 from raystate.arrays.checks import shown
@@ -58,6 +60,8 @@ class Restored:
         set_aside: (step, reason) of newer steps that were found damaged.
         bytes_from: array bytes that this process has taken, by tier: "memory" (its own node's), "peer" (other nodes' memory),
             "storage" (whole chunks). A value that several of its devices have counts once.
+        left_out: (path, bytes) of what the step holds and neither the reference nor `items` names: "state/params/kernel", "data". The
+            bytes of an item that is no tree of arrays count as 0.
     """
 
     step: int
@@ -68,6 +72,7 @@ class Restored:
     tier: str = "init"
     set_aside: list[tuple[int, str]] = field(default_factory=list)
     bytes_from: dict[str, int] = field(default_factory=dict)
+    left_out: list[tuple[str, int]] = field(default_factory=list)
 
     def state_dict(self) -> Any:
         """The state in the form of `flax.serialization.to_state_dict`, to be edited and given to `from_state_dict`: dicts with str as
@@ -156,6 +161,7 @@ class StepContent:
             custom=self.custom,
             tier=self.used_tier(),
             bytes_from=self.bytes_from(),
+            left_out=self.left_out(items or {}, matched, of_items),
         )
 
     def load_items(self, items: Mapping[str, object], options: ReadOptions, *, world: int, process_index: int) -> dict[str, Any]:
@@ -171,7 +177,7 @@ class StepContent:
         iterators: dict[str, Any] = {}
         files: dict[str, dict[str, bytes]] = {}
         for name, wanted in items.items():
-            if name not in self._names():
+            if name not in self.names():
                 got[name] = wanted
             elif is_iterator(wanted):
                 iterators[name] = got[name] = wanted
@@ -180,7 +186,7 @@ class StepContent:
             elif name in self.trees:
                 got[name] = self._read(name, wanted, options if name == STATE else options.of_items(), matched.get(name))
             else:
-                got[name] = self.json_items[name]
+                got[name] = self.json_items.get(name, wanted)
         if iterators:
             states = {name: self.iterator_states(name) for name in iterators}
             old_world = max(world for _, world in states.values())
@@ -203,12 +209,25 @@ class StepContent:
         """
         return self._check_tree(STATE, reference, options), self._check_items(items or {}, options)
 
+    def left_out(
+        self, items: Mapping[str, object] | None, matched: Matched | None, of_items: Mapping[str, Matched]
+    ) -> list[tuple[str, int]]:
+        """See `Restored`; the two last are what `check` gave."""
+        of_trees = {STATE: matched, **of_items}
+        leaves = [(name, leaf) for name, one in of_trees.items() if one is not None for leaf in one.left_out]
+        found = [(f"{name}/{shown_path(leaf.path)}", array_bytes(leaf)) for name, leaf in leaves]
+        others = sorted({*self.trees, *self.iterators, *self.file_items} - {STATE, *(items or {})})
+        sizes = {name: sum(map(array_bytes, tree.leaves)) for name, tree in self.trees.items()}
+        return found + [(name, sizes.get(name, 0)) for name in others]
+
     def _check_items(self, items: Mapping[str, object], options: ReadOptions) -> dict[str, Matched]:
         matched: dict[str, Matched] = {}
         for name, wanted in items.items():
             if name == STATE and self.no_state is not None:
                 raise self.no_state
-            if options.partial and name not in self._names():
+            if wanted is ... and name in {*self.iterators, *self.file_items}:
+                continue
+            if options.partial and name not in self.names():
                 if not (is_iterator(wanted) or is_checkpointable(wanted)):  # has it values to keep?
                     match_reference(wanted, TreeSpec(item=name, leaves=()), partial=True, cast=False, shapes="match")
             elif is_iterator(wanted):
@@ -240,11 +259,12 @@ class StepContent:
                     text = f"item {name!r} of step {self.step} is JSON: ask for it with None, items={{{name!r}: None}}"
                     raise ReferenceMismatchError(text, step=self.step, item=name)
             else:
-                have = sorted(self._names() - {STATE}) or "none beside its state"
+                have = sorted(self.names() - {STATE}) or "none beside its state"
                 raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
         return matched
 
-    def _names(self) -> set[str]:
+    def names(self) -> set[str]:
+        """Of all items, the state among them."""
         return {*self.json_items, *self.iterators, *self.file_items, *self.trees}
 
     def _check_tree(self, item: str, reference: Any, options: ReadOptions) -> Matched | None:

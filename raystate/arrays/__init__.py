@@ -7,7 +7,8 @@ from raystate.arrays.holdings import BytesTaken, Elsewhere, FarBox, Holding
 from raystate.arrays.items import PackedItems, holds_arrays, is_iterator, pack_items, real_items, set_iterators
 from raystate.arrays.memory import MemorySource, UncoveredError, common_values
 from raystate.arrays.paths import path_key
-from raystate.arrays.raw import check_asked_for, check_raw, check_spread, host_want, raw_wants
+from raystate.arrays.paths import shown as shown_path
+from raystate.arrays.raw import array_bytes, check_asked_for, check_raw, check_spread, host_want, raw_wants
 from raystate.arrays.reference import Matched, match_reference
 from raystate.arrays.restore import HostArrays, PieceSource, ReadRequest, read_raw, restore_tree
 from raystate.arrays.spare import Spare
@@ -34,6 +35,7 @@ __all__ = [
     "Spare",
     "Transforms",
     "UncoveredError",
+    "array_bytes",
     "array_leaves",
     "check_asked",
     "check_asked_for",
@@ -62,6 +64,7 @@ __all__ = [
     "real_items",
     "restore_tree",
     "set_iterators",
+    "shown_path",
     "state_dict",
     "views",
 ]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from raystate.arrays.paths import Path, shown
 from raystate.core.errors import ReferenceMismatchError
 
@@ -12,6 +15,14 @@ _SHOWN_LINES = 20
 _SHOWN_NAMES = 10
 
 MISSING = "is not in the checkpoint"
+_CAST = "cast=True converts to the reference's dtypes."
+_FRACTIONS = "Give the reference the checkpoint's dtype where that has fractions: cast=True would cut them off."
+
+
+def way_to_cast(have: Any, wanted: Any) -> str:
+    """What to do where the reference has another dtype than the checkpoint."""
+    cuts = jax.numpy.issubdtype(have, np.inexact) and not jax.numpy.issubdtype(wanted, np.inexact)
+    return _FRACTIONS if cuts else _CAST
 
 
 class DifferenceError(Exception):

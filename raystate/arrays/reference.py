@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from raystate.arrays.asked import is_step, not_a_value
 from raystate.arrays.meshes import check_fits, resolved, sharding_of
-from raystate.arrays.mismatch import MISSING, DifferenceError, Differences
+from raystate.arrays.mismatch import MISSING, DifferenceError, Differences, way_to_cast
 from raystate.arrays.paths import Path, cannot_flatten, path_key
 from raystate.arrays.stored import EMPTY, Stored
 from raystate.arrays.transforms import KeepReference, Made, Rules, Unknown
@@ -24,7 +24,6 @@ ShapeRule = Literal["match", "checkpoint"]
 
 _PARTIAL = "partial=True keeps the reference's value of what is not in the checkpoint; transforms can take it from another path."
 _SHAPES = 'restore(…, shapes="checkpoint") takes the checkpoint\'s shapes.'
-_CAST = "cast=True converts to the reference's dtypes."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +83,11 @@ Want = Keep | Plain | Given | Numpy | Device | Make
 
 
 class Matched(NamedTuple):
-    """What to do for each leaf of a reference, and its structure."""
+    """What to do for each leaf of a reference, its structure, and the checkpoint's leaves that it says nothing of."""
 
     wants: list[Want]
     structure: Any
+    left_out: list[LeafSpec]
 
 
 def match_reference(
@@ -115,10 +115,13 @@ def _match(reference: Any, spec: TreeSpec, *, partial: bool, cast: bool, shapes:
     differences = matcher.differences
     wants: list[Want] = []
     used: list[int] = []
+    skipped: list[int] = []
     for keys, value in flat:
         path = tuple(map(path_key, keys))
         ruled = rules.apply(path, stored) if rules is not None else None
         if value is ... or isinstance(ruled, KeepReference):
+            index = stored.find(path)
+            skipped.extend(stored.below(path) if index is None else [index])
             if value is not ...:
                 _check_kept(path, value, differences, "transforms say to keep the reference's value")
             wants.append(Keep(value=value))
@@ -145,8 +148,8 @@ def _match(reference: Any, spec: TreeSpec, *, partial: bool, cast: bool, shapes:
     for pattern in rules.unused() if rules is not None else ():
         differences.add(("transforms",), f"{pattern!r} matches no path of the reference")
     if differences:
-        raise differences.error(spec.item, stored.others(used) if differences.any_missing else [])
-    return Matched(wants, structure)
+        raise differences.error(spec.item, [leaf.path for leaf in stored.others(used)] if differences.any_missing else [])
+    return Matched(wants, structure, stored.others([*used, *skipped]))
 
 
 def match_leaf(spec: TreeSpec, path: Path, value: Any, differences: Differences, *, cast: bool, shapes: ShapeRule) -> Want:
@@ -233,7 +236,8 @@ class _Matcher:
         if isinstance(value, bool | int | float):
             python = _python_type(value)
             if type(have) is not python and not self.cast:
-                raise DifferenceError(f"expected {_kind(value)}, the checkpoint has {_kind(have)} {have!r}", _CAST)
+                text = f"expected {_kind(value)}, the checkpoint has {_kind(have)} {have!r}"
+                raise DifferenceError(text, way_to_cast(type(have), python))
             return Plain(value=python(have))
         shape, dtype = _shape_and_dtype(value)
         if shape != () and self.shapes == "match":
@@ -242,7 +246,8 @@ class _Matcher:
             raise DifferenceError(f"expected PRNG keys, the checkpoint has {_kind(have)} {have!r}")
         # A Python number has no width: it fits every dtype of its kind.
         if not _same_kind(type(have), dtype) and not self.cast:
-            raise DifferenceError(f"expected dtype {dtype.name}, the checkpoint has {_kind(have)} {have!r}", _CAST)
+            text = f"expected dtype {dtype.name}, the checkpoint has {_kind(have)} {have!r}"
+            raise DifferenceError(text, way_to_cast(type(have), dtype))
         array = np.asarray(have).astype(dtype)
         if isinstance(value, np.generic):
             return Plain(value=array[()])
@@ -284,7 +289,7 @@ class _Matcher:
                 raise DifferenceError(f"expected {_kind(value)}, the checkpoint has an array {stored.dtype}{list(stored.shape)}")
             python = _python_type(value)
             if not _same_kind(python, have) and not self.cast:
-                raise DifferenceError(f"expected {_kind(value)}, the checkpoint has a {stored.dtype}", _CAST)
+                raise DifferenceError(f"expected {_kind(value)}, the checkpoint has a {stored.dtype}", way_to_cast(have, python))
             return Numpy(leaf=index, dtype=have, scalar=python)
         if isinstance(value, str):
             raise DifferenceError(f"expected a string, the checkpoint has an array {stored.dtype}{list(stored.shape)}")
@@ -293,7 +298,7 @@ class _Matcher:
             return self._keys(value, shape, dtype, stored, index)
         self._check_shape(shape, stored.shape)
         if np.dtype(dtype).newbyteorder("=") != have and not self.cast:
-            raise DifferenceError(f"expected dtype {dtype.name}, the checkpoint has {have.name}", _CAST)
+            raise DifferenceError(f"expected dtype {dtype.name}, the checkpoint has {have.name}", way_to_cast(have, dtype))
         if isinstance(value, np.generic):
             if stored.shape != ():
                 raise DifferenceError(f"expected a numpy scalar, the checkpoint has shape {stored.shape}")

@@ -101,7 +101,7 @@ def restore_tree(
     with uncollected():
         if matched is None:
             matched = match_reference(reference, spec, partial=partial, cast=cast, shapes=shapes, rules=rules)
-        wants, structure = matched
+        wants, structure, _ = matched
         results = _gather(wants, spec, source, on_plan)
     made = [(position, want) for position, want in enumerate(wants) if isinstance(want, Make)]
     _fill_made(results, made, spec, source, cast=cast, shapes=shapes)

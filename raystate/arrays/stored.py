@@ -6,8 +6,8 @@ import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from raystate.arrays.paths import Path, flatten, names
-from raystate.core.tree import TreeSpec
+from raystate.arrays.paths import flatten, names
+from raystate.core.tree import LeafSpec, TreeSpec
 
 EMPTY = frozenset({"none", "dict", "list"})  # kinds of empty nodes
 
@@ -35,10 +35,10 @@ class Stored:
         """(leaves, length of the path) at a path joined by "/": one leaf, or those of a subtree; none if nothing is there."""
         return self._named.get(name, ((), 0))
 
-    def others(self, used: Collection[int]) -> list[Path]:
-        """The paths of all leaves with a value but these."""
+    def others(self, used: Collection[int]) -> list[LeafSpec]:
+        """All leaves with a value but these."""
         taken = set(used)
-        return [leaf.path for index, leaf in enumerate(self.spec.leaves) if leaf.kind not in EMPTY and index not in taken]
+        return [leaf for index, leaf in enumerate(self.spec.leaves) if leaf.kind not in EMPTY and index not in taken]
 
     @functools.cached_property
     def _named(self) -> dict[str, tuple[tuple[int, ...], int]]:

@@ -16,6 +16,7 @@ from raystate.arrays import Described, PackedItems, Plan, Spare, describe
 from raystate.core.messages import RestoreSettled, SnapshotId
 from raystate.core.save_decision import SaveDecision
 from raystate.core.trainer import Trainer
+from raystate.manager.checking import SaveCheck
 from raystate.manager.pace import AgreedStep, StoragePace, not_copied, wait_for
 from raystate.manager.room import Room
 from raystate.manager.session import Session
@@ -41,6 +42,7 @@ class Pipeline:
     def __init__(self, session: Session):
         config = session.config
         self._session = session
+        self.check = SaveCheck(config.check_saves, session.rank)
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self.machine = Trainer(
@@ -92,11 +94,12 @@ class Pipeline:
 
         Raises:
             CapacityError: the state has grown beyond what fits; the slots before stay.
-            StepOrderError, and what the HostActor's word says has failed.
+            ReferenceMismatchError: see `SaveCheck.look`. StepOrderError, and what the HostActor's word says has failed.
         """
         self._session.refuse_unfinished_restore()
         lineage = self._session.lineage
         described = self.describe(given.state, given.items)
+        self.check.look(described, given)
         self._make_room(described, given)
         self._wait_for_turn(given.step, force)
         lost = self._is_lost(given.step, force)
