@@ -1,9 +1,9 @@
 """Train a byte-level language model on the Python standard library's own source, with its state kept by raystate.
 
     python -m jobs.train_lm --config configs/lm_cpu.yaml [--set train.steps=100 --set state.storage=/data/lm]
-    ray job submit -- python -m jobs.train_lm --config configs/lm_cpu.yaml
+    ray job submit --working-dir . -- python -m jobs.train_lm --config configs/lm_cpu.yaml
 
-Run it again and it goes on where it was. Exit codes: 0 finished, 1 failed, 2 bad usage, 75 interrupted but resumable.
+Run it again and it goes on where it was: the storage has to be a bucket or absolute. Exit codes: 0 finished, 1 failed, 2 bad usage, 75 interrupted but resumable.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from raystate.core.errors import ConfigError
 from raystate.core.messages import Settings
 from raystate.core.tree import CHUNK_BYTES, WriteOptions
 from raystate.orbax.save_policies import save_rules
-from raystate.storage.url import canonical_url
+from raystate.storage.url import canonical_url, refuse_passing
 
 AUTOMATIC_SAVE_EVERY_S = 600.0  # the durable interval when no save rule is given
 SMALLEST_MEMORY = 1 << 20  # bytes that `host_memory` can mean
@@ -69,6 +69,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
 
     Attributes:
         storage: the run's identity: `gs://…`, `s3://…`, `file://…` or a directory (also a PathLike). Kept in canonical form.
+            Under `ray job submit --working-dir` an absolute one: a folder of a Ray session is refused.
         run: name of the run, in actors, metrics and logs: letters, digits, `.`, `_`, `-`.
         save_every_steps: steps between durable saves: the first `save()` at or after each multiple.
         save_every_s: seconds between durable saves, decided once for all hosts. With `save_every_steps` too, whichever is due.
@@ -253,7 +254,9 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     @classmethod
     def _storage_is_canonical(cls, value: Any) -> str:
         with one_of_all():
-            return canonical_url(value)
+            url = canonical_url(value)
+            refuse_passing(url, value)
+        return url
 
     @pydantic.field_validator("run")
     @classmethod

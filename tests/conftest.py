@@ -110,6 +110,7 @@ _LONGEST = (
     "reshard/test_reshard.py",
     "jobs/test_lm_model.py",
     "cluster/test_drill.py",
+    "cluster/test_submitted.py",
     "cluster/test_memory_stays.py",
     "cluster/test_matrix.py",
     "cluster/test_misuse.py",

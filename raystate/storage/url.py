@@ -15,6 +15,7 @@ StorageUrl = str | os.PathLike[str]
 
 OBJECT_SCHEMES = ("gs", "s3", "memory")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*):/(/?)(.*)$", re.DOTALL)
+_RAY_SESSION = re.compile(r"/session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+/")
 _BUCKET = re.compile(r"^[a-z0-9][a-z0-9._\-]{1,220}[a-z0-9]$")
 
 
@@ -65,6 +66,29 @@ def canonical_url(url: StorageUrl) -> str:
             url, f"unsupported scheme {scheme}://; use gs://bucket/…, s3://bucket/…, file:///… or a directory", scheme=scheme
         )
     return _objects(url, scheme, rest)
+
+
+def refuse_passing(canonical: str, given: object) -> None:
+    """Refuse a folder of a Ray session, where a run would be lost without a word.
+
+    `ray job submit --working-dir` unpacks a job's files there, each version of them into another
+    folder, and Ray Train gives a worker its working directory there. Ray removes both.
+
+    Args:
+        canonical: the storage.
+        given: as the user has spelled it.
+
+    Raises:
+        ConfigError: field "storage"; names the way out.
+    """
+    if canonical.startswith("file://") and (found := _RAY_SESSION.search(canonical)):
+        session = canonical[len("file://") : found.end() - 1]
+        raise _bad(
+            given,
+            f"it would lie below {session}, where Ray keeps what it throws away, such as the unpacked files of a job: "
+            "the next job would begin at step 0. Give an absolute path that all nodes see, or a bucket (gs://…, s3://…)",
+            path=canonical,
+        )
 
 
 def run_hash(url: StorageUrl, run: str) -> str:

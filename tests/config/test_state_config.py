@@ -135,6 +135,20 @@ def test_one_identity_for_all_spellings_of_a_directory(tmp_path: Path, monkeypat
     assert len({config(storage=spelling) for spelling in spellings}) == 1
 
 
+@pytest.mark.parametrize("below", ["runtime_resources/working_dir_files/_ray_pkg_0a1b", "artifacts/lm/working_dirs/trial"])
+def test_a_storage_that_ray_throws_away_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str):
+    folder = tmp_path / "session_2026-11-27_08-15-00_123456_4711" / below
+    folder.mkdir(parents=True)
+    link = tmp_path / "session_latest"
+    link.symlink_to(folder)
+    monkeypatch.chdir(folder)
+    for storage in ("runs/lm", ".", folder / "lm", f"file://{link}/lm"):
+        with pytest.raises(ConfigError, match=r"throws away.*absolute path that all nodes see, or a bucket") as caught:
+            config(storage=storage)
+        assert caught.value.field == "storage"
+    assert config(storage=tmp_path / "session_notes" / "lm").storage == f"file://{tmp_path}/session_notes/lm"
+
+
 def test_is_a_value():
     one, other = config(save_every_steps=5), config(save_every_steps=5)
     assert one == other

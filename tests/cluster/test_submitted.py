@@ -1,0 +1,75 @@
+"""`ray job submit`, as README has it: from any folder, edited in between, the run goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import raystate
+from tests.patience import PATIENCE_S
+from tests.processes import REPO
+
+LINE = next(line for line in (REPO / "README.md").read_text().splitlines() if line.startswith("ray job submit"))
+
+SMALL = ("model.d_model=32", "model.d_ff=64", "model.n_layers=1", "train.batch_size=8")
+
+# Ray's processes have the folder and the environment of this one.
+CLUSTER = """
+import os, sys
+from jobs import demo
+demo.NODES = 0  # beside the head: nodes of one machine would unpack the job's files into one folder at once
+with demo.local_cluster() as address:
+    print(address, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_documented_line_resumes_from_any_folder_after_an_edit(tmp_path: Path) -> None:
+    checkout, elsewhere, home = (tmp_path / name for name in ("checkout", "elsewhere", "home"))
+    for folder in ("configs", "jobs", "raystate"):
+        shutil.copytree(REPO / folder, checkout / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    events = tmp_path / "events.jsonl"
+    elsewhere.mkdir()
+    home.mkdir()
+    environment = {
+        **os.environ,
+        "HOME": str(home),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "RAYSTATE_STANDBY": "0",
+    }
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER], cwd=elsewhere, env={**environment, "PYTHONPATH": str(REPO)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert cluster.stdin is not None and cluster.stdout is not None
+    try:
+        environment["RAY_API_SERVER_ADDRESS"] = cluster.stdout.readline().strip()
+
+        def submit(*settings: str) -> subprocess.CompletedProcess[str]:
+            given = " ".join(f"--set {one}" for one in (*SMALL, f"train.events={events}", *settings))
+            return subprocess.run(
+                f"{LINE} {given}", shell=True, cwd=checkout, env=environment, capture_output=True, text=True,
+                timeout=PATIENCE_S, check=False,
+            )  # fmt: skip
+
+        refused = submit("state.storage=runs/lm")
+        assert refused.returncode != 0
+        assert "absolute path that all nodes see, or a bucket" in refused.stdout + refused.stderr
+        first = submit("train.steps=2")
+        assert "finished: step 2" in first.stdout, (first.stdout + first.stderr)[-3000:]
+        with (checkout / "jobs" / "train_lm.py").open("a") as script:
+            script.write("# edited\n")
+        second = submit("train.steps=3")
+        assert "finished: step 3" in second.stdout, (second.stdout + second.stderr)[-3000:]
+    finally:
+        cluster.stdin.close()
+        cluster.wait(PATIENCE_S)
+        cluster.stdout.close()
+    storage = home / "runs" / "lm_cpu"
+    assert raystate.Reader(storage).all_steps() == [2, 3]
+    trained = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [event["step"] for event in trained if event["rank"] == 0] == [1, 2, 3], "a step was repeated"
