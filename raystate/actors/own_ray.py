@@ -13,6 +13,7 @@ from pathlib import Path
 
 import ray
 
+from raystate.actors.whose_ray import strangers_ray
 from raystate.core.errors import RaystateError
 from raystate.ray_version import ray_internals
 
@@ -92,8 +93,8 @@ def _use_token() -> None:
 
 
 def start_ray() -> None:
-    """`ray.init()`, which joins the cluster that `RAY_ADDRESS` names or that runs on this machine. Says which one, or what it means
-    that it had to start one.
+    """`ray.init()`, which joins the cluster that `RAY_ADDRESS` names, or one of this user that runs on this machine. Says which one,
+    or what it means that it had to start one.
 
     Raises:
         RaystateError: there is no Ray to join and none could be started; says why.
@@ -101,13 +102,20 @@ def start_ray() -> None:
     with warnings.catch_warnings():
         # Of a fork in a process that uses JAX. Ray only starts programs, which is safe.
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
-        address = os.environ.get("RAY_ADDRESS") or "the cluster of this machine, or a new one"
+        named = os.environ.get("RAY_ADDRESS")
+        stranger = None if named else strangers_ray()
+        if stranger is not None:
+            logger.warning(
+                "raystate: the Ray at %s is of user %s and not joined. Set RAY_ADDRESS=%s to join it all the same",
+                stranger.address, stranger.user, stranger.address,
+            )  # fmt: skip
+        address = named or "the cluster of this machine, or a new one"
         slow = threading.Timer(_SILENT_S, logger.warning, ("raystate: waits for Ray to answer: %s", address))
         slow.daemon = True
         slow.start()
         try:
             check_address()
-            ray.init(include_dashboard=False, logging_level=logging.WARNING)
+            ray.init("local" if stranger else None, include_dashboard=False, logging_level=logging.WARNING)
         except Exception as error:  # Ray has no class for it: OSError, RuntimeError, ConnectionError, ValueError, …
             raise RaystateError(why_not_joined(error, "Ray could not be started on this machine"), phase="start") from None
         finally:

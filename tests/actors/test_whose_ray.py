@@ -1,0 +1,76 @@
+"""A script joins its own user's Ray; another user's only if it is named."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raystate.actors import whose_ray
+from tests.patience import PATIENCE_S
+from tests.processes import free_port
+
+ANOTHER = os.getuid() + 1
+
+
+@pytest.fixture
+def rays_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="r-") as short:  # the names of Ray's sockets may have 107 characters
+        monkeypatch.setenv("RAY_TMPDIR", short)
+        folder = Path(whose_ray.get_ray_address_file(None)).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+
+
+@pytest.fixture
+def rays_port(rays_folder: Path) -> Iterator[int]:
+    """At which this user's Ray seems to listen, as `ray start` has written down."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        (rays_folder / "ray_current_cluster").write_text(f"127.0.0.1:{port}\n")
+        yield port
+
+
+def test_whose_it_is_is_told_by_the_process_that_listens(rays_folder: Path, rays_port: int, monkeypatch: pytest.MonkeyPatch):
+    assert whose_ray.strangers_ray() is None, "it is ours"
+    here = pwd.getpwuid(os.getuid()).pw_name
+    monkeypatch.setattr(os, "getuid", lambda: ANOTHER)
+    assert whose_ray.strangers_ray() == whose_ray.StrangersRay(f"127.0.0.1:{rays_port}", here)
+    (rays_folder / "ray_current_cluster").unlink()
+    assert whose_ray.strangers_ray() is None, "there is none"
+
+
+def test_of_one_that_runs_elsewhere_the_file_tells(rays_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    (rays_folder / "ray_current_cluster").write_text(f"10.255.255.1:{free_port()}")
+    assert whose_ray.strangers_ray() is None, "this user has started a node of it"
+    monkeypatch.setattr(os, "getuid", lambda: ANOTHER)
+    assert whose_ray.strangers_ray() is not None
+
+
+def test_a_script_beside_another_users_ray_starts_its_own_and_says_so(rays_port: int):
+    script = f"""if True:
+        import os
+        os.getuid = lambda: {ANOTHER}
+        from raystate.actors.own_ray import start_ray
+        import ray
+        start_ray()
+        print(ray.get_runtime_context().gcs_address)
+        ray.shutdown()"""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    ran = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert not ran.stdout.strip().endswith(f":{rays_port}")
+    assert f"the Ray at 127.0.0.1:{rays_port} is of user" in ran.stderr
+    assert f"RAY_ADDRESS=127.0.0.1:{rays_port}" in ran.stderr
+    assert "this Ray was started by this process" in ran.stderr
