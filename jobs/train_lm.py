@@ -3,7 +3,8 @@
     python -m jobs.train_lm --config configs/lm_cpu.yaml [--set train.steps=100 --set state.storage=/data/lm]
     ray job submit --working-dir . -- python -m jobs.train_lm --config configs/lm_cpu.yaml
 
-Run it again and it goes on where it was: the storage has to be a bucket or absolute. Exit codes: 0 finished, 1 failed, 2 bad usage, 75 interrupted but resumable.
+Run it again and it goes on where it was: the storage has to be a bucket or absolute.
+Exit codes: 0 finished, 1 failed, 2 bad usage, 75 interrupted but resumable.
 """
 
 from __future__ import annotations
