@@ -14,16 +14,18 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, cast
 
 import jax
 from flax import config
+from flax.training import checkpoints as flax_checkpoints
 from jax import monitoring
 
-from raystate.compat import flax_several
 from raystate.compat.flax_directory import FlaxDirectory
 from raystate.compat.flax_errors import CheckpointNotFoundError, OutdatedCheckpointError, TargetError, TargetMismatchError
-from raystate.compat.flax_reading import read
+from raystate.compat.flax_reading import read, read_transformed
+from raystate.compat.flax_several import Meeting
 from raystate.compat.flax_turns import directory_turn
 from raystate.compat.flax_writing import prepare
 from raystate.core.errors import ConfigError
@@ -32,6 +34,7 @@ from raystate.legacy import natural_sort, safe_normpath
 from raystate.legacy.reader import STRUCTURE
 from raystate.storage import StorageUrl, open_storage, owner_of, put_back
 from raystate.storage.names import MANIFEST, METADATA, TREE_METADATA
+from raystate.storage.placing import new_save
 
 __all__ = [
     "AsyncManager",
@@ -127,34 +130,40 @@ def save_checkpoint(
     _not_used(orbax_checkpointer=orbax_checkpointer)
     _finish(async_manager, orbax_checkpointer)
     keep = _whole(keep)
-    directory = FlaxDirectory(ckpt_dir, prefix)
+    directory = _to_save_in(ckpt_dir, prefix)
     name = directory.name(step)
-    path = directory.path_of(name)
-    if owner := owner_of(directory.storage.url):  # `keep` could remove its steps
-        raise ConfigError(f"ckpt_dir: {owner}: save elsewhere", field="ckpt_dir", got=directory.storage.url)
     as_msgpack = not bool(config.flax_use_orbax_checkpointing)
-    if jax.process_count() > 1:
-        flax_several.save(directory, name, target, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
-    else:
-        with directory_turn(directory.storage.url) as turn:
+    # As in flax: a file is what the process has that calls this.
+    meeting = Meeting(f"{directory.storage.url}/{name}") if jax.process_count() > 1 and not as_msgpack else None
+    with directory_turn(directory.storage.url) as turn:
+        content = prepare(target, as_msgpack=as_msgpack, copy=async_manager is not None, meeting=meeting)
+        there: list[str] = []
+
+        def decide() -> str:
             # What a save that this one interrupts has moved aside is not left over.
             if directory.storage.is_directory and not turn.is_nested:
                 put_back(directory.storage)
-            there = directory.check_order(
-                name, overwrite=overwrite, strict=as_msgpack, keep=keep, keep_every_n_steps=keep_every_n_steps
+            there.extend(
+                directory.check_order(
+                    name, overwrite=overwrite, strict=as_msgpack, keep=keep, keep_every_n_steps=keep_every_n_steps
+                )
             )
-            content = prepare(target, as_msgpack=as_msgpack, copy=async_manager is not None)
+            return new_save()
 
-            def write() -> None:
-                content.write(directory.storage, name)
-                directory.clean(name, there, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
+        save = decide() if meeting is None else meeting.begin(content.layout_hash, decide)
 
-            if async_manager is None or turn.is_nested:  # beside the save that it interrupted it would be out of order
-                write()
-            else:
-                turn.go_on_in_background(async_manager, write)
+        def write() -> None:
+            with nullcontext() if meeting is None else meeting.ending():
+                content.write(directory.storage, name, save)
+                if meeting is None or meeting.rank == 0:
+                    directory.clean(name, there, overwrite=overwrite, keep=keep, keep_every_n_steps=keep_every_n_steps)
+
+        if async_manager is None or turn.is_nested:  # beside the save that it interrupted it would be out of order
+            write()
+        else:
+            turn.go_on_in_background(async_manager, write)
     monitoring.record_event_duration_secs(_WRITTEN, time.time() - began_s)
-    return path
+    return directory.path_of(name)
 
 
 def save_checkpoint_multiprocess(
@@ -169,11 +178,28 @@ def save_checkpoint_multiprocess(
     gda_manager: Any = None,
     orbax_checkpointer: Any = None,
 ) -> str:
-    """Like `save_checkpoint`; in a program of several processes all call it. Orbax itself writes then, without checksums.
+    """Like `save_checkpoint`, which every process of a program of several calls.
 
     Args:
-        gda_manager: not used: arrays that are spread over processes need none. A warning says so.
+        gda_manager: needed, as in flax, while its option `flax_use_orbax_checkpointing` is off and arrays are spread over processes:
+            flax itself writes a msgpack file then, and the arrays into a folder `_gda` beside it. Otherwise not used; a warning says so.
+
+    Raises:
+        BarrierTimeoutError: processes did not call this, or did not write; names them.
     """
+    if jax.process_count() > 1 and not config.flax_use_orbax_checkpointing:
+        directory = _to_save_in(ckpt_dir, prefix)
+        path = f"{directory.storage.url}/{directory.name(step)}"
+        if not directory.storage.is_directory:
+            text = f"{path}: flax itself writes files of several processes, and only into directories: turn flax_use_orbax_checkpointing on"
+            raise ConfigError(text, field="ckpt_dir", got=directory.storage.url)
+        Meeting(path).begin("", str)  # flax would wait for those that are missing without end
+        above = directory.storage.url.removeprefix("file://")
+        flax_checkpoints.save_checkpoint_multiprocess(
+            above, target, cast(Any, step), directory.prefix, _whole(keep), overwrite, keep_every_n_steps,
+            cast(Any, async_manager), gda_manager,
+        )  # fmt: skip
+        return directory.path_of(directory.name(step))
     _not_used(gda_manager=gda_manager)
     return save_checkpoint(
         ckpt_dir, target, step, prefix, keep, overwrite, keep_every_n_steps, async_manager, orbax_checkpointer
@@ -238,14 +264,14 @@ def restore_checkpoint(
         allow_partial_mpa_restoration=allow_partial_mpa_restoration or None,
         orbax_checkpointer=orbax_checkpointer,
     )
-    _finish(None, orbax_checkpointer)
+    _finish(None, orbax_checkpointer, gda_manager)
     path = _found(ckpt_dir, step, prefix)
     if path is None:
         return target
     if target is None or orbax_transforms is None:
         restored = read(path, target)
     else:
-        restored = flax_several.restore_transformed(path, target, orbax_transforms)
+        restored = read_transformed(path, target, orbax_transforms)
     monitoring.record_event_duration_secs(_READ, time.time() - began_s)
     return restored
 
@@ -278,6 +304,13 @@ def _whole(keep: Any) -> int:
     return int(float(keep))
 
 
+def _to_save_in(ckpt_dir: StorageUrl, prefix: str) -> FlaxDirectory:
+    directory = FlaxDirectory(ckpt_dir, prefix)
+    if owner := owner_of(directory.storage.url):  # `keep` could remove its steps
+        raise ConfigError(f"ckpt_dir: {owner}: save elsewhere", field="ckpt_dir", got=directory.storage.url)
+    return directory
+
+
 def _found(ckpt_dir: StorageUrl, step: int | float | jax.Array | None, prefix: str) -> str | None:
     """The path of the checkpoint that is meant; None if nothing is there."""
     directory = FlaxDirectory(ckpt_dir, prefix)
@@ -302,11 +335,12 @@ def _is_there(path: str) -> bool:
     return open_storage(above or ".").exists(name) or bool(open_storage(path).list(recursive=False))
 
 
-def _finish(async_manager: AsyncManager | None, orbax_checkpointer: Any) -> None:
+def _finish(async_manager: AsyncManager | None, *others: Any) -> None:
     if async_manager is not None:
         async_manager.wait_previous_save()
-    if hasattr(orbax_checkpointer, "wait_until_finished"):
-        orbax_checkpointer.wait_until_finished()
+    for other in others:
+        if hasattr(other, "wait_until_finished"):
+            other.wait_until_finished()
 
 
 def _not_used(**arguments: Any) -> None:

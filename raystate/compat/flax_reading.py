@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from flax import serialization
 from flax.core import FrozenDict
+from flax.training import orbax_utils
 
 from raystate.arrays import restore_tree
 from raystate.arrays.paths import Path, names, path_key, shown
@@ -20,6 +22,7 @@ from raystate.inspection import Checkpoints
 from raystate.legacy import LegacyReader
 from raystate.orbax.step_reader import StepReader
 from raystate.restored import STATE, ReadOptions, StepContent, content_from_storage
+from raystate.storage import canonical_url
 
 
 def read(path: str, target: Any) -> Any:
@@ -45,6 +48,18 @@ def read(path: str, target: Any) -> Any:
         return _state_dict(content) if target is None else _as_target(content, target)
 
     return checkpoints.read_existing(found.step, restore)
+
+
+def read_transformed(path: str, target: Any, transforms: Mapping[str, Any]) -> Any:
+    """Restore a folder with Orbax and its own transformations, as flax does."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        restored = checkpointer.restore(
+            canonical_url(path).removeprefix("file://"),  # the absolute path, or the URL of a bucket
+            item=target,
+            restore_args=orbax_utils.restore_args_from_target(target),
+            transforms=transforms,
+        )
+    return serialization.from_state_dict(target, serialization.to_state_dict(restored))
 
 
 # ---------------------------------------------------------------- a folder, as flax's default backend reads it

@@ -12,16 +12,19 @@ import jax
 import numpy as np
 from flax import serialization
 
-from raystate.arrays import array_leaves, describe, native
+from raystate.arrays import Described, HeldState, describe, hold, host_arrays, native, views
+from raystate.checksum import crc32c
 from raystate.compat.flax_errors import TargetError
 from raystate.compat.flax_replacing import replace_with_object, replace_with_tree
+from raystate.compat.flax_several import Meeting, Share
 from raystate.core.errors import ConfigError, StorageError
-from raystate.core.tree import TreeSpec
+from raystate.core.local_values import local_checksums
+from raystate.core.tree import ArraySpec, SlotTable
 from raystate.orbax.merge import MARKER, build_files
 from raystate.orbax.writer import write_item
 from raystate.storage import Storage, posix, replace_tree
 from raystate.storage.names import METADATA
-from raystate.storage.placing import TEMPORARY, FixedNames, new_save
+from raystate.storage.placing import TEMPORARY, FixedNames
 from raystate.storage.replacing import OLD
 
 logger = logging.getLogger("raystate")
@@ -31,33 +34,31 @@ _HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheck
 _under_way: set[str] = set()  # the saves of this process that write beside their places
 
 
-def prepare(target: Any, *, as_msgpack: bool, copy: bool) -> Tree | Msgpack:
+def prepare(target: Any, *, as_msgpack: bool, copy: bool, meeting: Meeting | None) -> Tree | Msgpack:
     """Take what is to be written, and check it.
 
     Args:
         target: a pytree, or a single array or number.
         as_msgpack: write flax's older form.
-        copy: the caller goes on and may change numpy arrays.
+        copy: the caller goes on, may donate jax arrays and change numpy arrays.
+        meeting: of a program whose processes save together; None: this one saves alone.
 
     Raises:
         TargetError: there is nothing to save, or a leaf can't be kept; names it.
     """
     single = jax.tree_util.all_leaves([target])
+    if single and target is not None and meeting is not None:
+        raise TargetError("target: a single array or number of several processes: put it into a dict", field="target")
     if as_msgpack or (single and target is not None):
         return Msgpack(serialization.msgpack_serialize(_native(serialization.to_state_dict(target)), in_place=True))
     if not jax.tree_util.tree_leaves(target):
         raise TargetError(f"target: {target!r} has no array and no number: there is nothing to save", field="target")
     try:
-        described = describe({_ITEM: target}, process_index=0, process_count=1)
+        trees = {_ITEM: target}
+        described = describe(trees, process_index=0, process_count=1) if meeting is None else describe(trees)
     except ConfigError as error:
         raise TargetError(error.message, **error.details) from error
-    arrays = [
-        native(np.array(leaf) if copy and not isinstance(leaf, jax.Array) else np.asarray(leaf))
-        for leaf in array_leaves(described, 0)
-    ]
-    spec = described.layout.trees[0]
-    places = [index for index, leaf in enumerate(spec.leaves) if leaf.kind == "array"]
-    return Tree(spec, tuple(zip(places, arrays, strict=True)), described.values[0])
+    return Tree(described, hold(described) if copy else views(described), meeting)
 
 
 def _native(state: Any) -> Any:
@@ -74,39 +75,49 @@ class Msgpack:
 
     data: bytes
 
-    def write(self, storage: Storage, name: str) -> None:
-        """Put it in its place, whole and durable; what is there is replaced."""
+    layout_hash = ""  # one process writes it
+
+    def write(self, storage: Storage, name: str, save: str) -> None:
+        """Put it in its place, whole and durable; what is there is replaced. `save`: drawn for it by `new_save`."""
         if not storage.is_directory:
             replace_with_object(storage, name, self.data)
             return
-        with _Place(storage, name) as place:
+        with _Place(storage, name, save) as place:
             storage.create(place.new, self.data)
             place.take()
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder as flax's default backend has it: one Orbax tree, without items."""
+    """A folder as flax's default backend has it: one Orbax tree, without items. It is written once: its arrays are used up."""
 
-    spec: TreeSpec
-    arrays: tuple[tuple[int, np.ndarray], ...]  # leaf -> array
-    values: tuple[Any, ...]
+    described: Described
+    held: HeldState
+    meeting: Meeting | None
 
-    def write(self, storage: Storage, name: str) -> None:
-        """Put it in its place, whole and durable; what is there is replaced."""
-        if not storage.is_directory:
-            self._write_marked(storage, name)
-            return
-        with _Place(storage, name) as place:
-            for file, data in self._files(storage, place.new, place.save).items():
-                storage.create(f"{place.new}/{file}", data)
-            place.take()
+    @property
+    def layout_hash(self) -> str:
+        """Equal in all processes that save one tree."""
+        return self.described.layout_hash
 
-    def _write_marked(self, storage: Storage, name: str) -> None:
+    def write(self, storage: Storage, name: str, save: str) -> None:
+        """Put it in its place, whole and durable; what is there is replaced. `save`: drawn for it by `new_save`."""
+        if self.meeting is not None and self.meeting.rank:
+            place = _beside(name, save) if storage.is_directory else name
+            self.meeting.end(lambda: self._write_share(storage, place, save))
+        elif not storage.is_directory:
+            self._write_marked(storage, name, save)
+        else:
+            with _Place(storage, name, save) as place:
+                for file, data in self._files(storage, place.new, save).items():
+                    storage.create(f"{place.new}/{file}", data)
+                place.take()
+
+    def _write_marked(self, storage: Storage, name: str, save: str) -> None:
         """On an object store: data under unique names, then the files with fixed names, the marker last."""
-        fixed = FixedNames(storage, name, new_save())
+        fixed = FixedNames(storage, name, save)
         try:
-            files = self._files(storage, name, fixed.save)
+            files = self._files(storage, name, save)
         except BaseException:
             try:
                 fixed.discard()
@@ -117,23 +128,47 @@ class Tree:
 
     def _files(self, storage: Storage, prefix: str, save: str) -> dict[str, bytes]:
         """Write the arrays below `prefix`; every file with a fixed name -> its bytes."""
-        writer = f"{save}h0"
+        share = self._write_share(storage, prefix, save)
+        writers = self.meeting.writers(share) if self.meeting else [share[0]]
         base = storage.kvstore(prefix)
-        pieces = [(leaf, (0,) * array.ndim, np.ascontiguousarray(array).reshape(array.shape)) for leaf, array in self.arrays]
-        written = write_item(base, writer, self.spec, pieces)
-        made = build_files(0, save, [self.spec], [self.values], {_ITEM: [writer] if written else []}, lambda _: base)
+        made = build_files(
+            0, save, self.described.layout.trees, self.described.values, {_ITEM: list(filter(None, writers))}, lambda _: base
+        )
         step = json.loads(made[METADATA])
         files = {name.removeprefix(f"{_ITEM}/"): data for name, data in made.items() if name.startswith(f"{_ITEM}/")}
         return {**files, METADATA: json.dumps(step | {"item_handlers": _HANDLER}).encode(), MARKER: made[MARKER]}
+
+    def _write_share(self, storage: Storage, prefix: str, save: str) -> Share:
+        layout = self.described.layout
+        (spec,) = layout.trees
+        arrays = host_arrays(self.held)
+        pieces = [(piece.leaf, piece.start, data) for piece, data in zip(layout.pieces, arrays, strict=True) if piece.owned]
+        writer = f"{save}h{self.meeting.rank if self.meeting else 0}"
+        if not write_item(storage.kvstore(prefix), writer, spec, pieces):
+            writer = ""
+        crcs = tuple(
+            crc32c(np.ascontiguousarray(data).reshape(-1).view(np.uint8)) if _is_local(spec.leaves[piece.leaf].array) else 0
+            for piece, data in zip(layout.pieces, arrays, strict=True)
+        )
+        return writer, local_checksums(layout, SlotTable(layout_ref="", crc32c=crcs, values=self.described.values))
+
+
+def _is_local(array: ArraySpec | None) -> bool:
+    return array is not None and array.local
+
+
+def _beside(name: str, save: str) -> str:
+    """Where in a directory a save writes."""
+    return f"{name}{TEMPORARY}{save}"
 
 
 class _Place:
     """In a directory: what is written beside its place and then renamed. Left without `take`, nothing remains of it."""
 
-    def __init__(self, storage: Storage, name: str):
-        self.save = new_save()
-        self._begin = f"{name}{TEMPORARY}"
-        self.new = f"{self._begin}{self.save}"
+    def __init__(self, storage: Storage, name: str, save: str):
+        self._save = save
+        self._begin = _beside(name, "")
+        self.new = _beside(name, save)
         self._storage = storage
         self._name = name
         self._made: tuple[str, int, int] | None = None  # what tells it from what it replaces
@@ -141,7 +176,7 @@ class _Place:
     def __enter__(self) -> _Place:
         # One program saves to a directory of flax's, one save at a time (flax_turns), but for a signal's handler that saves while its
         # thread does: what has such a name otherwise was left by a program that died.
-        _under_way.add(self.save)
+        _under_way.add(self._save)
         alone = not os.path.lexists(self._storage.local_path(self._name))  # then what could not be put back is all that there is
         for info in self._storage.list(recursive=False):
             name = info.name.rstrip("/")
@@ -161,7 +196,7 @@ class _Place:
             storage.rename_tree(self.new, self._name)
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        _under_way.discard(self.save)
+        _under_way.discard(self._save)
         if kind is None:
             return
         try:

@@ -114,19 +114,21 @@ def _written_by_orbax(
     ):
         handlers: dict[str, Any] = {}
         args: dict[str, Any] = {}
+        alone = {"multiprocessing_options": api.of_one_process()}
         for tree, texts in zip(trees, map(dict, strings), strict=True):
-            handlers[tree.item] = api.tree_handler()
+            handlers[tree.item] = api.tree_handler(alone)
             args[tree.item] = ocp.args.PyTreeSave(
                 nest(tree, {i: stand_in(leaf, texts.get(i)) for i, leaf in enumerate(tree.leaves)})
             )
         for item in json_items:
-            handlers[item] = ocp.JsonCheckpointHandler(filename=_JSON_FILE)
+            handlers[item] = ocp.JsonCheckpointHandler(filename=_JSON_FILE, **alone)
             args[item] = ocp.args.JsonSave({})
         if with_metrics:
-            handlers["metrics"] = ocp.JsonCheckpointHandler(filename=_METRICS_FILE)
+            handlers["metrics"] = ocp.JsonCheckpointHandler(filename=_METRICS_FILE, **alone)
             args["metrics"] = ocp.args.JsonSave({})
         root = Path(scratch) / "0"
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as checkpointer:
+        together = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(**alone), **handlers)
+        with ocp.Checkpointer(together, **alone) as checkpointer:
             checkpointer.save(root, args=ocp.args.Composite(**args), custom_metadata={})
         return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
@@ -235,14 +237,19 @@ def load_orbax() -> SimpleNamespace:
                 info.write_shape = value.write_shape
             return []
 
-    def tree_handler() -> Any:
+    def tree_handler(alone: dict[str, Any]) -> Any:
         registry = ocp.type_handlers.create_type_handler_registry(
             *((kind, StandInHandler(typestr)) for kind, typestr in _TYPESTRS.items()),
             (str, ocp.type_handlers.StringHandler()),
         )
-        return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, type_handler_registry=registry)
+        return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, type_handler_registry=registry, **alone)
 
-    return SimpleNamespace(ocp=ocp, tree_handler=tree_handler)
+    def of_one_process() -> Any:
+        """In a JAX program of several processes Orbax would wait for the others."""
+        me = ocp.multihost.process_index()
+        return ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me}, barrier_sync_key_prefix="raystate")
+
+    return SimpleNamespace(ocp=ocp, tree_handler=tree_handler, of_one_process=of_one_process)
 
 
 def _in_a_forked_child() -> None:

@@ -21,6 +21,7 @@ from raystate.compat.flax_writing import Msgpack
 from raystate.core.errors import StorageError
 from raystate.storage import open_storage, posix
 from raystate.storage.directory import DirectoryStorage
+from raystate.storage.placing import new_save
 from tests.storage.interrupted import Interrupted
 
 OLD, NEW = {"a": np.zeros(3)}, {"a": np.ones(3)}
@@ -171,13 +172,13 @@ def test_row17_a_handlers_overwrite_in_a_bucket_stays(when: str, raises: BaseExc
     nth, came = 0, True
     while came:
         storage = open_storage(f"memory://{tmp_path.name}/{when}/{nth}")
-        Msgpack(b"1").write(storage, "checkpoint_1")
+        Msgpack(b"1").write(storage, "checkpoint_1", new_save())
         interrupted = Interrupted(
-            storage, nth, when, lambda inner: (Msgpack(b"3").write(inner, "checkpoint_1"), b"3")[1], raises=raises
+            storage, nth, when, lambda inner: (Msgpack(b"3").write(inner, "checkpoint_1", new_save()), b"3")[1], raises=raises
         )
         good = []
         with contextlib.suppress(StorageError, SystemExit):
-            Msgpack(b"2").write(interrupted, "checkpoint_1")
+            Msgpack(b"2").write(interrupted, "checkpoint_1", new_save())
             good.append(b"2")
         assert storage.read("checkpoint_1") in [*good, interrupted.got or b"1"]
         came = interrupted.came
