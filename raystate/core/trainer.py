@@ -97,7 +97,7 @@ class Trainer:
         self._safe = -1
         self._kept_again = 0
         self._next_due = self._due_after(step)
-        self.phase = "running"
+        self._runs()
 
     def settled(self, *, ahead: Iterable[int], safe: bool, saving: bool = False, stored: bool = True) -> None:
         """How the restore ended: the newer steps in storage, and whether the restored one needs no save to be durable.
@@ -219,7 +219,7 @@ class Trainer:
         self._kept_again = 0
         self.newest = step
         self.late = None
-        self.phase = "running"
+        self._runs()
         promised, why = self._is_due(step, force, agreed)
         self.stopped_at = step if stop else self.stopped_at
         interval = 1 if host_word is None else max(1, host_word.interval)
@@ -386,6 +386,10 @@ class Trainer:
             f"staging {staging}, held {self.held}",
             rank=self.rank,
         )
+
+    def _runs(self) -> None:
+        if self.phase == "joined":  # who leaves has said so: a host ends whoever seems to go on
+            self.phase = "running"
 
     def failed(self, error: str) -> None:
         """The user's code has raised."""

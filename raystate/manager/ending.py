@@ -43,6 +43,16 @@ class Departure:
         """Whether it has ended, as far as this process is concerned."""
         return self._session.is_over
 
+    def begin(self) -> bool:
+        """Whether this thread leaves: no other one saves or restores from here on. Else another one does, and has left when this returns."""
+        if self._session.is_the_parents:
+            return False
+        if self._pipeline.leave():
+            return True
+        config = self._session.config
+        self._pipeline.wait_until(lambda: self._has_let_go, 2 * (config.save_timeout_s + config.barrier_timeout_s))
+        return False
+
     def is_saving(self) -> bool:
         """Whether a promise is neither durable nor known to be lost. The Coordinator is asked only where one may be, and seldom."""
         session = self._session
@@ -112,29 +122,25 @@ class Departure:
         """
         session, pipeline = self._session, self._pipeline
         pipeline.drain()
-        try:
-            with pipeline.lock:
-                promised, lost = pipeline.promises()
-                last = pipeline.machine.kept
-                session.is_leaving = True  # nobody would wait for what another thread saves from here on
-            reply = session.ask(
-                LeaveReply,
-                lambda ask: LeaveAsked(
-                    ask=ask,
-                    lineage=session.lineage,
-                    rank=session.rank,
-                    last=last,
-                    promised=promised,
-                    broken=tuple(lost.items()),
-                    word=session.number,
-                ),
-                timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
-                phase="close",
-            )
-            before_leaving(reply)
-            self.detach()
-        finally:
-            session.is_leaving = False
+        with pipeline.lock:
+            promised, lost = pipeline.promises()
+            last = pipeline.machine.kept
+        reply = session.ask(
+            LeaveReply,
+            lambda ask: LeaveAsked(
+                ask=ask,
+                lineage=session.lineage,
+                rank=session.rank,
+                last=last,
+                promised=promised,
+                broken=tuple(lost.items()),
+                word=session.number,
+            ),
+            timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
+            phase="close",
+        )
+        before_leaving(reply)
+        self.detach()
         session.link.left(session.rank, session.world)
         if reply.untold and session.rank == 0:  # no mistake of this group's, and no other start could mend it
             logger.warning("run %r: not durable: %s", session.config.run, "; ".join(reply.untold))
@@ -144,7 +150,7 @@ class Departure:
     def detach(self, failed: str = "") -> None:
         """Let go of the slots. What was staged stays where it is. Called again, it goes on where it was interrupted: whoever stays attached
         is ended with the trainers of an earlier group."""
-        if self._has_let_go or self._session.is_the_parents:
+        if self._has_let_go or not self.begin():
             return
         self._session.end()
         try:
@@ -169,6 +175,8 @@ class Departure:
         """The training failed here. The others must not wait for this rank; what was saved stays."""
         session = self._session
         reason = f"rank {session.rank} failed: {type(error).__name__}: {error}".splitlines()[0]
+        if not self.begin():
+            return
         if self.detached:
             self.detach(failed=reason)
             return

@@ -355,7 +355,7 @@ class StateManager:
             StorageError: the last step could not be made durable, or an earlier one for which `save` returned True was not.
             BarrierTimeoutError: names the ranks that did not call.
         """
-        if self._ending.detached:
+        if not self._ending.begin() or self._ending.detached:
             return self._detach()
         try:
             if self._interrupted is None:

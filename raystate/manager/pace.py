@@ -66,7 +66,7 @@ class StoragePace:
         """
         session = self._session
         self._look()
-        while not (self._has_given_up or session.is_over or session.is_leaving):
+        while not (self._has_given_up or session.is_over or session.is_left):
             began_s = session.link.clock()
             if has_slot(LOOK_S):
                 self._waited_s += session.link.clock() - began_s

@@ -96,8 +96,8 @@ class Pipeline:
             CapacityError: the state has grown beyond what fits; the slots before stay.
             ReferenceMismatchError: see `SaveCheck.look`. StepOrderError, and what the HostActor's word says has failed.
         """
-        self._session.refuse_unfinished_restore()
         lineage = self._session.lineage
+        self._session.refuse_overtaken(lineage)
         described = self.describe(given.state, given.items)
         self.check.look(described, given)
         self._make_room(described, given)
@@ -197,8 +197,8 @@ class Pipeline:
         with self.lock:
             if self.machine.held is None or not (force or self.machine.would_be_durable(step)):
                 return
-        self._wait(lambda: self._running is None, self._session.config.save_timeout_s)
-        self._pace.wait_for_slot(lambda limit_s: self._wait(lambda: self.machine.held is None, limit_s))
+        self.wait_until(lambda: self._running is None, self._session.config.save_timeout_s)
+        self._pace.wait_for_slot(lambda limit_s: self.wait_until(lambda: self.machine.held is None, limit_s))
 
     def _drop(self, snapshot: SnapshotId) -> None:
         """A newer promised one takes the place of one that still waits for a slot."""
@@ -242,7 +242,7 @@ class Pipeline:
             return
         with self.paused():
             self._room.take(need)
-        self._wait(self._is_granted, GRANT_WAIT_S)
+        self.wait_until(self._is_granted, GRANT_WAIT_S)
 
     def _is_granted(self) -> bool:
         return (word := self._session.host_word()) is not None and any(word.grants)
@@ -299,7 +299,15 @@ class Pipeline:
 
     # ------------------------------------------------------------ waiting
 
-    def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
+    def leave(self) -> bool:
+        """No other thread's save is decided from here on. False: another thread has called this."""
+        with self.lock:
+            if self._session.leaver is None:
+                self._session.leaver = threading.get_ident()
+        return not self._session.is_left
+
+    def wait_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Whether it is, within that time."""
         return wait_for(self._session.link, self._changed, done, timeout_s)
 
     def drain(self) -> None:
@@ -326,7 +334,7 @@ class Pipeline:
                 self._changed.notify_all()
 
     def _await_copies(self, done: Callable[[], bool], timeout_s: float) -> None:
-        if self._wait(done, timeout_s):
+        if self.wait_until(done, timeout_s):
             return
         with self.lock:
             steps = [job.snapshot.step for job in (self._running, *self._jobs) if job is not None]
@@ -357,8 +365,9 @@ class Pipeline:
     # ------------------------------------------------------------ from one lineage to the next, and the end
 
     def begin(self, lineage: str, base: SnapshotId | None) -> None:
-        """A restore begins a new lineage: what waits here is given up by name."""
+        """A restore begins a new lineage: what waits here is given up by name. Raises RaystateError: another thread leaves."""
         with self.lock:
+            self._session.refuse_left("restore()")
             for job in self._jobs:
                 if job.slot is not None:
                     self.machine.released(job.slot)
@@ -383,7 +392,7 @@ class Pipeline:
 
     def close(self) -> None:
         """End the background turn: copies that have a slot are finished, what still waits for one is given up."""
-        self._wait(self._is_idle, self._session.config.save_timeout_s)
+        self.wait_until(self._is_idle, self._session.config.save_timeout_s)
         with self.lock:
             self._pauses.add(self)
             self._skipped.forget()

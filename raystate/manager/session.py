@@ -72,7 +72,7 @@ class Session:
         self.arena: TrainerArena | None = None
         self.number = 0  # of the newest word that the HostActor can read
         self.unfinished_restore = False  # one has begun, and has neither ended nor failed
-        self.is_leaving = False  # close() has counted what was promised
+        self.leaver: int | None = None  # the thread that closes or fails: from then on no other one saves or restores
         self._pid = os.getpid()
         self._is_ending = False
         self._set_index = -1
@@ -122,12 +122,23 @@ class Session:
             )
 
     def refuse_overtaken(self, lineage: str) -> None:
-        """Raises RaystateError in a save that began in this lineage and has waited, if another thread restores, has restored or closes."""
+        """Raises RaystateError in a save that began in this lineage, if another thread restores, has restored or leaves."""
         self.refuse_unfinished_restore()
-        if self.is_over or self.is_leaving or self.lineage != lineage:
-            closed = "was closed" if self.is_over else "is being closed by another thread"
-            what = f"this StateManager {closed}" if self.lineage == lineage else "another thread has called restore()"
-            raise RaystateError(f"rank {self.rank}: {what} during save(): the step was not saved", rank=self.rank)
+        self.refuse_left("save(): the step was not saved")
+        if self.lineage != lineage:
+            text = f"rank {self.rank}: another thread has called restore() during save(): the step was not saved"
+            raise RaystateError(text, rank=self.rank)
+
+    def refuse_left(self, what: str) -> None:
+        """Raises RaystateError if nothing begins in this process any more, or another thread closes or fails."""
+        if self.is_over or self.is_left:
+            how = "was closed" if self.is_over else "is being closed by another thread"
+            raise RaystateError(f"rank {self.rank}: this StateManager {how} during {what}", rank=self.rank)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether another thread than this one closes or fails, or has."""
+        return self.leaver not in (None, threading.get_ident())
 
     @property
     def is_over(self) -> bool:
@@ -266,8 +277,11 @@ class Session:
         return None if index == self._set_index else Slots(TrainerArena.attach(Path(path), trainer=self.incarnation), index)
 
     def use(self, slots: Slots) -> None:
-        """These from now on; those before go back once nobody needs what they hold."""
+        """These from now on; those before go back once nobody needs what they hold. Raises RaystateError: too late."""
         with self._word_lock:
+            if self.is_over:  # nobody would let go of them any more
+                slots.arena.close()
+                self.refuse_left("save(): the step was not saved")
             old, self.arena, self._set_index = self.arena, slots.arena, slots.index
             self._host_word_seq, self._host_word = -1, None
         if old is not None and old is not slots.arena:

@@ -33,7 +33,7 @@ class Session:
 
     newest_step = -1
     lineage = "1.2.x"
-    is_over = is_leaving = False
+    is_over = is_left = False
     barrier_timeout_s = 120.0
     hang_timeout_s: float | None = None
 

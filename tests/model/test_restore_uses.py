@@ -483,6 +483,15 @@ def test_the_newest_step_of_a_closed_manager(play: Play):
     play(script)
 
 
+def beside(manager: StateManager, call: Callable[[], Any]) -> None:
+    """Another thread's, and what it raises."""
+    rank: Rank = manager._session.link.rank  # pyright: ignore[reportAttributeAccessIssue]
+    other = rank.beside(lambda _: call())
+    rank.rest_until(lambda: other.finished)
+    if other.error is not None:
+        raise other.error
+
+
 @pytest.mark.parametrize("other", ["restore", "close"])
 def test_a_save_that_waits_is_overtaken(play: Play, monkeypatch: pytest.MonkeyPatch, other: str):
     """By another thread: its state became durable in the new lineage, or never, and it said True."""
@@ -496,7 +505,7 @@ def test_a_save_that_waits_is_overtaken(play: Play, monkeypatch: pytest.MonkeyPa
         def waiting(step: int, force: bool) -> None:
             monkeypatch.setattr(manager._pipeline, "_wait_for_turn", real)
             real(step, force)
-            getattr(StateManager, other).__wrapped__(manager)
+            beside(manager, getattr(manager, other))
 
         monkeypatch.setattr(manager._pipeline, "_wait_for_turn", waiting)
         said = r"another thread has called restore\(\)" if other == "restore" else "was closed"
@@ -522,17 +531,17 @@ def test_a_save_beside_a_close_is_refused(play: Play, monkeypatch: pytest.Monkey
 
         def save() -> None:
             with pytest.raises(raystate.RaystateError, match="is being closed by another thread during save"):
-                StateManager.save.__wrapped__(manager, 9, trained(9), force=True)
+                manager.save(9, trained(9), force=True)
 
         def ask(*args: Any, **options: Any) -> Any:
             if options["phase"] != "close":
                 return real(*args, **options)
             monkeypatch.setattr(manager._session, "ask", real)
             if when == "before the answer":
-                save()
+                beside(manager, save)
             reply = real(*args, **options)
             if when == "after it":
-                save()
+                beside(manager, save)
             return reply
 
         monkeypatch.setattr(manager._session, "ask", ask)

@@ -1,6 +1,6 @@
 """A cluster in one process, without Ray: real managers, hosts, Coordinator, shared memory and storage, in an order that a seed draws.
 
-Each rank's script runs on a thread of its own, but only one thread runs at a time, and only until it waits for something: then the
+Each rank's scripts run on threads of their own, but only one thread runs at a time, and only until it waits for something: then the
 world picks who goes on. So a sequence that failed fails again. Seconds are virtual: a turn takes two milliseconds, or ten while all
 wait.
 """
@@ -327,34 +327,33 @@ def open_over(link: Link, config: StateConfig, *, rank: int, world: int, group: 
     return manager
 
 
-class Rank:
-    """One rank's script, on a thread that runs when it is picked."""
+class Script:
+    """A thread of a rank's process. It runs when it is picked, until it rests."""
 
-    def __init__(self, world: World, number: int, script: Callable[[Rank], None]):
-        self.world = world
-        self.number = number
-        self.host = list(world.hosts.values())[number % len(world.hosts)]
-        self.link: ModelLink | None = None
-        self.manager: StateManager | None = None
+    def __init__(self, rank: Rank, call: Callable[[Rank], None]):
+        self.rank = rank
         self.error: BaseException | None = None
         self.finished = False
-        self.dead = False
         self.wake_s = 0.0
         self._go = threading.Lock()
         self._back = threading.Lock()
         self._go.acquire()
         self._back.acquire()
-        self._thread = threading.Thread(target=self._run, args=(script,), name=f"rank-{number}", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(call,), name=f"rank-{rank.number}", daemon=True)
         self._thread.start()
 
-    def _run(self, script: Callable[[Rank], None]) -> None:
+    @property
+    def is_this(self) -> bool:
+        return self._thread is threading.current_thread()
+
+    def _run(self, call: Callable[[Rank], None]) -> None:
         self._go.acquire()
         try:
-            script(self)
+            call(self.rank)
         except Killed:
             pass
         except Ended:
-            self.world.end_all()
+            self.rank.world.end_all()
         except BaseException as error:
             self.error = error
         self.finished = True
@@ -367,11 +366,49 @@ class Rank:
 
     def rest(self, seconds: float) -> None:
         """Called on its own thread."""
-        self.wake_s = self.world.now_s + seconds
+        self.wake_s = self.rank.world.now_s + seconds
         self._back.release()
         self._go.acquire()
-        if self.dead:
+        if self.rank.dead:
             raise Killed
+
+
+class Rank:
+    """One rank's process: its script, and what other threads that starts."""
+
+    def __init__(self, world: World, number: int, script: Callable[[Rank], None]):
+        self.world = world
+        self.number = number
+        self.host = list(world.hosts.values())[number % len(world.hosts)]
+        self.link: ModelLink | None = None
+        self.manager: StateManager | None = None
+        self.dead = False
+        self.scripts = [Script(self, script)]
+
+    def beside(self, call: Callable[[Rank], None]) -> Script:
+        """Another thread of the process."""
+        self.scripts.append(Script(self, call))
+        return self.scripts[-1]
+
+    @property
+    def finished(self) -> bool:
+        return all(script.finished for script in self.scripts)
+
+    @property
+    def error(self) -> BaseException | None:
+        return next((script.error for script in self.scripts if script.error is not None), None)
+
+    def rest(self, seconds: float) -> None:
+        """Let others go on. Called on a thread of the process."""
+        next(script for script in self.scripts if script.is_this).rest(seconds)
+
+    def rest_until(self, done: Callable[[], bool], most_s: float = 60.0) -> None:
+        """Raises Violation after `most_s`."""
+        give_up_s = self.world.now_s + most_s
+        while not done():
+            if self.world.now_s > give_up_s:
+                raise Violation(f"rank {self.number} has waited for {most_s:.0f} s")
+            self.rest(0.01)
 
     def open(self, group: str, *, launched: bool = True) -> StateManager:
         """A StateManager of this rank. `launched`: somebody starts the script again."""
@@ -402,8 +439,9 @@ class Rank:
             for bell in link.bells:  # the lock is free only now
                 if bell.host.loop is not None:
                     bell.host.loop.turn()
-        while not self.finished:
-            self.step()
+        for script in self.scripts:
+            while not script.finished:
+                script.step()
 
 
 class World:
@@ -647,7 +685,8 @@ class World:
         outstanding = (len(self.tasks), len(self.events))
         self.now_s += TURN_S if self._waiting < WAITING_TURNS else WAITING_TURN_S
         now_s = self.now_s
-        choices: list[Callable[[], Any]] = [rank.step for rank in ranks if not rank.finished and rank.wake_s <= now_s]
+        scripts = [script for rank in ranks for script in rank.scripts]
+        choices: list[Callable[[], Any]] = [one.step for one in scripts if not one.finished and one.wake_s <= now_s]
         choices += self.turns.values()
         choices += [host.turn for host in self.hosts.values() if host.loop is not None]
         if self.coordinator is not None and not self.coordinator.ended:
