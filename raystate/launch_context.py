@@ -57,12 +57,13 @@ class LaunchContext:
 _current: LaunchContext | None = None
 _summary: dict[str, Any] = {}
 _saves = 0
+_unseen: BaseException | None = None
 
 
 def set_context(context: LaunchContext | None) -> None:
     """Set this process's context (None: forget it) and forget what an earlier training function left here."""
-    global _current, _saves
-    _current, _saves = context, 0
+    global _current, _saves, _unseen
+    _current, _saves, _unseen = context, 0, None
     _summary.clear()
 
 
@@ -83,6 +84,17 @@ def note(**facts: Any) -> None:
 def summary() -> dict[str, Any]:
     """What `note` was given in this process since `set_context`."""
     return dict(_summary)
+
+
+def leave_unseen(error: BaseException | None) -> None:
+    """The newest manager has ended with this error as a generator was closed, and Python may have dropped it. None: a manager is open."""
+    global _unseen
+    _unseen = error
+
+
+def unseen() -> BaseException | None:
+    """See `leave_unseen`."""
+    return _unseen
 
 
 def count_save() -> None:

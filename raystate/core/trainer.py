@@ -51,6 +51,7 @@ class Trainer:
         self.newest: int = -1  # of the last save(), or restored
         self.again = -1  # which save() of the newest step; -1: none, it was restored
         self.kept: SnapshotId | None = None  # what was staged or held last, or restored: close() asks for it to be durable
+        # Only forward: a host ends whoever seems to go on after its group has ended.
         self.phase: Literal["joined", "running", "closing", "failed"] = "joined"
         self.error = ""
         self.stopped_at: int | None = None
@@ -97,7 +98,7 @@ class Trainer:
         self._safe = -1
         self._kept_again = 0
         self._next_due = self._due_after(step)
-        self._runs()
+        self.phase = "running" if self.phase == "joined" else self.phase
 
     def settled(self, *, ahead: Iterable[int], safe: bool, saving: bool = False, stored: bool = True) -> None:
         """How the restore ended: the newer steps in storage, and whether the restored one needs no save to be durable.
@@ -219,7 +220,7 @@ class Trainer:
         self._kept_again = 0
         self.newest = step
         self.late = None
-        self._runs()
+        self.phase = "running" if self.phase == "joined" else self.phase
         promised, why = self._is_due(step, force, agreed)
         self.stopped_at = step if stop else self.stopped_at
         interval = 1 if host_word is None else max(1, host_word.interval)
@@ -386,10 +387,6 @@ class Trainer:
             f"staging {staging}, held {self.held}",
             rank=self.rank,
         )
-
-    def _runs(self) -> None:
-        if self.phase == "joined":  # who leaves has said so: a host ends whoever seems to go on
-            self.phase = "running"
 
     def failed(self, error: str) -> None:
         """The user's code has raised."""

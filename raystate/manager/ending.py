@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
 
-from raystate.core.errors import StaleAttemptError, StorageError, although_promised, lost_steps
+from raystate.core.errors import RaystateError, StaleAttemptError, StorageError, although_promised, lost_steps
 from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
+from raystate.launch_context import leave_unseen
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 
@@ -15,8 +17,14 @@ logger = logging.getLogger("raystate")
 
 
 def is_clean_exit(error: BaseException | None) -> bool:
-    """Whether this is the user's `sys.exit(0)`, the end of a script that is content. Ray ends a process in the same way, with a reason."""
-    return isinstance(error, SystemExit) and error.code in (None, 0) and not hasattr(error, "ray_terminate_msg")
+    """Whether a `with` block that is left with this ends well, as at its last line. `docs/howto/ends.md` has all ways.
+
+    A user's `sys.exit(0)` is the end of a script that is content; Ray ends a process in the same way, with a reason. A generator is closed
+    once its consumer wants no more steps, as a loop is left by a `break`.
+    """
+    if isinstance(error, SystemExit):
+        return error.code in (None, 0) and not hasattr(error, "ray_terminate_msg")
+    return error is None or isinstance(error, GeneratorExit)
 
 
 ASK_EVERY_S = 0.1  # what a loop asks at each turn is the Coordinator's business no more often than this
@@ -44,14 +52,25 @@ class Departure:
         return self._session.is_over
 
     def begin(self) -> bool:
-        """Whether this thread leaves: no other one saves or restores from here on. Else another one does, and has left when this returns."""
-        if self._session.is_the_parents:
+        """Whether this thread leaves: no other one saves or restores from here on. Else another one does, or has by the time this returns."""
+        session, config = self._session, self._session.config
+        if session.is_the_parents:
             return False
-        if self._pipeline.leave():
-            return True
-        config = self._session.config
-        self._pipeline.wait_until(lambda: self._has_let_go, 2 * (config.save_timeout_s + config.barrier_timeout_s))
-        return False
+        with self._pipeline.lock:  # a save that is being decided still counts
+            session.leaver = session.leaver or threading.get_ident()
+        if session.is_left:
+            self._pipeline.wait_until(lambda: self._has_let_go, 2 * (config.save_timeout_s + config.barrier_timeout_s))
+        return not session.is_left
+
+    @contextlib.contextmanager
+    def ends_well(self, error: BaseException | None) -> Generator[None, None, None]:
+        """Around the close at the end of a `with` block. A generator that is dropped can't raise what goes wrong: the launcher hears of it."""
+        try:
+            yield
+        except RaystateError as failure:
+            if self.launched and isinstance(error, GeneratorExit):
+                leave_unseen(failure)
+            raise
 
     def is_saving(self) -> bool:
         """Whether a promise is neither durable nor known to be lost. The Coordinator is asked only where one may be, and seldom."""
@@ -197,7 +216,7 @@ class Departure:
             self.detach(failed=reason)
 
     def _release(self, reason: str, error: BaseException) -> None:
-        """What is lost is noted on the error that ends the run."""
+        """What is lost is noted on the error that ends the run, and said: code above may swallow the error."""
         session = self._session
         try:
             reply = session.ask(
@@ -207,8 +226,12 @@ class Departure:
                 phase="release",
             )
         except StorageError as failure:
-            error.add_note(str(failure))
+            self._name(error, str(failure))
             return
         if reply.untold:
-            error.add_note(although_promised(reply.untold))
+            self._name(error, although_promised(reply.untold))
         session.link.left(session.rank, session.world)
+
+    def _name(self, error: BaseException, lost: str) -> None:
+        error.add_note(lost)
+        logger.error("run %r: %s", self._session.config.run, lost)

@@ -82,8 +82,9 @@ class StateManager:
         return self
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
-        if error is None or is_clean_exit(error):
-            self.close()
+        if is_clean_exit(error):
+            with self._ending.ends_well(error):
+                self.close()
         elif isinstance(error, Interrupted):
             self._detach()
         else:

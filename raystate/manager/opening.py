@@ -16,7 +16,7 @@ import numpy as np
 
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError
-from raystate.launch_context import LaunchContext, check_world
+from raystate.launch_context import LaunchContext, check_world, leave_unseen
 from raystate.runtime.link import Link
 from raystate.storage import run_hash
 
@@ -42,7 +42,9 @@ class OpenManagers:
     def add(self, config: StateConfig, manager: Closable, *, launched: bool) -> None:
         """It is open now. `launched`: somebody starts this script again, and releases the run when it is done."""
         self._by_run[run_hash(config.storage, config.run)] = manager
-        if not launched:
+        if launched:
+            leave_unseen(None)
+        else:
             if self._watching < 0:
                 self._watching = os.getpid()
                 atexit.register(self._at_exit)

@@ -299,13 +299,6 @@ class Pipeline:
 
     # ------------------------------------------------------------ waiting
 
-    def leave(self) -> bool:
-        """No other thread's save is decided from here on. False: another thread has called this."""
-        with self.lock:
-            if self._session.leaver is None:
-                self._session.leaver = threading.get_ident()
-        return not self._session.is_left
-
     def wait_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Whether it is, within that time."""
         return wait_for(self._session.link, self._changed, done, timeout_s)

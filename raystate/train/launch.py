@@ -285,6 +285,8 @@ def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Calla
             if not is_clean_exit(exit_):
                 raise
             value = None
+        if (error := launch_context.unseen()) is not None:
+            raise error
         if context is not None and "jax" in sys.modules:
             launch_context.check_world(context.world)
         if context is not None and context.rank > 0:

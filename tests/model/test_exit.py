@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import contextlib
 import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,9 +14,11 @@ import pytest
 from ray._raylet import raise_sys_exit_with_custom_error_message  # pyright: ignore[reportAttributeAccessIssue]
 
 import raystate
+from raystate import launch_context
 from raystate.manager.ending import is_clean_exit
 from raystate.manager.opening import OpenManagers
-from tests.model.world import Rank, World
+from raystate.train.launch import _entry
+from tests.model.world import ModelLink, Rank, World
 
 
 def train(rank: Rank, code: Any) -> None:
@@ -68,3 +73,153 @@ def test_who_forgets_to_close_is_told_at_the_end(caplog: pytest.LogCaptureFixtur
         atexit.unregister(managers._at_exit)
     (said,) = (record.getMessage() for record in caplog.records)
     assert "of run 'mine' was not closed" in said and "Call close()" in said
+
+
+def steps(manager: raystate.StateManager) -> Iterator[int]:
+    """A training loop that somebody else iterates over."""
+    with manager:
+        for step in range(1, 100):
+            manager.save(step, STATE)
+            yield step
+
+
+def stands_still(manager: raystate.StateManager) -> None:
+    """For as long as its steps take into host memory."""
+    manager._session.link.rest(seconds=1.0)
+
+
+def up_to_three(loop: Iterator[int]) -> None:
+    for step in loop:
+        if step == 3:
+            break
+
+
+def asked(manager: raystate.StateManager, last: Callable[[], object] = lambda: None) -> None:
+    with manager:
+        for step in range(1, 4):
+            manager.save(step, STATE)
+        stands_still(manager)
+        last()
+
+
+def thrown(manager: raystate.StateManager, error: type[BaseException]) -> None:
+    loop: Any = steps(manager)
+    for _ in range(3):
+        next(loop)
+    stands_still(manager)
+    with contextlib.suppress(error):
+        loop.throw(error)
+
+
+def closed_generator(manager: raystate.StateManager) -> None:
+    loop: Any = steps(manager)
+    for _ in range(3):
+        next(loop)
+    loop.close()
+
+
+def left_async_generator(manager: raystate.StateManager) -> None:
+    async def training() -> AsyncIterator[int]:
+        with manager:
+            for step in range(1, 100):
+                manager.save(step, STATE)
+                yield step
+
+    async def main() -> None:
+        async with contextlib.aclosing(training()) as loop:
+            async for step in loop:
+                if step == 3:
+                    break
+
+    asyncio.run(main())
+
+
+def raising(error: BaseException) -> None:
+    raise error
+
+
+def swallowed(manager: raystate.StateManager, error: BaseException) -> None:
+    with contextlib.suppress(type(error)):
+        asked(manager, lambda: raising(error))
+
+
+def stacked(manager: raystate.StateManager) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(manager)
+        for step in range(1, 4):
+            manager.save(step, STATE)
+
+
+STATE = {"w": np.arange(3)}
+WAYS: dict[str, tuple[Callable[[raystate.StateManager], None], bool]] = {
+    "its last line": (asked, True),
+    "return in an ExitStack": (stacked, True),
+    "sys.exit(0)": (lambda manager: swallowed(manager, SystemExit(0)), True),
+    "a consumer's break": (lambda manager: up_to_three(steps(manager)), True),
+    "a generator's close": (closed_generator, True),
+    "an async generator's aclose": (left_async_generator, True),
+    "sys.exit(1)": (lambda manager: swallowed(manager, SystemExit(1)), False),
+    "an exception that is swallowed above": (lambda manager: swallowed(manager, ValueError()), False),
+    "StopIteration": (lambda manager: swallowed(manager, StopIteration()), False),
+    "a cancelled task": (lambda manager: swallowed(manager, asyncio.CancelledError()), False),
+    "Ctrl-C in a generator": (lambda manager: thrown(manager, KeyboardInterrupt), False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_leave_is_an_end_or_a_failure(way: str, monkeypatch: pytest.MonkeyPatch):
+    """And the newest step becomes durable by either, where nobody starts the script again."""
+    leave, is_clean = WAYS[way]
+    failed: list[Any] = []
+    monkeypatch.setattr(ModelLink, "failed", lambda _self, event, _error: failed.append(event))
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("first", launched=False)
+        manager.restore(STATE)
+        leave(manager)
+
+    with contextlib.closing(World(1, ranks=1, nodes=1, save_every_steps=100)) as world:
+        world.play(script)
+        assert world.finished and raystate.Reader(world.config.storage).all_steps() == [3]
+        assert bool(failed) != is_clean
+
+
+def test_what_an_end_loses_is_said_although_the_exception_is_swallowed(caplog: pytest.LogCaptureFixture):
+    def script(rank: Rank) -> None:
+        manager = rank.open("first", launched=False)
+        manager.restore(STATE)
+        manager.save(1, STATE, force=True)
+        world.storage.out = True
+        swallowed(manager, ValueError())
+
+    with contextlib.closing(World(1, ranks=1, nodes=1, save_every_steps=100)) as world:
+        world.play(script)
+    assert any("step 1" in record.getMessage() for record in caplog.records if record.name == "raystate")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("end", ["is told to end", "loses a step"])
+def test_fit_hears_of_an_end_that_python_swallows(end: str):
+    """A generator that is dropped can't raise: `Interrupted`, or the error of a close, looked like a good end."""
+    unseen: list[BaseException | None] = []
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore(STATE)
+        loop = steps(manager)
+        next(loop)
+        if end == "is told to end":
+            manager._interrupted = raystate.Interrupted("preempted")
+        else:
+            world.storage.out = True
+        del loop
+        unseen.append(launch_context.unseen())
+
+    try:
+        with contextlib.closing(World(1, ranks=1, nodes=1, save_every_steps=100)) as world:
+            world.play(script)
+        assert isinstance(unseen[0], raystate.Interrupted if end == "is told to end" else raystate.StorageError)
+        with pytest.raises(type(unseen[0])):
+            _entry(lambda: None)()
+    finally:
+        launch_context.set_context(None)

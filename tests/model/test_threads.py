@@ -13,6 +13,7 @@ import pytest
 import raystate
 from tests.model.world import Rank, World
 
+
 def state(step: int, size: int = 8) -> dict[str, Any]:
     return {"w": np.full(size, step, np.float32)}
 
