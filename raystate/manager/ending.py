@@ -17,10 +17,11 @@ logger = logging.getLogger("raystate")
 
 
 def is_clean_exit(error: BaseException | None) -> bool:
-    """Whether a `with` block that is left with this ends well, as at its last line. `docs/howto/ends.md` has all ways.
+    """Whether a `with` block that is left with this ends well, as at its last line.
 
-    A user's `sys.exit(0)` is the end of a script that is content; Ray ends a process in the same way, with a reason. A generator is closed
-    once its consumer wants no more steps, as a loop is left by a `break`.
+    `docs/howto/ends.md` has all ways. A user's `sys.exit(0)` is the end of a script that is
+    content; Ray ends a process in the same way, with a reason. A generator is closed once its
+    consumer wants no more steps, as a loop is left by a `break`.
     """
     if isinstance(error, SystemExit):
         return error.code in (None, 0) and not hasattr(error, "ray_terminate_msg")
@@ -52,7 +53,10 @@ class Departure:
         return self._session.is_over
 
     def begin(self) -> bool:
-        """Whether this thread leaves: no other one saves or restores from here on. Else another one does, or has by the time this returns."""
+        """Whether this thread leaves: from here on no other one saves or restores.
+
+        False: another thread does. It has left when this returns.
+        """
         session, config = self._session, self._session.config
         if session.is_the_parents:
             return False
@@ -64,7 +68,10 @@ class Departure:
 
     @contextlib.contextmanager
     def ends_well(self, error: BaseException | None) -> Generator[None, None, None]:
-        """Around the close at the end of a `with` block. A generator that is dropped can't raise what goes wrong: the launcher hears of it."""
+        """Around the close at the end of a `with` block.
+
+        A generator that is dropped can't raise what goes wrong: its launcher hears of it.
+        """
         try:
             yield
         except RaystateError as failure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -16,14 +15,14 @@ from raystate.launch_context import count_save, current, note
 from raystate.manager.calls import alone
 from raystate.manager.ending import Departure, is_clean_exit
 from raystate.manager.monitored import RunEvents
-from raystate.manager.newest import NewestDurable, NewestSave, Ranking
+from raystate.manager.newest import DurableSteps, NewestSave, Ranking
 from raystate.manager.opening import OpenManagers, is_launched, membership, ray_link
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.restoring import Restoring, Wanted, abstract_state
 from raystate.manager.session import Session
 from raystate.manager.sourcing import Select, Source, check_source, restore_from_source
 from raystate.manager.staging import SaveArguments
-from raystate.reader import Reader, StepMetadata
+from raystate.reader import StepMetadata
 from raystate.restored import ReadOptions, Restored
 from raystate.runtime.link import Link
 from raystate.storage import open_storage
@@ -66,7 +65,7 @@ class StateManager:
         self._session = Session(link, config, rank=rank, world=world, group=group)
         self._pipeline = Pipeline(self._session)
         self._last = NewestSave(self._pipeline)
-        self._durable = NewestDurable(self._session)
+        self._durable = DurableSteps(self._session)
         self._restoring = Restoring(self._session, self._pipeline, self._storage, self._settled)
         self._ranking = Ranking(config, rank)
         self._events = RunEvents(self._storage.url, rank=rank)
@@ -87,7 +86,7 @@ class StateManager:
                 self.close()
         elif isinstance(error, Interrupted):
             self._detach()
-        else:
+        elif error is not None:
             self._fail(error)
 
     # ------------------------------------------------------------ restore
@@ -275,16 +274,9 @@ class StateManager:
 
     # ------------------------------------------------------------ steps
 
-    @functools.cached_property
-    def _reader(self) -> Reader:
-        # It looks at storage: not at the start, when a run may come back from memory while that is out.
-        return Reader(self.config.storage)
-
     def latest_step(self) -> int | None:
         """The newest durable step, None if there is none."""
-        if not self._ending.detached and (known := self._durable.step) >= 0:
-            return known
-        return self._reader.latest_step()
+        return self._durable.latest()
 
     def best_step(self, metric: str | None = None, mode: Literal["min", "max"] | None = None) -> int | None:
         """The durable step with the best value of a metric. See `Reader.best_step`.
@@ -293,15 +285,15 @@ class StateManager:
             metric: None: the config's `best_metric`, else the only one that was saved.
             mode: None: the config's `best_mode`.
         """
-        return self._reader.best_step(metric or self.config.best_metric, mode or self.config.best_mode)
+        return self._durable.best(metric or self.config.best_metric, mode or self.config.best_mode)
 
     def all_steps(self) -> list[int]:
         """Durable steps, ascending."""
-        return self._reader.all_steps()
+        return self._durable.list()
 
     def metadata(self, step: int | None = None) -> StepMetadata:
         """What a durable step holds; None: the newest."""
-        return self._reader.metadata(step)
+        return self._durable.metadata(step)
 
     def delete(self, step: int) -> None:
         """Remove a durable step, and return when it is gone. One process may call, or each of them; again it does nothing.
@@ -312,9 +304,10 @@ class StateManager:
         """
         self._check_open()
         number = check_step(step)
-        self._session.ask(
+        reply = self._session.ask(
             FlushReply, lambda ask: DeleteAsked(ask=ask, step=number), timeout_s=self.config.save_timeout_s, phase="delete"
         )
+        self._durable.answered(reply.durable_step)
 
     def check_for_errors(self) -> None:
         """Raise StorageError if a due step could not be made durable since the last durable one."""

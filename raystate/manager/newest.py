@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from typing import Literal
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ from raystate.core.messages import RestoreSettled
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.session import Session
 from raystate.manager.staging import SaveArguments
+from raystate.reader import Reader, StepMetadata
 
 logger = logging.getLogger("raystate")
 
@@ -85,28 +88,55 @@ class Ranking:
         self._metric = None
 
 
-class NewestDurable:
-    """The newest durable step, from the host's word and from what the Coordinator answered; -1: none is known."""
+class DurableSteps:
+    """What this process knows of the durable steps.
+
+    Storage lists them. The newest is also told by the host's word, which may be a moment behind:
+    what storage has once listed, or the Coordinator answered, is not forgotten for it.
+    """
 
     def __init__(self, session: Session):
         self._session = session
-        self._answered = -1  # the host's word may be a moment behind
+        self._known = -1
         self._as_of = (0, 0)  # (attempt, seq) of the newest Advice at the last restore: what is older is of before it
+
+    @functools.cached_property
+    def reader(self) -> Reader:
+        """Of the run's storage, from the first question on: at a start that may be out while the run comes back from memory."""
+        return Reader(self._session.config.storage)
 
     def settled(self, reply: RestoreSettled) -> None:
         """A restore may have gone back behind what was durable."""
-        self._answered, self._as_of = reply.durable_step, reply.advice
+        self._known, self._as_of = reply.durable_step, reply.advice
 
     def answered(self, step: int) -> None:
-        """The Coordinator says that this step is durable."""
-        self._answered = max(self._answered, step)
+        """The Coordinator, or storage, says that this step is durable."""
+        self._known = max(self._known, step)
 
     def told(self) -> int:
-        """What the host's word tells. Shared memory: a loop may ask at every step."""
+        """What the host's word tells, -1: nothing. Shared memory: a loop may ask at every step."""
         word = self._session.host_word()
         return word.durable_step if word is not None and word.advice >= self._as_of else -1
 
-    @property
-    def step(self) -> int:
-        """The newer of both."""
-        return max(self._answered, self.told())
+    def latest(self) -> int | None:
+        """The newest, None if there is none."""
+        known = -1 if self._session.is_over else max(self._known, self.told())
+        return known if known >= 0 else self.reader.latest_step()
+
+    def list(self) -> list[int]:
+        """All, ascending."""
+        steps = self.reader.all_steps()
+        self._known = max(steps, default=-1)
+        return steps
+
+    def best(self, metric: str | None, mode: Literal["min", "max"]) -> int | None:
+        """See `Reader.best_step`."""
+        step = self.reader.best_step(metric, mode)
+        self.answered(-1 if step is None else step)
+        return step
+
+    def metadata(self, step: int | None) -> StepMetadata:
+        """See `Reader.metadata`."""
+        found = self.reader.metadata(step)
+        self.answered(found.step)
+        return found

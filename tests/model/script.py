@@ -528,7 +528,11 @@ class Player:
         self.truth.told_lost(f"rank {self.me}", str(error), promises)
 
     def do_latest(self, call: Call) -> None:
-        self.truth.latest(self.manager.latest_step())
+        steps = self.manager.all_steps()
+        latest = self.manager.latest_step()
+        self.truth.latest(latest)
+        if latest != (steps[-1] if steps else None):
+            raise Violation(f"all_steps() says {steps} on rank {self.me}, and latest_step() {latest}")
 
     def do_delete(self, call: Call) -> None:
         """Rank 0 deletes the oldest step, if there is another."""

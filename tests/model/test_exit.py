@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -119,7 +119,7 @@ def closed_generator(manager: raystate.StateManager) -> None:
 
 
 def left_async_generator(manager: raystate.StateManager) -> None:
-    async def training() -> AsyncIterator[int]:
+    async def training() -> AsyncGenerator[int, None]:
         with manager:
             for step in range(1, 100):
                 manager.save(step, STATE)

@@ -483,6 +483,25 @@ def test_the_newest_step_of_a_closed_manager(play: Play):
     play(script)
 
 
+def test_what_is_listed_is_the_newest_for_each_question(play: Play):
+    """The host's word was a moment behind: `delete(latest_step())` took the step before the newest."""
+    seen: list[tuple[list[int], int | None]] = []
+
+    def script(manager: StateManager) -> None:
+        world: World = manager._session.link.world  # pyright: ignore[reportAttributeAccessIssue]
+        manager.restore()
+        world.published = lambda _: seen.append((manager.all_steps(), manager.latest_step()))  # nobody has told it yet
+        for step in (1, 2, 3):
+            manager.save(step, trained(step), force=True)
+            manager.wait_until_finished()
+        with pytest.raises(StorageError, match="is the newest durable step and is not deleted"):
+            manager.delete(manager.latest_step() or 0)
+        manager.close()
+
+    play(script)
+    assert seen == [([1], 1), ([1, 2], 2), ([1, 2, 3], 3)]
+
+
 def beside(manager: StateManager, call: Callable[[], Any]) -> None:
     """Another thread's, and what it raises."""
     rank: Rank = manager._session.link.rank  # pyright: ignore[reportAttributeAccessIssue]
