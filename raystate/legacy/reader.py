@@ -56,7 +56,7 @@ class LegacyReader(StepReader):
     """
 
     def __init__(self, storage: Storage, name: str, *, timeout_s: float = 600.0):
-        super().__init__(lambda _: storage.kvstore(""), name, timeout_s=timeout_s)
+        super().__init__(storage, name, timeout_s=timeout_s)
         self.is_file = storage.exists(name)
         self._legacy_timeout_s = timeout_s
         self._file_of_tree = ByteFile(storage, name if self.is_file else f"{name}/{STRUCTURE}", timeout_s=timeout_s)

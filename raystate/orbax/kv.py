@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -25,9 +26,16 @@ _NODE_CACHE_BYTES = 100_000_000
 _GCS_RETRIES = {"max_retries": 10, "initial_delay": "500ms", "max_delay": "8s"}
 _CURL = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "20", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1"}
 
-# The status codes by which TensorStore says that what it read is wrong or is not there, rather than that it could not read.
+# The status codes by which TensorStore says that what it read is wrong or is not there. They are also what it makes of a server's and
+# of a kernel's refusal, whose number it then adds: nothing was read.
 _STATUS = re.compile(r"[A-Z_]+: ")
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
+_REFUSED = re.compile(r"\[(http_response|os_error)_code='(\d+)'\]")
+# These speak of a name, or of a place beyond an object's end.
+_OF_A_NAME = {("http_response", "416"), *(("os_error", str(one)) for one in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG))}
+_ABSENT = re.compile(
+    r"NOT_FOUND: |OUT_OF_RANGE: |FAILED_PRECONDITION: .*Not enough data: .*at byte 0"
+)  # the last: nothing came at all
 _FOR_DEVELOPERS = (" [tensorstore_spec=", " [source locations=")  # what TensorStore adds to its sentence: it fills a screen
 _MOST_OF_A_SENTENCE = 500
 
@@ -152,7 +160,8 @@ def named_errors(what: str, *, damage: bool, **details: Any) -> Iterator[None]:
 
     Args:
         what: the sentence's beginning, such as "reading array 'w' of item 'state' of step 1200".
-        damage: whether data that is wrong or missing is a CorruptCheckpointError; otherwise everything is a StorageError.
+        damage: whether data that was read and is wrong, or is not there, is a CorruptCheckpointError; its `absent` tells whether it may
+            be not there, which whoever can ask storage should look up. Otherwise everything is a StorageError.
         **details: the error's facts.
     """
     try:
@@ -163,10 +172,12 @@ def named_errors(what: str, *, damage: bool, **details: Any) -> Iterator[None]:
         raise StorageError(f"{what}: no answer from storage before the deadline", **details) from error
     except Exception as error:  # TensorStore has no class of its own: a ValueError whose text begins with the status code
         text = _its_words(error)
+        refused = set(_REFUSED.findall(str(error))) - _OF_A_NAME
         # INVALID_ARGUMENT is a ValueError without its name.
         damaged = text.startswith(_DAMAGE) or isinstance(error, KeyError) or not _STATUS.match(text)
-        kind = CorruptCheckpointError if damage and damaged else StorageError
-        raise kind(f"{what}: {text}", **details) from error
+        if damage and damaged and not refused and not isinstance(error, OSError | MemoryError):
+            raise CorruptCheckpointError(f"{what}: {text}", **details, absent=bool(_ABSENT.match(text))) from error
+        raise StorageError(f"{what}: {text}", **details) from error
 
 
 def _its_words(error: Exception) -> str:

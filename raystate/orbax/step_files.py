@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-import tensorstore as ts
-
-from raystate.core.errors import CorruptCheckpointError, StepNotFoundError, StorageError
+from raystate.core.errors import CorruptCheckpointError, RaystateError, StepNotFoundError, StorageError
 from raystate.core.own_files import MARKER
 from raystate.core.tree import Package
 from raystate.machine_memory import MOST_READ_BYTES, TooLargeError
@@ -26,11 +23,29 @@ class ReplacedError(StorageError):
     """Another checkpoint has taken the place of the one that was being read."""
 
 
+class Listed(Protocol):
+    """One object of a listing."""
+
+    @property
+    def name(self) -> str:
+        """Relative to the storage."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        ...
+
+
 class HasKvstore(Protocol):
     """The part of a Storage that is needed."""
 
     def kvstore(self, prefix: str) -> dict[str, Any]:
         """The TensorStore kvstore spec of a folder, its path ending in "/"."""
+        ...
+
+    def list(self, prefix: str = "") -> Sequence[Listed]:
+        """All objects in a folder; none if there is no such folder. Not TensorStore's list, which takes a refusal for an empty folder."""
         ...
 
     def find(self, name: str) -> bytes | None:
@@ -50,32 +65,18 @@ class StepFiles:
     """Of one step.
 
     Args:
-        storage: where; or a callable prefix -> kvstore spec, and then what is in a bucket has no bound.
+        storage: where.
         prefix: the step's folder.
         package: what has the files instead.
-        named: makes errors out of what TensorStore raises, from what was done.
         step: for errors.
     """
 
-    def __init__(
-        self,
-        storage: HasKvstore | Callable[[str], dict[str, Any]],
-        prefix: str,
-        *,
-        package: Package | None,
-        context: ts.Context,
-        timeout_s: float,
-        named: Callable[[str], AbstractContextManager[None]],
-        step: int | str,
-    ):
-        self._objects = None if callable(storage) else storage
-        self.base = storage(prefix) if callable(storage) else storage.kvstore(prefix)
+    def __init__(self, storage: HasKvstore, prefix: str, *, package: Package | None, step: int | str):
+        self._objects = storage
+        self.base = storage.kvstore(prefix)
         self._prefix = f"{prefix}/" if prefix else ""
         self._is_local = self.base["driver"] == "file"
         self._package = package
-        self._context = context
-        self._timeout_s = timeout_s
-        self._named = named
         self._step = step
         # The files that whoever replaces a checkpoint replaces, too: all at once in a directory; elsewhere the marker goes first.
         self._telling = ("_CHECKPOINT_METADATA", "_METADATA") if self._is_local else (MARKER,)
@@ -84,7 +85,7 @@ class StepFiles:
 
     def _generations(self) -> tuple[str | None, ...]:
         """Of the checkpoint that lies here now. With a package all that is read is the package's, or its save's alone."""
-        if self._objects is None or self._package is not None:
+        if self._package is not None:
             return ()
         return tuple(self._objects.generation(self._prefix + name) for name in self._telling)
 
@@ -111,25 +112,36 @@ class StepFiles:
             raise StepNotFoundError(f"{where} was removed while it was read", step=self._step)
         raise ReplacedError(f"{where} was replaced while it was read: read it again", operation="read", step=self._step)
 
+    def refuse_unproven(self, error: RaystateError) -> None:
+        """Raise if it may be storage that failed, not the step that is damaged: storage is asked once more.
+
+        Raises:
+            StorageError: it doesn't answer, or it lists all the objects of which it has just said that one is not there.
+        """
+        sizes = {info.name: info.size for info in self._objects.list(self._prefix.rstrip("/"))}
+        objects = self._package.objects if self._package is not None and error.absent else ()
+        if objects and all(sizes.get(self._prefix + one.name) == one.size for one in objects):
+            text = f"{error.message}: storage says that an object is not there, and lists every object of the step"
+            raise StorageError(text, **error.details) from error
+
     def read(self, name: str) -> bytes | None:
         """A file's bytes; None if there is none."""
         if self._package is not None:
             return self._package.files.get(name)
-        if self._objects is not None and not self._is_local:
-            try:
-                return self._objects.find(self._prefix + name)
-            except TooLargeError as error:
-                raise CorruptCheckpointError(f"step {self._step}: {error}", step=self._step) from None
         kv.refuse_special(self.base, f"step {self._step}: {name}", name, step=self._step)
-        with self._named(f"reading {name}"):
-            return kv.read_key(self._store(), name, timeout_s=self._timeout_s)
+        try:
+            return self._objects.find(self._prefix + name)
+        except TooLargeError as error:
+            raise CorruptCheckpointError(f"step {self._step}: {error}", step=self._step) from None
 
     def names(self, begin: str) -> list[str]:
-        """Of the files whose names begin so; sorted, if they are the package's."""
+        """Of the files whose names begin so; sorted."""
         if self._package is not None:
-            return sorted(name for name in self._package.files if name.startswith(begin))
-        with self._named(f"listing {begin}"):
-            return kv.list_keys(self._store(), begin, timeout_s=self._timeout_s)
+            names = list(self._package.files)
+        else:
+            folder = (self._prefix + begin).rpartition("/")[0]
+            names = [info.name.removeprefix(self._prefix) for info in self._objects.list(folder)]
+        return sorted(name for name in names if name.startswith(begin))
 
     def refuse_item(self, folder: str, what: str, **details: Any) -> None:
         """Refuse an item that TensorStore should not open.
@@ -143,15 +155,12 @@ class StepFiles:
             CorruptCheckpointError: it has what is neither a file nor a folder, or too large a manifest.
         """
         kv.refuse_special(kv.below(self.base, folder), what, **details)
-        if self._objects is None or self._is_local or self._package is not None:
+        if self._is_local or self._package is not None:
             return
         name = f"{self._prefix}{folder}{_MANIFEST}"
         size = self._objects.size(name)
         if size is not None and size > MOST_READ_BYTES:
             raise CorruptCheckpointError(f"{what}: {name} has {size:,} bytes, at most {MOST_READ_BYTES:,} are read", **details)
-
-    def _store(self) -> ts.KvStore:
-        return kv.open_store(self.base, timeout_s=self._timeout_s, ctx=self._context)
 
 
 class HasFiles(Protocol):
@@ -167,7 +176,8 @@ def of_one_checkpoint(method: Callable[Concatenate[S, P], R]) -> Callable[Concat
     """A method that reads: what it gives, together with what was read before, is of one checkpoint, else it raises.
 
     Raises:
-        StorageError: another one has taken its place, so that files of two would be mixed, or some are not there.
+        StorageError: another one has taken its place, so that files of two would be mixed, or some are not there. Or storage does
+            not answer any more (`StepFiles.refuse_unproven`).
         StepNotFoundError: it was removed meanwhile.
     """
 
@@ -176,8 +186,9 @@ def of_one_checkpoint(method: Callable[Concatenate[S, P], R]) -> Callable[Concat
         self._files.remember()
         try:
             got = method(self, *args, **kwargs)
-        except (CorruptCheckpointError, StepNotFoundError):
+        except (CorruptCheckpointError, StepNotFoundError) as error:
             self._files.refuse_replaced()
+            self._files.refuse_unproven(error)
             raise
         self._files.refuse_replaced()
         return got

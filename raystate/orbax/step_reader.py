@@ -47,7 +47,7 @@ class StepReader:
     """One step, read lazily; what was read of its metadata is kept. May be used by several threads. Holds nothing to close.
 
     Args:
-        storage: where; or a callable prefix -> kvstore spec.
+        storage: where.
         step_prefix: the step's folder, such as "1200": of items, or of one tree that lies in it without an item and is the state.
         step: number of completed steps, or a name, for errors; None: as the folder is called.
         package: of a step that raystate wrote. Its bytes are used instead of the published small files, so that only the array
@@ -65,7 +65,7 @@ class StepReader:
 
     def __init__(
         self,
-        storage: HasKvstore | Callable[[str], dict[str, Any]],
+        storage: HasKvstore,
         step_prefix: str,
         *,
         step: int | str | None = None,
@@ -80,15 +80,7 @@ class StepReader:
         self._bytes_in_flight = bytes_in_flight
         self._timeout_s = timeout_s
         self._context = kv.context(io_concurrency=io_concurrency)
-        self._files = StepFiles(
-            storage,
-            step_prefix.strip("/"),
-            package=package,
-            context=self._context,
-            timeout_s=timeout_s,
-            named=self._named,
-            step=self._step,
-        )
+        self._files = StepFiles(storage, step_prefix.strip("/"), package=package, step=self._step)
         self._lock = threading.RLock()
         self._metadata: CheckpointMetadata | None = None
         self._items: dict[str, ItemKind] | None = None

@@ -12,6 +12,7 @@ from raystate.core.tree import Layout, SlotTable
 from raystate.orbax.merge import build_files
 from raystate.orbax.step_reader import StepReader
 from raystate.orbax.writer import write_item
+from raystate.storage import open_storage
 from tests.orbax.published import kv_base
 
 STEP = 5
@@ -73,4 +74,4 @@ def publish(root: Path, trees: dict[str, Any], *, step: int = STEP, **rest: Any)
 
 
 def reader_of(root: Path, step: int = STEP) -> StepReader:
-    return StepReader(lambda prefix: kv_base(root / prefix), str(step))
+    return StepReader(open_storage(root), str(step))

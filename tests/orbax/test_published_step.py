@@ -22,6 +22,7 @@ from raystate.orbax.coverage import coverage_gaps
 from raystate.orbax.merge import GRAIN_HANDLER, build_files, merge_writers
 from raystate.orbax.step_reader import StepReader
 from raystate.orbax.writer import write_item
+from raystate.storage import open_storage
 from raystate.storage.names import save_of
 from tests.orbax.published import CUSTOM, JSON_ITEM, METRICS, SHARDING, kv_base, notes_tree, pieces, publish, state_tree
 from tests.orbax.state_example import ARRAYS, SCALARS, array, bits
@@ -45,7 +46,7 @@ def stock(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def reader_of(root: Path, step: str = "1200", **kw: Any) -> StepReader:
-    return StepReader(lambda prefix: kv_base(root / prefix), step, **kw)
+    return StepReader(open_storage(root), step, **kw)
 
 
 def whole(reader: StepReader, item: str) -> dict[str, np.ndarray]:

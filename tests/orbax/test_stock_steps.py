@@ -15,7 +15,7 @@ import pytest
 from raystate.core.errors import CorruptCheckpointError
 from raystate.orbax.step_metadata import parse_shardings, parse_step, parse_tree
 from raystate.orbax.step_reader import StepReader
-from tests.orbax.published import kv_base
+from raystate.storage import open_storage
 from tests.orbax.state_example import ARRAYS, SCALARS, array, bits
 from tests.patience import PATIENCE_S
 
@@ -34,7 +34,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 
 
 def reader_of(root: Path, layout: str) -> StepReader:
-    return StepReader(lambda prefix: kv_base(root / layout / prefix), "3")
+    return StepReader(open_storage(root / layout), "3")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
