@@ -47,6 +47,7 @@ from raystate.runtime.link import Unreachable
 from raystate.runtime.packaging import Packager
 from raystate.runtime.priority import give_way
 from raystate.storage import LogGoneError, RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps, pinned_steps
+from raystate.storage.foreign import is_run
 from raystate.storage.names import package_name
 
 logger = logging.getLogger("raystate.coordinator")
@@ -140,7 +141,6 @@ class Storing:
             LogGoneError: the log does not have that attempt. StorageError: the storage can't be used now.
             CorruptCheckpointError, ConfigError: the log can't be read.
         """
-        self._storage.self_test()
         dead: list[int] = []
 
         def entry_after(tail: LogEntry | None) -> LogEntry:
@@ -156,6 +156,9 @@ class Storing:
             dead[:] = sorted(gone | set(assumed_dead(self._storage)))
             return claim_entry(tail, self._writer, self._run, foreign_steps(self._storage, live_steps(tail)), dead=dead)
 
+        if not is_run(self._storage):
+            entry_after(None)  # whoever is refused has left nothing there
+        self._storage.self_test()
         return self._log.claim(entry_after), tuple(dead)
 
     def claimed(self, entry: LogEntry, hosts: tuple[HostId, ...], dead: tuple[int, ...]) -> Claimed:

@@ -94,8 +94,9 @@ class Storage(abc.ABC):
         except StorageError as error:
             try:
                 found = self.read(name)
-            except StorageError:
-                raise error from None
+            except StorageError as unread:  # what is there, if the name is taken, nobody knows then
+                told = isinstance(error, ObjectExistsError) and not isinstance(unread, ObjectMissingError)
+                raise (unread if told else error) from None
             if found != data:
                 raise ObjectExistsError(
                     f"{self.url}/{name} exists with other bytes ({len(found)} bytes, expected {len(data)})",

@@ -6,6 +6,7 @@ EEXIST instead of replacing. Mounts without it are refused by `self_test`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -186,6 +187,18 @@ class DirectoryStorage(Storage):
     def self_test(self) -> None:
         if why := in_the_way(self._path(STATE)):
             raise ConfigError(f"storage: {self.url} can be no folder: {why}", field="storage", got=self.url)
+        absent = posix.absent_folders(self._path(STATE))
+        try:
+            self._self_tests()
+        except StorageError:
+            for folder in absent:  # whoever is refused leaves nothing there
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+            raise
+
+    # ------------------------------------------------------------ inside
+
+    def _self_tests(self) -> None:
         for tries_left in reversed(range(_SELF_TESTS)):
             scratch = f"{STATE}/{SELF_TEST}{secrets.token_hex(4)}"
             try:
@@ -203,8 +216,6 @@ class DirectoryStorage(Storage):
                     self.delete_tree(scratch)
                 except StorageError:  # the failure that is already on its way says more
                     pass
-
-    # ------------------------------------------------------------ inside
 
     def _make_parents(self, path: str) -> None:
         """Create the directories above `path`, durably; those known to be durable cost one stat.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from raystate.storage.base import (
     Storage,
     check_name,
 )
-from raystate.storage.names import GUARD, GUARD_TEXT, STATE
+from raystate.storage.names import GUARD, GUARD_TEXT, STATE, log_name
 
 Result = TypeVar("Result")
 
@@ -156,6 +157,17 @@ class ObjectStorage(Storage):
         return 0  # no temporary files: an object appears whole
 
     def self_test(self) -> None:
+        try:
+            self._self_test()
+        except StorageError:
+            with contextlib.suppress(StorageError):
+                if not self.exists(log_name(1)):  # whoever is refused leaves nothing there
+                    self.delete(GUARD)
+            raise
+
+    # ------------------------------------------------------------ inside
+
+    def _self_test(self) -> None:
         # With an object that every run has: a bucket takes one change of a name in a second, so a probe could not be deleted at once.
         self.create_or_same(GUARD, GUARD_TEXT)
         try:
@@ -168,8 +180,6 @@ class ObjectStorage(Storage):
             raise self._unfit("read", GUARD, f"it was created as {GUARD_TEXT!r} and reads as {got!r}")
         if GUARD not in [info.name for info in self.list(STATE, recursive=False)]:
             raise self._unfit("list", GUARD, "a created object is not listed")
-
-    # ------------------------------------------------------------ inside
 
     @property
     def _fs(self) -> Any:

@@ -174,11 +174,8 @@ class _RenamedFolder(NewFolder):
             raise self._refused("somebody else has saved there meanwhile") from error
 
     def _begin(self) -> None:
-        above = os.path.dirname(self._path)
         try:
-            while not os.path.isdir(above) and above != "/":
-                self._made.append(above)
-                above = os.path.dirname(above)
+            self._made = posix.absent_folders(os.path.dirname(self._path))
             self._make()
             self._remove_dead()
         except OSError as error:
@@ -317,8 +314,17 @@ class _MarkedFolder(NewFolder):
         except StorageError as error:
             if not self.found:
                 raise
-            text = f"{error.message}. The checkpoint that was there was being replaced, and none is there now: save again"
-            raise StorageError(text, **error.details) from error
+            raise StorageError(f"{error.message}. {self._what_is_left()}: save again", **error.details) from error
+
+    def _what_is_left(self) -> str:
+        """Of the checkpoint that was being replaced, as a sentence."""
+        try:
+            left = {info.name for info in self.storage.list(self.folder)}
+        except StorageError as error:
+            return f"Whether the checkpoint that was being replaced is still there, storage doesn't say ({error.message})"
+        if left >= {info.name for info in self.found}:
+            return "The checkpoint that was to be replaced is still there, whole"
+        return "The checkpoint that was there was being replaced, and none is there now"
 
     def _begin(self) -> None:
         pass

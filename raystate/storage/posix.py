@@ -94,6 +94,15 @@ def fsync(path: str) -> None:
         os.close(descriptor)
 
 
+def absent_folders(path: str) -> list[str]:
+    """A folder and those above it, as far as they are not there; the innermost first."""
+    absent: list[str] = []
+    while path != "/" and not os.path.isdir(path):
+        absent.append(path)
+        path = os.path.dirname(path)
+    return absent
+
+
 def exchange(one: str, other: str) -> None:
     """Exchange the names of two files or folders, atomically. Raises OSError: also where the file system or the C library can't."""
     libc = ctypes.CDLL(None, use_errno=True)  # Python has no function for it

@@ -38,6 +38,7 @@ from raystate.storage import (
     pinned_steps,
     visible_steps,
 )
+from raystate.storage.foreign import is_run
 from raystate.transfer.description import check_tree
 from raystate.transfer.incoming import IncomingStep
 from raystate.transfer.orbax_tree import check_written, with_our_chunks, write_tree
@@ -177,13 +178,15 @@ class _Importer:
         self._written: list[_WrittenStep] = []
         self._present: list[int] = []
         self._carried: set[IntentKey] = set()
-        storage.self_test()
 
         def claim(tail: LogEntry | None) -> LogEntry:
             name = run or (tail.run if tail is not None else "import")
             dead = assumed_dead(storage)
             return claim_entry(tail, self._writer, name, foreign_steps(storage, live_steps(tail)), "import", dead=dead)
 
+        if not is_run(storage):
+            claim(None)  # whoever is refused has left nothing there
+        storage.self_test()
         self._tail = self._log.claim(claim)
         self._dead = assumed_dead(storage)
         self._finish_earlier()

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
+import raystate
 from raystate.core.errors import StorageError
 from raystate.storage import ObjectExistsError, ObjectMissingError, Storage, gcs, open_storage
 from raystate.testing.gcs import FaultRule, GcsServer
@@ -90,6 +92,25 @@ def test_a_lost_acknowledgement_is_read_back(storage: Storage, server: GcsServer
     with pytest.raises(ObjectExistsError):
         storage.create("newer", b"data")
     assert storage.read("newer") == b"data"
+
+
+def test_after_a_lost_answer_the_error_is_that_of_reading_back(storage: Storage, server: GcsServer):
+    lost = FaultRule(mode="reset_after_commit", kinds=("upload",), times=1)
+    server.faults([lost, FaultRule(status=403, kinds=("get_media",))])
+    with pytest.raises(StorageError, match=r"read .*/new failed: 403 ") as caught:
+        storage.create_or_same("new", b"data")
+    assert not isinstance(caught.value, ObjectExistsError)
+
+
+@pytest.mark.parametrize(("kinds", "says"), [(("delete", "batch"), "is still there, whole"), (("upload",), "none is there now")])
+def test_a_replacement_that_is_refused_says_what_is_there(storage: Storage, server: GcsServer, kinds: tuple[str, ...], says: str):
+    path = f"{storage.url}/one"
+    raystate.save(path, {"w": np.ones(2)})
+    server.faults([FaultRule.model_validate({"status": 403, "kinds": kinds, "match": "METADATA|commit_success"})])
+    with pytest.raises(StorageError, match=f"403 .*{says}: save again"):
+        raystate.save(path, {"w": np.zeros(2)}, overwrite=True)
+    server.clear()
+    assert storage.exists("one/commit_success.txt") == ("whole" in says)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 import raystate
-from raystate.core.errors import ConfigError
+from raystate.core.errors import ConfigError, StorageError
 from raystate.core.log import claim_entry, live_steps
 from raystate.storage import RunLog, Storage, foreign_steps, open_storage, owner_of
 from raystate.storage.names import STATE
+from raystate.transfer.importing import import_steps
+from tests.storage.harness import Process
+from tests.storage.test_given_up import Nobody
 
 
 def begin(storage: Storage) -> None:
@@ -67,3 +70,74 @@ def test_no_run_begins_at_the_root_of_a_bucket():
     assert "whose StateManager alone writes there" in owner_of("memory://root-of-a-bucket/other")
     for info in bucket.list():
         bucket.delete(info.name)
+
+
+# ---------------------------------------------------------------- who is refused leaves nothing
+
+
+FOREIGN = {
+    "steps with a prefix": {
+        "step_20/_CHECKPOINT_METADATA": b"{}",
+        "step_20/commit_success.txt": b"",
+        "step_20/state/_METADATA": b"{}",
+    },
+    "steps of fixed width": {"00000020/_CHECKPOINT_METADATA": b"{}", "00000020/commit_success.txt": b""},
+    "one checkpoint": {"_CHECKPOINT_METADATA": b"{}", "commit_success.txt": b"", "state/_METADATA": b"{}"},
+    "one item": {"_METADATA": b"{}", "_sharding": b"{}"},
+    "files of flax": {"checkpoint_7": b"x"},
+    "runs": {"1/.raystate/log/000000000001.json": b"{}"},
+    "a run above": {"../.raystate/log/000000000001.json": b"{}"},
+}
+
+
+def everything(storage: Storage) -> list[str]:
+    """All that is there; of a directory its folders, too."""
+    if not storage.is_directory:
+        return [info.name for info in storage.list()]
+    return sorted(str(path) for path in storage.local_path("").parent.rglob("*"))
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_run_that_is_refused_leaves_nothing(storage: Storage, what: str):
+    """An empty `.raystate` changed what everybody said of the folder afterwards."""
+    for name, data in FOREIGN[what].items():
+        above, _, own = storage.url.rpartition("/")
+        open_storage(above).create(name.removeprefix("../") if ".." in name else f"{own}/{name}", data)
+    before = everything(storage)
+    for begin_here in (Process(storage, name="p", witness=Nobody()).claim, lambda: import_steps(storage.url, [])):
+        with pytest.raises(ConfigError):
+            begin_here()
+        assert everything(storage) == before
+
+
+def test_a_run_whose_folder_is_away_writes_nothing_in_its_place(storage: Storage):
+    before = everything(storage)
+    Process(storage, name="p", witness=Nobody(), known_attempt=3).claim()  # it tries again until the folder is back
+    assert everything(storage) == before
+
+
+def test_a_storage_that_is_unfit_is_left_as_it_was(storage: Storage):
+    before = everything(storage)
+    with (
+        mock.patch.object(type(storage), "read", return_value=b"other bytes"),
+        pytest.raises(StorageError, match="cannot hold a run"),
+    ):
+        storage.self_test()
+    assert everything(storage) == before
+
+
+def test_a_save_that_is_refused_leaves_nothing(tmp_path: Path):
+    raystate.save(tmp_path / "one", {"w": np.ones(2)})
+    begin(open_storage(tmp_path / "run"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "steps/1").mkdir(parents=True)
+    (tmp_path / "steps/1/notes.txt").write_text("mine")
+    before = everything(open_storage(tmp_path / "one"))
+    for place, overwrite in (
+        ("one", False), ("one/state/x", True), ("run", True), ("run/7", False), ("run/.raystate/x", False), ("empty", False),
+        ("steps", True), ("steps/1", True), ("steps/1/notes.txt", True), ("steps/1/notes.txt/x", False),
+    ):  # fmt: skip
+        with pytest.raises(raystate.RaystateError):
+            raystate.save(tmp_path / place, {"w": np.zeros(2)}, overwrite=overwrite)
+        assert everything(open_storage(tmp_path / "one")) == before, place
+    assert raystate.load(tmp_path / "one")["w"].tolist() == [1.0, 1.0]
