@@ -180,7 +180,8 @@ def _info(name: str, blob: Any) -> ObjectInfo:
     crc32c = int.from_bytes(base64.b64decode(blob.crc32c), "big") if blob.crc32c else None
     digest = f"md5:{blob.md5_hash}" if blob.md5_hash else ""
     generation = str(cast(object, blob.generation))
-    return ObjectInfo(name=name, size=int(blob.size), generation=generation, crc32c=crc32c, digest=digest)
+    size = int(blob.size or 0)  # some servers leave out a zero
+    return ObjectInfo(name=name, size=size, generation=generation, crc32c=crc32c, digest=digest)
 
 
 def _describe(error: BaseException) -> str:
@@ -189,14 +190,21 @@ def _describe(error: BaseException) -> str:
 
     response = getattr(error, "response", None)  # of an upload or download whose last try failed
     code = getattr(response, "status_code", getattr(error, "code", None))
-    if isinstance(code, int):
-        text = f"{int(code)} {_message(getattr(response, 'text', '') or getattr(error, 'message', '') or str(error))}"
+    if isinstance(code, int) and code >= 400:
+        text = f"{int(code)} {_message(_body(response) or getattr(error, 'message', '') or str(error))}"
         hint = _HINTS.get(int(code))
     else:
         text = f"{type(error).__name__}: {error}"
         hint = _HINTS[401] if isinstance(error, GoogleAuthError) else None
     text = " ".join(text.split())[:500]
     return f"{text} ({hint})" if hint else text
+
+
+def _body(response: Any) -> str:
+    try:
+        return getattr(response, "text", "")
+    except RuntimeError:  # of a download, that has been taken in bit by bit
+        return ""
 
 
 def _message(text: str) -> str:

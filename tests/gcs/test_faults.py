@@ -160,6 +160,16 @@ def test_a_truncated_download_is_short(raw: Raw, server: GcsServer, size: int):
     assert len(raw.read("name").body) == size
 
 
+@pytest.mark.parametrize("size", [1, 3_000_000])
+def test_a_corrupt_download_has_the_checksums_of_the_object(raw: Raw, server: GcsServer, size: int):
+    raw.media("name", b"x" * size)
+    server.faults([{"mode": "corrupt", "times": 1}])
+    assert raw.get("name").status == 200, "only downloads are chosen"
+    other, whole = raw.read("name"), raw.read("name")
+    assert (other.body, whole.body) == (b"y" + b"x" * (size - 1), b"x" * size)
+    assert other.headers["x-goog-hash"] == whole.headers["x-goog-hash"]
+
+
 def test_a_truncated_upload_makes_nothing(raw: Raw, server: GcsServer):
     server.faults([{"mode": "truncate", "kinds": ["upload"]}])
     for how in ("media", "multipart", "resumable"):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,7 +28,24 @@ WHOLE = np.arange(100_000, dtype=np.float32)
 # All that a server can say. But 412, which no read of ours asks for: there TensorStore 0.1.86 ends the process.
 STATUSES = [*range(400, 412), *range(413, 419), *range(421, 427), 428, 429, 431, 451, 499, *range(500, 509), 510, 511, 520, 599]
 # All that a kernel says of a file that is there.
-ERRNOS = "EACCES EPERM EIO ENOSPC ESTALE ENOTCONN EBUSY EINVAL ENODEV ENXIO ETIMEDOUT EFBIG ENOMEM EBADF EROFS EREMOTEIO".split()
+ERRNOS = [
+    *(
+        "EACCES",
+        "EPERM",
+        "EROFS",
+        "EIO",
+        "ENOSPC",
+        "ESTALE",
+        "ENOTCONN",
+        "EBUSY",
+        "EINVAL",
+        "ENODEV",
+        "ENXIO",
+        "ETIMEDOUT",
+        "EFBIG",
+    ),
+    *("ENOMEM", "EBADF", "EREMOTEIO"),
+]
 
 
 @pytest.fixture
@@ -84,6 +102,19 @@ def test_an_object_that_is_listed_is_not_missing(bucket: Storage, server: GcsSer
     bucket.delete(largest.name)
     with pytest.raises(CorruptCheckpointError):
         read(reader)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+def test_a_list_that_is_refused_is_no_empty_folder(bucket: Storage, server: GcsServer, status: int):
+    """Without a package what a step has is found by listing; TensorStore's own list takes these answers for an empty one."""
+    raystate.save(
+        f"{bucket.url}/7",
+        {"w": WHOLE},
+        items={"data": mock.Mock(get_state=lambda: {"at": 3}, set_state=print, spec=["get_state", "set_state"])},
+    )
+    server.faults([FaultRule(status=status, kinds=("list",))])
+    with pytest.raises(StorageError, match=r"list .*(40[0134] |credentials)"):
+        a_reader(bucket, packaged=False).iterator_states("data")
 
 
 REFUSED = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -92,6 +93,25 @@ def test_a_lost_acknowledgement_is_read_back(storage: Storage, server: GcsServer
     with pytest.raises(ObjectExistsError):
         storage.create("newer", b"data")
     assert storage.read("newer") == b"data"
+
+
+def test_a_download_whose_checksum_is_wrong(storage: Storage, server: GcsServer):
+    server.faults([FaultRule(mode="corrupt", times=1)])
+    with contextlib.suppress(StorageError):  # the library asks once
+        assert storage.read("there") == b"bytes"
+    assert storage.read("there") == b"bytes"
+    server.faults([FaultRule(mode="corrupt")])
+    with pytest.raises(StorageError, match=r"read .*/there failed: .*[Cc]hecksum") as caught:
+        storage.read("there")
+    assert caught.value.path == f"{storage.url}/there"
+
+
+def test_a_server_that_leaves_out_a_size_of_zero(storage: Storage):
+    found = mock.Mock(
+        size=None, crc32c=None, md5_hash=None, generation=7, spec=["size", "crc32c", "md5_hash", "generation", "reload"]
+    )
+    with mock.patch.object(gcs.GcsStorage, "_blob", return_value=found):
+        assert storage.stat("there").size == 0
 
 
 def test_after_a_lost_answer_the_error_is_that_of_reading_back(storage: Storage, server: GcsServer):

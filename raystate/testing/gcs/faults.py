@@ -27,7 +27,7 @@ from raystate.core.errors import ConfigError
 from raystate.testing.gcs.answers import GcsAnswer, GcsError
 from raystate.testing.gcs.operations import KINDS, Kind
 
-Mode: TypeAlias = Literal["status", "delay", "stall", "reset", "reset_after_commit", "truncate", "outage"]
+Mode: TypeAlias = Literal["status", "delay", "stall", "reset", "reset_after_commit", "truncate", "corrupt", "outage"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -44,6 +44,7 @@ class FaultRule(pydantic.BaseModel, frozen=True):
             "reset_after_commit": it is carried out, then the connection is reset instead of an answer.
             "truncate": a download promises its length, gives half of it and ends; an upload is reset and makes nothing; of any other
                 answer the client gets half.
+            "corrupt": the first byte of a download is another one, and its checksums are those of the object; only downloads are chosen.
         kinds: kinds of requests it is about (`operations.Kind`); none: all.
         match: regular expression, searched in `METHOD path?query gs://bucket/object`, where path and query are as sent (a slash in an
             object's name is %2F) and bucket and object are plain; "": everything.
@@ -153,7 +154,8 @@ class _Played:
 
     def takes(self, kind: Kind, line: str) -> bool:
         rule = self.rule
-        if (rule.kinds and kind not in rule.kinds) or not re.search(rule.match, line):
+        kinds = rule.kinds if rule.mode != "corrupt" else ("get_media",)
+        if (kinds and kind not in kinds) or not re.search(rule.match, line):
             return False
         self.seen += 1
         if self.seen <= rule.skip or (rule.times is not None and self.hits >= rule.times):

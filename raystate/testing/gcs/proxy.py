@@ -72,7 +72,7 @@ class Proxy:
             return reset(request)
         if rule is not None and rule.mode == "truncate":
             return await send_half(request, answer)
-        return await send(request, answer)
+        return await send(request, answer, corrupt=rule is not None and rule.mode == "corrupt" and answer.status < 400)
 
     # ------------------------------------------------------------ one operation
 

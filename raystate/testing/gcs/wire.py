@@ -21,20 +21,25 @@ async def read_body(request: web.Request) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def send(request: web.Request, answer: GcsAnswer) -> web.StreamResponse:
-    """Answer, and close what was streamed."""
+async def send(request: web.Request, answer: GcsAnswer, *, corrupt: bool = False) -> web.StreamResponse:
+    """Answer, and close what was streamed. `corrupt`: the body's first byte is another one."""
     if answer.length is None:
-        return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+        return web.Response(status=answer.status, headers=answer.headers, body=_other(answer.body, corrupt))
     response = web.StreamResponse(status=answer.status, headers=answer.headers)
     response.content_length = answer.length
     try:
         await response.prepare(request)
         if answer.stream is not None:
             async for piece in answer.stream.content.iter_any():
-                await response.write(piece)
+                await response.write(_other(piece, corrupt))
+                corrupt = False
     finally:
         close(answer)
     return response
+
+
+def _other(data: bytes, corrupt: bool) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:] if corrupt and data else data
 
 
 async def send_half(request: web.Request, answer: GcsAnswer) -> web.StreamResponse:
