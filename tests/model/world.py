@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from raystate.arena import HostArena, arena_path
+from raystate.arena import HostArena, arena_path, default_root
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError, StorageError
 from raystate.core.messages import (
@@ -139,7 +139,7 @@ class Host:
         self.incarnations += 1
         config = world.config
         arena = HostArena.open(
-            arena_path(world.arenas, run_hash(config.storage, config.run), self.id),
+            arena_path(default_root(config.arena_dir), run_hash(config.storage, config.run), self.id),
             run=config.run,
             storage=config.storage,
             node_id=self.id,
