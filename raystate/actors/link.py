@@ -20,6 +20,7 @@ from raystate.actors.coordinator import ensure_coordinator, this_owner
 from raystate.actors.entering import enter
 from raystate.actors.naming import coordinator_name, find_actor, host_name, wait_until_gone
 from raystate.config import StateConfig
+from raystate.core.errors import RaystateError
 from raystate.core.messages import HostId, Joined, Reply, TrainerExited
 from raystate.runtime.doorbell import Bell, Hello
 from raystate.runtime.link import Gone, HostCall, Unreachable
@@ -49,13 +50,26 @@ class RayLink:
         self._config = config
         self._run_hash = run_hash
         self._rank = rank
+        self._job = ray.get_runtime_context().get_job_id()
         self._owner = this_owner(launch or f"{self.host}-{os.getpid()}")
+
+    def check(self) -> None:
+        if not ray.is_initialized() or ray.get_runtime_context().get_job_id() != self._job:
+            raise RaystateError(
+                f"rank {self._rank}: this process has left Ray (ray.shutdown()), and with it run {self._config.run!r}: call close() "
+                "before that. A new StateManager begins at the newest step that is left",
+                rank=self._rank,
+            )
+
+    def _find(self, name: str) -> Any | None:
+        self.check()  # Ray's calls would join whatever cluster there is, or start one
+        return find_actor(name)
 
     def enter(self, *, takeover: bool) -> None:
         enter(self._config, self._run_hash, self._owner, takeover=takeover)
 
     def ask(self, event: Any, timeout_s: float) -> Reply:
-        coordinator = find_actor(coordinator_name(self._run_hash))
+        coordinator = self._find(coordinator_name(self._run_hash))
         if coordinator is None and not isinstance(event, Joined):
             # Nobody restarts a Coordinator that was ended on purpose; a killed one is Ray's to restart.
             raise Gone(f"the Coordinator of run {self._config.run!r} is gone (released or taken over)")
@@ -71,33 +85,33 @@ class RayLink:
 
     def failed(self, event: TrainerExited, error: BaseException) -> None:
         # With the exception: the launcher may find this process ended before it has read it there.
-        coordinator = find_actor(coordinator_name(self._run_hash))
+        coordinator = self._find(coordinator_name(self._run_hash))
         if coordinator is not None:
             coordinator.failed.remote(event, raised(event.rank, error))
 
     def tell(self, progress: Progress) -> None:
-        coordinator = find_actor(coordinator_name(self._run_hash))
+        coordinator = self._find(coordinator_name(self._run_hash))
         if coordinator is not None:
             coordinator.tell.remote(progress)
 
     def call_host(self, host: HostId, method: str, timeout_s: float, kwargs: dict[str, Any]) -> Any:
-        actor = find_actor(host_name(self._run_hash, host))
+        actor = self._find(host_name(self._run_hash, host))
         if actor is None:
             raise Unreachable(f"no HostActor on node {host[:8]}")
         return answer_of(getattr(actor, method).remote(**kwargs), timeout_s)
 
     def call_hosts(self, calls: Sequence[HostCall], timeout_s: float) -> Iterator[tuple[int, Any]]:
-        return call_all(calls, lambda host: find_actor(host_name(self._run_hash, host)), timeout_s)
+        return call_all(calls, lambda host: self._find(host_name(self._run_hash, host)), timeout_s)
 
     def left(self, rank: int, world: int) -> None:
-        coordinator = find_actor(coordinator_name(self._run_hash))
+        coordinator = self._find(coordinator_name(self._run_hash))
         if coordinator is not None:
             coordinator.left.remote(rank, world)
         if rank == 0:
             wait_until_gone(self._run_hash, END_TIMEOUT_S)
 
     def recoveries(self) -> list[dict[str, Any]]:
-        coordinator = find_actor(coordinator_name(self._run_hash))
+        coordinator = self._find(coordinator_name(self._run_hash))
         try:
             found = ray.get(coordinator.recoveries.remote(), timeout=RECOVERIES_TIMEOUT_S) if coordinator is not None else []
         except (RayActorError, GetTimeoutError):

@@ -389,6 +389,7 @@ class StateManager:
         if self._ending.detached:
             another = ": this process has opened another one since" if _managers.has_another(self.config, self) else ""
             raise RaystateError(f"this StateManager of run {self.config.run!r} is closed{another}", rank=self._rank)
+        self._session.link.check()
 
 
 _managers = OpenManagers()

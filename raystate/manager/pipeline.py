@@ -305,6 +305,7 @@ class Pipeline:
 
     def drain(self) -> None:
         """Return when everything that was kept is staged, or is known to be lost. Raises BarrierTimeoutError."""
+        self._session.link.check()
         self._session.refuse_unfinished_restore()
         self._await_copies(lambda: self._running is None and not self._jobs, self._session.config.save_timeout_s + GIVE_UP_S)
 

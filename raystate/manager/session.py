@@ -122,7 +122,11 @@ class Session:
             )
 
     def refuse_overtaken(self, lineage: str) -> None:
-        """Raises RaystateError in a save that began in this lineage, if another thread restores, has restored or leaves."""
+        """Raises RaystateError in a save that began in this lineage, if another thread restores, has restored or leaves.
+
+        Also if this process can't reach its run any more.
+        """
+        self.link.check()
         self.refuse_unfinished_restore()
         self.refuse_left("save(): the step was not saved")
         if self.lineage != lineage:

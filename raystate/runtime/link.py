@@ -48,6 +48,10 @@ class Link(Protocol):
 
     host: HostId
 
+    def check(self) -> None:
+        """Raises RaystateError: this process can't reach its run any more. A local look: `save` asks each time."""
+        ...
+
     def enter(self, *, takeover: bool) -> None:
         """Make this process a user of the run. RunInUseError, StorageError, BarrierTimeoutError."""
         ...

@@ -6,6 +6,8 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from raystate.manager import session as _session
 from raystate.storage import run_hash
 from tests.cluster.strikes import held, pid_of
 from tests.cluster.training import Training, wait_for
+from tests.patience import PATIENCE_S
 
 
 def _state(step: int = 0) -> dict[str, Any]:
@@ -262,3 +265,35 @@ def test_world_that_is_not_one_jax_job(config: raystate.StateConfig, tmp_path: P
     training = Training(config, tmp_path / "out", train_fn=train_alone, jax_config=JaxConfig(), max_failures=0)
     with pytest.raises(raystate.ConfigError, match=r"2 processes but jax.process_count\(\) is 1"):
         training.finish()
+
+
+LEAVES = """
+import sys, jax.numpy as jnp, ray, raystate
+config = raystate.StateConfig(storage=sys.argv[1], run="left", save_every_steps=1)
+manager = raystate.StateManager(config)
+manager.restore()
+assert manager.save(1, {"w": jnp.ones(3)})
+manager.wait_until_finished()
+ray.shutdown()
+calls = manager.wait_until_finished, manager.restore, manager.close
+for call in (lambda: manager.save(2, {"w": jnp.ones(3)}), *calls):
+    try:
+        call()
+    except raystate.RaystateError as error:
+        assert "has left Ray (ray.shutdown())" in str(error), error
+    else:
+        raise SystemExit("it went on")
+assert not ray.is_initialized()
+with raystate.StateManager(config) as manager:
+    assert manager.restore().step == 1
+    assert manager.save(2, {"w": jnp.ones(3)})
+"""
+
+
+def test_a_script_that_leaves_ray_before_it_closes_is_told_so(tmp_path: Path) -> None:
+    """save() said True, wait_until_finished() waited for minutes, and Ray was started anew for the question."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "XLA_FLAGS": "", "RAY_ADDRESS": "local"}
+    script = [sys.executable, "-c", LEAVES, str(tmp_path / "run")]
+    ended = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert raystate.Reader(tmp_path / "run").all_steps() == [1, 2]

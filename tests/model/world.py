@@ -229,6 +229,9 @@ class ModelLink:
         if self.rank.dead:
             raise Killed
 
+    def check(self) -> None:
+        self._alive()
+
     def enter(self, *, takeover: bool) -> None:
         del takeover
         self._alive()
