@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import raystate.arrays.tree as tree
 import raystate.core.group as group
 import raystate.core.host as host
 import raystate.core.leaving as leaving
@@ -24,6 +25,7 @@ import raystate.manager.pace as pace
 import raystate.manager.pipeline as pipeline
 import raystate.manager.restoring as restoring
 import raystate.manager.room as room
+import raystate.manager.session as session
 import raystate.runtime.slot_store as slot_store
 from raystate.core.host_messages import Connected, Kill
 from raystate.core.messages import SnapshotId
@@ -250,6 +252,26 @@ def _each_rank_decides_what_is_due_again() -> Any:
     return _patched((promises, "FlushReply", reply), (pipeline.Pipeline, "told", told), (pipeline.Pipeline, "_is_lost", is_lost))
 
 
+def _another_dtype_is_the_same_state() -> Any:
+    """A state whose arrays are of another dtype and the same size is kept as the one before."""
+    real = tree._fits_leaf
+
+    def fits(signature: tree.Signature, leaf: Any) -> bool:
+        return real(signature._replace(dtype=getattr(leaf, "dtype", None)), leaf)
+
+    return _patched((tree, "_fits_leaf", fits))
+
+
+def _another_thread_saves_while_one_leaves() -> Any:
+    """What was promised is counted, and then another thread's save says True."""
+    return _patched((session.Session, "is_left", False))
+
+
+def _a_closed_generator_has_failed() -> Any:
+    """GeneratorExit counts as an exception of the training: nothing is made durable, and Python swallows it."""
+    return _patched((facade, "is_clean_exit", lambda error: error is None))
+
+
 PLANTED: dict[str, Callable[[], Any]] = {
     "old slots are a dead trainer's": _old_slots_are_a_dead_trainers,
     "abandoned copies go on": _abandoned_copies_go_on,
@@ -271,4 +293,7 @@ PLANTED: dict[str, Callable[[], Any]] = {
     "a restored step counts as durable": _a_restored_step_counts_as_durable,
     "promises die with their trainers": _promises_die_with_their_trainers,
     "first reports are partial": _first_reports_are_partial,
+    "another dtype is the same state": _another_dtype_is_the_same_state,
+    "another thread saves while one leaves": _another_thread_saves_while_one_leaves,
+    "a closed generator has failed": _a_closed_generator_has_failed,
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -60,6 +61,7 @@ class Mood:
     save_every_steps: tuple[int, ...] = (1, 2, 3, 100)
     troubles: tuple[str, ...] = TROUBLES
     most_troubles: int = 2  # at a start
+    threads: bool = False  # where there is one rank, another thread of it saves while it leaves
 
 
 ANY = Mood(
@@ -104,6 +106,16 @@ LOST_AND_DEAD = Mood(
     most_troubles=4,
 )
 DIES = 25  # what is left of the seeds that have this mood, by 50
+# Calls of another thread, generators that are closed, and states whose arrays become others in mid-run.
+THREADED = Mood(
+    calls={
+        "save": 6, "force": 3, "beside": 4, "dtype": 3, "shape": 2, "change": 1, "grow": 1, "reopen": 3, "fail": 2, "flush": 2,
+        "restore": 2, "older": 1, "latest": 2, "crash": 1,
+    },
+    ranks=(1, 1, 1, 2),
+    threads=True,
+)  # fmt: skip
+IN_THREADS = (5, 15, 17, 21, 33, 36, 43, 47, 49)  # what is left of the seeds that have this mood, by 50
 
 
 def draw(rng: Random, number: int, mood: Mood = ANY) -> Call:
@@ -115,6 +127,8 @@ def draw(rng: Random, number: int, mood: Mood = ANY) -> Call:
 def _mood(seed: int) -> Mood:
     if seed % 50 == DIES:
         return LOST_AND_DEAD
+    if seed % 50 in IN_THREADS:
+        return THREADED
     if seed % 10 == LOSES:
         return LOST_AND_AGAIN
     return MOODS[seed // 10 % len(MOODS)] if seed % 10 in IN_A_MOOD else ANY
@@ -273,7 +287,7 @@ class Sequence:
                     player.do(call)
                 self.made = len(calls)
                 if last:
-                    player.close()
+                    player.close(Call(name="close", number=CALLS, amount=1))
             except RaystateError as error:
                 if rank.manager is not None:
                     rank.manager.__exit__(type(error), error, None)
@@ -295,6 +309,8 @@ class Player:
         self.me = rank.number
         self.size = 8
         self.parts: tuple[str, ...] = ("w",)
+        self.dtype: Any = np.float32
+        self.columns: tuple[int, ...] = ()
         self.large = False
         self.line = Line()
         self.data = Data()
@@ -328,7 +344,7 @@ class Player:
 
     def state(self, token: float) -> dict[str, Any]:
         make = jnp.full if self.sequence.ranks == 1 else np.full
-        return {**{part: make((self.size,), token, np.float32) for part in self.parts}, "none": None}
+        return {**{part: make((self.size, *self.columns), token, self.dtype) for part in self.parts}, "none": None}
 
     def token(self, number: int, turn: int) -> float:
         return float(1000 * self.sequence.group + 20 * number + turn + 1)
@@ -485,6 +501,65 @@ class Player:
         """The state gets another array, or loses one."""
         self.parts = ("w",) if len(self.parts) > 1 else ("w", "extra")
 
+    def do_dtype(self, call: Call) -> None:
+        """As many bytes, of another meaning; or others."""
+        self.dtype = {np.float32: np.int32, np.int32: np.uint16, np.uint16: np.float32}[self.dtype]
+
+    def do_shape(self, call: Call) -> None:
+        self.columns = () if self.columns else (1,)
+
+    def do_beside(self, call: Call) -> None:
+        """Another thread of each rank saves, while this one asks."""
+        other = self.rank.beside(lambda _: self.do_save(call))
+        while not other.finished:
+            self.manager.check_for_errors() if self.sequence.calm and not call.flag else self.manager.should_save(0)
+            self.rank.rest(0.01)
+        if other.error is not None:
+            raise other.error
+
+    def do_fail(self, call: Call) -> None:
+        """The training raises."""
+        with self._saving(call):
+            self.manager.__exit__(ValueError, ValueError("wrong"), None)
+        raise Ended("the training has failed: the launcher starts this script again")
+
+    @contextlib.contextmanager
+    def _saving(self, call: Call) -> Iterator[None]:
+        """Another thread saves meanwhile, until it is refused."""
+        sequence = self.sequence
+        if not sequence.mood.threads or sequence.ranks > 1 or (sequence.seed + call.number) % 2:
+            yield
+            return
+        other = self.rank.beside(lambda _: self._save_until_refused(call))
+        self.rank.rest(0.02 * call.amount)
+        try:
+            yield
+        finally:
+            self.rank.rest_until(lambda: other.finished)
+        if other.error is not None:
+            raise other.error
+
+    def _save_until_refused(self, call: Call) -> None:
+        for turn in range(10, 19):  # no other turn of this call has such tokens
+            step, token = self.line.newest + 1, self.token(call.number, turn)
+            self.truth.save(self.me, step, token)
+            try:
+                if not self.manager.save(step, self.state(token), items={"data": self.data_of(token)}, force=True):
+                    raise Violation(f"save({step}, force=True) of another thread says False")
+            except RaystateError as error:
+                self.note(f"another thread's save({step}): {error}")
+                return
+            self.line = Line(newest=step, token=token, promised=True, saved=True)
+            self.promises = [*self.promises, (step, token)]
+            self.last_true, self.flushed = step, False
+            self.rank.rest(0.01)
+
+    @staticmethod
+    def data_of(token: float) -> Data:
+        data = Data()
+        data.state = str(token).encode()
+        return data
+
     def do_large(self, call: Call) -> None:
         """More is written down beside the arrays from now on; or no more."""
         self.large = not self.large
@@ -617,7 +692,7 @@ class Player:
     # ------------------------------------------------------------ ends
 
     def do_reopen(self, call: Call) -> None:
-        if not self.close():
+        if not self.close(call):
             raise Ended("close has failed, and said so: the launcher starts this script again")
         self.reopened += 1
         world = self.rank.world
@@ -625,14 +700,29 @@ class Player:
         self.group = f"{self.group}r{self.reopened}"
         self.open()
 
-    def close(self) -> bool:
-        line, promises = self.line, self.promises
+    def leave(self, call: Call) -> None:
+        """By the end of a `with` block: of the script, or of a generator that is closed."""
+
+        def trains() -> Generator[None, None, None]:
+            with self.manager:
+                yield
+
+        with self._saving(call):
+            if self.sequence.mood.threads and (self.sequence.seed + call.number) % 3 == 0:
+                loop = trains()
+                next(loop)
+                loop.close()
+            else:
+                self.manager.close()
+
+    def close(self, call: Call) -> bool:
         self.is_closing = True
         try:
-            self.manager.close()
+            self.leave(call)
         except (StorageError, BarrierTimeoutError, StaleAttemptError) as error:
             if isinstance(error, StaleAttemptError) and not (error.replaced and self.sequence.close_failed):
                 raise
+            promises = self.promises
             self.promises, self.is_closing = [], False
             self.sequence.close_failed = True  # another rank may hear of that in its own close
             self.note(f"close: {type(error).__name__}: {error}")
@@ -642,6 +732,7 @@ class Player:
                 self.check_owed(str(error))
             self.excuse(error, promises)
             return False
+        line, promises = self.line, self.promises
         self.promises, self.is_closing = [], False
         self.note("close")
         self.check_owed("")
