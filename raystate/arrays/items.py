@@ -14,8 +14,8 @@ import numpy as np
 
 from raystate.arrays.checkpointables import is_checkpointable, saved_files
 from raystate.arrays.checks import check_text, of_a_class, plain_json, shown
+from raystate.arrays.leaves import is_abstract
 from raystate.arrays.names import MOST_ITEM_CHARACTERS
-from raystate.arrays.reference import is_abstract
 from raystate.core.errors import ConfigError, ItemTopologyError, ReferenceMismatchError, callers_code
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MOST_ITEM_CHARACTERS - 1}}}")  # a folder of the step

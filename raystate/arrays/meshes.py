@@ -81,6 +81,17 @@ class SavedShardings:
     def __init__(self) -> None:
         self._found: dict[str, Saved | None] = {}
 
+    def of(self, abstract: Any, shape: tuple[int, ...]) -> Saved | None:
+        """Of an abstract array of Orbax's, or of raystate's own `metadata`. None: of NumPy, or its devices are not here."""
+        sharding: Any = getattr(abstract, "sharding", None)
+        if isinstance(sharding, Sharding):
+            return Saved(resolved(sharding))
+        if isinstance(sharding, Mapping):
+            sharding = json.dumps(sharding)
+        elif hasattr(sharding, "to_serialized_string"):  # Orbax v0's own description
+            sharding = sharding.to_serialized_string()
+        return self.find(sharding, shape)
+
     def find(self, text: str | None, shape: tuple[int, ...]) -> Saved | None:
         """None: the array was saved without a sharding, or devices of it don't exist here, or it doesn't fit.
 

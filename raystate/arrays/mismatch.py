@@ -15,8 +15,8 @@ _SHOWN_LINES = 20
 _SHOWN_NAMES = 10
 
 MISSING = "is not in the checkpoint"
-_CAST = "cast=True converts to the reference's dtypes."
-_FRACTIONS = "Give the reference the checkpoint's dtype where that has fractions: cast=True would cut them off."
+_CAST = "cast=True converts to the reference's dtypes, where these can hold the values."
+_FRACTIONS = "Give the reference the checkpoint's dtype where that has fractions: no integer can hold them, and cast=True cuts nothing off."
 
 
 def way_to_cast(have: Any, wanted: Any) -> str:
@@ -52,6 +52,9 @@ class Differences:
         self._found.append((path, what))
         if way_out:
             self._ways_out[way_out] = None
+
+    def refuse(self, path: Path, why: DifferenceError) -> None:
+        self.add(path, str(why), why.way_out)
 
     @property
     def any_missing(self) -> bool:

@@ -11,7 +11,19 @@ import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 
 from raystate.arrays.asked import is_step, not_a_value
-from raystate.arrays.meshes import check_fits, resolved, sharding_of
+from raystate.arrays.converting import number_as, number_in
+from raystate.arrays.leaves import (
+    is_abstract,
+    is_foreign,
+    is_key,
+    is_weak,
+    key_impl_of,
+    kind,
+    python_type,
+    same_kind,
+    shape_and_dtype,
+)
+from raystate.arrays.meshes import SavedShardings, check_fits, resolved, sharding_of
 from raystate.arrays.mismatch import MISSING, DifferenceError, Differences, way_to_cast
 from raystate.arrays.paths import Path, cannot_flatten, path_key
 from raystate.arrays.stored import EMPTY, Stored
@@ -88,6 +100,7 @@ class Matched(NamedTuple):
     wants: list[Want]
     structure: Any
     left_out: list[LeafSpec]
+    paths: list[Path]
 
 
 def match_reference(
@@ -116,8 +129,8 @@ def _match(reference: Any, spec: TreeSpec, *, partial: bool, cast: bool, shapes:
     wants: list[Want] = []
     used: list[int] = []
     skipped: list[int] = []
-    for keys, value in flat:
-        path = tuple(map(path_key, keys))
+    paths: list[Path] = [tuple(map(path_key, keys)) for keys, _ in flat]
+    for path, (_, value) in zip(paths, flat, strict=True):
         ruled = rules.apply(path, stored) if rules is not None else None
         if value is ... or isinstance(ruled, KeepReference):
             index = stored.find(path)
@@ -137,7 +150,7 @@ def _match(reference: Any, spec: TreeSpec, *, partial: bool, cast: bool, shapes:
         else:
             wants.append(Keep(value=value))
             if below := stored.below(path):
-                why = not_a_value(value) or f"expected {_kind(value)}"
+                why = not_a_value(value) or f"expected {kind(value)}"
                 leaves = "1 leaf" if len(below) == 1 else f"{len(below)} leaves"
                 differences.add(path, f"{why}, the checkpoint has {leaves} below it{_of_a_step(path, value)}")
             elif partial or rules is not None:
@@ -149,7 +162,7 @@ def _match(reference: Any, spec: TreeSpec, *, partial: bool, cast: bool, shapes:
         differences.add(("transforms",), f"{pattern!r} matches no path of the reference")
     if differences:
         raise differences.error(spec.item, [leaf.path for leaf in stored.others(used)] if differences.any_missing else [])
-    return Matched(wants, structure, stored.others([*used, *skipped]))
+    return Matched(wants, structure, stored.others([*used, *skipped]), paths)
 
 
 def match_leaf(spec: TreeSpec, path: Path, value: Any, differences: Differences, *, cast: bool, shapes: ShapeRule) -> Want:
@@ -184,15 +197,8 @@ def _check_kept(path: Path, value: Any, differences: Differences, why: str) -> N
         if value.is_deleted():
             differences.add(path, f"{why}, and the reference's own array was donated and is deleted")
     elif is_abstract(value):
-        text = f"{why}, and the reference has no value to keep: {_kind(value)} is abstract"
+        text = f"{why}, and the reference has no value to keep: {kind(value)} is abstract"
         differences.add(path, text, "Give an initialized array where the reference's value is to be kept, or ... to leave it out.")
-
-
-def is_abstract(value: Any) -> bool:
-    """Whether a leaf says what an array is like, and has no values: of JAX, or of another library."""
-    if isinstance(value, Sharding | PartitionSpec | jax.ShapeDtypeStruct):
-        return True
-    return hasattr(value, "shape") and hasattr(value, "dtype") and not hasattr(value, "__array__")
 
 
 def _of_a_step(path: Path, value: Any) -> str:
@@ -208,6 +214,7 @@ class _Matcher:
         self.differences = Differences()
         self._like: dict[Any, Device] = {}  # of what is alike in the reference and in the checkpoint: all but `leaf`
         self._same: dict[Sharding, Sharding] = {}
+        self._saved = SavedShardings()
 
     def match(self, path: Path, value: Any, index: int) -> Want:
         stored = self.spec.leaves[index]
@@ -218,43 +225,44 @@ class _Matcher:
                 return self._plain(value, stored)
             return self._like_others(value, stored.array, index)
         except DifferenceError as error:
-            self.differences.add(path, str(error), error.way_out)
+            self.differences.refuse(path, error)
             return Keep(value=value)
 
     # ------------------------------------------------ what the checkpoint has as a value
 
     def _plain(self, value: Any, stored: LeafSpec) -> Want:
-        have = stored.value
+        have: Any = stored.value
         if stored.kind in EMPTY:
-            raise DifferenceError(f"expected {_kind(value)}, the checkpoint has {_EMPTY[stored.kind]} there")
+            raise DifferenceError(f"expected {kind(value)}, the checkpoint has {_EMPTY[stored.kind]} there")
         if isinstance(value, Sharding | PartitionSpec):
             return Plain(value=have)
         if stored.kind == "string" or isinstance(value, str):
             if isinstance(value, str) and isinstance(have, str):
                 return Plain(value=have)
-            raise DifferenceError(f"expected {_kind(value)}, the checkpoint has {_kind(have)}")
-        if isinstance(value, bool | int | float):
-            python = _python_type(value)
+            raise DifferenceError(f"expected {kind(value)}, the checkpoint has {kind(have)}")
+        if (python := python_type(value)) is not None:
             if type(have) is not python and not self.cast:
-                text = f"expected {_kind(value)}, the checkpoint has {_kind(have)} {have!r}"
+                text = f"expected {kind(value)}, the checkpoint has {kind(have)} {have!r}"
                 raise DifferenceError(text, way_to_cast(type(have), python))
-            return Plain(value=python(have))
-        shape, dtype = _shape_and_dtype(value)
+            return Plain(value=number_as(have, python))
+        shape, dtype = shape_and_dtype(value, (), np.asarray(have).dtype)
         if shape != () and self.shapes == "match":
-            raise DifferenceError(f"expected shape {shape}, the checkpoint has {_kind(have)} {have!r}", _SHAPES)
-        if _is_key(dtype):
-            raise DifferenceError(f"expected PRNG keys, the checkpoint has {_kind(have)} {have!r}")
+            raise DifferenceError(f"expected shape {shape}, the checkpoint has {kind(have)} {have!r}", _SHAPES)
+        if is_key(dtype):
+            raise DifferenceError(f"expected PRNG keys, the checkpoint has {kind(have)} {have!r}")
         # A Python number has no width: it fits every dtype of its kind.
-        if not _same_kind(type(have), dtype) and not self.cast:
-            text = f"expected dtype {dtype.name}, the checkpoint has {_kind(have)} {have!r}"
+        if not same_kind(type(have), dtype) and not self.cast:
+            text = f"expected dtype {dtype.name}, the checkpoint has {kind(have)} {have!r}"
             raise DifferenceError(text, way_to_cast(type(have), dtype))
-        array = np.asarray(have).astype(dtype)
+        if is_foreign(value) and getattr(value, "sharding", ...) is None:  # Orbax v0's of a Python number
+            return Plain(value=have)
+        array = number_in(have, np.dtype(dtype))
         if isinstance(value, np.generic):
             return Plain(value=array[()])
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) or is_foreign(value):
             return Plain(value=array)
         self._check_width(dtype)
-        return Given(value=array, sharding=sharding_of(value), weak_type=_is_weak(value))
+        return Given(value=array, sharding=sharding_of(value), weak_type=is_weak(value))
 
     # ------------------------------------------------ what the checkpoint has as an array
 
@@ -263,7 +271,7 @@ class _Matcher:
         if not isinstance(value, jax.ShapeDtypeStruct | jax.Array):
             return self._array(value, stored, index)
         free = isinstance(value, jax.Array) and not value.committed
-        key = type(value), value.shape, value.dtype, value.sharding, free, _is_weak(value), stored
+        key = type(value), value.shape, value.dtype, value.sharding, free, is_weak(value), stored
         found = self._like.get(key)
         if found is None:
             want = self._array(value, stored, index)
@@ -284,17 +292,16 @@ class _Matcher:
         if isinstance(value, Sharding | PartitionSpec):
             self._check_width(have)
             return self._device(index, stored, have, resolved(value), stored.key_impl)
-        if isinstance(value, bool | int | float):
+        if (python := python_type(value)) is not None:
             if stored.shape != ():
-                raise DifferenceError(f"expected {_kind(value)}, the checkpoint has an array {stored.dtype}{list(stored.shape)}")
-            python = _python_type(value)
-            if not _same_kind(python, have) and not self.cast:
-                raise DifferenceError(f"expected {_kind(value)}, the checkpoint has a {stored.dtype}", way_to_cast(have, python))
+                raise DifferenceError(f"expected {kind(value)}, the checkpoint has an array {stored.dtype}{list(stored.shape)}")
+            if not same_kind(python, have) and not self.cast:
+                raise DifferenceError(f"expected {kind(value)}, the checkpoint has a {stored.dtype}", way_to_cast(have, python))
             return Numpy(leaf=index, dtype=have, scalar=python)
         if isinstance(value, str):
             raise DifferenceError(f"expected a string, the checkpoint has an array {stored.dtype}{list(stored.shape)}")
-        shape, dtype = _shape_and_dtype(value)
-        if _is_key(dtype):
+        shape, dtype = shape_and_dtype(value, stored.shape, have)
+        if is_key(dtype):
             return self._keys(value, shape, dtype, stored, index)
         self._check_shape(shape, stored.shape)
         if np.dtype(dtype).newbyteorder("=") != have and not self.cast:
@@ -305,8 +312,13 @@ class _Matcher:
             return Numpy(leaf=index, dtype=dtype, scalar=type(value))
         if isinstance(value, np.ndarray):
             return Numpy(leaf=index, dtype=dtype)
-        self._check_width(dtype)
-        return self._device(index, stored, dtype, sharding_of(value), None, weak_type=_is_weak(value))
+        if not is_foreign(value):
+            self._check_width(dtype)
+            return self._device(index, stored, dtype, sharding_of(value), None, weak_type=is_weak(value))
+        if (saved := self._saved.of(value, shape)) is None or jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            return Numpy(leaf=index, dtype=dtype)
+        key_impl = stored.key_impl if getattr(value, "key_impl", None) is not None else None
+        return self._device(index, stored, dtype, saved.sharding, key_impl)
 
     def _keys(self, value: Any, shape: tuple[int, ...], dtype: Any, stored: ArraySpec, index: int) -> Want:
         impl = key_impl_of(dtype)
@@ -346,55 +358,3 @@ class _Matcher:
 
 
 _EMPTY = {"none": "None", "dict": "an empty dict", "list": "an empty list"}
-
-
-def _is_weak(value: Any) -> bool:
-    return bool(getattr(value, "weak_type", False))
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Sharding | PartitionSpec):
-        return "an array with a sharding"
-    if isinstance(value, bool | int | float):
-        return f"a Python {type(value).__name__}"
-    if isinstance(value, str):
-        return "a string"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"an array {value.dtype}{list(value.shape)}"
-    return f"a {type(value).__name__}"
-
-
-def _python_type(value: bool | int | float) -> type:
-    """What its subclasses, such as an enum's, are saved as, and come back as. numpy's own stay what they are."""
-    if isinstance(value, np.generic):
-        return type(value)
-    return next(python for python in (bool, int, float) if isinstance(value, python))
-
-
-def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
-    if isinstance(value, np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct):
-        return tuple(value.shape), value.dtype
-    if hasattr(value, "shape") and hasattr(value, "dtype"):  # another library's abstract array
-        return tuple(value.shape), value.dtype
-    raise DifferenceError(
-        f"a reference leaf must be a ShapeDtypeStruct, array, scalar, string, Sharding or ..., not {type(value).__name__}"
-    )
-
-
-def _is_key(dtype: Any) -> bool:
-    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
-
-
-def key_impl_of(dtype: Any) -> str:
-    """The name of a key dtype's implementation, as `jax.random.key_impl` gives it for an array: found by tracing, without a key."""
-    found: list[str] = []
-    jax.eval_shape(lambda keys: found.append(str(jax.random.key_impl(keys))), jax.ShapeDtypeStruct((), dtype))
-    return found[0]
-
-
-def _same_kind(python: type, dtype: np.dtype) -> bool:
-    if python is bool:
-        return dtype == np.bool_
-    if python is int:
-        return jax.numpy.issubdtype(dtype, np.integer)
-    return jax.numpy.issubdtype(dtype, np.floating)

@@ -15,6 +15,8 @@ import numpy as np
 from jax.sharding import Sharding
 
 from raystate.arrays.checks import plain_scalar
+from raystate.arrays.converting import converted, number_as
+from raystate.arrays.leaves import key_impl_of
 from raystate.arrays.mismatch import DifferenceError, Differences
 from raystate.arrays.paths import Path, shown
 from raystate.arrays.placing import Placing
@@ -29,7 +31,6 @@ from raystate.arrays.reference import (
     Plain,
     ShapeRule,
     Want,
-    key_impl_of,
     match_leaf,
     match_reference,
 )
@@ -101,10 +102,13 @@ def restore_tree(
     with uncollected():
         if matched is None:
             matched = match_reference(reference, spec, partial=partial, cast=cast, shapes=shapes, rules=rules)
-        wants, structure, _ = matched
-        results = _gather(wants, spec, source, on_plan)
+        wants, structure, _, paths = matched
+        differences = Differences()
+        results = _gather(wants, spec, source, on_plan, lambda position, why: differences.refuse(paths[position], why))
     made = [(position, want) for position, want in enumerate(wants) if isinstance(want, Make)]
-    _fill_made(results, made, spec, source, cast=cast, shapes=shapes)
+    _fill_made(results, made, spec, source, differences, cast=cast, shapes=shapes)
+    if differences:
+        raise differences.error(spec.item)
     with callers_code():  # its classes make themselves of their leaves
         return jax.tree_util.tree_unflatten(structure, results)
 
@@ -115,9 +119,22 @@ def read_raw(wants: Sequence[Want], spec: TreeSpec, source: PieceSource, on_plan
         return nest(spec.leaves, _gather(wants, spec, source, on_plan))
 
 
+Refuse = Callable[[int, DifferenceError], None]
+
+
+def _refuse(position: int, why: DifferenceError) -> None:
+    """Where dtypes are the checkpoint's own, all values fit."""
+    raise AssertionError(f"leaf {position}: {why}")
+
+
 def _gather(
-    wants: Sequence[Want], spec: TreeSpec, source: PieceSource, on_plan: Callable[[int], None] = lambda _: None
+    wants: Sequence[Want],
+    spec: TreeSpec,
+    source: PieceSource,
+    on_plan: Callable[[int], None] = lambda _: None,
+    refuse: Refuse = _refuse,
 ) -> list[Any]:
+    """What is wanted, by position. `refuse`: called with each position whose values the wanted dtype can't hold."""
     results: list[Any] = [want.value if isinstance(want, Keep | Plain) else None for want in wants]
     for position, want in enumerate(wants):
         if isinstance(want, Given):
@@ -128,7 +145,7 @@ def _gather(
     batches = list(_batches([(i, w) for i, w in enumerate(wants) if isinstance(w, Numpy | Device)], spec))
     on_plan(sum(part.nbytes for batch in batches for part in batch))
     for batch in batches:
-        _fill(results, batch, source)
+        _fill(results, batch, source, refuse)
     return results
 
 
@@ -136,17 +153,21 @@ def _gather(
 
 
 def _fill_made(
-    results: list[Any], made: list[tuple[int, Make]], spec: TreeSpec, source: PieceSource, *, cast: bool, shapes: ShapeRule
+    results: list[Any],
+    made: list[tuple[int, Make]],
+    spec: TreeSpec,
+    source: PieceSource,
+    differences: Differences,
+    *,
+    cast: bool,
+    shapes: ShapeRule,
 ) -> None:
     """Call the functions, and place what they give as the reference's leaves say."""
-    differences = Differences()
     for batch in _made_batches(made, spec):
         needed = list(dict.fromkeys(index for _, want in batch for index in want.made.needs))
         inputs = dict(zip(needed, _gather([host_want(spec, index) for index in needed], spec, source), strict=True))
         for position, want in batch:
             results[position] = _placed(want, _called(want, spec, inputs), differences, spec.item, cast=cast, shapes=shapes)
-    if differences:
-        raise differences.error(spec.item)
 
 
 def _made_batches(made: list[tuple[int, Make]], spec: TreeSpec) -> Iterator[list[tuple[int, Make]]]:
@@ -182,10 +203,10 @@ def _placed(want: Make, value: Any, differences: Differences, item: str, *, cast
     try:
         spec, source = host_tree(item, want.path, value)
     except DifferenceError as error:
-        differences.add(want.path, str(error))
+        differences.refuse(want.path, error)
         return None
     matched = match_leaf(spec, want.path, want.value, differences, cast=cast, shapes=shapes)
-    return _gather([matched], spec, source)[0]
+    return _gather([matched], spec, source, refuse=lambda _, why: differences.refuse(want.path, why))[0]
 
 
 # ---------------------------------------------------------------- reading and placing
@@ -225,18 +246,25 @@ def _boxes(sharding: Sharding | None, shape: tuple[int, ...]) -> tuple[Sequence[
     return boxes, sum(box.size for box in boxes)
 
 
-def _fill(results: list[Any], batch: list[_Part], source: PieceSource) -> None:
+def _fill(results: list[Any], batch: list[_Part], source: PieceSource, refuse: Refuse) -> None:
     # Two leaves of a reference may ask for the same box only if they have the same path, which a pytree can't: no need to merge.
     requests = [ReadRequest(part.want.leaf, box.start, box.shape) for part in batch for box in part.boxes]
     arrays = iter(source.read(requests))
-    placing = Placing(lent=source.lends)
+    placing = Placing()
     for part in batch:
-        boxes = {box: next(arrays) for box in part.boxes}
-        if isinstance(part.want, Numpy):
-            (box,) = boxes.values()
-            results[part.position] = _as_numpy(part.want, box, own=source.lends and box.flags.writeable)
-        else:
-            placing.add(part.position, part.want, boxes)
+        boxes = {box: np.asarray(next(arrays)) for box in part.boxes}  # of shape () it may be a scalar
+        try:
+            boxes = {
+                box: values if values.dtype == part.want.dtype else converted(values, part.want.dtype, box.start)
+                for box, values in boxes.items()
+            }
+            if isinstance(part.want, Device):
+                placing.add(part.position, part.want, boxes)
+                continue
+            (values,) = boxes.values()
+            results[part.position] = _as_numpy(part.want, values, own=source.lends and values.flags.writeable)
+        except DifferenceError as error:
+            refuse(part.position, error)
     placed = placing.arrays()
     for position, array in placed.items():
         results[position] = array
@@ -246,12 +274,10 @@ def _fill(results: list[Any], batch: list[_Part], source: PieceSource) -> None:
 
 def _as_numpy(want: Numpy, box: np.ndarray, *, own: bool) -> Any:
     """`own`: the box is nobody else's, and may be the array itself."""
-    array = np.asarray(box, want.dtype) if own else np.array(box, want.dtype)
+    array = box if own else np.array(box)
     if want.scalar is None:
         return array
-    if issubclass(want.scalar, np.generic):
-        return array[()]
-    return want.scalar(array.item())
+    return array[()] if issubclass(want.scalar, np.generic) else number_as(array.item(), want.scalar)
 
 
 # ---------------------------------------------------------------- a value in host memory as something to restore from

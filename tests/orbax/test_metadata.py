@@ -6,15 +6,21 @@ import pickle
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from orbax.checkpoint import v1
+from orbax.checkpoint.experimental.v1._src.serialization.numpy_leaf_handler import NumpyShapeDtype as Numpy
 
 import raystate
-from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError
+from raystate.core.errors import ConfigError, CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError
 from raystate.core.tree import ArraySpec, Package
 from raystate.inspection.boxes import boxes_of
 from raystate.orbax import kv
@@ -122,3 +128,58 @@ def test_boxes_make_up_the_array(shape: tuple[int, ...], chunk: tuple[int, ...],
         assert int(np.prod(size)) <= max(elements, int(np.prod(chunk)))
         assert all(first % n == 0 for first, n in zip(start, chunk, strict=True)), "whole chunks"
     assert (seen == 1).all()
+
+
+KINDS = {
+    "sharded": lambda: jax.device_put(np.arange(8.0, dtype=np.float32), NamedSharding(jax.make_mesh((2,), ("x",)), P("x"))),
+    "device": lambda: jax.device_put(np.ones(3, np.float32), jax.devices()[1]),
+    "free": lambda: jax.numpy.ones(3, jax.numpy.bfloat16),
+    "double": lambda: np.arange(3.0),
+    "whole": lambda: 3,
+    "point": lambda: 0.5,
+}
+
+
+def test_metadata_is_a_reference(tmp_path: Path):
+    state = {name: make() for name, make in KINDS.items()} | {"key": jax.random.key(3), "text": "x", "none": None, "list": []}
+    raystate.save(tmp_path / "saved", state, items={"ema": {"w": np.ones(2), "b": jax.numpy.ones(2)}})
+    found = raystate.metadata(tmp_path / "saved")
+    reader = raystate.Reader(tmp_path / "saved")
+    for got in (raystate.load(tmp_path / "saved", found.trees["state"]), reader.restore(found.trees["state"]).state):
+        raw = raystate.load(tmp_path / "saved")
+        assert jax.tree.structure(got) == jax.tree.structure(raw)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(raw), strict=True):
+            assert type(a) is type(b) and (a == b if isinstance(a, str) else jax.numpy.array_equal(a, b))
+            assert getattr(a, "sharding", None) == getattr(b, "sharding", None)
+        assert got["sharded"].sharding == state["sharded"].sharding and type(got["double"]) is np.ndarray
+    items = raystate.load(tmp_path / "saved", items={"ema": found.trees["ema"]})
+    assert type(items["ema"]["w"]) is np.ndarray and isinstance(items["ema"]["b"], jax.Array)
+    other = {"whole": found.trees["state"]["double"], "point": found.trees["state"]["sharded"]}
+    with pytest.raises(ReferenceMismatchError) as caught:
+        raystate.load(tmp_path / "saved", other)
+    assert [path for path, _ in caught.value.differences] == ["point", "whole"]
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_orbaxs_own_metadata_is_a_reference(tmp_path: Path, version: str):
+    state = {name: make() for name, make in KINDS.items()}
+    if version == "v1":
+        v1.save(str(tmp_path / "saved"), state)
+        reference: Any = v1.metadata(str(tmp_path / "saved")).metadata
+    else:
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / "saved", state)
+            checkpointer.wait_until_finished()
+            reference = checkpointer.metadata(tmp_path / "saved").item_metadata.tree
+    got = raystate.load(tmp_path / "saved", reference)
+    for name, saved in state.items():
+        assert type(got[name]) is type(saved) and np.array_equal(got[name], saved)
+        assert getattr(got[name], "sharding", None) == getattr(saved, "sharding", None)
+
+
+def test_orbaxs_abstract_numpy_leaves_give_numpy(tmp_path: Path):
+    raystate.save(tmp_path / "saved", {"w": jax.numpy.ones(3), "double": np.arange(3.0), "whole": 3})
+    like = {"w": Numpy(shape=(3,), dtype=np.float32), "double": Numpy(shape=None, dtype=None), "whole": Numpy((), np.int64)}
+    got = raystate.load(tmp_path / "saved", like)
+    assert all(type(value) is np.ndarray for value in got.values())
+    assert got["double"].tolist() == [0, 1, 2] and got["double"].dtype == np.float64 and got["whole"] == 3

@@ -1,0 +1,82 @@
+"""What a leaf of a reference is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec, Sharding
+
+from raystate.arrays.mismatch import DifferenceError
+
+
+def is_abstract(value: Any) -> bool:
+    """Whether a leaf says what an array is like, and has no values: of JAX, or of another library."""
+    return isinstance(value, Sharding | PartitionSpec | jax.ShapeDtypeStruct) or is_foreign(value)
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether it is an abstract array of another library's, or raystate's own of `metadata`."""
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return False
+    return hasattr(value, "shape") and hasattr(value, "dtype") and not hasattr(value, "__array__")
+
+
+def is_weak(value: Any) -> bool:
+    """Whether an array gives way to the dtype of what it meets."""
+    return bool(getattr(value, "weak_type", False))
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether it is of typed PRNG keys."""
+    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def key_impl_of(dtype: Any) -> str:
+    """The name of a key dtype's implementation, as `jax.random.key_impl` gives it for an array: found by tracing, without a key."""
+    found: list[str] = []
+    jax.eval_shape(lambda keys: found.append(str(jax.random.key_impl(keys))), jax.ShapeDtypeStruct((), dtype))
+    return found[0]
+
+
+def python_type(value: Any) -> type | None:
+    """What a Python number's subclasses, such as an enum's, are saved as, and come back as; None for all else, NumPy's scalars too."""
+    if isinstance(value, np.generic):
+        return None
+    return next((python for python in (bool, int, float) if isinstance(value, python)), None)
+
+
+def same_kind(python: type, dtype: np.dtype) -> bool:
+    """Whether Python's numbers of a type fit arrays of a dtype, but for their size."""
+    if python is bool:
+        return dtype == np.bool_
+    if python is int:
+        return jax.numpy.issubdtype(dtype, np.integer)
+    return jax.numpy.issubdtype(dtype, np.floating)
+
+
+def shape_and_dtype(value: Any, shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], Any]:
+    """Of an array or an abstract one; `shape` and `dtype` where it says nothing of them, as Orbax's may.
+
+    Raises:
+        DifferenceError: it is something else.
+    """
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return shape if value.shape is None else tuple(value.shape), dtype if value.dtype is None else value.dtype
+    raise DifferenceError(
+        f"a reference leaf must be a ShapeDtypeStruct, array, scalar, string, Sharding or ..., not {type(value).__name__}"
+    )
+
+
+def kind(value: Any) -> str:
+    """For messages."""
+    if isinstance(value, Sharding | PartitionSpec):
+        return "an array with a sharding"
+    if python_type(value) is not None:
+        return f"a Python {type(value).__name__}"
+    if isinstance(value, str):
+        return "a string"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array {value.dtype}{'' if value.shape is None else list(value.shape)}"
+    return f"a {type(value).__name__}"
