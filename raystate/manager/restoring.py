@@ -237,8 +237,9 @@ def abstract_state(init_fn: Callable[[], Any], shardings: Any) -> tuple[Any, Cal
     if callable(shardings):
         shardings = shardings(abstract)
     if shardings is None:
-        compiled = jax.jit(init_fn).lower().compile()
-        return _placed(abstract, compiled.output_shardings), compiled
+        lowered = jax.jit(init_fn).lower()
+        compiled = lowered.compile()
+        return _placed(abstract, compiled.output_shardings) if _is_committed(lowered) else abstract, compiled
     try:
         if jax.sharding.get_abstract_mesh().empty and any(
             isinstance(one, PartitionSpec) for one in jax.tree_util.tree_leaves(shardings)
@@ -251,6 +252,15 @@ def abstract_state(init_fn: Callable[[], Any], shardings: Any) -> tuple[Any, Cal
             f"it), or a function of the abstract state; a PartitionSpec needs a mesh: call under jax.set_mesh(mesh). JAX says: {error}",
             field="shardings",
         ) from error
+
+
+def _is_committed(lowered: Any) -> bool:
+    """Whether what a program gives is bound to its devices. If not, jit may move it to where other arguments lie.
+
+    JAX's public functions tell it of arrays only, and to make them takes as long as `init_fn` (tests/model/test_every_tier.py notices if
+    this changes).
+    """
+    return bool(lowered._lowering.compile_args["committed"])
 
 
 def _placed(abstract: Any, shardings: Any) -> Any:
