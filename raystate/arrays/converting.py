@@ -79,11 +79,11 @@ def number_as(value: Any, wanted: type) -> Any:
 def _lost(block: Any, dtype: np.dtype) -> np.ndarray | None:
     """Which values the dtype can't hold; None: it holds all."""
     if block.dtype.kind == "c":
-        if dtype.kind != "c":
-            lost = _lost(block.real, dtype)
-            return (block.imag != 0) if lost is None else lost | (block.imag != 0)
-        real, imag = _lost(block.real, np.dtype(np.float32)), _lost(block.imag, np.dtype(np.float32))
-        return real if imag is None else imag if real is None else real | imag
+        real = _lost(block.real, dtype)
+        imag = _lost(block.imag, dtype) if dtype.kind == "c" else block.imag != 0
+        return imag if real is None else real if imag is None else real | imag
+    if dtype.kind == "c":
+        dtype = np.dtype(f"float{dtype.itemsize * 4}")
     if block.dtype.isbuiltin != 1:  # small floats and integers
         block = block.astype(np.float32)
     if dtype == np.bool_:
@@ -95,7 +95,7 @@ def _lost(block: Any, dtype: np.dtype) -> np.ndarray | None:
             return None if low <= int(block.min()) and int(block.max()) <= high else (block < low) | (block > high)
         # `high` itself may be no float, one more is.
         return ~((block == np.trunc(block)) & (block >= float(low)) & (block < float(high + 1)))
-    limits = ml_dtypes.finfo(np.dtype(np.float32) if dtype == np.complex64 else np.float64 if dtype.kind == "c" else dtype)
+    limits = ml_dtypes.finfo(dtype)
     low, high = float(limits.min), float(limits.max)
     if low <= float(block.min()) and float(block.max()) <= high:  # neither where there is a NaN
         return None

@@ -16,7 +16,9 @@ _SHOWN_NAMES = 10
 
 MISSING = "is not in the checkpoint"
 _CAST = "cast=True converts to the reference's dtypes, where these can hold the values."
-_FRACTIONS = "Give the reference the checkpoint's dtype where that has fractions: no integer can hold them, and cast=True cuts nothing off."
+_FRACTIONS = (
+    "Give the reference the checkpoint's dtype where that has fractions: no integer can hold them, and cast=True cuts nothing off."
+)
 
 
 def way_to_cast(have: Any, wanted: Any) -> str:

@@ -179,7 +179,11 @@ def test_orbaxs_own_metadata_is_a_reference(tmp_path: Path, version: str):
 
 def test_orbaxs_abstract_numpy_leaves_give_numpy(tmp_path: Path):
     raystate.save(tmp_path / "saved", {"w": jax.numpy.ones(3), "double": np.arange(3.0), "whole": 3})
-    like = {"w": Numpy(shape=(3,), dtype=np.float32), "double": Numpy(shape=None, dtype=None), "whole": Numpy((), np.int64)}
+    like = {
+        "w": Numpy(shape=(3,), dtype=np.dtype(np.float32)),
+        "double": Numpy(shape=None, dtype=None),
+        "whole": Numpy((), np.dtype(np.int64)),
+    }
     got = raystate.load(tmp_path / "saved", like)
     assert all(type(value) is np.ndarray for value in got.values())
     assert got["double"].tolist() == [0, 1, 2] and got["double"].dtype == np.float64 and got["whole"] == 3
