@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,7 +23,6 @@ from raystate.core.messages import (
     group_of,
 )
 from raystate.core.snapshots import JOIN_GRACE_S
-from raystate.runtime.sameness import alike, same
 
 STARTING_S = 10.0  # an owner's trainers start, or start again: nobody else gets in between
 CONNECT_S = 5.0  # a trainer that its HostActor doesn't know so long after it has joined is gone
@@ -175,15 +175,16 @@ def admit(
         sibling = _are_one_jax_job(owner, asking)
         failure = in_use(owner, state, age_s=age_s, storage=config.storage, run=run, sibling=sibling)
         return Admission(failure=failure, rests_on=presence.hosts if state == "in use" and not sibling else ())
-    unlike = differences(owner.config, asking.config)
+    unlike = differences(owner.config, asking.config, doubt=False)  # one script has made both
     if is_same and unlike and presence.leaving(now_s):
         # It has closed its manager and opens another, while other processes still close theirs.
         return Admission(failure=in_use(owner, "starting", age_s=0.0, storage=config.storage, run=run))
-    if is_same and unlike and (state == "in use" or presence.joined_s < owner_s):
+    begins = state == "in use" or presence.joined_s < owner_s  # not all of its processes have come
+    if is_same and unlike and begins:
         message = f"the processes of one launch of run {run!r} have different configurations: {told_differences(unlike)}"
         return Admission(failure=Failure(error="ConfigError", message=message, details=_details(unlike)))
-    # Of another launch a doubt is a difference: with the policy that it had before an edited script would lose steps.
-    changed = differences(config, asking.config, one_launch=is_same)
+    # Of another launch, or a notebook that opens the run again, the script may have been edited: the old policy would lose steps.
+    changed = differences(config, asking.config, doubt=not (is_same and (begins or owner.launched)))
     if not changed:
         return Admission()
     if "arena_dir" in changed and not takeover and (only := presence.only_in_memory(now_s)) is not None:
@@ -257,35 +258,54 @@ def in_use(
 # ---------------------------------------------------------------- configurations
 
 
-def differences(here: Any, asked: Any, *, one_launch: bool = True) -> dict[str, tuple[Any, Any]]:
-    """The fields of two StateConfigs that differ: name -> both values. Empty if one of them is None. `one_launch`: of one script."""
+def differences(here: Any, asked: Any, *, doubt: bool) -> dict[str, tuple[Any, Any]]:
+    """The fields of two StateConfigs that differ: name -> both values. Empty if one of them is None.
+
+    Args:
+        doubt: two policies that only look the same differ, such as two functions of one name: the script may have been edited.
+    """
     if here is None or asked is None:
         return {}
-    equal = alike if one_launch else same
     pairs = {name: (getattr(here, name, None), getattr(asked, name, None)) for name in type(asked).model_fields}
-    return {name: pair for name, pair in pairs.items() if not equal(*pair)}
+    return {name: pair for name, pair in pairs.items() if not (_same(*pair) or (not doubt and _shown(pair[0]) == _shown(pair[1])))}
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Also of what has no equality of its own, or holds such a thing, as Orbax's `AnySavePolicy` its `InitialSavePolicy`."""
+    if old == new or type(old) is not type(new):
+        return old == new
+    try:
+        return pickle.dumps(old) == pickle.dumps(new)
+    except Exception:  # a function or class of the script, or a lock: there is no telling
+        return False
 
 
 def told_differences(changed: dict[str, tuple[Any, Any]]) -> str:
-    return ", ".join(_told(name, _shown(here), _shown(asked)) for name, (here, asked) in changed.items())
-
-
-def _told(name: str, here: str, asked: str) -> str:
-    if here == asked:
-        return f"{name} is {here} there and the same here, but with other code or other values inside"
-    return f"{name} is {here} there and {asked} here"
+    return ", ".join(f"{name} is {_cut(here)} there and {_cut(asked)} here" for name, (here, asked) in changed.items())
 
 
 def _details(changed: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
-    return {"field": next(iter(changed)), "different": {name: tuple(map(_shown, values)) for name, values in changed.items()}}
+    return {"field": next(iter(changed)), "different": {name: tuple(map(_cut, values)) for name, values in changed.items()}}
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    if type(value).__repr__ is object.__repr__:
-        text = f"{type(value).__name__}({', '.join(f'{name}={one!r}' for name, one in getattr(value, '__dict__', {}).items())})"
-    text = re.sub(r" at 0x[0-9a-f]+", "", text)  # says nothing in another process
+def _cut(value: Any) -> str:
+    text = _shown(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _shown(value: Any, deep: int = 6) -> str:
+    """A value as each process would write it: by what it holds, without addresses and the order of sets."""
+    inside: Any = value
+    if deep == 0:
+        return type(value).__name__
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(_shown(one, deep - 1) for one in inside))}}}"
+    if type(value) in (list, tuple):
+        return f"{type(value).__name__}({', '.join(_shown(one, deep - 1) for one in inside)})"
+    if type(value).__repr__ is object.__repr__ or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        held = getattr(value, "__dict__", {})
+        return f"{type(value).__name__}({', '.join(f'{name}={_shown(one, deep - 1)}' for name, one in held.items())})"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _shown_dir(value: str | os.PathLike[str] | None) -> str:

@@ -253,44 +253,42 @@ class Plain:
         return []
 
 
-def test_policies_are_compared_by_what_they_are():
-    def config(policy: Any) -> raystate.StateConfig:
-        return raystate.StateConfig(storage="/runs/a", run="a", keep_policy=policy, keep_last=None)
+def travelled(policy: Any) -> raystate.StateConfig:
+    """A configuration as the Coordinator gets it."""
+    made = CONFIG.replace(keep_policy=policy, keep_last=None)
+    return pickle.loads(cloudpickle.dumps(made))  # pyright: ignore[reportPrivateImportUsage]
 
-    assert differences(config(Plain(1)), config(Plain(1))) == {}
-    assert set(differences(config(Plain(1)), config(Plain(2)))) == {"keep_policy"}
-    assert differences(None, CONFIG) == {}
+
+@pytest.mark.parametrize("doubt", [False, True])
+def test_policies_are_compared_by_what_they_hold(doubt: bool) -> None:
+    one, same, other = (CONFIG.replace(keep_policy=Plain(keep), keep_last=None) for keep in (1, 1, 2))
+    assert differences(one, same, doubt=doubt) == {}
+    assert set(differences(one, other, doubt=doubt)) == {"keep_policy"}
+    assert differences(None, CONFIG, doubt=doubt) == {}
 
 
 def test_policies_that_differ_are_told_by_what_they_hold():
     """They were named by the addresses of two objects, which said that they differ and not how."""
-
-    def told(mine: Any, other: Any) -> str:
-        configs = [CONFIG.replace(keep_policy=one, keep_last=None) for one in (mine, other)]
-        owner, asking = (dataclasses.replace(FIT, rank=rank, config=config) for rank, config in enumerate(configs))
-        return admitted(owner, asking, Presence(), 1.0).failure.message
-
-    assert told(Plain(1), Plain(2)).endswith("keep_policy is Plain(keep=1) there and Plain(keep=2) here")
-    message = told(BestN(get_metric_fn=lambda metrics: metrics["a"], n=2), BestN(get_metric_fn=lambda metrics: metrics["b"], n=2))
-    assert " at 0x" not in message
-    assert message.endswith("there and the same here, but with other code or other values inside")
+    configs = [CONFIG.replace(keep_policy=Plain(keep), keep_last=None) for keep in (1, 2)]
+    owner, asking = (dataclasses.replace(FIT, rank=rank, config=config) for rank, config in enumerate(configs))
+    message = admitted(owner, asking, Presence(), 1.0).failure.message
+    assert message.endswith("keep_policy is Plain(keep=1) there and Plain(keep=2) here")
 
 
-def test_functions_and_classes_of_a_script_are_compared_by_what_they_do() -> None:
-    """Each process has made its own, and so has the Coordinator that it was brought to."""
-
-    def config(name: str) -> raystate.StateConfig:
+def test_what_a_script_made_in_each_process_is_one_policy_within_a_launch_and_another_one_in_the_next() -> None:
+    def config(keep: int, names: list[str]) -> raystate.StateConfig:
         class Mine(Plain):
-            def named(self) -> str:
-                return name
+            def again(self) -> Any:
+                return super().should_preserve()
 
-        mine: Any = Mine(1)
-        either = AnyPreservationPolicy([mine, BestN(get_metric_fn=lambda metrics: metrics[name], n=2)])
-        made = raystate.StateConfig(storage="/runs/a", run="a", keep_policy=either, keep_last=None)
-        return pickle.loads(cloudpickle.dumps(made))  # pyright: ignore[reportPrivateImportUsage]
+        mine: Any = Mine(keep)
+        mine.names, mine.itself = set(names), mine
+        return travelled(AnyPreservationPolicy([mine, BestN(get_metric_fn=lambda metrics: metrics["acc"], n=2)]))
 
-    assert differences(config("acc"), config("acc")) == {}
-    assert set(differences(config("acc"), config("loss"))) == {"keep_policy"}
+    one = config(1, ["acc", "f1", "loss"])
+    assert differences(one, config(1, ["loss", "f1", "acc"]), doubt=False) == {}
+    assert set(differences(one, config(2, ["acc", "f1", "loss"]), doubt=False)) == {"keep_policy"}
+    assert set(differences(one, config(1, ["acc", "f1", "loss"]), doubt=True)) == {"keep_policy"}
 
 
 def test_a_script_that_was_edited_is_not_held_to_its_old_policy() -> None:
@@ -305,8 +303,7 @@ def test_a_script_that_was_edited_is_not_held_to_its_old_policy() -> None:
                 return metrics["acc"]
 
         mine: Any = Mine(1)
-        made = CONFIG.replace(keep_policy=mine, keep_last=None)
-        return pickle.loads(cloudpickle.dumps(made))  # pyright: ignore[reportPrivateImportUsage]
+        return travelled(mine)
 
     old, new = config([1, 2]), config([3, 4])
 
@@ -316,7 +313,12 @@ def test_a_script_that_was_edited_is_not_held_to_its_old_policy() -> None:
         return admit(owner, asking, presence, config=old, owner_s=0.0, now_s=20.0, takeover=False)
 
     assert set(admission(dataclasses.replace(OTHER, config=new)).replaces) == {"keep_policy"}
-    assert admission(dataclasses.replace(SCRIPT, config=config([1, 2]))) == Admission(), "another process of the same launch"
+    another = dataclasses.replace(SCRIPT, config=config([1, 2]))
+    assert admission(another) == Admission(), "another process of the same launch"
+    used = Presence()
+    used.observe(Joined(ask=Ask("1"), group="g", rank=0, world=1, host=HOST, nonce="x"), 1.0)
+    again = admit(dataclasses.replace(SCRIPT, config=old), another, used, config=old, owner_s=0.0, now_s=2000.0, takeover=False)
+    assert set(again.replaces) == {"keep_policy"}, "a notebook whose cell was edited opens the run again"
 
 
 def test_a_policy_that_cannot_travel_is_refused() -> None:
@@ -335,8 +337,8 @@ def test_row14_orbax_policies_that_came_another_way_are_the_same():
         return raystate.StateConfig(storage="/nonexistent/lm", run="lm", save_policy=any_of)
 
     here, there = config([7, 9]), pickle.loads(pickle.dumps(config([7, 9])))
-    assert differences(here, there) == differences(there, pickle.loads(pickle.dumps(here))) == {}
-    assert set(differences(config([7]), there)) == {"save_policy"}
+    assert differences(here, there, doubt=True) == differences(there, pickle.loads(pickle.dumps(here)), doubt=True) == {}
+    assert set(differences(config([7]), there, doubt=True)) == {"save_policy"}
 
 
 def test_a_launch_may_open_again_with_another_configuration_while_some_of_its_ranks_still_close():
