@@ -6,7 +6,7 @@ On GPUs the keys agree, but process 0's file lies on another node. So here each 
 
 No public setting does that. Two private functions of JAX are replaced, here and nowhere else, and act as before for any other folder;
 tests/compilation/test_jax_internals.py notices when they change. With a JAX whose functions look otherwise, nothing is replaced: then
-rank 0 alone keeps its programs, in JAX's own way.
+rank 0 alone keeps its programs, in JAX's own way, and a warning says so.
 """
 
 # JAX's private modules are not typed.
@@ -24,7 +24,9 @@ from raystate.compilation.store import ProgramStore
 
 logger = logging.getLogger("raystate")
 
-WRITE_ARGUMENTS = ["cache_key", "compile_time_secs", "module_name", "backend", "executable", "host_callbacks"]
+TESTED = "0.10 to 0.12"
+WRITE_ARGUMENTS = ["cache_key", "compile_time_secs", "module_name", "backend", "executable"]
+CALLBACKS = "host_callbacks"  # one argument more until jax 0.11
 PUT_ARGUMENTS = ["cache_key", "module_name", "executable", "backend", "compile_time"]
 OPEN_ARGUMENTS = ["path"]
 
@@ -68,7 +70,11 @@ def keep_programs(store: ProgramStore) -> str:
     if jax.config.jax_compilation_cache_dir:
         return f"JAX keeps them in {jax.config.jax_compilation_cache_dir}, as it was told"
     if not _replace():
-        logger.info("JAX %s is not known well enough: only rank 0 keeps its compiled programs", jax.__version__)
+        logger.warning(
+            "raystate does not know the compilation cache of JAX %s (it was tested with %s): only rank 0 keeps its compiled programs, "
+            "and all other ranks compile theirs again after each restart",
+            jax.__version__, TESTED,
+        )  # fmt: skip
         store.trim()  # in a folder of its own JAX keeps without end
     _kept = store
     jax.config.update("jax_compilation_cache_dir", str(store.folder))
@@ -90,7 +96,7 @@ def known_internals() -> bool:
         from jax._src import compilation_cache, compiler
 
         return (
-            _arguments(compiler._cache_write) == WRITE_ARGUMENTS
+            _arguments(compiler._cache_write) in (WRITE_ARGUMENTS, [*WRITE_ARGUMENTS, CALLBACKS])
             and _arguments(compilation_cache.put_executable_and_time) == PUT_ARGUMENTS
             and _arguments(compilation_cache.get_file_cache) == OPEN_ARGUMENTS
         )
@@ -111,13 +117,13 @@ def _replace() -> bool:
     their_write, their_open = compiler._cache_write, compilation_cache.get_file_cache
 
     def cache_write(
-        cache_key: str, compile_time_secs: float, module_name: str, backend: Any, executable: Any, host_callbacks: Any
+        cache_key: str, compile_time_secs: float, module_name: str, backend: Any, executable: Any, *callbacks: Any
     ) -> None:
         if _kept is None or jax.config.jax_compilation_cache_dir != str(_kept.folder):
-            their_write(cache_key, compile_time_secs, module_name, backend, executable, host_callbacks)
+            their_write(cache_key, compile_time_secs, module_name, backend, executable, *callbacks)
             return
-        # As JAX does in process 0: a program with callbacks has addresses of this process in it.
-        if host_callbacks or compile_time_secs < _least_seconds():
+        # As JAX does in process 0: a program that it names callbacks of has addresses of this process in it.
+        if any(callbacks) or compile_time_secs < _least_seconds():
             return
         try:
             compilation_cache.put_executable_and_time(cache_key, module_name, executable, backend, int(compile_time_secs))
