@@ -1,6 +1,7 @@
 # Everything runs in .venv, which is made on the first call from nothing but python3, pip and make.
 #   make demo [GCS=1] [ARGS=…]
 #   make test   make test-first   make test-core   make test-ray   make test-timed   make test-long   make test-all
+#   make test-versions [VERSIONS=3.13-newest] [ARGS=…]
 #   make check  make venv
 #   make docs   make bench [ARGS=--quick]    make format   make clean
 
@@ -27,7 +28,7 @@ BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 # Without Ray: two processes that keep to a core each.
 ONE_CORE := $(BY_FILE) -p tests.one_core
 
-.PHONY: demo test test-first test-core test-ray test-long test-timed test-all check docs bench format clean venv
+.PHONY: demo test test-first test-core test-ray test-long test-timed test-all test-versions check docs bench format clean venv
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -73,6 +74,21 @@ test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) tests/cluster/test_seen.py --under-mesh explicit $(ARGS)
 	RAYSTATE_ALL=1 $(PYTEST) $(ONE_CORE) tests/model $(ARGS)
 
+# With other Pythons, and with the newest of all packages or those of constraints.txt: what is fast, the compiled programs, and a training.
+VERSIONS ?= 3.11-newest 3.12-newest 3.13-newest 3.13-pinned
+test-versions: $(addprefix test-version-,$(VERSIONS))
+
+# A Python that isn't there is told, and is no failure.
+test-version-%:
+	@version=$(firstword $(subst -, ,$*)); at=.venv-versions/$*; stamp=$$at/$(notdir $(STAMP)); \
+	for python in "$$(command -v python$$version)" $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python; do \
+	  "$$python" -c 'import venv' 2>/dev/null && break; python=; done; \
+	if [ -z "$$python" ]; then echo "not tested: $*: there is no python$$version in PATH or pyenv"; exit 0; fi; \
+	if [ ! -e $$stamp ]; then rm -rf $$at && $$python -m venv $$at && $$at/bin/python -m pip install -q --disable-pip-version-check \
+	  $(if $(filter %-pinned,$*),-c constraints.txt) -e '.[jobs,dev,gcs-server,bench]' && touch $$stamp || exit 1; fi; \
+	$$at/bin/python -c 'import sys, jax, ray; print("Python", sys.version.split()[0], "jax", jax.__version__, "Ray", ray.__version__)'; \
+	$$at/bin/python -m pytest $(BY_FILE) $(FIRST) tests/compilation tests/cluster/test_train_fit.py $(ARGS)
+
 test-first: test-core
 	$(PYTEST) $(ONE_CORE) $(FIRST) $(ARGS)
 
@@ -99,5 +115,5 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-versions build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

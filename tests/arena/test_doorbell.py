@@ -24,7 +24,7 @@ from raystate.manager import session as session_module
 from raystate.manager.session import Session
 from raystate.runtime import doorbell
 from raystate.runtime.doorbell import BYE, MAX_LINE_BYTES, RING, Bell, Caller, Door, Hello, socket_path
-from tests.interrupting import interrupted
+from tests.interrupting import interrupted, needs_instructions
 from tests.patience import PATIENCE_S
 
 HELLO = Hello(rank=1, world=2, lineage="1.1.a", incarnation="i1")
@@ -293,6 +293,7 @@ class DoorOnly:
         return 0.0
 
 
+@needs_instructions
 def test_an_interruption_while_a_trainer_rings_leaves_no_connection(root: Path, door: Door):
     """Ctrl-C, at any moment. The next manager of the process ends the one that was interrupted."""
     config = raystate.StateConfig(storage=str(root / "run"), run="r")
@@ -308,7 +309,7 @@ def test_an_interruption_while_a_trainer_rings_leaves_no_connection(root: Path, 
             assert caller.has_hung_up()
             caller.close()
         at += 1
-    assert at > 30
+    assert at > 20
 
 
 def test_a_bell_waits_for_a_host_that_is_about_to_come(root: Path):

@@ -67,7 +67,7 @@ def test_an_old_python_is_named(tmp_path: Path):
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 PHONY = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[0].split()
-TESTED = ("clean", "venv")  # by being run, here and above
+TESTED = ("clean", "venv", "test-versions")  # by being run, here and above
 HELPFUL = ("benchmarks", "jobs.demo")  # modules that are the targets' own
 
 
@@ -138,6 +138,15 @@ def test_no_test_is_left_out_of_ci(tmp_path: Path):
             and not any(within(file, word.removeprefix("--ignore=")) for word in words if word.startswith("--ignore="))
         ]
         assert len(taken) == 1, f"{file} is run by {len(taken)} commands"
+
+
+def test_versions_of_python_that_are_not_there_are_told_and_what_runs_with_the_others_is_there(tmp_path: Path):
+    lay_out(tmp_path)
+    done = make("test-versions", "VERSIONS=9.9-newest 9.8-pinned", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.count("not tested: 9.") == 2
+    tests = re.findall(r" (tests/\S+)", make("-n", "test-versions", cwd=tmp_path).stdout)
+    assert tests and all((ROOT / path).exists() for path in tests)
 
 
 def test_clean_removes_what_was_made_and_nothing_else(tmp_path: Path):

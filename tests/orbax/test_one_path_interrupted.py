@@ -15,7 +15,7 @@ import pytest
 import raystate
 from raystate.compat import flax_checkpoints, flax_writing
 from raystate.reader import background, saving, turns
-from tests.interrupting import interrupted
+from tests.interrupting import interrupted, needs_instructions
 from tests.patience import PATIENCE_S
 
 READER = os.path.dirname(saving.__file__)
@@ -26,6 +26,7 @@ def under_way() -> list[Any]:
     return list(background._unsettled)
 
 
+@needs_instructions
 @pytest.mark.parametrize("save", [raystate.save, raystate.save_async])
 def test_at_any_moment(save: Callable[..., Any], tmp_path: Path):
     at, goes_on = 0, True
