@@ -83,7 +83,7 @@ def _state_dict(content: StepContent) -> Any:
 
 def _as_target(content: StepContent, target: Any) -> Any:
     """What the target has and the checkpoint has not stays the target's; shapes are the checkpoint's; dtypes are the target's where
-    it has anything with a sharding. What is abstract and has none becomes a numpy array."""
+    it has anything with a sharding. What is abstract and has none becomes a numpy array, and so do numbers where nothing has one."""
     stored = {names(leaf.path): leaf for leaf in content.trees[STATE].leaves}
     flat, structure = jax.tree_util.tree_flatten_with_path(target)
     on_devices = any(_is_placed(value) for _, value in flat)
@@ -120,14 +120,17 @@ def _wanted(value: Any, stored: LeafSpec | None, path: Path, *, cast: bool) -> A
     is_number = stored.array is not None or stored.kind == "scalar"
     if _is_placed(value) or (is_abstract and (_is_key(value) or not is_number)):
         return value
+    if not is_number:
+        return stored.value
+    shape, own = (stored.array.shape, stored.array.dtype) if stored.array is not None else ((), np.asarray(stored.value).dtype)
+    if cast and shape == ():
+        if isinstance(value, np.float64):  # a Python float, too
+            return value
+        if isinstance(value, bool | int | float):
+            return np.zeros((), own).item()
     is_numpy = is_abstract or isinstance(value, np.ndarray | np.generic)
-    if stored.array is None:
-        number = np.asarray(stored.value)
-        return number.astype(value.dtype) if is_numpy and cast else number if is_numpy and stored.kind == "scalar" else stored.value
-    if stored.array.shape == () and isinstance(value, bool | int | float):
-        return np.zeros((), stored.array.dtype).item()
-    dtype = value.dtype if cast and is_numpy else np.dtype(stored.array.dtype)
-    return np.broadcast_to(np.zeros((), dtype), stored.array.shape)  # takes no memory
+    dtype = value.dtype if cast and is_numpy else np.dtype(own)
+    return np.broadcast_to(np.zeros((), dtype), shape)  # takes no memory
 
 
 def _is_placed(value: Any) -> bool:

@@ -116,3 +116,21 @@ def test_row17_arrays_of_the_other_byte_order_are_saved(tmp_path: Path, orbax: b
             assert got["0-d"] == 7 and got["number"] == 1
     ours.save_checkpoint(tmp_path, tree["a"], 2)
     assert ours.restore_checkpoint(tmp_path, None).tolist() == [0, 1, 2, 3]
+
+
+NUMBERS = {"whole": 3, "point": 0.5, "flag": True, "wide": 2**40, "own": np.float64(0.5), "array": np.float32(0.5)}
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["without shardings", "beside a jax.Array"])
+@pytest.mark.parametrize("like", [0, 0.0, False, np.float64(0), np.zeros(())], ids=lambda like: type(like).__name__)
+def test_numbers_in_a_target_become_what_flax_makes_of_them(tmp_path: Path, like: Any, placed: bool):
+    """0-d arrays where nothing in the target has a sharding; else NumPy's float64 stays one, and Python's numbers are the checkpoint's."""
+    tree = {**NUMBERS, "beside": np.arange(2.0)}
+    ours.save_checkpoint(tmp_path, tree, 1)
+    beside = {"beside": jnp.zeros(2) if placed else np.zeros(2)}
+    got = ours.restore_checkpoint(tmp_path, {**dict.fromkeys(NUMBERS, like), **beside})
+    if not placed or isinstance(like, np.ndarray | np.float64):
+        same(got, stock.restore_checkpoint(tmp_path, {**dict.fromkeys(NUMBERS, like), **beside}))
+    else:
+        assert got.pop("beside").dtype == jnp.float32
+        assert got == NUMBERS and all(type(value) in (bool, int, float) for value in got.values())
