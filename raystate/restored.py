@@ -376,7 +376,9 @@ def content_from_storage(reader: StepReader, step: int) -> StepContent:
         trees={name: reader.tree(item) for name, item in orbax_name.items()},
         source=lambda name: _StorageSource(reader, orbax_name[name]),
         iterator_states=reader.iterator_states,
-        iterators=tuple(name for name, kind in kinds.items() if kind == "iterator"),
+        iterators=tuple(
+            name for name, kind in kinds.items() if kind == "iterator" or (kind == "files" and reader.has_iterator_states(name))
+        ),
         files=reader.own_files,
         file_items=tuple(name for name, kind in kinds.items() if kind in ("files", "other")),
         json_items={name: reader.json(name) for name, kind in kinds.items() if kind == "json" and name != "metrics"},

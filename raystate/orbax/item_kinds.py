@@ -22,8 +22,8 @@ def item_kind(handler: str | None, has: Callable[[str], bool], names: Callable[[
         has: whether there is a file of this name.
         names: the files whose names begin so.
     """
-    if handler == STATEFUL_HANDLER:  # it may hold anything
-        return "files"
+    if handler == STATEFUL_HANDLER:  # it may hold anything; `partial.save` calls itself so, and writes arrays
+        return "arrays" if has("_METADATA") and has("manifest.ocdbt") else "files"
     if has("_METADATA"):
         return "arrays"
     if any(has(name) for name in JSON_FILES):

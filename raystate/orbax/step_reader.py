@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -201,11 +202,14 @@ class StepReader:
         raise CorruptCheckpointError(f"step {self._step} has no JSON item {item!r}", step=self._step, item=item)
 
     @of_one_checkpoint
+    def has_iterator_states(self, item: str) -> bool:
+        """Whether an iterator can be set from it: also where Orbax v1 says that an object wrote the files itself."""
+        return bool(self._iterator_files(item))
+
+    @of_one_checkpoint
     def iterator_states(self, item: str) -> tuple[dict[int, bytes], int]:
         """(process -> state, process count) of an iterator item; every process is there."""
-        found = {
-            name: match for name in self._files.names(f"{item}/process_") if (match := ITERATOR_FILE.fullmatch(name.split("/")[-1]))
-        }
+        found = self._iterator_files(item)
         counts = {int(match[2]) for match in found.values()}
         if len(counts) != 1:
             raise CorruptCheckpointError(
@@ -253,6 +257,10 @@ class StepReader:
         return metadata.begun_s, metadata.committed_s
 
     # ------------------------------------------------------------ inside
+
+    def _iterator_files(self, item: str) -> dict[str, re.Match[str]]:
+        names = self._files.names(f"{item}/process_")
+        return {name: match for name in names if (match := ITERATOR_FILE.fullmatch(name.split("/")[-1]))}
 
     def _read_tree(self, item: str) -> TreeSpec:
         metadata = self._tree_metadata(item)

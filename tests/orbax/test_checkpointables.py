@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grain
 import jax
 import numpy as np
 import pytest
@@ -238,3 +239,23 @@ def test_row11_the_private_folder_is_removed_even_that_of_a_killed_process(monke
     checkpointables._sweep.cache_clear()
     pack_items({"words": vocabulary()}, process_index=0)
     assert list(tmp_path.iterdir()) == [young]
+
+
+def test_a_grain_iterator_that_stock_v1_saved_is_set_in_place(tmp_path: Path):
+    numbers = grain.MapDataset.range(100).to_iter_dataset()
+    saved, iterator, imported = iter(numbers), iter(numbers), iter(numbers)
+    read = [next(saved) for _ in range(5)]
+    v1.save_checkpointables(tmp_path / "steps/3", {"state": TREE, "data": saved})
+    raystate.load(tmp_path / "steps/3", items={"data": iterator})
+    import_steps(tmp_path / "run", open_source(str(tmp_path / "steps")))
+    raystate.Reader(tmp_path / "run").restore(items={"data": imported})
+    assert read == [0, 1, 2, 3, 4] and next(iterator) == next(imported) == 5
+
+
+def test_a_checkpoint_that_was_saved_in_parts(tmp_path: Path):
+    v1.partial.save(tmp_path / "3", TREE)
+    v1.partial.save(tmp_path / "3", {"v": np.ones(2)})
+    v1.partial.finalize(tmp_path / "3")
+    assert raystate.metadata(tmp_path / "3").kinds == {"state": "arrays"}
+    state = raystate.Reader(tmp_path).restore().state
+    assert state["w"].tolist() == TREE["w"].tolist() and state["v"].tolist() == [1.0, 1.0]
