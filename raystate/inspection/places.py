@@ -30,7 +30,7 @@ from raystate.storage import (
     why_empty,
 )
 from raystate.storage.attempts import in_the_way
-from raystate.storage.foreign import is_marked
+from raystate.storage.foreign import is_early, is_marked
 from raystate.storage.names import MARKER, METADATA, STATE, TREE_METADATA, step_of
 
 logger = logging.getLogger("raystate")
@@ -102,7 +102,8 @@ class Checkpoints:
         for name in (TREE_METADATA, METADATA):  # a bare tree may have both
             if name in inside:
                 return SingleCheckpoint(self.storage, name)
-        return None
+        named = number_in(self.storage.url.rpartition("/")[2]) is not None
+        return SingleCheckpoint(self.storage, "") if named and f"{STATE}/" not in inside and is_early(self.storage, "") else None
 
     def steps(self) -> list[int]:
         """Complete, visible steps, ascending. Of a single checkpoint: its folder's number, 0 if that is none."""
@@ -249,7 +250,7 @@ class SingleCheckpoint:
 
     Args:
         storage: its folder.
-        metadata: the file of it that says which of both it is.
+        metadata: the file of it that says which of both it is; "": early Orbax's step, which has none.
     """
 
     def __init__(self, storage: Storage, metadata: str):
@@ -257,10 +258,12 @@ class SingleCheckpoint:
         self._metadata = metadata
         above, _, self._name = storage.url.rpartition("/")
         self.step = number_in(self._name) or 0
-        numbered = metadata == METADATA and step_of(self._name) is not None and not above.endswith("/")
+        numbered = metadata in (METADATA, "") and step_of(self._name) is not None and not above.endswith("/")
         self.above = above if numbered else None  # URL of what has it among its steps
 
     def is_there(self) -> bool:
+        if not self._metadata:
+            return is_early(self._storage, "")
         markers = [self._metadata]
         if not self._storage.is_directory:
             markers.append(MARKER)

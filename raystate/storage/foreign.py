@@ -33,6 +33,14 @@ def is_marked(storage: Storage, folder: str) -> bool:
     return any(storage.exists(f"{folder}/{marker}") for marker in markers)
 
 
+def is_early(storage: Storage, folder: str) -> bool:
+    """Whether a folder may be a step as Orbax wrote it until 2024, without any file of its own: nothing tells that it is whole.
+
+    Stock Orbax reads it, for in a directory it is the rename that publishes.
+    """
+    return storage.is_directory and any(_has_trees(storage, storage.list(folder, recursive=False)))
+
+
 def is_run(storage: Storage, folder: str = "") -> bool:
     """Whether a run has begun in the storage, or in a folder of it; a folder's name ends in "/"."""
     return storage.exists(f"{folder}{log_name(1)}")
@@ -148,6 +156,10 @@ def _is_checkpoint(storage: Storage, info: ObjectInfo) -> bool:
 def _looks_so(storage: Storage, folder: str) -> Iterator[bool]:
     inside = storage.list(folder, recursive=False)
     yield any(info.name.rpartition("/")[2] in _OF_A_CHECKPOINT for info in inside)
-    for info in inside[:SHOWN]:  # early Orbax wrote nothing beside the items' folders
+    yield from _has_trees(storage, inside)  # early Orbax wrote nothing beside the items' folders
+
+
+def _has_trees(storage: Storage, inside: Sequence[ObjectInfo]) -> Iterator[bool]:
+    for info in inside[:SHOWN]:
         if info.is_folder and step_of(info.name.rstrip("/").rpartition("/")[2]) is None:
             yield storage.exists(info.name + TREE_METADATA)

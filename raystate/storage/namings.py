@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from raystate.core.errors import ConfigError
 from raystate.storage.base import Storage
-from raystate.storage.foreign import is_marked
+from raystate.storage.foreign import is_early, is_marked
 from raystate.storage.names import STATE, step_of
 from raystate.storage.steps import top_folders, visible_steps
 
@@ -23,7 +23,7 @@ Naming = dict[int, str]  # step -> its folder
 def step_folders(storage: Storage) -> Naming:
     """The folder of each complete step, by step, ascending.
 
-    Plain numbers come first: beside them, and beside a run's log, other names mean something else, such as a copy of the best step.
+    Where there is no run, steps of early Orbax's are among them (`foreign.is_early`). Plain numbers come first: beside them, and beside a run's log, other names mean something else, such as a copy of the best step.
     Without any, folders named as Orbax does with `step_prefix` ("train_1200"), `step_format_fixed_length` ("00001200") or both.
 
     Raises:
@@ -34,7 +34,13 @@ def step_folders(storage: Storage) -> Naming:
     plain = {step: str(step) for step in visible_steps(storage, folders)}
     if STATE in folders:
         return plain
-    others = [name for name in folders if step_of(name) is None and _split(name) and is_marked(storage, name)]
+    numbers = {name: number for name in folders if (number := number_in(name)) is not None}
+    marked = {*plain.values(), *(name for name in numbers if step_of(name) is None and is_marked(storage, name))}
+    # One without a mark that comes after one that has it is no early Orbax's, but half copied or half removed.
+    first = min((numbers[name] for name in marked), default=2**63)
+    whole = marked | {name for name in numbers if numbers[name] < first and name not in marked and is_early(storage, name)}
+    plain = {step: name for name in sorted(whole, key=numbers.__getitem__) if (step := step_of(name)) is not None}
+    others = [name for name in folders if name in whole and step_of(name) is None]
     namings = _namings([*plain.values(), *others])
     for naming in namings:
         if naming.keys() >= plain.keys() and (plain or len(namings) == 1):

@@ -283,6 +283,25 @@ def test_early_steps_under_plain_numbers(tmp_path: Path):
         claim(open_storage(tmp_path / "items"))
 
 
+def test_steps_that_orbax_wrote_until_2024_are_read_where_stock_reads_them(tmp_path: Path):
+    """They have neither a marker nor `_CHECKPOINT_METADATA`."""
+    for step in (4, 5):
+        early(tmp_path / f"steps/{step}/default", {"w": np.full(2, step)})
+    early(tmp_path / "steps/6.orbax-checkpoint-tmp-17/default", {"w": np.zeros(2)})
+    (tmp_path / "steps/7/default").mkdir(parents=True)
+    early(tmp_path / "named/step_3/default", {"w": np.ones(2)})
+    assert raystate.Reader(tmp_path / "named").all_steps() == [3]
+    stock = ocp.CheckpointManager(tmp_path / "steps", item_names=("default",))
+    reader = raystate.Reader(tmp_path / "steps")
+    assert stock.restore(5, args=ocp.args.Composite(default=ocp.args.PyTreeRestore()))["default"]["w"].tolist() == [5, 5]
+    assert reader.all_steps() == [4, 5] and reader.restore().state["w"].tolist() == [5, 5]
+    assert raystate.load(tmp_path / "steps/4")["w"].tolist() == [4, 4], "by its own path, too"
+    import_steps(tmp_path / "run", open_source(str(tmp_path / "steps")))
+    assert raystate.Reader(tmp_path / "run").all_steps() == [4, 5]
+    (tmp_path / "steps/.raystate").mkdir()
+    assert reader.all_steps() == [], "in a run's folder the marker decides"
+
+
 def test_files_of_flax_are_refused(tmp_path: Path):
     for step in (5, 10, 15, 20, 25):
         (tmp_path / f"checkpoint_{step}").write_bytes(b"\x81\xa1w\xc4")
