@@ -244,8 +244,6 @@ class _Builder:
         for node in nodes:
             leaves.append(self._add_leaf(item, node, len(leaves), scalars))
         check_names(item, leaves)
-        if not any(leaf.kind in ("array", "scalar") for leaf in leaves):
-            raise mistake(item, (), "it has neither an array nor a number: texts alone can't be kept, give them as an item")
         self.scalars.append(tuple(scalars))
         self._trees += 1
         options = self.options

@@ -72,6 +72,14 @@ class StorageError(RaystateError):
     """An operation on storage failed for good; names the operation and the path."""
 
 
+GCS_HINTS = {  # HTTP status -> what to do about it
+    401: "the credentials are not valid (any more): log in again, or check the service account",
+    403: "this account may not do that: it needs roles/storage.objectAdmin on the bucket",
+    404: "there is no such bucket, or this account may not see it",
+    429: "too many requests: GCS limits writes per object name and requests per bucket",
+}
+
+
 def lost_steps(errors: tuple[str, ...], *, released: bool = False) -> StorageError | None:
     """What is said of promised steps that are not durable, each with its reason; None if there are none.
 

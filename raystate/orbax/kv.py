@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from raystate.core.errors import CorruptCheckpointError, RaystateError, StorageError
+from raystate.core.errors import GCS_HINTS, CorruptCheckpointError, RaystateError, StorageError
 from raystate.machine_memory import MOST_READ_BYTES
 
 # Orbax's own settings for a checkpoint: values up to 1 KiB lie in the B-tree's nodes, one manifest file.
@@ -36,7 +36,7 @@ _OF_A_NAME = {("http_response", "416"), *(("os_error", str(one)) for one in (err
 _ABSENT = re.compile(
     r"NOT_FOUND: |OUT_OF_RANGE: |FAILED_PRECONDITION: .*Not enough data: .*at byte 0"
 )  # the last: nothing came at all
-_FOR_DEVELOPERS = (" [tensorstore_spec=", " [source locations=")  # what TensorStore adds to its sentence: it fills a screen
+_FOR_DEVELOPERS = re.compile(r" \[[a-z_ ]+=")  # begins what TensorStore adds to its sentence: it fills a screen
 _MOST_OF_A_SENTENCE = 500
 
 
@@ -58,6 +58,12 @@ def context(*, io_concurrency: int, copy_concurrency: int | None = None) -> ts.C
 def below(base: dict[str, Any], name: str) -> dict[str, Any]:
     """The spec of a folder (`name` ends in "/") or object inside the folder `base`."""
     return {**base, "path": base.get("path", "") + name}
+
+
+def url_of(base: dict[str, Any]) -> str:
+    """Where a folder lies, for errors."""
+    scheme = "gs" if base["driver"] == "gcs" else base["driver"]
+    return f"{scheme}://{base['bucket']}/{base.get('path', '')}" if "bucket" in base else base.get("path", "")
 
 
 def ocdbt(base: dict[str, Any], path: str = "", *, manifest: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -184,5 +190,8 @@ def _its_words(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__
-    ends = [end for mark in _FOR_DEVELOPERS if (end := lines[0].find(mark)) >= 0]
-    return lines[0][: min(ends, default=len(lines[0]))][:_MOST_OF_A_SENTENCE]
+    words = _FOR_DEVELOPERS.split(lines[0], maxsplit=1)[0][:_MOST_OF_A_SENTENCE]
+    status = next((int(number) for of, number in _REFUSED.findall(lines[0]) if of == "http_response"), None)
+    if status is None:
+        return words
+    return f"{words}: HTTP {status}" + (f" ({GCS_HINTS[status]})" if status in GCS_HINTS else "")

@@ -88,7 +88,8 @@ def build_files(
         if scalars:
             write_item(base, own, _as_arrays(tree, scalars), [(i, (), v) for i, v in scalars.items()], timeout_s=timeout_s)
             names.append(own)
-        files[f"{tree.item}/manifest.ocdbt"] = merge_writers(base, names, save=save, tree=tree, timeout_s=timeout_s)
+        if any(leaf.kind in ("array", "scalar") for leaf in tree.leaves):  # Orbax writes no database for texts alone
+            files[f"{tree.item}/manifest.ocdbt"] = merge_writers(base, names, save=save, tree=tree, timeout_s=timeout_s)
         if shardings := _shardings(tree):
             files[f"{tree.item}/_sharding"] = shardings
         if metadatas := _array_metadatas(tree):
@@ -126,7 +127,7 @@ def merge_writers(base: dict[str, Any], writers: Sequence[str], *, save: str, tr
     """
     where = f"item {tree.item!r} of save {save}"
     nodes = f"d/{_nodes(save)}"
-    with kv.named_errors(f"merging {where}", damage=True, item=tree.item):
+    with kv.named_errors(f"merging {where} in {kv.url_of(base)}", damage=True, item=tree.item):
         ctx = kv.context(io_concurrency=32)
         # Source and target of a copy between databases must share context and cache, and name their manifest's place.
         target = {

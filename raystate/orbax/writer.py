@@ -59,7 +59,7 @@ def write_item(
         raise ConfigError(f"writer {writer!r} must be letters and digits", writer=writer)
     folder = kv.below(kv_base, f"{WRITER_PREFIX}{writer}/")
     where = f"item {tree.item!r}, writer {writer}"
-    with kv.named_errors(f"writing {where}", damage=False, item=tree.item, writer=writer):
+    with kv.named_errors(f"writing {where} to {kv.url_of(kv_base)}", damage=False, item=tree.item, writer=writer):
         ctx = kv.context(io_concurrency=io_concurrency, copy_concurrency=copy_concurrency)
         transaction = ts.Transaction(atomic=True)
         stores: dict[int, ts.TensorStore] = {}

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from raystate.core.errors import StorageError
+from raystate.core.errors import GCS_HINTS, StorageError
 from raystate.machine_memory import MOST_READ_BYTES
 from raystate.storage.attempts import storage_error
 from raystate.storage.base import Listing, ObjectChangedError, ObjectExistsError, ObjectInfo, ObjectMissingError
@@ -25,13 +25,6 @@ Result = TypeVar("Result")
 CONNECT_S = 5.0
 SILENCE_S = 15.0  # a server that says nothing for so long is asked again
 _BATCH = 100  # what GCS takes in one batch request
-
-_HINTS = {
-    401: "the credentials are not valid (any more): log in again, or check the service account",
-    403: "this account may not do that: it needs roles/storage.objectAdmin on the bucket",
-    404: "there is no such bucket, or this account may not see it",
-    429: "too many requests: GCS limits writes per object name and requests per bucket",
-}
 
 _LISTED = "items(name,size,generation,crc32c,md5Hash),prefixes,nextPageToken"
 
@@ -192,10 +185,10 @@ def _describe(error: BaseException) -> str:
     code = getattr(response, "status_code", getattr(error, "code", None))
     if isinstance(code, int) and code >= 400:
         text = f"{int(code)} {_message(_body(response) or getattr(error, 'message', '') or str(error))}"
-        hint = _HINTS.get(int(code))
+        hint = GCS_HINTS.get(int(code))
     else:
         text = f"{type(error).__name__}: {error}"
-        hint = _HINTS[401] if isinstance(error, GoogleAuthError) else None
+        hint = GCS_HINTS[401] if isinstance(error, GoogleAuthError) else None
     text = " ".join(text.split())[:500]
     return f"{text} ({hint})" if hint else text
 

@@ -23,7 +23,8 @@ Naming = dict[int, str]  # step -> its folder
 def step_folders(storage: Storage) -> Naming:
     """The folder of each complete step, by step, ascending.
 
-    Where there is no run, steps of early Orbax's are among them (`foreign.is_early`). Plain numbers come first: beside them, and beside a run's log, other names mean something else, such as a copy of the best step.
+    Where there is no run, steps of early Orbax's are among them (`foreign.is_early`). Plain numbers come first: beside them, and
+    beside a run's log, other names mean something else, such as a copy of the best step.
     Without any, folders named as Orbax does with `step_prefix` ("train_1200"), `step_format_fixed_length` ("00001200") or both.
 
     Raises:

@@ -259,6 +259,14 @@ def test_row1_chunks_have_checksums(tmp_path: Path):
         v1.load(str(tmp_path / "one"))
 
 
+@pytest.mark.parametrize("tree", [{"a": "x", "b": ["y"]}, {"a": None}, {"a": {}}, "text"], ids=str)
+def test_trees_without_arrays_are_kept_as_stock_keeps_them(tree: Any, tmp_path: Path):
+    raystate.save(tmp_path / "one", tree)
+    v1.save(tmp_path / "stock", tree)
+    assert raystate.load(tmp_path / "one") == v1.load(tmp_path / "one") == raystate.load(tmp_path / "stock") == tree
+    assert raystate.load(tmp_path / "one", tree) == tree
+
+
 # ------------------------------------------------------------ wrong use
 
 
@@ -268,7 +276,6 @@ def test_row1_chunks_have_checksums(tmp_path: Path):
         ({}, {}, "nothing to keep"),
         ({"a": object()}, {}, "a: can't save an object"),
         (module(), {}, r"activation: can't save .* eqx\.filter\(module, eqx\.is_array\)"),
-        ("text", {}, "texts alone"),
         ({"a": W}, {"items": {"state": 1}}, "an item can't be called 'state'"),
         ({"a": W}, {"items": [1]}, "items must be a dict"),
         ({"a": W}, {"metrics": {"loss": "low"}}, "metrics, loss"),
