@@ -118,7 +118,7 @@ def test_a_list_that_is_refused_is_no_empty_folder(bucket: Storage, server: GcsS
 
 
 @pytest.mark.parametrize(
-    ("status", "says"), [(400, "HTTP 400$"), (403, r"HTTP 403 \(this account .* objectAdmin"), (503, "HTTP 503$")]
+    ("status", "says"), [(400, "HTTP 400$"), (403, r"HTTP 403 \(this account .*objectAdmin"), (503, "HTTP 503$")]
 )
 def test_a_write_that_is_refused_names_the_place_and_what_to_do(bucket: Storage, server: GcsServer, status: int, says: str):
     server.faults([FaultRule(status=status, kinds=("upload",), match=r"/d%2F|/d/")])
