@@ -6,6 +6,7 @@ A config is a frozen value. It pickles, so that the driver, the trainers and the
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import urllib.parse
@@ -71,6 +72,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         storage: the run's identity: `gs://…`, `s3://…`, `file://…` or a directory (also a PathLike). Kept in canonical form.
             Under `ray job submit --working-dir` an absolute one: a folder of a Ray session is refused.
         run: name of the run, in actors, metrics and logs: letters, digits, `.`, `_`, `-`.
+        run_metadata: a dict of JSON values about the whole run, written when it begins to where Orbax's
+            `CheckpointManager(metadata=…)` has it; what is there stays. `raystate.metadata(storage).run` gives it.
         save_every_steps: steps between durable saves: the first `save()` at or after each multiple.
         save_every_s: seconds between durable saves, decided once for all hosts. With `save_every_steps` too, whichever is due.
             With no save rule at all: automatic, every 600 s.
@@ -132,6 +135,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
 
     storage: _Text
     run: str
+    run_metadata: dict[str, Any] | None = None
 
     save_every_steps: PositiveInt | None = None
     save_every_s: Seconds | None = None
@@ -263,6 +267,15 @@ class StateConfig(pydantic.BaseModel, frozen=True):
     def _run_is_a_name(cls, value: str) -> str:
         if not _RUN_NAME.fullmatch(value):
             raise ValueError("must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit")
+        return value
+
+    @pydantic.field_validator("run_metadata")
+    @classmethod
+    def _run_metadata_is_json(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"must be a dict of JSON values: {error}") from None
         return value
 
     @pydantic.field_validator("host_memory", mode="before")

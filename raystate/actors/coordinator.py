@@ -139,6 +139,7 @@ class CoordinatorActor:
             known_attempt=before or 0,
             on_claim=self._kept_attempt.put,
             restarted=self._restarted,
+            run_metadata=self._config.run_metadata,
             recorder=Recorder(_record_folder(self._config, self._run_hash)),
         )
         service.start()

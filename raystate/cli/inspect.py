@@ -180,6 +180,8 @@ def _show_step(
         out.print(f"metrics {escape(', '.join(f'{name} {figure(value)}' for name, value in found.metrics.items()))}")
     if found.custom is not None:
         out.print(f"custom  {escape(_short(json.dumps(found.custom, default=str, ensure_ascii=False)))}")
+    if found.run is not None:
+        out.print(f"run     {escape(_short(json.dumps(dict(found.run), default=str, ensure_ascii=False)))}")
     for item, kind in found.kinds.items():
         if kind == "arrays" and item in chosen:
             by_name = stored[item]
@@ -289,6 +291,7 @@ def _document(found: StepMetadata, chosen: Found, stored: Mapping[str, dict[str,
         "items": found.kinds,
         "metrics": found.metrics,
         "custom": found.custom,
+        "run": found.run,
         "arrays": [
             array_document(one, by_name[name] if isinstance(by_name := stored[item], dict) else None)
             for item, arrays in chosen.items()

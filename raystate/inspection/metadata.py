@@ -15,6 +15,7 @@ import numpy as np
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
 from raystate.core.tree import LeafSpec, PathKey, TreeSpec, nest
 from raystate.inspection.places import Checkpoints
+from raystate.inspection.run_metadata import read_run_metadata
 from raystate.orbax.said import parse_json
 from raystate.orbax.state_item import STATE_ITEMS
 from raystate.orbax.step_reader import ItemKind, StepReader
@@ -140,6 +141,7 @@ class StepMetadata:
         kinds: item -> "arrays", "json", "iterator", "files" (an object wrote them itself), or "other": raystate cannot read it.
         metrics: what was saved with the step.
         custom: what was saved with the step.
+        run: what was said of the whole run: `StateConfig(run_metadata=…)`, or Orbax's `CheckpointManager(metadata=…)`; None: nothing.
         leaves: item of arrays -> its leaves in a flat list, in Orbax's order.
     """
 
@@ -153,6 +155,7 @@ class StepMetadata:
     kinds: Mapping[str, ItemKind]
     metrics: Mapping[str, float]
     custom: Any
+    run: Mapping[str, Any] | None
     leaves: Mapping[str, tuple[LeafSpec, ...]] = field(repr=False, compare=False)
     _arrays: Mapping[str, Mapping[str, ArrayMetadata]] = field(repr=False, compare=False)
 
@@ -280,6 +283,7 @@ def look(checkpoints: Checkpoints, step: int, reader: StepReader) -> StepMetadat
         kinds=dict(sorted(kinds.items())),
         metrics=reader.metrics(),
         custom=reader.custom(),
+        run=read_run_metadata(checkpoints.home(step)[0]),
         leaves={name: spec.leaves for name, spec in specs.items()},
         _arrays=arrays,
     )

@@ -63,10 +63,13 @@ class TreeMetadata:
 # What Orbax v1 calls the handler of an object that writes its own files.
 STATEFUL_HANDLER = "orbax.checkpoint.experimental.v1._src.handlers.stateful_checkpointable_handler.StatefulCheckpointableHandler"
 
+ARRAY_HANDLER = "ArrayCheckpointHandler"  # ends the name of what writes one array, below the item's folder:
+ARRAY_FOLDER = "checkpoint/"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMetadata:
-    handlers: dict[str, str]  # item -> name of the handler's class; empty if the file does not say
+    handlers: dict[str, str]  # item -> name of the handler's class, "" of a tree without items; empty if the file does not say
     custom: dict[str, Any]
     begun_s: float | None = None  # wall clock; None if the file does not say
     committed_s: float | None = None
@@ -143,8 +146,9 @@ def parse_step(data: bytes, what: str) -> CheckpointMetadata:
     """Parse `_CHECKPOINT_METADATA`."""
     said = parse_form(_Step, data, what)
     handlers = said.item_handlers if isinstance(said.item_handlers, dict) else {}
+    alone = {"": said.item_handlers} if isinstance(said.item_handlers, str) else {}
     return CheckpointMetadata(
-        handlers={check_name(name, what): str(handler) for name, handler in handlers.items()},
+        handlers=alone | {check_name(name, what): str(handler) for name, handler in handlers.items()},
         custom=said.custom_metadata or {},
         begun_s=_seconds(said.init_timestamp_nsecs),
         committed_s=_seconds(said.commit_timestamp_nsecs),

@@ -6,9 +6,8 @@ and array.
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import json
-import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,11 +21,13 @@ from raystate.core.tree import LeafSpec, Package, TreeSpec
 from raystate.orbax import kv
 from raystate.orbax.array_reads import Request, read_boxes
 from raystate.orbax.array_specs import describe_store, open_arrays, plain_spec, read_spec
-from raystate.orbax.item_kinds import ITERATOR_FILE, JSON_FILES, ItemKind, item_kind
+from raystate.orbax.item_kinds import JSON_FILES, ItemKind, item_kind, iterator_files, iterator_states
 from raystate.orbax.said import parse_json, parse_object
 from raystate.orbax.state_item import METRICS, choose_state
 from raystate.orbax.step_files import HasKvstore, StepFiles, of_one_checkpoint
 from raystate.orbax.step_metadata import (
+    ARRAY_FOLDER,
+    ARRAY_HANDLER,
     CUSTOM_KEY,
     CheckpointMetadata,
     TreeMetadata,
@@ -40,7 +41,6 @@ from raystate.orbax.stored import StoredValue, stored_values
 
 BARE_ITEM = "state"  # what a tree is called that lies in its folder without an item
 
-_SHOWN = 20
 _OF_A_TREE = ("_sharding", "manifest.ocdbt")  # what an item of arrays has beside its metadata
 
 
@@ -102,7 +102,7 @@ class StepReader:
             if self._items is None and self.is_bare():
                 self._items = {BARE_ITEM: "arrays"}
             elif self._items is None:
-                names = set(self._step_metadata().handlers) or self._listed_items()
+                names = self._step_metadata().handlers.keys() - {""} or self._listed_items()
                 kinds: dict[str, ItemKind] = {name: self._kind(name) for name in sorted(names)}
                 self._items = {name: kind for name, kind in kinds.items() if name != METRICS or kind == "arrays"}
             return dict(self._items)
@@ -171,7 +171,8 @@ class StepReader:
 
     def item_store(self, item: str) -> dict[str, Any]:
         """The TensorStore kvstore spec of the folder in which an item lies."""
-        return self._files.base if self.is_bare() else kv.below(self._files.base, f"{item}/")
+        base = self._files.base if self.is_bare() else kv.below(self._files.base, f"{item}/")
+        return kv.below(base, ARRAY_FOLDER) if self._is_one_array(item) else base
 
     def spec_of(self, item: str, name: str) -> dict[str, Any]:
         """The TensorStore spec of an array or scalar, as anybody can open it."""
@@ -204,26 +205,12 @@ class StepReader:
     @of_one_checkpoint
     def has_iterator_states(self, item: str) -> bool:
         """Whether an iterator can be set from it: also where Orbax v1 says that an object wrote the files itself."""
-        return bool(self._iterator_files(item))
+        return bool(iterator_files(self._files.names(f"{item}/process_")))
 
     @of_one_checkpoint
     def iterator_states(self, item: str) -> tuple[dict[int, bytes], int]:
         """(process -> state, process count) of an iterator item; every process is there."""
-        found = self._iterator_files(item)
-        counts = {int(match[2]) for match in found.values()}
-        if len(counts) != 1:
-            raise CorruptCheckpointError(
-                f"item {item!r} of step {self._step} has iterator states of {sorted(counts) or 'no'} processes",
-                step=self._step,
-                item=item,
-            )
-        states = {int(match[1]): self._files.read(name) for name, match in found.items()}
-        world = counts.pop()
-        missing = (process for process in range(world) if states.get(process) is None)
-        if lacking := list(itertools.islice(missing, _SHOWN)):  # the names of files may announce any number
-            message = f"item {item!r} of step {self._step} lacks the iterator states of processes {lacking} of {world}"
-            raise CorruptCheckpointError(message, step=self._step, item=item)
-        return {process: data for process, data in sorted(states.items()) if data is not None}, world
+        return iterator_states(self._files.names(f"{item}/process_"), self._files.read, step=self._step, item=item)
 
     @of_one_checkpoint
     def own_files(self, item: str) -> dict[str, bytes]:
@@ -258,10 +245,6 @@ class StepReader:
 
     # ------------------------------------------------------------ inside
 
-    def _iterator_files(self, item: str) -> dict[str, re.Match[str]]:
-        names = self._files.names(f"{item}/process_")
-        return {name: match for name in names if (match := ITERATOR_FILE.fullmatch(name.split("/")[-1]))}
-
     def _read_tree(self, item: str) -> TreeSpec:
         metadata = self._tree_metadata(item)
         sharding_data, strings_data = (
@@ -271,6 +254,8 @@ class StepReader:
         shardings = parse_shardings(sharding_data, self._what(f"{item}/_sharding")) if sharding_data else {}
         string_of = parse_strings(strings_data or b"{}", self._what(f"{item}/_strings.json"))
         key_impls = self._key_impls(item)
+        if self._is_one_array(item):
+            shardings, key_impls = (dict(zip([""], of.values(), strict=False)) for of in (shardings, key_impls))
         stores = self._open(item)
         scalars: dict[str, Any] = {}
         reads = {node.name: stores[node.name].read() for node in metadata.nodes if node.kind == "scalar"}
@@ -312,8 +297,14 @@ class StepReader:
                 if data is None:
                     self._step_metadata()  # says so if it is the step that is missing
                     raise CorruptCheckpointError(f"step {self._step} has no array item {item!r}", step=self._step, item=item)
-                self._trees[item] = parse_tree(data, self._what(f"{item}/_METADATA"))
+                tree = parse_tree(data, self._what(f"{item}/_METADATA"))
+                if self._is_one_array(item):
+                    tree = dataclasses.replace(tree, nodes=tuple(dataclasses.replace(node, path=()) for node in tree.nodes[:1]))
+                self._trees[item] = tree
             return self._trees[item]
+
+    def _is_one_array(self, item: str) -> bool:
+        return self._step_metadata().handlers.get("" if self.is_bare() else item, "").endswith(ARRAY_HANDLER)
 
     def _open(self, item: str) -> dict[str, ts.TensorStore]:
         """Parameter name -> open array, of all arrays and scalars of an item."""
@@ -324,7 +315,7 @@ class StepReader:
                 ocdbt = self._is_ocdbt(item)
                 manifest = self._manifest(item) if ocdbt else None
                 if not ocdbt:  # a name is a path then
-                    for node in metadata.nodes:
+                    for node in metadata.nodes if not self._is_one_array(item) else ():
                         self._check_inside(node.name, f"array {node.name!r} of item {item!r}")
                 self._files.refuse_item(self._within(item, ""), f"step {self._step}: item {item!r}", step=self._step, item=item)
                 self._stores[item] = open_arrays(
@@ -364,7 +355,7 @@ class StepReader:
                     )
                 # Early Orbax wrote no such file; the items are found by listing then.
                 self._metadata = parse_step(data if data is not None else b"{}", self._what("_CHECKPOINT_METADATA"))
-                for item in self._metadata.handlers:
+                for item in self._metadata.handlers.keys() - {""}:
                     self._check_inside(item, f"item {item!r}")
             return self._metadata
 

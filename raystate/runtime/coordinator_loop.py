@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar, assert_never
 
@@ -93,6 +93,7 @@ class CoordinatorLoop:
             this run's next Coordinator is there already, and has the trainers and the hosts.
         known_attempt: an attempt of this run that has claimed on this cluster: a log without it is not the run's. 0: none is known.
         on_claim: called with the attempt when the run is claimed.
+        run_metadata: see `Storing`.
         restarted: it follows a Coordinator that was killed: while storage is out, whoever trains goes on, and is kept waiting.
         workers: who carries out the slow commands; None: threads of its own.
         packager: makes a step's package of what the hosts have written.
@@ -119,6 +120,7 @@ class CoordinatorLoop:
         known_attempt: int = 0,
         on_claim: Callable[[int], object] = lambda _: None,
         restarted: bool = False,
+        run_metadata: Mapping[str, Any] | None = None,
         workers: Workers | None = None,
         packager: Packager | None = None,
         recorder: Recorder | None = None,
@@ -152,6 +154,7 @@ class CoordinatorLoop:
             workers=self._workers,
             post=lambda event: self.post(event),
             wall_clock=wall_clock,
+            run_metadata=run_metadata,
         )
         self._ended = threading.Event()
         self._next_tick_s = float("-inf")

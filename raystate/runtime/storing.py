@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -43,6 +43,7 @@ from raystate.core.messages import (
 )
 from raystate.core.retention import Keep
 from raystate.core.tree import Package
+from raystate.inspection.run_metadata import put_run_metadata
 from raystate.runtime.link import Unreachable
 from raystate.runtime.packaging import Packager
 from raystate.runtime.priority import give_way
@@ -97,6 +98,7 @@ class Storing:
         workers: who does the work.
         post: takes the events that come of it, from any thread.
         wall_clock: seconds since 1970: when a step was saved.
+        run_metadata: of the whole run, to be written down; None: nothing.
     """
 
     def __init__(
@@ -110,7 +112,9 @@ class Storing:
         workers: Workers,
         post: Callable[[Event], None],
         wall_clock: Callable[[], float],
+        run_metadata: Mapping[str, Any] | None = None,
     ):
+        self._run_metadata = run_metadata
         self._run = run
         self._storage = storage
         self._writer = writer
@@ -187,6 +191,14 @@ class Storing:
         """What can be done while the trainers start: remove what earlier attempts left, load what packages are made with."""
         self._workers.clean.submit(self._collect_garbage, entry)
         self._workers.build.submit(self._packager.prepare)
+        if self._run_metadata is not None:
+            self._workers.clean.submit(self._put_run_metadata, self._run_metadata)
+
+    def _put_run_metadata(self, metadata: Mapping[str, Any]) -> None:
+        try:
+            put_run_metadata(self._storage, metadata)
+        except StorageError as error:
+            logger.warning("run_metadata was not written, the next start tries again: %s", error)
 
     def look_for_dead(self) -> None:
         """Somebody may have said meanwhile that the process of an older attempt is gone."""

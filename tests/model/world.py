@@ -540,6 +540,7 @@ class World:
             is_dead=lambda _: True,
             on_end=self._ended,
             restarted=restarted,
+            run_metadata=self.config.run_metadata,
             workers=Workers(build=queues[0], clean=queues[1], log=queues[2]),
             clock=self.clock,
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
@@ -18,14 +19,18 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1
 from orbax.checkpoint.experimental.v1._src.serialization.numpy_leaf_handler import NumpyShapeDtype as Numpy
+from typer.testing import CliRunner
 
 import raystate
+from raystate.cli import app
 from raystate.core.errors import ConfigError, CorruptCheckpointError, ReferenceMismatchError, StepNotFoundError
 from raystate.core.tree import ArraySpec, Package
 from raystate.inspection.boxes import boxes_of
 from raystate.orbax import kv
 from raystate.orbax.stored import stored_values
 from raystate.storage import StepFolder, open_storage
+from raystate.transfer import import_steps, open_source
+from tests.model.world import Rank, World
 from tests.orbax.published import CUSTOM, METRICS, SHARDING, publish
 from tests.orbax.state_example import array, bits
 
@@ -187,3 +192,49 @@ def test_orbaxs_abstract_numpy_leaves_give_numpy(tmp_path: Path):
     got = raystate.load(tmp_path / "saved", like)
     assert all(type(value) is np.ndarray for value in got.values())
     assert got["double"].tolist() == [0, 1, 2] and got["double"].dtype == np.float64 and got["whole"] == 3
+
+
+# ---------------------------------------------------------------- of Orbax's own
+
+
+def test_what_the_array_handler_wrote_is_an_array(tmp_path: Path):
+    with ocp.Checkpointer(ocp.ArrayCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", args=ocp.args.ArraySave(np.arange(6.0).reshape(2, 3)))
+    with ocp.CheckpointManager(tmp_path / "steps", item_names=("state", "mask")) as manager:
+        mask = ocp.args.ArraySave(jnp.arange(4))
+        manager.save(3, args=ocp.args.Composite(state=ocp.args.StandardSave({"w": np.ones(2)}), mask=mask))
+    assert raystate.load(tmp_path / "one").tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert raystate.load(tmp_path / "one", jax.ShapeDtypeStruct((2, 3), np.float32), cast=True).shape == (2, 3)
+    assert raystate.load(tmp_path / "steps", item="mask").tolist() == [0, 1, 2, 3]
+    array = raystate.metadata(tmp_path / "steps").trees["mask"]
+    assert array.stored().nbytes and ts.open(array.spec()).result().read().result().tolist() == [0, 1, 2, 3]
+    assert array.sharding is not None
+    import_steps(tmp_path / "run", open_source(str(tmp_path / "steps")))
+    assert raystate.load(tmp_path / "run", item="mask").tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("stock", [True, False], ids=["there already", "written"])
+def test_what_is_said_of_the_whole_run_is_shown_kept_and_written(stock: bool):
+    def script(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore()
+        for step in range(4, 8):
+            manager.save(step, {"w": np.ones(2)}, force=True)
+        manager.wait_until_finished()
+
+    said, mine = {"git": "abc", "layers": [1, 2]}, {"git": "def"}
+    world = World(1, ranks=1, nodes=1, run_metadata=mine, keep_last=1)
+    try:
+        place = world.config.storage.removeprefix("file://")
+        if stock:
+            with ocp.CheckpointManager(place, metadata=said) as manager:
+                manager.save(3, args=ocp.args.StandardSave({"w": np.ones(2)}))
+            assert raystate.metadata(place).run == raystate.metadata(f"{place}/3").run == said
+        world.run([Rank(world, 0, script)])
+        with ocp.CheckpointManager(place) as manager:
+            assert manager.metadata().custom_metadata == (said if stock else mine), "what is there stays, as in Orbax"
+        assert raystate.metadata(place).run == (said if stock else mine)
+        shown = CliRunner().invoke(app, ["inspect", place])
+        assert '"git"' in shown.output
+    finally:
+        world.close()
