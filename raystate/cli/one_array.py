@@ -66,7 +66,10 @@ def show_array(one: ArrayMetadata, *, values: bool, at: str | None, as_json: boo
     files = Counter(value.file for key, value in stored.keys.items() if value.file not in ("", key))
     for file, values_in_it in files.most_common(_KEYS):
         out.print(f"{values_in_it:>10}  in {escape(file)}")
-    out.print(f"spec      {escape(json.dumps(one.spec()))}")
+    spec = one.spec()
+    database = " in an OCDBT database" if spec["kvstore"]["driver"] == "ocdbt" else ""
+    out.print(f"format    {'zarr3' if spec['driver'] == 'zarr3' else 'zarr, version 2'}{database}")
+    out.print(f"spec      {escape(json.dumps(spec))}")
     if got is not None:
         box = ", ".join(f"{first}:{first + length}" for first, length in zip(start, shape, strict=True))
         out.print(f"values    [{box}]" if shape != one.shape else "values", markup=False)

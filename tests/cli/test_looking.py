@@ -192,6 +192,7 @@ def test_row21_inspect_one_array(raystate: Command, written: Path):
     assert lines[0] == "params.dense.kernel  float32[3,4]  48 B"
     assert "chunks    3×4, with checksums" in lines
     assert lines[-3:] == ["values    [1:3, 2:3]", "[[ 6.5]", " [10. ]]"]
+    assert "format    zarr3 in an OCDBT database" in lines
     spec = json.loads(next(line for line in lines if line.startswith("spec")).removeprefix("spec"))
     np.testing.assert_array_equal(ts.open(spec).result().read().result(), state(20)["params"]["dense"]["kernel"])
     code, out, _ = raystate("inspect", written, "--array", "params/dense/bias", "--values", "--json")
