@@ -269,6 +269,7 @@ def look(checkpoints: Checkpoints, step: int, reader: StepReader) -> StepMetadat
     specs = {name: reader.tree(orbax_item(reader, name)) for name, kind in kinds.items() if kind == "arrays"}
     arrays = {name: dict(_arrays(name, spec, asked)) for name, spec in specs.items()}
     began_s, committed_s = reader.times()
+    home, _ = checkpoints.home(step)
     return StepMetadata(
         step=step,
         path="/".join(part for part in (checkpoints.storage.url, checkpoints.folder(step)) if part),
@@ -283,7 +284,7 @@ def look(checkpoints: Checkpoints, step: int, reader: StepReader) -> StepMetadat
         kinds=dict(sorted(kinds.items())),
         metrics=reader.metrics(),
         custom=reader.custom(),
-        run=read_run_metadata(checkpoints.home(step)[0]),
+        run=read_run_metadata(home) if home.url != checkpoints.storage.url or checkpoints.single is None else None,
         leaves={name: spec.leaves for name, spec in specs.items()},
         _arrays=arrays,
     )

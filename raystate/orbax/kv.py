@@ -177,7 +177,7 @@ def named_errors(what: str, *, damage: bool, **details: Any) -> Iterator[None]:
     except TimeoutError as error:
         raise StorageError(f"{what}: no answer from storage before the deadline", **details) from error
     except Exception as error:  # TensorStore has no class of its own: a ValueError whose text begins with the status code
-        text = _its_words(error)
+        text = _its_words(error, is_gcs="gs://" in f"{what} {error}")
         refused = set(_REFUSED.findall(str(error))) - _OF_A_NAME
         # INVALID_ARGUMENT is a ValueError without its name.
         damaged = text.startswith(_DAMAGE) or isinstance(error, KeyError) or not _STATUS.match(text)
@@ -186,7 +186,7 @@ def named_errors(what: str, *, damage: bool, **details: Any) -> Iterator[None]:
         raise StorageError(f"{what}: {text}", **details) from error
 
 
-def _its_words(error: Exception) -> str:
+def _its_words(error: Exception, *, is_gcs: bool) -> str:
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__
@@ -194,4 +194,4 @@ def _its_words(error: Exception) -> str:
     status = next((int(number) for of, number in _REFUSED.findall(lines[0]) if of == "http_response"), None)
     if status is None:
         return words
-    return f"{words}: HTTP {status}" + (f" ({GCS_HINTS[status]})" if status in GCS_HINTS else "")
+    return f"{words}: HTTP {status}" + (f" ({GCS_HINTS[status]})" if is_gcs and status in GCS_HINTS else "")
