@@ -135,7 +135,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
 
     storage: _Text
     run: str
-    run_metadata: dict[str, Any] | None = None
+    run_metadata: dict[str, object] | None = None
 
     save_every_steps: PositiveInt | None = None
     save_every_s: Seconds | None = None
@@ -271,7 +271,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
 
     @pydantic.field_validator("run_metadata")
     @classmethod
-    def _run_metadata_is_json(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _run_metadata_is_json(cls, value: dict[str, object] | None) -> dict[str, object] | None:
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:

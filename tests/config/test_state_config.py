@@ -66,6 +66,8 @@ BAD: list[tuple[Mapping[str, Any], str, str]] = [
     ({"arena_dir": "relative/dir"}, "arena_dir", "absolute"),
     ({"arena_dir": 7}, "arena_dir", "absolute"),
     ({"record_dir": "logs"}, "record_dir", "absolute"),
+    ({"run_metadata": {"a": {1}}}, "run_metadata", "JSON"),
+    ({"run_metadata": [1]}, "run_metadata", "dictionary"),
     ({"metadata_url": "metadata.google.internal"}, "metadata_url", "http:// URL"),
     ({"metadata_url": 80}, "metadata_url", "string"),
     ({"metadata_url": "http://[::1"}, "metadata_url", "http:// URL"),
