@@ -245,7 +245,7 @@ def test_a_grain_iterator_that_stock_v1_saved_is_set_in_place(tmp_path: Path):
     numbers = grain.MapDataset.range(100).to_iter_dataset()
     saved, iterator, imported = iter(numbers), iter(numbers), iter(numbers)
     read = [next(saved) for _ in range(5)]
-    v1.save_checkpointables(tmp_path / "steps/3", {"state": TREE, "data": saved})
+    v1.save_checkpointables(str(tmp_path / "steps/3"), {"state": TREE, "data": saved})
     raystate.load(tmp_path / "steps/3", items={"data": iterator})
     import_steps(tmp_path / "run", open_source(str(tmp_path / "steps")))
     raystate.Reader(tmp_path / "run").restore(items={"data": imported})
@@ -253,9 +253,9 @@ def test_a_grain_iterator_that_stock_v1_saved_is_set_in_place(tmp_path: Path):
 
 
 def test_a_checkpoint_that_was_saved_in_parts(tmp_path: Path):
-    v1.partial.save(tmp_path / "3", TREE)
-    v1.partial.save(tmp_path / "3", {"v": np.ones(2)})
-    v1.partial.finalize(tmp_path / "3")
+    v1.partial.save(str(tmp_path / "3"), TREE)
+    v1.partial.save(str(tmp_path / "3"), {"v": np.ones(2)})
+    v1.partial.finalize(str(tmp_path / "3"))
     assert raystate.metadata(tmp_path / "3").kinds == {"state": "arrays"}
     state = raystate.Reader(tmp_path).restore().state
     assert state["w"].tolist() == TREE["w"].tolist() and state["v"].tolist() == [1.0, 1.0]

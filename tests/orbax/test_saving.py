@@ -262,8 +262,8 @@ def test_row1_chunks_have_checksums(tmp_path: Path):
 @pytest.mark.parametrize("tree", [{"a": "x", "b": ["y"]}, {"a": None}, {"a": {}}, "text"], ids=str)
 def test_trees_without_arrays_are_kept_as_stock_keeps_them(tree: Any, tmp_path: Path):
     raystate.save(tmp_path / "one", tree)
-    v1.save(tmp_path / "stock", tree)
-    assert raystate.load(tmp_path / "one") == v1.load(tmp_path / "one") == raystate.load(tmp_path / "stock") == tree
+    v1.save(str(tmp_path / "stock"), tree)
+    assert raystate.load(tmp_path / "one") == v1.load(str(tmp_path / "one")) == raystate.load(tmp_path / "stock") == tree
     assert raystate.load(tmp_path / "one", tree) == tree
 
 
