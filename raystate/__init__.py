@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from raystate.counted import Counted
     from raystate.manager import StateManager
     from raystate.reader import Reader, load, load_async, metadata, save, save_async
+    from raystate.rehearsal import Rehearsal, rehearse
     from raystate.restored import Restored
     from raystate.train import RayTrainCallback, RunResult, fit
 
@@ -48,6 +49,7 @@ __all__ = [
     "RaystateError",
     "Reader",
     "ReferenceMismatchError",
+    "Rehearsal",
     "Restored",
     "RunFailedError",
     "RunInUseError",
@@ -63,6 +65,7 @@ __all__ = [
     "load",
     "load_async",
     "metadata",
+    "rehearse",
     "save",
     "save_async",
 ]
@@ -79,6 +82,8 @@ _LAZY = {
     "load_async": "raystate.reader",
     "save_async": "raystate.reader",
     "metadata": "raystate.reader",
+    "rehearse": "raystate.rehearsal",
+    "Rehearsal": "raystate.rehearsal",
     "fit": "raystate.train",
     "RayTrainCallback": "raystate.train",
     "RunResult": "raystate.train",

@@ -24,6 +24,7 @@ from raystate.core.errors import ConfigError
 from raystate.core.messages import Settings
 from raystate.core.tree import CHUNK_BYTES, WriteOptions
 from raystate.orbax.save_policies import save_rules
+from raystate.rehearsing import redirected
 from raystate.storage.url import canonical_url, refuse_passing
 
 AUTOMATIC_SAVE_EVERY_S = 600.0  # the durable interval when no save rule is given
@@ -345,7 +346,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
 
 
 def check_config(given: Any, call: str) -> StateConfig:
-    """What a caller gave as its config.
+    """What a caller gave as its config; in a rehearsal the one in its place.
 
     Args:
         call: what was called, for the message.
@@ -354,7 +355,7 @@ def check_config(given: Any, call: str) -> StateConfig:
         ConfigError: it is none; says how to make one.
     """
     if isinstance(given, StateConfig):
-        return given
+        return redirected(given)
     what, way = f"a {type(given).__name__}", "StateConfig(storage=…, run=…)"
     if isinstance(given, str | PurePath):
         path = str(given)

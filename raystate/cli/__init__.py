@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from raystate import __version__
-from raystate.cli import diff, export, gc, import_, inspect, ls, report, status, story, verify
+from raystate.cli import diff, export, gc, import_, inspect, ls, rehearse, report, status, story, verify
 from raystate.cli.console import shown
 from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
       raystate diff STORAGE 1 2    what changed from step 1 to step 2?
       raystate verify STORAGE      is all of it as it was written?
       raystate report STORAGE --out run.html    the run's story on one page
+      raystate rehearse train.py   would a restart of this script work?
 
     Exit codes: 0 fine, 1 found a problem or a difference, 2 bad usage.""",
     no_args_is_help=True,
@@ -42,6 +43,11 @@ app.command("import", short_help="Bring steps from elsewhere into a run.")(impor
 app.command("status", short_help="Show what the runs of a Ray cluster are doing.")(status.status)
 app.command("report", short_help="Write a run's story as one HTML page.")(report.report)
 app.command("story", short_help="Tell what became of a step, and why.")(story.story)
+app.command(
+    "rehearse",
+    short_help="Find out before the training whether a restart would work.",
+    context_settings={"allow_interspersed_args": False},  # what follows SCRIPT is the script's own
+)(rehearse.rehearse)
 
 
 def _say_version(wanted: bool) -> None:

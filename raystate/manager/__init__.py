@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from raystate.manager.facade import StateManager
+from raystate.rehearsing import play
+
+if not TYPE_CHECKING and play() is not None:
+    from raystate.manager.rehearsed import RehearsedManager as StateManager
 
 __all__ = ["StateManager"]

@@ -42,7 +42,8 @@ class _Array:
         raise AssertionError(self)
 
 
-_AN_ADDRESS = re.compile(rb"<[^<>\n]{1,200} at 0x[0-9a-fA-F]{5,16}[^<>\n]{0,80}>")
+# A local class has <locals> in its name.
+AN_ADDRESS = re.compile(rb"<[^\n]{1,300}? at 0x[0-9a-fA-F]{5,16}[^<>\n]{0,80}>")
 _MOST_TEXT = 1 << 20
 _ADDRESS = (
     "it is another one in each process, so a restart can't go on from it, or goes on elsewhere. "
@@ -147,7 +148,7 @@ def _addresses(described: Described, given: SaveArguments) -> Iterator[tuple[str
         strings = ((leaf.path, leaf.value) for leaf in tree.with_values(values).leaves if leaf.kind == "string")
         texts += ((tree.item, f"{tree.item}/{shown_path(path)}", str(value).encode()) for path, value in strings)
     for item, where, text in texts:
-        if found := _AN_ADDRESS.search(text[:_MOST_TEXT]):
+        if found := AN_ADDRESS.search(text[:_MOST_TEXT]):
             yield item, where, found[0].decode(errors="replace")
 
 

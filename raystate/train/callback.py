@@ -36,6 +36,7 @@ from raystate.core.elastic import Newest, Sizes
 from raystate.core.errors import ConfigError, RaystateError, RunFailedError, RunInUseError, StaleAttemptError
 from raystate.launch_context import LaunchContext, Restart
 from raystate.ray_version import is_tested, warn_if_untested
+from raystate.rehearsing import play
 from raystate.runtime.ends import End
 from raystate.storage import run_hash
 from raystate.train import bundles, endings, nodes, telling
@@ -94,7 +95,7 @@ class RayTrainCallback(_Callback):
             allowed = "-1 (never give up), 0 or more"
             raise ConfigError(f"max_failures = {max_failures!r}: must be {allowed}", field="max_failures", expected=allowed)
         self._config = check_travels(check_config(config, "RayTrainCallback()"))
-        self._max_failures = max_failures
+        self._max_failures = max_failures if play() is None else 0  # a rehearsal wants to see each failure
         Sizes.of(1, global_batch)
         self._global_batch = global_batch
         self._returns_outcome = False  # set by fit: its training function returns an Outcome

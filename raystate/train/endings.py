@@ -208,9 +208,16 @@ def is_final(error: BaseException) -> bool:
     """Whether trying again cannot help."""
     if isinstance(error, FINAL):
         return not _was_replaced(error)
+    if is_of_rehearsal(error):
+        return True
     if isinstance(error, StorageError) and error.released:
         return True  # close() has ended the run: another start would have nothing to do, and say nothing of what is lost
     return type(error) is RaystateError and error.item is not None  # an item or a leaf that can't be saved
+
+
+def is_of_rehearsal(error: BaseException) -> bool:
+    """Whether a rehearsal has come to its end: its run is closed, and nothing is to be started again."""
+    return isinstance(error, Interrupted) and error.phase == "rehearsal"
 
 
 def _is_interruption(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ from raystate.actors.own_ray import start_ray
 from raystate.actors.release import release
 from raystate.config import StateConfig, check_config
 from raystate.core.elastic import Sizes
-from raystate.core.errors import ConfigError, RunFailedError
+from raystate.core.errors import ConfigError, Interrupted, RunFailedError
 from raystate.manager.ending import is_clean_exit
 from raystate.train import endings
 from raystate.train.bar import run_bar
@@ -90,7 +90,7 @@ def fit(
     if not callable(train_fn):
         text = f"fit() needs the training function first, not a {type(train_fn).__name__}: fit(train_fn, config)"
         raise ConfigError(text, field="train_fn")
-    check_config(config, "fit()")
+    config = check_config(config, "fit()")
     _check_of_ray(
         scaling_config=(scaling_config, ScalingConfig), run_config=(run_config, RunConfig), jax_config=(jax_config, JaxConfig)
     )
@@ -281,8 +281,8 @@ def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Calla
             keep_compiled(context.config)  # before anything is compiled, and after jax.distributed has begun
         try:
             value = train_fn(*args)
-        except SystemExit as exit_:
-            if not is_clean_exit(exit_):
+        except (SystemExit, Interrupted) as end:
+            if not is_clean_exit(end) and not endings.is_of_rehearsal(end):
                 raise
             value = None
         if (error := launch_context.unseen()) is not None:

@@ -239,6 +239,7 @@ ADDRESSES = {
     "a JSON item": (lambda: {"items": {"notes": [repr(Source())]}}, "item 'notes' holds"),
     "custom": (lambda: {"custom": {"model": str(Source())}}, "custom holds"),
     "a text in the state": (lambda: {"state": {"w": 1, "name": repr(Source())}}, "state/name holds"),
+    "a local class": (lambda: {"custom": repr(type("L", (), {"__qualname__": "f.<locals>.L"})())}, "custom holds"),
     "a function": (lambda: {"custom": repr(grain_loader)}, "custom holds"),
 }
 

@@ -1,0 +1,49 @@
+"""raystate rehearse: would a restart of this script work?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from raystate.cli.bars import wait_progress
+from raystate.cli.console import JsonOption, out, print_json
+
+
+def rehearse(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="a Python script that trains, or with -m a module")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="of the script", show_default=False)
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as with python -m")] = False,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="for each of the three runs, then they are ended")
+    ] = 600.0,
+    scratch: Annotated[
+        str | None,
+        typer.Option(metavar="PLACE", help="folder or bucket for the scratch folder: one that all nodes reach", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find out before the training begins whether a restart would work.
+
+    It runs the script three times: for two saves; again, from there on for two more; and undisturbed for four, to which all that was
+    saved is compared bit by bit. It says which leaf, item or iterator would fail or differ, and how to mend it. The script's own
+    storage is not touched: the runs write to a scratch folder, which is removed. The script's other effects are its own.
+
+    \b
+    Examples:
+      raystate rehearse train.py
+      raystate rehearse train.py --config small.yaml       with the script's arguments
+      raystate rehearse --timeout 60 -m jobs.train_lm --config configs/lm_cpu.yaml
+    """
+    from raystate.rehearsal import rehearse_command
+
+    with wait_progress(f"rehearsing a restart of {script}", quiet=as_json):
+        result = rehearse_command(script, arguments or [], module=module, timeout_s=timeout_s, scratch=scratch)
+    if as_json:
+        print_json({"ok": result.ok, **dataclasses.asdict(result)})
+    else:
+        out.print(str(result), markup=False)
+    raise typer.Exit(0 if result.ok else 1)
