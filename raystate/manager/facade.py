@@ -145,6 +145,7 @@ class StateManager:
         self._last.forget()
         self._durable.settled(reply)
 
+    @alone
     def restore_or_init(
         self,
         init_fn: Callable[[], Any],
@@ -154,6 +155,7 @@ class StateManager:
         source: Source | None = None,
         source_select: Select | None = None,
         partial: bool = False,
+        transforms: Transforms | None = None,
     ) -> Restored:
         """Collective: the newest step of this run, else of `source`, else `jax.jit(init_fn, out_shardings=shardings)()`.
 
@@ -167,6 +169,7 @@ class StateManager:
                 state that gives that part as it lies in the source, or a regular expression for paths joined by "/" ("params" takes
                 all below it).
             partial: paths that the checkpoint, or the source, lacks are initialized.
+            transforms: as of `restore`, for the source, and for a step of this run that hasn't the state's form as it is.
 
         Raises:
             ReferenceMismatchError: this run's step, or the source's, has other leaves. StepNotFoundError: there is no such source.
@@ -182,9 +185,11 @@ class StateManager:
         check_source(source, source_select)
         abstract, init = abstract_state(init_fn, shardings)
         # Leaves that the checkpoint lacks keep the reference's value: they need real ones.
-        restored = self.restore(init() if partial else abstract, items=items, partial=partial)
+        reference, options = init() if partial else abstract, ReadOptions(partial=partial, transforms=transforms)
+        wanted = Wanted(reference=reference, items=items, options=options, older_form=True)
+        restored = self._events.restoring(lambda: self._restoring.restore(wanted))
         if restored is None and source is not None:
-            restored = restore_from_source(source, source_select, abstract, init, partial=partial, items=items)
+            restored = restore_from_source(source, source_select, abstract, init, options=options, items=items)
         if restored is None:
             restored = Restored(step=0, state=init(), items=dict(items or {}), tier="init")
         self._pipeline.prepare(restored.state, pack_items(real_items(items or {}, restored.items), process_index=self._rank))

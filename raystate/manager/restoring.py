@@ -21,6 +21,7 @@ from raystate.core.errors import (
     ConfigError,
     CorruptCheckpointError,
     RaystateError,
+    ReferenceMismatchError,
     StepNotFoundError,
     StorageError,
 )
@@ -47,13 +48,28 @@ def _is_problem(error: Exception) -> TypeGuard[RaystateError]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What one process asks a restore for."""
+    """What one process asks a restore for. `older_form`: `transforms` are not for a step that fits as it is."""
 
     reference: Any
     items: Mapping[str, Any] | None
     options: ReadOptions
-    step: int | None
-    rollback: bool
+    step: int | None = None
+    rollback: bool = False
+    older_form: bool = False
+
+    @property
+    def plain(self) -> ReadOptions:
+        """The options for a step that fits as it is."""
+        return dataclasses.replace(self.options, transforms=None) if self.older_form else self.options
+
+    def options_for(self, content: StepContent) -> ReadOptions:
+        """How this step is to be read. The next start of a run meets the steps that this one saves, with the same `transforms`."""
+        if self.options.transforms is not None and self.older_form:
+            try:
+                content.check(self.reference, None, dataclasses.replace(self.plain, partial=False))
+            except ReferenceMismatchError:
+                return self.options
+        return self.plain
 
 
 class Restoring:
@@ -120,7 +136,7 @@ class Restoring:
             if mistake is not None:
                 raise mistake
         if wanted.step is None:
-            self._pipeline.check.asked(wanted.reference, wanted.items, wanted.options)
+            self._pipeline.check.asked(wanted.reference, wanted.items, wanted.plain)
         if restored is None:
             return None
         # One line is enough: the Coordinator says it of all ranks.
@@ -204,7 +220,8 @@ class Restoring:
         stop = session.link.spawn(turn, threading.Condition(), "raystate-progress", FIRST_S)
         try:
             watched = dataclasses.replace(content, on_plan=lambda nbytes: share.began(choice.begins, nbytes))
-            return watched.restore(wanted.reference, wanted.items, wanted.options, world=session.world, process_index=session.rank)
+            options = wanted.options_for(content)
+            return watched.restore(wanted.reference, wanted.items, options, world=session.world, process_index=session.rank)
         finally:
             stop()
 

@@ -18,11 +18,11 @@ from raystate.arrays import path_key
 from raystate.core.errors import ConfigError, ReferenceMismatchError, StepNotFoundError, StorageError
 from raystate.core.names import told_newest
 from raystate.reader import Reader
-from raystate.restored import Restored
+from raystate.restored import ReadOptions, Restored
 
 _WAYS_OUT = (
-    "source_select takes only a part of the state. Of the options above restore_or_init has partial; with the others, where "
-    "manager.restore(reference) gives None: raystate.load(source, reference, …)."
+    "source_select takes only a part of the state. Of the options above restore_or_init has partial and transforms; with the others, "
+    "where manager.restore(reference) gives None: raystate.load(source, reference, …)."
 )
 
 Place = str | os.PathLike[str] | tuple[str | os.PathLike[str], int]
@@ -56,7 +56,7 @@ def restore_from_source(
     reference: Any,
     init: Callable[[], Any],
     *,
-    partial: bool,
+    options: ReadOptions,
     items: Mapping[str, object] | None,
 ) -> Restored | None:
     """The state of `source` at step 0; what is not taken from there is initialized. None: a callable source gave None.
@@ -69,7 +69,7 @@ def restore_from_source(
             for paths joined by "/", of leaves or of the nodes above them. None: all.
         reference: the abstract state.
         init: makes the fresh state.
-        partial: what the source lacks is initialized.
+        options: `partial`: what the source lacks is initialized; `transforms`.
         items: given back as they are: their positions belong to the source's run.
 
     Raises:
@@ -82,13 +82,13 @@ def restore_from_source(
     leaves, structure = jax.tree_util.tree_flatten(reference)
     asked, taken = _asked(select, reference)
     fresh: list[Any] | None = None
-    if partial:  # what the source lacks needs a value
+    if options.partial:  # what the source lacks needs a value
         fresh = jax.tree_util.tree_leaves(init())
         position = {id(leaf): index for index, leaf in enumerate(leaves)}
         values = fresh
         asked = jax.tree_util.tree_map(lambda leaf: leaf if leaf is ... else values[position[id(leaf)]], asked)
     try:
-        got = Reader(url).restore(asked, step=step, partial=partial)
+        got = Reader(url).restore(asked, step=step, partial=options.partial, transforms=options.transforms)
     except ReferenceMismatchError as error:
         text = f"source {os.fspath(url)}, step {step}: {error.message}"
         raise ReferenceMismatchError(f"{text}\n{_WAYS_OUT}", **error.details) from None

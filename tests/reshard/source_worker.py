@@ -16,11 +16,12 @@ def main() -> None:
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, index)
     import raystate
     from raystate.manager.sourcing import restore_from_source
+    from raystate.restored import ReadOptions
 
     reference = {"w": np.zeros(3)}
 
     def start(source: Any) -> Any:
-        return restore_from_source(source, None, reference, lambda: reference, partial=False, items=None)
+        return restore_from_source(source, None, reference, lambda: reference, options=ReadOptions(), items=None)
 
     def broken() -> str:
         raise ZeroDivisionError("a bug in the caller's function")
