@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +16,11 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from raystate.cli.console import JsonOption, out, print_json
+from raystate.cli.console import JsonOption, StorageArgument, out, print_json, when
 from raystate.core.errors import ConfigError, StepNotFoundError
 from raystate.runtime.record import AttemptRecord, read_record, run_folders
 from raystate.runtime.story import Decision, Moment, Story, known_steps, tell
+from raystate.storage import canonical_url
 
 _LOG_DIR = "--log_dir="  # of a raylet, Ray's process on each node
 _INDENT = 16  # below the time
@@ -26,15 +28,17 @@ _STYLES = {"warning": "yellow", "error": "red"}
 
 
 def story(
+    storage: StorageArgument,
     step: Annotated[int, typer.Argument(metavar="STEP", help="number of the step", min=0)],
-    folder: Annotated[
+    record: Annotated[
         Path | None,
-        typer.Argument(
+        typer.Option(
+            "--record",
             metavar="FOLDER",
             help="the run's `record_dir`, on the node of its Coordinator; without it this node's newest Ray session, or the Ray that runs",
         ),
     ] = None,
-    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="where there are several runs: this one")] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="where the storage had several runs: this one")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tell what became of a step: each event, what the Coordinator decided then, and why.
@@ -44,11 +48,10 @@ def story(
 
     \b
     Examples:
-      raystate story 1200                     on the node of the Coordinator
-      raystate story 1200 --run lm            where there are several runs
-      raystate story 1200 /shared/records     the run's record_dir
+      raystate story gs://bucket/lm 1200        on the node of the Coordinator
+      raystate story runs/lm 1200 --record /shared/records
     """
-    place, attempts = _record(folder, run)
+    place, attempts = _record(canonical_url(storage), record, run)
     told = tell(step, attempts)
     if not told.moments:
         raise StepNotFoundError(f"{place} tells nothing of step {step}; {_what_there_is(attempts)}", step=step)
@@ -58,33 +61,49 @@ def story(
         _show(told, place)
 
 
-def _record(folder: Path | None, run: str | None) -> tuple[Path, list[AttemptRecord]]:
+def _record(url: str, folder: Path | None, run: str | None) -> tuple[Path, list[AttemptRecord]]:
     root = folder if folder is not None else _ray_logs() / "raystate"
-    found = _records([root], run)
+    there = _records([root])
+    found = _of(there, url, run)
     if not found and folder is None:
-        found = _records([logs / "raystate" for logs in logs_of_raylets()], run)
+        there |= _records([logs / "raystate" for logs in logs_of_raylets()])
+        found = _of(there, url, run)
     if len(found) == 1:
         ((path, attempts),) = found.items()
         return path, attempts
-    what = f"of run {run!r} " if run is not None else ""
-    if not found:
-        hint = "name the folder, if Ray has its logs or the run its record_dir elsewhere"
-        if folder is not None:
-            hint = "give the run's record_dir, or the folder `raystate` among Ray's logs, on the node of the run's Coordinator"
-        there = "" if root.exists() else ", which does not exist"
-        raise ConfigError(f"there is no record {what}in {root.absolute()}{there}; {hint}", field="folder", got=str(root))
-    runs = {str(path): attempts[-1].settings.run if attempts else "nothing yet" for path, attempts in found.items()}
-    listed = "".join(f"\n  {path} (run {name!r})" for path, name in runs.items())
-    raise ConfigError(
-        f"there are records {what or 'of several runs '}in {root}; name one of these folders:{listed}", field="folder"
-    )
+    what = f"run {run!r} in {url}" if run is not None else url
+    if found:
+        raise ConfigError(f"there are several records of {what}; name one by --run or --record:{_listed(found)}", field="record")
+    hint = "name the folder by --record, if Ray has its logs or the run its record_dir elsewhere"
+    if folder is not None:
+        hint = "give the run's record_dir, or the folder `raystate` among Ray's logs, on the node of the run's Coordinator"
+    absent = "" if root.exists() else ", which does not exist"
+    others = f"; there are these:{_listed(there)}" if there else f"; {hint}"
+    raise ConfigError(f"there is no record of {what} in {root.absolute()}{absent}{others}", field="record", got=str(root))
 
 
-def _records(roots: list[Path], run: str | None) -> dict[Path, list[AttemptRecord]]:
-    found = {path: read_record(path) for root in roots for path in run_folders(root)}
-    if run is None:
-        return found
-    return {path: attempts for path, attempts in found.items() if any(one.settings.run == run for one in attempts)}
+def _records(roots: list[Path]) -> dict[Path, list[AttemptRecord]]:
+    return {path: read_record(path) for root in roots for path in run_folders(root)}
+
+
+def _of(records: dict[Path, list[AttemptRecord]], url: str, run: str | None) -> dict[Path, list[AttemptRecord]]:
+    def is_meant(one: AttemptRecord) -> bool:
+        return one.settings.storage == url and run in (None, one.settings.run)
+
+    return {path: attempts for path, attempts in records.items() if any(map(is_meant, attempts))}
+
+
+def _listed(records: dict[Path, list[AttemptRecord]]) -> str:
+    """Each with its storage, its name and when its newest event was."""
+    return "".join(f"\n  {_told_of(attempts)}, in {path}" for path, attempts in records.items())
+
+
+def _told_of(attempts: list[AttemptRecord]) -> str:
+    if not attempts:
+        return "nothing yet"
+    newest = attempts[-1]
+    until = when(datetime.fromtimestamp(newest.records[-1].time_s, UTC)) if newest.records else "no event yet"
+    return f"{newest.settings.storage}, run {newest.settings.run!r}, until {until}"
 
 
 def _ray_logs() -> Path:

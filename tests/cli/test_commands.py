@@ -209,7 +209,7 @@ def ray_tmp(tmp_path: Path) -> Path:
 
 
 def test_story_tells_a_step_from_the_logs_of_ray(raystate: Command, ray_tmp: Path) -> None:
-    code, out, _ = raystate("story", 20, RAY_TMPDIR=str(ray_tmp), TZ="UTC")
+    code, out, _ = raystate("story", ray_tmp / "run", 20, RAY_TMPDIR=str(ray_tmp), TZ="UTC")
     assert code == 0
     first, *lines, last = [line for line in out.splitlines() if line]
     assert first.startswith("Step 20 of run lm  2025-06-15, from ") and first.endswith("raystate/lm-0123")
@@ -224,7 +224,9 @@ def test_story_tells_a_step_from_the_logs_of_ray(raystate: Command, ray_tmp: Pat
 
 
 def test_story_as_json(raystate: Command, ray_tmp: Path) -> None:
-    code, out, _ = raystate("story", 30, ray_tmp / "ray/session_latest/logs/raystate/lm-0123", "--json")
+    code, out, _ = raystate(
+        "story", ray_tmp / "run", 30, "--record", ray_tmp / "ray/session_latest/logs/raystate/lm-0123", "--json"
+    )
     told: dict[str, Any] = json.loads(out)
     assert (code, told["step"], told["run"]) == (0, 30, "lm")
     assert {moment["attempt"] for moment in told["moments"]} == {1, 2}
@@ -232,20 +234,23 @@ def test_story_as_json(raystate: Command, ray_tmp: Path) -> None:
 
 
 def test_story_of_what_it_does_not_know(raystate: Command, ray_tmp: Path) -> None:
-    logs = ray_tmp / "ray/session_latest/logs/raystate"
-    code, _, complaint = raystate("story", 77, logs)
+    logs, run = ray_tmp / "ray/session_latest/logs/raystate", ray_tmp / "run"
+    code, _, complaint = raystate("story", run, 77, "--record", logs)
     assert code == 2
     assert complaint.strip() == f"raystate: {logs / 'lm-0123'} tells nothing of step 77; it knows 3 steps from 10 to 30"
-    code, _, complaint = raystate("story", 10, "--run", "nobodys-run", RAY_TMPDIR=str(ray_tmp))
-    assert code == 2
-    assert f"there is no record of run 'nobodys-run' in {logs}; name the folder" in complaint
+    for asked in ((ray_tmp / "another",), (run, "--run", "nobodys-run")):
+        code, _, complaint = raystate("story", *asked[:1], 10, *asked[1:], RAY_TMPDIR=str(ray_tmp), TZ="UTC")
+        assert code == 2
+        assert "there is no record of " in complaint and str(asked[-1]) in complaint
+        assert f"\n  file://{run}, run 'lm', until 2025-06-15 15:0" in complaint
     (logs / "mt-4567").mkdir()
     for path in (logs / "lm-0123").iterdir():
         (logs / "mt-4567" / path.name).write_bytes(path.read_bytes().replace(b'"run": "lm"', b'"run": "mt"'))
-    code, _, complaint = raystate("story", 10, logs)
+    code, _, complaint = raystate("story", run, 10, "--record", logs)
     assert code == 2
-    assert "there are records of several runs" in complaint and f"{logs / 'mt-4567'} (run 'mt')" in complaint
-    code, out, _ = raystate("story", 10, logs, "--run", "mt")
+    assert f"there are several records of file://{run}; name one by --run or --record" in complaint
+    assert "run 'mt', until " in complaint and str(logs / "mt-4567") in complaint
+    code, out, _ = raystate("story", run, 10, "--record", logs, "--run", "mt")
     assert code == 0
     assert out.startswith("Step 10 of run mt")
 
@@ -254,7 +259,7 @@ def test_story_from_the_logs_of_a_ray_that_has_its_own_folder(raystate: Command,
     """`ray start --temp-dir`: nothing but the command line of its processes says where."""
     command = ["/opt/ray/raylet", "-c", "read _", f"--log_dir={ray_tmp / 'ray/session_latest/logs'}"]
     with subprocess.Popen(command, executable="/bin/sh", stdin=subprocess.PIPE) as raylet:
-        code, out, _ = raystate("story", 20, "--run", "lm", RAY_TMPDIR=str(tmp_path / "nothing"))
+        code, out, _ = raystate("story", ray_tmp / "run", 20, RAY_TMPDIR=str(tmp_path / "nothing"))
         raylet.communicate()
     assert code == 0
     assert out.startswith("Step 20 of run lm")
@@ -263,7 +268,7 @@ def test_story_from_the_logs_of_a_ray_that_has_its_own_folder(raystate: Command,
 def test_story_of_a_damaged_record(raystate: Command, ray_tmp: Path) -> None:
     folder = ray_tmp / "ray/session_latest/logs/raystate/lm-0123"
     (folder / "000001-000000.jsonl").write_text("what is this?\n")
-    code, _, complaint = raystate("story", 10, folder)
+    code, _, complaint = raystate("story", ray_tmp / "run", 10, "--record", folder)
     assert code == 1
     assert "000001-000000.jsonl is not the record of a run" in complaint
 
@@ -280,9 +285,9 @@ def test_story_of_a_damaged_record(raystate: Command, ray_tmp: Path) -> None:
         (["gc", "EMPTY"], "is no run: it is an empty directory"),
         (["gc", "FILE"], "is no run"),
         (["story"], "Missing argument"),
-        (["story", "ten"], "Invalid value"),
-        (["story", "10", "EMPTY"], "give the run's record_dir"),
-        (["story", "10", "EMPTY/nowhere"], "nowhere, which does not exist"),
+        (["story", "EMPTY", "ten"], "Invalid value"),
+        (["story", "EMPTY", "10", "--record", "EMPTY"], "give the run's record_dir"),
+        (["story", "EMPTY", "10", "--record", "EMPTY/nowhere"], "nowhere, which does not exist"),
         (["polish"], "No such command"),
     ],
 )
