@@ -164,15 +164,6 @@ def _summarize(result: Any, returned: dict[str, Any]) -> None:
     print(f"finished: step {result.step}, saved at {result.path}")
     if returned.get("loss_hex"):
         print(f"final loss {returned['loss_hex']}  ({returned['loss']:.6f} nats/byte)")
-    for recovery in result.recoveries or ():
-        print(
-            f"recovery {recovery.attempt}: {recovery.cause}; from step {recovery.step} ({recovery.tier}), "
-            f"{_seconds(recovery.seconds)}, {recovery.steps_repeated} steps repeated"
-        )
-
-
-def _seconds(value: float | None) -> str:
-    return "unknown time" if value is None else f"{value:.1f} s"
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raystate.core.errors import ConfigError
+from raystate.core.texts import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class Restart:
         attempt: the worker group that was started because of it, counted from 1 in this `fit`; so the first restart is 2.
         group: that worker group's token.
         cause: one line for a person.
+        is_known: whether it was known which rank failed first. If not, the run's ledger may know by now.
         interrupted: the group before ended on purpose (`Interrupted`, a preempted node), not by a failure.
         seconds: from noticing the end of the group before to the training function running again; None while that is not known.
         workers: of the group that it led to; None if it isn't known.
@@ -28,6 +30,7 @@ class Restart:
     attempt: int
     group: str
     cause: str
+    is_known: bool = True
     interrupted: bool = False
     seconds: float | None = None
     workers: int | None = None
@@ -75,8 +78,7 @@ def current() -> LaunchContext | None:
 def note(**facts: Any) -> None:
     """Leave picklable facts of the finished training for `fit`'s result; the last value of a name counts, rank 0's are used.
 
-    `fit` looks at `step` (int), `metrics` (dict) and `recoveries` (list of dicts with `group`, `step`, `tier`, `seconds`,
-    `steps_repeated`; any of them may be missing).
+    `fit` looks at `step` (int), `metrics` (dict) and `lost` (texts); any of them may be missing.
     """
     _summary.update(facts)
 
@@ -135,7 +137,7 @@ def check_world(world: int, process_count: int | None = None) -> None:
     if process_count == 1 and "jax" in sys.modules:
         early = " Or JAX was used in this process before jax.distributed was initialised."
     raise ConfigError(
-        f"the worker group has {world} processes but jax.process_count() is {process_count}:"
+        f"the worker group has {counted(world, 'process', 'processes')} but jax.process_count() is {process_count}:"
         f" each process would train alone.{from_cpu}{early}",
         field="jax_config",
         expected=world,

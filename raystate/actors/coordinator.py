@@ -37,8 +37,7 @@ from raystate.core.messages import (
     TrainerExited,
 )
 from raystate.core.status import status_of
-from raystate.runtime.ends import End
-from raystate.runtime.ledger import LoggedRecovery
+from raystate.runtime.ends import End, Told
 from raystate.runtime.progress import Progress
 from raystate.runtime.tenancy import Occupancy, Owner, admit, in_use, occupancy
 
@@ -291,8 +290,13 @@ class CoordinatorActor:
             self._service.ledger.raised(event.lineage, end)
             self._service.post(event)
 
-    async def ends(self, group: str) -> tuple[End, ...] | None:
-        """How the trainers of a worker group ended, in order. None: no such group has joined."""
+    async def sweeps(self, group: str, ranks: tuple[int, ...]) -> None:
+        """The launcher's word on which ranks it ends itself."""
+        if self._service is not None:
+            self._service.ledger.sweeps(group, ranks)
+
+    async def ends(self, group: str) -> Told | None:
+        """How the trainers of a worker group ended. None: no such group has joined."""
         return None if self._service is None else self._service.ledger.ends(group)
 
     async def blame(self, group: str, cause: str) -> None:
@@ -318,9 +322,6 @@ class CoordinatorActor:
 
     async def pid(self) -> int:
         return os.getpid()
-
-    async def recoveries(self) -> list[LoggedRecovery]:
-        return self._started.ledger.recoveries
 
     async def leaving(self) -> frozenset[HostId]:
         """Hosts that are to go away, as far as this Coordinator has been told."""

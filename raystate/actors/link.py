@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import threading
@@ -28,7 +27,6 @@ from raystate.runtime.progress import Progress
 
 logger = logging.getLogger("raystate")
 
-RECOVERIES_TIMEOUT_S = 5.0
 END_TIMEOUT_S = 20.0  # for the actors to go; fit and the next start look after what is left
 SPAWN_POLL_S = 0.005
 FAILED_TURN_S = 1.0
@@ -109,14 +107,6 @@ class RayLink:
             coordinator.left.remote(rank, world)
         if rank == 0:
             wait_until_gone(self._run_hash, END_TIMEOUT_S)
-
-    def recoveries(self) -> list[dict[str, Any]]:
-        coordinator = self._find(coordinator_name(self._run_hash))
-        try:
-            found = ray.get(coordinator.recoveries.remote(), timeout=RECOVERIES_TIMEOUT_S) if coordinator is not None else []
-        except (RayActorError, GetTimeoutError):
-            return []
-        return [dataclasses.asdict(recovery) for recovery in found]
 
     def clock(self) -> float:
         return time.monotonic()

@@ -140,6 +140,8 @@ class Attached:
             leaving = trainer.said_bye or (one is not None and one.word is not None and one.word.phase in ("closing", "failed"))
             if group_of(hello.lineage) != group_of(order.lineage) or leaving:
                 continue
+            if not order.hanging and trainer.hung:
+                continue  # it is being examined, and ends then
             if not order.hanging:
                 trainer.ended = trainer.ended or order.reason
                 self.out.append(Kill(pid=hello.pid, rank=hello.rank, reason=order.reason))

@@ -21,6 +21,7 @@ from raystate.core.messages import (
     group_of,
     lineage_order,
 )
+from raystate.core.texts import counted
 
 RESEND_S = 1.0  # a command that a host must have had is repeated after so long
 
@@ -150,7 +151,7 @@ class Joins:
         self._members = {}
         self._reply = None
         self._barrier, self._opened_s = Barrier(), desk.now_s
-        desk.log("debug", f"group {event.group} of {event.world} ranks joins")
+        desk.log("debug", f"group {event.group} of {counted(event.world, 'rank')} joins")
 
     def _refuse(self, event: Joined, message: str, **details: object) -> None:
         """The group cannot be what its ranks say: nobody of it may start."""
@@ -318,6 +319,8 @@ class Joins:
         nonce, group = group_of(event.lineage), self.group
         if event.clean and group is not None and group.nonce == nonce:
             group.left.add(event.rank)
+        if event.stack:  # of each: those that hung together end one by one
+            self.desk.log("error", f"rank {event.rank} was at\n{event.stack}")
         if event.clean or nonce in self.ended:
             return
         if group is None or group.nonce != nonce:
@@ -325,8 +328,6 @@ class Joins:
                 self.ended[nonce] = f"rank {event.rank} on host {event.host} exited: {event.reason}"
             return
         group.hosts.setdefault(event.rank, event.host)
-        if event.stack:
-            self.desk.log("error", f"rank {event.rank} was at\n{event.stack}")
         self.end(f"rank {event.rank} on host {event.host} exited: {event.reason}", spare=event.host)
 
     def end(self, why: str, spare: HostId | None = None, *, announced: bool = False) -> None:

@@ -374,7 +374,7 @@ class StateManager:
         """For `fit`'s result."""
         self._events.durable(reply.step)
         if self._ending.launched and self._rank == 0:
-            note(step=reply.step, metrics=self._last.metrics(), recoveries=self._session.link.recoveries(), lost=reply.untold)
+            note(step=reply.step, metrics=self._last.metrics(), lost=reply.untold)
 
     def _detach(self) -> None:
         self._ending.detach()

@@ -56,7 +56,7 @@ class OpenManagers:
         for manager in self._by_run.values():
             if manager in self._of_scripts:
                 logger.warning(
-                    "raystate: the StateManager of run %r was not closed: steps newer than the last durable one may be lost. Call close(), "
+                    "the StateManager of run %r was not closed: steps newer than the last durable one may be lost. Call close(), "
                     "or use it in a `with` block",
                     manager.config.run,
                 )

@@ -32,6 +32,19 @@ class End:
     traceback: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the run's Coordinator knows of a worker group's ends.
+
+    Attributes:
+        ends: in the order in which they became known.
+        awaited: ranks that hang: where they are is being found out, and then they end.
+    """
+
+    ends: tuple[End, ...] = ()
+    awaited: frozenset[int] = frozenset()
+
+
 def is_collateral(error: BaseException, traceback_text: str = "") -> bool:
     """Whether a collective failed because another rank ended. By text: jax raises ValueError for gloo's errors.
 

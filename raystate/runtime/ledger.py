@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,8 +27,9 @@ from raystate.core.messages import (
     group_of,
     lineage_order,
 )
+from raystate.core.texts import counted
 from raystate.in_threads import map_in_threads
-from raystate.runtime.ends import End, Ends, first_to_fail
+from raystate.runtime.ends import End, Ends, Told, first_to_fail
 from raystate.runtime.tenancy import Presence
 from raystate.storage import Storage
 
@@ -39,6 +40,7 @@ REMEMBERED_LINEAGES = 8  # their ends
 REMEMBERED_SAVES = 64  # that are under way
 END_WAIT_S = 5.0  # for what is still being written when the run ends
 _READERS = 16  # objects at a time
+_SAVE = "save-"  # in the names of what is noted of saves
 _TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
 
@@ -114,10 +116,12 @@ class Ledger:
         self._ended: set[str] = set()  # those that died
         self._began: set[str] = set()  # those whose end has begun a recovery
         self._announced: set[str] = set()  # those of them that were ended because a node goes away
+        self._hanging: dict[str, frozenset[int]] = {}  # ranks that hosts were asked to end because they hang
+        self._swept: dict[str, frozenset[int]] = {}  # ranks that their launcher ended, because others had
         self._joining: dict[str, str] = {}  # ask -> group
         self._group: dict[str, str] = {}  # -> the launcher's name of the group
         self._ends: dict[str, Ends] = {}  # how its trainers ended
-        self._blamed: dict[str, str] = {}  # group -> why it ended, as its launcher says
+        self._blamed: dict[str, str] = {}  # group -> why it ended, as its launcher says; "": it didn't know
         self._left: tuple[str, float] | None = None  # the lineage of trainers that left on purpose, and when the first did
         self._open: _OpenRecovery | None = None
         self._saving: dict[str, float] = {}  # save -> since when
@@ -147,18 +151,27 @@ class Ledger:
             if is_stranger:
                 self._stranger_ended(group, now_s)
 
-    def ends(self, group: str) -> tuple[End, ...] | None:
-        """How the trainers of a worker group ended, as far as this is known, in order. None: no such group has joined."""
+    def sweeps(self, group: str, ranks: Collection[int]) -> None:
+        """The launcher ends these ranks of a group, because others have ended."""
         with self.lock:
-            nonce = next((one for one, its_group in self._group.items() if its_group == group), None)
+            if (nonce := self._nonce_of(group)) is not None:
+                self._swept.setdefault(nonce, frozenset(ranks))
+
+    def ends(self, group: str) -> Told | None:
+        """How the trainers of a worker group ended, as far as this is known. None: no such group has joined."""
+        with self.lock:
+            nonce = self._nonce_of(group)
             if nonce is None:
                 return None
-            ends = self._ends.get(nonce)
-            return () if ends is None else ends.in_order
+            ends = self._ends.get(nonce, Ends()).in_order
+            return Told(ends=ends, awaited=self._hanging.get(nonce, frozenset()) - {end.rank for end in ends})
+
+    def _nonce_of(self, group: str) -> str | None:
+        return next((nonce for nonce, its_group in self._group.items() if its_group == group), None)
 
     def _cause(self, ended: _OpenRecovery) -> str:
-        if ended.group in self._blamed:
-            return self._blamed[ended.group]
+        if blamed := self._blamed.get(ended.group):
+            return blamed
         ends = self._ends.get(group_of(ended.lineage))
         first = None if ends is None else first_to_fail(ends.in_order)
         return "" if first is None else first.reason
@@ -170,16 +183,19 @@ class Ledger:
     def _observe(self, message: Any, now_s: float) -> None:
         self.presence.observe(message, now_s)
         if isinstance(message, TrainerExited) and not message.clean:
-            announced = group_of(message.lineage) in self._announced
-            kind = "hung" if message.hung else "died" if not message.ended else "interrupted" if announced else "ended"
+            nonce = group_of(message.lineage)
+            ended = message.ended or message.rank in self._swept.get(nonce, ())
+            kind = "hung" if message.hung else "died" if not ended else "interrupted" if nonce in self._announced else "ended"
             self.raised(message.lineage, End(rank=message.rank, kind=kind, reason=message.reason, traceback=message.stack))
         match message:
             case TrainerExited(lineage=lineage, clean=False) if group_of(lineage) not in self._ended:
                 self._begin_recovery(lineage, now_s)
             case TrainerExited(lineage=lineage) if self._left is None or group_of(self._left[0]) != group_of(lineage):
                 self._left = (lineage, now_s)
-            case EndTrainers(lineage=lineage, announced=announced):
+            case EndTrainers(lineage=lineage, announced=announced, hanging=hanging):
                 self._ended.add(group_of(lineage))
+                if hanging:
+                    self._hanging[group_of(lineage)] = self._hanging.get(group_of(lineage), frozenset()) | set(hanging)
                 if announced:
                     self._announced.add(group_of(lineage))
             case RestoreAsked(lineage=lineage, rollback=True) if (order := lineage_order(lineage)) > self._rolled_back:
@@ -205,7 +221,7 @@ class Ledger:
                     del self._saving[old]
             case PublishDone(step=step, save=str(save), error="") if save in self._saving:
                 seconds = round(now_s - self._saving.pop(save), 3)
-                self._note("save", f"save-{save}", LoggedSave(attempt=self._attempt, step=step, save=save, seconds=seconds))
+                self._note("save", f"{_SAVE}{save}", LoggedSave(attempt=self._attempt, step=step, save=save, seconds=seconds))
             case _:
                 pass
 
@@ -264,11 +280,12 @@ class Ledger:
         self.recoveries.append(recovery)
         if back:
             logger.info(
-                "back at step %d from %s after %.1f s, %d steps repeated (%s)",
-                recovery.step, recovery.tier, recovery.seconds, recovery.steps_repeated, recovery.cause,
+                "%s; step %d from %s, %s repeated, %.1f s",
+                recovery.cause or "started again", recovery.step, recovery.tier, counted(recovery.steps_repeated, "step"),
+                recovery.seconds,
             )  # fmt: skip
         else:
-            logger.info("not back: the trainers ended again after %.1f s, before a new step (%s)", recovery.seconds, recovery.cause)
+            logger.info("%s; the next group ended before a new step, after %.1f s", recovery.cause, recovery.seconds)
         self._note("recovery", f"{len(self.recoveries):04d}", recovery)
 
     def _note(self, kind: str, name: str, what: LoggedRecovery | LoggedSave) -> None:
@@ -292,11 +309,11 @@ class Ledger:
             logger.warning("the ledger could not be written: %s", error)
 
 
-def read_ledger(storage: Storage) -> LedgerContent:
-    """All that the ledger of a run holds."""
-    names = sorted(info.name for info in storage.list(EVENTS))
+def read_ledger(storage: Storage, *, saves: bool = True) -> LedgerContent:
+    """All that the ledger of a run holds; without the saves, of which there may be many, if nobody asks for them."""
+    names = sorted(info.name for info in storage.list(EVENTS) if saves or f"-{_SAVE}" not in info.name)
     recoveries: list[tuple[float, LoggedRecovery]] = []
-    saves: dict[str, LoggedSave] = {}
+    found: dict[str, LoggedSave] = {}
     damaged: list[str] = []
     read = map_in_threads(storage.read, names, threads=_READERS, name="raystate-ledger")
     for name, data in zip(names, read, strict=True):
@@ -306,11 +323,11 @@ def read_ledger(storage: Storage) -> LedgerContent:
                 recoveries.append((_finite(raw.get("time_s", 0.0)), _made(LoggedRecovery, raw)))
             elif raw["kind"] == "save":
                 save = _made(LoggedSave, raw)
-                saves[save.save] = save
+                found[save.save] = save
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             logger.warning("%s can't be read and is left out: %s", name, error)
             damaged.append(name)
-    return LedgerContent(recoveries=tuple(recoveries), saves=saves, damaged=tuple(damaged))
+    return LedgerContent(recoveries=tuple(recoveries), saves=found, damaged=tuple(damaged))
 
 
 def _made(kind: type[_Noted], raw: Mapping[str, Any]) -> _Noted:

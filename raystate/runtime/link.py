@@ -89,10 +89,6 @@ class Link(Protocol):
         """After the LeaveReply: the Coordinator may end. Rank 0 returns when all actors of the run are gone."""
         ...
 
-    def recoveries(self) -> list[dict[str, Any]]:
-        """The ledger so far. Empty if the Coordinator can't say."""
-        ...
-
     def clock(self) -> float:
         """Monotonic seconds."""
         ...

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,7 @@ class RayTrainCallback(_Callback):
         """What only the controller's copy uses."""
         self._workers: list[Any] = []
         self._failures: dict[int, endings.RankFailure] = {}
-        self._told: tuple[End, ...] = ()  # what the Coordinator knew of their order
+        self._told: tuple[End, ...] | None = None  # what the Coordinator knew of their order
         self._groups = 0
         self._policy = RetryPolicy(self._max_failures, self._config.idle_timeout_s)
         self._threads: ThreadPoolExecutor | None = None
@@ -126,6 +126,7 @@ class RayTrainCallback(_Callback):
         self._pins_failed = False
         self._start_timeout: str | None = None  # the user's setting
         self._standby: Standby | None = None
+        self._slow = telling.Slow()
 
     def __getstate__(self) -> dict[str, Any]:
         names = (
@@ -142,7 +143,7 @@ class RayTrainCallback(_Callback):
     # ------------------------------------------------------------ in the worker
 
     def after_init_train_context(self) -> None:
-        endings.let_exceptions_travel()
+        endings.prepare_worker()
         context = get_context()
         launch_context.set_context(
             LaunchContext(
@@ -192,7 +193,7 @@ class RayTrainCallback(_Callback):
         self._group = secrets.token_hex(8)
         self._groups += 1
         self._workers = list(workers)
-        self._failures, self._told = {}, ()
+        self._failures, self._told = {}, None
         rank_nodes = [worker.metadata.node_id for worker in workers]
         self._expect(rank_nodes)
         self._rank_nodes = rank_nodes
@@ -207,11 +208,12 @@ class RayTrainCallback(_Callback):
         resized = "" if self._elastic is None else self._elastic.outcome(self._rank_nodes)
         interrupted = ending.kind == "interrupted"
         if resized:
-            logger.log(logging.INFO if interrupted else logging.WARNING, "raystate: the run %s", resized)
+            logger.log(logging.INFO if interrupted else logging.WARNING, "the run %s", resized)
         return Restart(
             attempt=self._groups,
             group=self._group,
             cause=f"{ending.cause}; the run {resized}" if resized else ending.cause,
+            is_known=ending.is_known,
             interrupted=interrupted,
             workers=len(self._rank_nodes),
         )
@@ -224,6 +226,7 @@ class RayTrainCallback(_Callback):
             _, noticed_s = self._pending
             self._restarts = (*self._restarts[:-1], dataclasses.replace(self._restarts[-1], seconds=now_s - noticed_s))
             self._pending = None
+        self._slow.end()
         self._pins_failed = False
         probe = self._probe()
         self._policy.started(probe, now_s)
@@ -243,13 +246,10 @@ class RayTrainCallback(_Callback):
             if dead and not self._told:
                 # On a busy machine the Coordinator may be late; a survivor may have raised what led to a death.
                 self._failures |= endings.late_failures(self._workers, set(self._failures), grace_s=OTHERS_GRACE_S, once=True)
-            self._end_workers()
+            self._end_workers(but=self._failures)
             return
         if self._standby is not None and not worker_group_status.finished:
-            try:
-                self._standby.tick(time.monotonic())
-            except Exception as error:  # Ray's head is out of reach for a moment: the training is fine
-                logger.warning("raystate: can't look after standby processes: %s: %s", type(error).__name__, error)
+            self._standby.tick(time.monotonic())
         if worker_group_status.finished and self._returns_outcome:
             # The controller takes rank 0's value from this object next: the only way to hand it something of the controller's.
             outcome = statuses[0].return_value
@@ -259,9 +259,7 @@ class RayTrainCallback(_Callback):
         if isinstance(current_state, (RestartingState, ReschedulingState)):
             if isinstance(current_state, ReschedulingState):
                 self._release_half_started()
-            error = current_state.training_failed_error
-            self._leaving |= endings.leaving_nodes(error)
-            self._decide(endings.classify(error, self._failures, self._told))
+            self._decide(current_state.training_failed_error)
         elif isinstance(current_state, (ShuttingDownState, ErroredState)):
             if self._standby is not None:
                 self._standby.drop()
@@ -270,7 +268,10 @@ class RayTrainCallback(_Callback):
             if self._threads is not None:
                 self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _decide(self, ending: Ending) -> None:
+    def _decide(self, error: Any) -> None:
+        self._slow.end()
+        self._leaving |= endings.leaving_nodes(error)
+        ending = endings.classify(error, self._failures, self._told)
         if ending.kind == "waiting" and self._pins:
             self._pins_failed = True  # not the cluster's fault yet: next time without pins
             return
@@ -286,14 +287,16 @@ class RayTrainCallback(_Callback):
         if reason is None:
             self._again(ending)
             return
+        if not ending.is_known:  # nobody is in a hurry any more
+            self._told = endings.told_ends(self._run_hash, self._group, set(self._failures), within_s=_PROBE_S)
+            ending = endings.classify(error, self._failures, self._told)
         given_up = "" if self._elastic is None else self._elastic.given_up
         if ending.kind == "final" and isinstance(ending.error, RaystateError):
-            error = ending.error
-            if not isinstance(error, (RunInUseError, StaleAttemptError)):  # those are nothing in the caller's lines
-                error.details |= {"rank": ending.rank, "traceback": ending.traceback}
+            if not isinstance(ending.error, (RunInUseError, StaleAttemptError)):  # those are nothing in the caller's lines
+                ending.error.details |= {"rank": ending.rank, "traceback": ending.traceback}
             if given_up:
-                error.add_note(given_up)
-            raise error
+                ending.error.add_note(given_up)
+            raise ending.error
         raise RunFailedError(
             f"gave up, {reason}: {ending.cause}{given_up and f' ({given_up})'}",
             rank=ending.rank,
@@ -310,10 +313,11 @@ class RayTrainCallback(_Callback):
     def _again(self, ending: Ending) -> None:
         if self._pending is None or ending.kind != "waiting":  # a wait for room doesn't hide what led to it
             self._pending = (ending, time.monotonic())
-        logger.log(logging.INFO if ending.kind == "interrupted" else logging.WARNING, "raystate: %s; starting again", ending.cause)
+        if ending.kind != "interrupted":  # the Coordinator tells what came back, if there is one
+            self._slow.begin(f"{ending.cause}; starting again", at_once=ending.kind == "waiting" or self._told is None)
         if self._failures or ending.kind == "failed":
-            telling.blame(self._run_hash, self._group, ending.cause)
-            self._failures, self._told = {}, ()  # a group that finds no place has none of its own
+            telling.blame(self._run_hash, self._group, ending.cause if ending.is_known else "")
+            self._failures, self._told = {}, None  # a group that finds no place has none of its own
 
     def _release(self, error: BaseException | None) -> None:
         """The newest snapshot durable, no actor left: what `fit` does, for a JaxTrainer of the user's own."""
@@ -323,10 +327,11 @@ class RayTrainCallback(_Callback):
         try:
             self._threads.submit(release, self._config, reason, **how).result()
         except Exception as failure:  # the training's own error is what the user has to see
-            logger.warning("raystate: %s", endings.release_text(failure))
+            logger.warning("%s", endings.release_text(failure))
 
-    def _end_workers(self) -> None:
-        """Kill them all: they wait for the dead rank in a collective, and Ray would wait for them (5 s, or 30 s)."""
+    def _end_workers(self, but: Collection[int] = ()) -> None:
+        """Kill them all: they wait for the dead rank in a collective, and Ray would wait for them (5 s, or 30 s). `but`: have failed."""
+        telling.sweeps(self._run_hash, self._group, [rank for rank in range(len(self._workers)) if rank not in but])
         for worker in self._workers:
             ray.kill(worker.actor)
 
@@ -390,7 +395,7 @@ class RayTrainCallback(_Callback):
             try:
                 return future.result(timeout=_PROBE_S)
             except Exception as error:  # storage or the Coordinator doesn't answer: no progress that we know of
-                logger.warning("raystate: cannot tell the newest step: %s: %s", type(error).__name__, error)
+                logger.warning("cannot tell the newest step: %s: %s", type(error).__name__, error)
                 return None
 
         return result

@@ -100,7 +100,7 @@ class ElasticGroups:
         taken_back = self._decides.take_back(self._clock())
         if taken_back:
             size = workers_text(self._decides.tried)
-            logger.warning("raystate: gave up on %s, %s", size, reason)
+            logger.warning("gave up on %s, %s", size, reason)
             self.given_up = f"{size} had been given up before, {reason}: {cause}"
         return taken_back
 
@@ -128,7 +128,7 @@ class ElasticGroups:
                 self._decides.asked(wish, now_s)
                 self._grow(wish.reason)
         except Exception as error:  # Ray's head is out of reach for a moment: the training is fine
-            logger.warning("raystate: can't look for room for more workers: %s: %s", type(error).__name__, error)
+            logger.warning("can't look for room for more workers: %s: %s", type(error).__name__, error)
 
     def _is_there(self, policy: ElasticScalingPolicy, wish: Wish, now_s: float) -> bool:
         """Ray may take seconds to notice that a node is gone."""

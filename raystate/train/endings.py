@@ -34,7 +34,8 @@ from raystate.core.errors import (
     StepOrderError,
     StorageError,
 )
-from raystate.runtime.ends import End, is_collateral, one_line
+from raystate.core.texts import counted
+from raystate.runtime.ends import End, Told, is_collateral, one_line
 from raystate.train.policy import Ending, Seen, culprit, signature_of
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ FINAL = (
     StaleAttemptError, RunInUseError, ConfigError, ReferenceMismatchError, ItemTopologyError, StepOrderError,
 )  # fmt: skip
 
-_ENDS_S = 1.0  # for the news of every death to reach the Coordinator
+_ENDS_S = 1.0  # for the news of every death to reach the Coordinator; what comes later is asked for later
+_EXAMINE_S = 5.0  # for hosts to find out where their hanging ranks are
 _ENDS_POLL_S = 0.02
 
 
@@ -75,9 +77,18 @@ class _Travelling(queue.SimpleQueue[Any]):
         super().put(item, *args, **kwargs)
 
 
-def let_exceptions_travel() -> None:
-    """In a worker: what its training function raises can be read in the controller and the driver, whatever they lack."""
+def prepare_worker() -> None:
+    """In a worker: what its training function raises can be read in the controller and the driver, whatever they lack. And it is not
+    shown there, only in the worker's log file, where another process's end has led to it."""
     get_train_context().execution_context.training_thread_runner._exc_queue = _Travelling()
+    for handler in logging.getLogger("ray.train").handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.addFilter(_tells_of_an_own_end)
+
+
+def _tells_of_an_own_end(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not (text.startswith("Error in training function:") and is_collateral(Exception(), text))
 
 
 def failures(statuses: Mapping[int, Any]) -> dict[int, RankFailure]:
@@ -125,31 +136,34 @@ def late_failures(workers: list[Any], failed: set[int], *, grace_s: float, once:
     return found
 
 
-def told_ends(run_hash: str, group: str, dead: set[int]) -> tuple[End, ...]:
+def told_ends(run_hash: str, group: str, dead: set[int], *, within_s: float = _ENDS_S) -> tuple[End, ...] | None:
     """What the run's Coordinator knows of the group's ends, in order. Waits a moment for the news of these deaths.
 
-    Ask before the workers are ended: later on everybody is dead. Nothing if there is no Coordinator, or it doesn't answer.
+    Ask before the workers are ended: later on everybody is dead. None: no Coordinator knows the group, and none ever will. Nothing: it
+    doesn't answer yet, or has not heard.
     """
-    end_s = time.monotonic() + _ENDS_S
+    start_s, ends = time.monotonic(), ()
     while True:
         coordinator = find_actor(coordinator_name(run_hash))
         if coordinator is None:
-            return ()
+            return None
         try:
-            ends: tuple[End, ...] | None = ray.get(coordinator.ends.remote(group), timeout=max(0.1, end_s - time.monotonic()))
+            told: Told | None = ray.get(coordinator.ends.remote(group), timeout=max(0.1, start_s + within_s - time.monotonic()))
         except Exception as error:
             logger.debug("the Coordinator doesn't say who failed first: %s", error)
-            return ()
-        if ends is None:
-            return ()  # the group has not got as far as to join
-        if dead <= {end.rank for end in ends} or time.monotonic() > end_s:
+            return ends
+        if told is None:
+            return None  # the group has not got as far as to join
+        ends, waited_s = told.ends, time.monotonic() - start_s
+        has_all = dead <= {end.rank for end in ends} or waited_s > within_s
+        if has_all and (not told.awaited or waited_s > within_s + _EXAMINE_S):
             return ends
         time.sleep(_ENDS_POLL_S)
 
 
-def classify(error: TrainingFailedError, found: Mapping[int, RankFailure], told: Sequence[End] = ()) -> Ending:
-    """What Ray Train's error, the ranks' failures and what the Coordinator was told of them amount to."""
-    found = _with_unread(found, told)
+def classify(error: TrainingFailedError, found: Mapping[int, RankFailure], told: Sequence[End] | None = None) -> Ending:
+    """What Ray Train's error, the ranks' failures and what the Coordinator was told of them amount to. `told`: see `told_ends`."""
+    found = _with_unread(found, told or ())
     errors: dict[int, BaseException] = {rank: failure.error for rank, failure in found.items()}
     for is_kind, kind in ((is_final, "final"), (_is_interruption, "interrupted")):
         ranks = [rank for rank, each in sorted(errors.items()) if is_kind(each)]
@@ -166,7 +180,14 @@ def classify(error: TrainingFailedError, found: Mapping[int, RankFailure], told:
         return Ending(kind="interrupted", cause=f"ranks {ranks} lost their node, as announced")
     seen = {rank: Seen(died=failure.died, collateral=failure.collateral) for rank, failure in found.items()}
     rank = culprit(seen, told)
-    assert rank is not None
+    if rank is None:
+        ranks = " and ".join(str(rank) for rank, failure in sorted(found.items()) if failure.died)
+        cause = f"the processes of ranks {ranks} died; which of them was first is not known yet"
+        return Ending(kind="failed", cause=cause, is_known=False)
+    hung = [end for end in told or () if end.kind == "hung" and end.traceback]
+    if found[rank].died and len(hung) > 1:  # each of them holds the others up
+        text = "\n\n".join(f"rank {end.rank} was at\n{end.traceback}" for end in sorted(hung, key=lambda end: end.rank))
+        found[rank] = dataclasses.replace(found[rank], traceback=text)
     return _of_rank("failed", rank, found[rank])
 
 
@@ -250,7 +271,7 @@ def _of_rank(kind: Any, rank: int, failure: RankFailure) -> Ending:
 
 def _of_controller(failure: BaseException) -> Ending:
     if isinstance(failure, WorkerGroupStartupTimeoutError):
-        return Ending(kind="waiting", cause=f"no room yet for {failure.num_workers} workers")
+        return Ending(kind="waiting", cause=f"no room yet for {counted(failure.num_workers, 'worker')}")
     cause = f"the workers could not be started: {one_line(failure)}"
     return Ending(kind="failed", cause=cause, error=failure)
 

@@ -26,7 +26,7 @@ from raystate.config import StateConfig, check_config
 from raystate.core.elastic import Sizes
 from raystate.core.errors import ConfigError, Interrupted, RunFailedError
 from raystate.manager.ending import is_clean_exit
-from raystate.train import endings
+from raystate.train import endings, terminal
 from raystate.train.bar import run_bar
 from raystate.train.callback import MAX_FAILURES, Outcome, RayTrainCallback
 from raystate.train.jax_backend import QuickJaxConfig
@@ -111,12 +111,15 @@ def fit(
         start_ray()
     try:
         trainer = QuietJaxTrainer(entry, **arguments)
+        terminal.calm()
         with run_bar(config):
             result, lost = _run(trainer, config, callback._launch)
-        return run_result(result, config, lost)
+        found = run_result(result, config, lost)
     finally:
         if started_ray:
             ray.shutdown()
+    terminal.tell_end(found, config.run)
+    return found
 
 
 def _run(trainer: JaxTrainer, config: StateConfig, launch: str) -> tuple[Any, tuple[str, ...]]:

@@ -27,6 +27,7 @@ class Ending:
         rank: whose error it is, None if there isn't one rank.
         error: that rank's exception, None for a death.
         traceback: the exception's traceback, as text; "" if there is none.
+        is_known: whether it is known which rank failed first.
         signature: equal for failures that are one and the same; "" if they can't be told apart, as deaths can't.
     """
 
@@ -35,6 +36,7 @@ class Ending:
     rank: int | None = None
     error: BaseException | None = None
     traceback: str = ""
+    is_known: bool = True
     signature: str = ""
 
 
@@ -158,21 +160,23 @@ class Seen:
     collateral: bool = False
 
 
-def culprit(seen: Mapping[int, Seen], told: Sequence[End]) -> int | None:
-    """The rank whose end led to the others'. None if neither knows of any.
+def culprit(seen: Mapping[int, Seen], told: Sequence[End] | None) -> int | None:
+    """The rank whose end led to the others'. None if neither knows of any, or if that will be known later.
 
     Ray Train sees ends all at once, when it polls. HostActors and trainers tell them one by one, with those that raystate made itself.
 
     Args:
         seen: by Ray Train, by rank.
-        told: to the run's Coordinator, in order.
+        told: to the run's Coordinator, in order. None: there is nobody who will ever know more.
     """
-    first = first_to_fail(told)
+    first = first_to_fail(told or ())
     if first is not None and not first.collateral:
         return first.rank
-    ended = {end.rank for end in told if end.kind == "ended"}
+    ended = {end.rank for end in told or () if end.kind == "ended"}
     raised = [rank for rank, one in sorted(seen.items()) if not one.died and not one.collateral]
     died = [rank for rank, one in sorted(seen.items()) if one.died and rank not in ended]
+    if told is not None and first is None and not raised and len(died) > 1:
+        return None  # the Coordinator has yet to say
     told_of = [] if first is None else [first.rank]
     return next(iter([*raised, *died, *told_of, *sorted(seen)]), None)
 

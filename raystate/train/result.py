@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ from raystate.config import StateConfig
 from raystate.core.errors import RaystateError, StepNotFoundError
 from raystate.launch_context import Restart
 from raystate.reader import Reader
+from raystate.runtime.ledger import LoggedRecovery, read_ledger
+from raystate.storage import open_storage
 from raystate.train.callback import Outcome
 
 logger = logging.getLogger(__name__)
@@ -24,7 +27,8 @@ class Recovery:
     """One restart of the worker group.
 
     Attributes:
-        attempt: the worker group that it led to, counted from 1 in this `fit`; so the first recovery's is 2.
+        attempt: the start of a worker group that it led to, counted from 1 in this `fit`; so the first recovery's is 2. The attempts of
+            `raystate report` are others: incarnations of the run's Coordinator.
         cause: why the group before ended.
         step: the step that training went on from; None if it isn't known.
         tier: where that step came from: "memory", "peer", "storage", "source", "init"; "" if it isn't known.
@@ -79,16 +83,25 @@ def run_result(result: Any, config: StateConfig, lost: tuple[str, ...] = ()) -> 
         newest = newest_step(config)
         step, why = -1 if newest is None else newest, "it made no StateManager(), or never called save"
     if step < 0:
-        logger.warning("raystate: train_fn has returned and nothing was saved: %s", why)
+        logger.warning("train_fn has returned and nothing was saved: %s", why)
     return RunResult(
         step=step,
         path=os.fspath(config.storage),
         metrics=dict(outcome.facts.get("metrics") or result.metrics or _stored_metrics(config)),
         return_value=outcome.value,
-        recoveries=recoveries(outcome.restarts, outcome.facts.get("recoveries") or []),
+        recoveries=recoveries(outcome.restarts, _ledger(config) if outcome.restarts else ()),
         lost=(*(outcome.facts.get("lost") or ()), *lost),
         ray=result,
     )
+
+
+def _ledger(config: StateConfig) -> Sequence[LoggedRecovery]:
+    """All restarts of the run that its Coordinators have noted."""
+    try:
+        return [one for _, one in read_ledger(open_storage(config.storage), saves=False).recoveries]
+    except RaystateError as error:  # as below
+        logger.warning("what the run noted of its restarts can't be read: %s", error)
+        return ()
 
 
 def _stored_metrics(config: StateConfig) -> dict[str, Any]:
@@ -97,33 +110,25 @@ def _stored_metrics(config: StateConfig) -> dict[str, Any]:
     except StepNotFoundError:
         return {}
     except RaystateError as error:  # the training is fine: no reason to fail now
-        logger.warning("raystate: the metrics of the newest step can't be read: %s", error)
+        logger.warning("the metrics of the newest step can't be read: %s", error)
         return {}
 
 
-def recoveries(restarts: tuple[Restart, ...], known: list[dict[str, Any]]) -> tuple[Recovery, ...]:
-    """The launcher's restarts joined with what the run's Coordinator knows: by group, or in order where it doesn't name groups.
+def recoveries(restarts: Sequence[Restart], noted: Sequence[LoggedRecovery]) -> tuple[Recovery, ...]:
+    """The launcher's restarts joined with what the run's Coordinators have noted of the groups that they led to."""
+    by_group = {one.group: one for one in noted if one.group}
+    return tuple(_joined(restart, by_group.get(restart.group)) for restart in restarts)
 
-    If they can't be matched, because the Coordinator was lost, the launcher's list stands.
-    """
-    if len(known) == len(restarts):
-        known = [{"group": restart.group, **facts} for restart, facts in zip(restarts, known, strict=True)]
-    by_group = {facts["group"]: facts for facts in known if "group" in facts}
-    result: list[Recovery] = []
-    for restart in restarts:
-        facts = by_group.get(restart.group, {})
-        if not facts.get("back", True):  # it ended before a new step
-            facts = {name: facts[name] for name in ("step", "tier", "steps_repeated") if facts.get("tier") and name in facts}
-        result.append(
-            Recovery(
-                attempt=restart.attempt,
-                cause=restart.cause,
-                step=facts.get("step"),
-                tier=facts.get("tier", ""),
-                seconds=facts.get("seconds", restart.seconds),
-                steps_repeated=facts.get("steps_repeated"),
-                interrupted=restart.interrupted,
-                workers=restart.workers,
-            )
-        )
-    return tuple(result)
+
+def _joined(restart: Restart, noted: LoggedRecovery | None) -> Recovery:
+    is_settled = noted is not None and bool(noted.tier)
+    return Recovery(
+        attempt=restart.attempt,
+        cause=noted.cause if noted is not None and noted.cause and not restart.is_known else restart.cause,
+        step=noted.step if noted is not None and is_settled else None,
+        tier=noted.tier if noted is not None else "",
+        seconds=noted.seconds if noted is not None and noted.back else restart.seconds,  # else to the training function
+        steps_repeated=noted.steps_repeated if noted is not None and is_settled else None,
+        interrupted=restart.interrupted,
+        workers=restart.workers,
+    )

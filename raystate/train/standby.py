@@ -125,6 +125,12 @@ class Standby:
 
     def tick(self, now_s: float) -> None:
         """Start the processes once the group has trained for a while, and on other nodes as they come."""
+        try:
+            self._look(now_s)
+        except Exception as error:  # Ray's head is out of reach for a moment: the training is fine
+            logger.warning("can't look after standby processes: %s: %s", type(error).__name__, error)
+
+    def _look(self, now_s: float) -> None:
         if self._due_s is None or now_s < self._due_s:
             return
         if self._group is not None and now_s < self._start_by_s and not self._trains():

@@ -1,12 +1,39 @@
-"""What the launcher tells the run's Coordinator, if there is one now. Nobody waits for it, and nothing is lost if it doesn't arrive."""
+"""What the launcher tells the run's Coordinator, if there is one now. Nobody waits for it, and nothing is lost if it doesn't arrive. And
+what it tells people."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+import logging
+import threading
+from collections.abc import Collection, Set
 from typing import Any
 
 from raystate.actors.naming import coordinator_name, find_actor
 from raystate.core.messages import ResizeAsked
+
+logger = logging.getLogger(__name__)
+
+SLOW_S = 5.0  # a restart that takes less is told when it is back, in one line
+
+
+class Slow:
+    """A line that is told only if what it says takes long."""
+
+    def __init__(self) -> None:
+        self._timer: threading.Timer | None = None
+
+    def begin(self, text: str, *, at_once: bool = False) -> None:
+        """Tell it if nobody calls `end` soon."""
+        self.end()
+        self._timer = threading.Timer(0.0 if at_once else SLOW_S, logger.warning, ("%s", text))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def end(self) -> None:
+        """It is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def _tell(run_hash: str, method: str, *args: Any) -> bool:
@@ -31,6 +58,11 @@ def ask_to_grow(run_hash: str, group: str, reason: str) -> None:
     _tell(run_hash, "tell", ResizeAsked(group=group, reason=reason))
 
 
+def sweeps(run_hash: str, group: str, ranks: Collection[int]) -> None:
+    """The launcher ends these ranks: their ends lead to nothing."""
+    _tell(run_hash, "sweeps", group, tuple(ranks))
+
+
 def blame(run_hash: str, group: str, cause: str) -> None:
-    """Why this worker group ended: the Coordinator's reports say the same."""
+    """Why this worker group ended, unless "" is all that is known: the Coordinator's reports say the same."""
     _tell(run_hash, "blame", group, cause)

@@ -28,7 +28,7 @@ from raystate.core.messages import (
     TrainerExited,
     TrainerSeen,
 )
-from raystate.runtime.ends import End, Ends, first_to_fail, is_collateral
+from raystate.runtime.ends import End, Ends, Told, first_to_fail, is_collateral
 from raystate.runtime.ledger import Ledger, read_ledger
 from raystate.storage.objects import ObjectStorage
 
@@ -186,6 +186,12 @@ def exit_of(rank: int, *, was_ended: bool = False) -> TrainerExited:
     )
 
 
+def ends_of(ledger: Ledger) -> tuple[End, ...]:
+    told = ledger.ends("g1")
+    assert told is not None
+    return told.ends
+
+
 def ledger_of(name: str) -> Ledger:
     ledger = Ledger(ObjectStorage(f"memory://{name}"))
     ledger.begin(1)
@@ -197,8 +203,8 @@ def test_the_ledger_names_the_rank_that_died():
     assert recovered(ledger_of("l1"), exit_of(1), stop, exit_of(0, was_ended=True)) == "trainer rank 1 died"
     ledger = ledger_of("l2")
     assert recovered(ledger, exit_of(1), exit_of(0)) == "trainer rank 0 died", "jax has ended rank 1"
-    assert [end.rank for end in ledger.ends("g1") or ()] == [1, 0]
-    assert ledger.ends("g2") == ()
+    assert [end.rank for end in ends_of(ledger)] == [1, 0]
+    assert ledger.ends("g2") == Told()
     assert ledger.ends("unknown") is None
 
 
@@ -206,10 +212,10 @@ def test_who_was_ended_because_a_node_goes_away_has_not_failed():
     ledger = ledger_of("l6")
     stop = EndTrainers(host=HOSTS[0], lineage="1.2.x1", reason="the node of rank 1 goes away", announced=True)
     assert recovered(ledger, stop, exit_of(0, was_ended=True), exit_of(1, was_ended=True)) == "trainer rank 0 was ended"
-    assert [end.kind for end in ledger.ends("g1") or ()] == ["interrupted", "interrupted"]
+    assert [end.kind for end in ends_of(ledger)] == ["interrupted", "interrupted"]
     other = ledger_of("l7")
     assert recovered(other, exit_of(1), stop, exit_of(0, was_ended=True)) == "trainer rank 1 died", "it died of itself"
-    assert [end.kind for end in other.ends("g1") or ()] == ["died", "interrupted"]
+    assert [end.kind for end in ends_of(other)] == ["died", "interrupted"]
 
 
 def test_the_launchers_word_wins():
@@ -338,3 +344,34 @@ def test_late_news_of_an_end_begins_no_restart() -> None:
     groups.train(3, 8, 15.0)
     groups.end(2, 1, 16.0)
     assert groups.told() == [("g2", "g1: rank 0 died", 2.0, 0, False), ("g3", "rank 0 raised KeyError", 3.0, 0, True)]
+
+
+def test_a_rank_that_its_launcher_ends_has_not_died_whichever_news_is_faster() -> None:
+    groups = Groups("r5")
+    groups.join(1, 0.0)
+    groups.train(1, 7, 9.0)
+    groups.ledger.sweeps("g1", [0])
+    groups.end(1, 0, 10.0)
+    groups.end(1, 1, 10.5)
+    assert [(end.rank, end.kind) for end in ends_of(groups.ledger)] == [(0, "ended"), (1, "died")]
+    groups.ledger.blame("g1", "", 10.6)  # who has asked too early
+    groups.join(2, 12.0)
+    groups.restore(7, 13.0)
+    groups.train(2, 8, 15.0)
+    assert groups.told() == [("g2", "g1: rank 1 died", 5.0, 0, True)]
+
+
+def test_ranks_that_hang_are_awaited_until_they_have_said_where_they_are() -> None:
+    groups = Groups("r6")
+    groups.join(1, 0.0)
+    groups.train(1, 7, 9.0)
+    for rank, host in HOSTS.items():
+        order = EndTrainers(host=host, lineage="1.2.x1", reason="no step for 30 s", hanging=(rank,))
+        groups.ledger.observe(order, 40.0)
+    for rank, host in HOSTS.items():
+        told = groups.ledger.ends("g1")
+        assert told is not None and told.awaited == set(range(rank, 2))
+        exited = TrainerExited(host=host, lineage="1.2.x1", rank=rank, clean=False, reason="no step", hung=True, stack=f"at {rank}")
+        groups.ledger.observe(exited, 41.0)
+    assert groups.ledger.ends("g1") == Told(ends=ends_of(groups.ledger))
+    assert [(end.kind, end.traceback) for end in ends_of(groups.ledger)] == [("hung", "at 0"), ("hung", "at 1")]

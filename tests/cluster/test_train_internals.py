@@ -266,6 +266,33 @@ def test_an_exception_that_ray_train_has_not_read_is_told_by_the_coordinator() -
     assert still_running.cause == "the process of rank 1 died"
 
 
+def test_who_is_not_known_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Coordinator knows that it was rank 1, and is slow to say so."""
+    dead = {rank: endings.RankFailure(error=OSError(), died=True) for rank in (0, 1)}
+    unknown = endings.classify(WorkerGroupError("x", {}), dead, ())
+    assert (unknown.is_known, unknown.rank) == (False, None)
+    assert unknown.cause == "the processes of ranks 0 and 1 died; which of them was first is not known yet"
+    assert endings.classify(WorkerGroupError("x", {}), dead, None).cause == "the process of rank 0 died", "nobody will ever know"
+
+    asked: list[float] = []
+    first = End(rank=1, kind="died", reason="trainer rank 1 died")
+    monkeypatch.setattr(
+        endings, "told_ends", lambda *_, within_s: asked.append(within_s) or (first, End(rank=0, kind="ended", reason=""))
+    )
+    callback = raystate.RayTrainCallback(CONFIG, max_failures=0)
+    callback._failures, callback._told = dead, ()
+    with pytest.raises(raystate.RunFailedError, match="the process of rank 1 died"):
+        callback._decide(WorkerGroupError("x", {}))
+    assert len(asked) == 1
+
+
+def test_where_all_hang_the_stacks_of_all_are_told() -> None:
+    dead = {rank: endings.RankFailure(error=OSError(), died=True) for rank in (0, 1)}
+    told = tuple(End(rank=rank, kind="hung", reason="no step for 30 s", traceback=f"in f{rank}") for rank in (1, 0))
+    ending = endings.classify(WorkerGroupError("x", {}), dead, told)
+    assert ending.traceback == "rank 0 was at\nin f0\n\nrank 1 was at\nin f1"
+
+
 def test_ended_because_a_node_goes_away_is_no_failure() -> None:
     dead = {rank: endings.RankFailure(error=OSError(), died=True) for rank in (0, 1)}
     ends = tuple(End(rank=rank, kind="interrupted", reason=f"rank {rank} was ended: a node goes away") for rank in (0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from raystate.core.errors import ConfigError, StorageError
 from raystate.launch_context import LaunchContext, Restart, saves_so_far
 from raystate.manager.opening import is_launched
 from raystate.runtime.ends import End
+from raystate.runtime.ledger import LoggedRecovery
 from raystate.train import endings, standby, telling
 from raystate.train import result as result_module
 from raystate.train.callback import Outcome
@@ -165,7 +167,8 @@ def test_the_culprit_by_what_the_coordinator_was_told() -> None:
     def end(rank: int, kind: Any, **more: Any) -> End:
         return End(rank=rank, kind=kind, reason="", **more)
 
-    assert culprit(both_dead, ()) == 0, "nothing better is known"
+    assert culprit(both_dead, ()) is None, "not known yet"
+    assert culprit(both_dead, None) == 0, "and nobody will know better"
     assert culprit(both_dead, (end(1, "died"), end(0, "ended"))) == 1
     assert culprit(both_dead, (end(1, "raised"), end(0, "ended"))) == 1
     assert culprit(both_dead, (end(0, "raised", collateral=True), end(1, "died"))) == 1
@@ -259,7 +262,7 @@ def test_when_nobody_says_who_was_first_the_living_are_asked(monkeypatch: pytest
     died, raised = endings.RankFailure(error=RuntimeError(), died=True), endings.RankFailure(error=ValueError("mine"))
     callback = RayTrainCallback(StateConfig(storage="/runs/a", run="a"))
     callback._workers = ["of rank 0", "of rank 1"]
-    monkeypatch.setattr(callback, "_end_workers", lambda: None)
+    monkeypatch.setattr(callback, "_end_workers", lambda but: None)
     monkeypatch.setattr(endings, "failures", lambda _: {0: died})
     monkeypatch.setattr(endings, "told_ends", lambda *_: ())
     monkeypatch.setattr(endings, "late_failures", lambda _, failed, **how: {1: raised} if failed == {0} and how["once"] else {})
@@ -279,23 +282,27 @@ def test_the_coordinator_is_told_of_a_start_that_failed(monkeypatch: pytest.Monk
     assert blamed == [("g2", "the workers could not be started")]
 
 
+def noted(group: str, step: int, **more: Any) -> LoggedRecovery:
+    facts = {"tier": "memory", "seconds": 5.0, "steps_repeated": 1, "cause": "rank 1 died", **more}
+    return LoggedRecovery(attempt=1, group=group, step=step, **facts)
+
+
 def test_recoveries_are_joined_by_group() -> None:
     restarts = (
         Restart(attempt=2, group="g2", cause="died", seconds=3.0),
         Restart(attempt=3, group="g3", cause="told to", interrupted=True, seconds=4.0),
     )
-    known = [{"group": "g3", "step": 7, "tier": "memory", "seconds": 5.0, "steps_repeated": 1}]
-    first, second = recoveries(restarts, known)
+    known = [noted("g3", 7)]
+    first, second = recoveries(restarts, [noted("g1", 3), *known])
     assert (first.attempt, first.cause, first.step, first.seconds) == (2, "died", None, 3.0)
     assert (second.step, second.tier, second.seconds, second.steps_repeated, second.interrupted) == (7, "memory", 5.0, 1, True)
-    failed = {"group": "g2", "step": 6, "tier": "memory", "seconds": 2.0, "steps_repeated": 0, "back": False}
+    failed = noted("g2", 6, seconds=2.0, steps_repeated=0, back=False)
     first, second = recoveries(restarts, [failed, *known])
     assert (first.step, first.seconds, second.seconds) == (6, 3.0, 5.0), "it made no step: to the training function"
-    first, _ = recoveries(restarts, [failed | {"step": -1, "tier": ""}, *known])
+    first, _ = recoveries(restarts, [dataclasses.replace(failed, step=-1, tier=""), *known])
     assert (first.step, first.tier, first.steps_repeated) == (None, "", None), "it ended before the step was settled"
-    in_order = recoveries(restarts, [{"step": 1}, {"step": 2}])
-    assert [recovery.step for recovery in in_order] == [1, 2]
-    assert [recovery.step for recovery in recoveries(restarts, [{"step": 1}])] == [None, None]
+    guessed = dataclasses.replace(restarts[1], is_known=False)
+    assert [recovery.cause for recovery in recoveries([restarts[1], guessed], known)] == ["told to", "rank 1 died"]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +322,7 @@ def test_a_training_that_saved_nothing_is_told(
     result = run_result(SimpleNamespace(return_value=outcome, metrics=None), StateConfig(storage=tmp_path / "run", run="a"))
     assert result.step == facts.get("step", -1)
     told = [record.getMessage() for record in caplog.records if "nothing was saved" in record.getMessage()]
-    assert told == ([f"raystate: train_fn has returned and nothing was saved: {said}"] if said else [])
+    assert told == ([f"train_fn has returned and nothing was saved: {said}"] if said else [])
 
 
 def test_a_run_that_a_script_keeps_beside_the_launched_one(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from raystate.core.host import Host
 from raystate.core.host_messages import Connected, Disconnected, Examine, Examined, Kill, Tell
 from raystate.core.messages import EndTrainers, FlushAsked, HostId, Log, TrainerExited
@@ -49,6 +51,18 @@ def test_where_all_are_level_all_are_meant():
     driver.stage(4)
     later(driver, LIMIT_S + 1)
     assert {(one.host, one.hanging) for one in ended(driver)} == {("a", (0,)), ("b", (1,))}
+
+
+def test_of_all_that_hang_the_stacks_are_told():
+    driver = running(hang_timeout_s=LIMIT_S)
+    driver.stage(4)
+    later(driver, LIMIT_S + 1)
+    for rank, host in enumerate(AB):
+        event = TrainerExited(
+            host=host, lineage=driver.lineage, rank=rank, clean=False, reason="hung", hung=True, stack=f"at {rank}"
+        )
+        driver.send(event)
+    assert [one for one in texts(driver) if " was at\n" in one] == ["rank 0 was at\nat 0", "rank 1 was at\nat 1"]
 
 
 def test_without_a_limit_it_is_named_once():
@@ -120,6 +134,8 @@ def test_the_host_finds_out_where_it_was_and_ends_it_then():
     commands = host.handle(order, 1.0)
     assert [one for one in commands if isinstance(one, Examine | Kill)] == [Examine(connection=3, pid=77)]
     assert not [one for one in host.handle(order, 2.0) if isinstance(one, Examine | Kill)], "it is being found out"
+    others = dataclasses.replace(order, hanging=(), reason="rank 0 has ended")
+    assert not [one for one in host.handle(others, 2.0) if isinstance(one, Kill)], "still"
     commands = host.handle(Examined(connection=3, stack="train.py, line 7"), 2.0)
     assert [one.pid for one in commands if isinstance(one, Kill)] == [77]
     (exited,) = [

@@ -302,9 +302,6 @@ class ModelLink:
     def left(self, rank: int, world: int) -> None:
         del rank, world
 
-    def recoveries(self) -> list[dict[str, Any]]:
-        return []
-
     def clock(self) -> float:
         return self.world.now_s
 

@@ -1,0 +1,23 @@
+"""Texts for people: what others have named, and numbers of things."""
+
+from __future__ import annotations
+
+import re
+
+# All but tabs and ends of lines; marks that turn the order of what follows them; ends of lines of other kinds; halves of characters.
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """A text without characters that command a terminal or that no file can hold: others chose the names in it."""
+    return _COMMANDS.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """`1 step`, `2,000 steps`. `nouns`: of several, if that is not `noun` with an s."""
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
