@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import TYPE_CHECKING, Any
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
 
 from raystate.core.errors import (
     BarrierTimeoutError,
@@ -88,6 +90,25 @@ _LAZY = {
     "RayTrainCallback": "raystate.train",
     "RunResult": "raystate.train",
 }
+
+
+class _LastResort(logging.StreamHandler[TextIO]):
+    """Warnings of a program that has not set logging up. Python's own last resort doesn't say whose they are."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers and logging.getLogger(__name__).handlers == [self]:
+            self.stream = sys.stderr
+            super().emit(record)
+
+
+def _say_whose_warnings() -> None:
+    handler = _LastResort()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter(f"{__name__}: %(message)s"))
+    logging.getLogger(__name__).addHandler(handler)
+
+
+_say_whose_warnings()
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from raystate.arena.files import check_arena_dir
 from raystate.arena.memory import parse_memory
-from raystate.config_errors import config_error, contradiction, one_of_all, plain, refuse_unknown
+from raystate.config_errors import by_name, config_error, contradiction, one_of_all, plain, refuse_unknown
 from raystate.core.errors import ConfigError
 from raystate.core.messages import Settings
 from raystate.core.tree import CHUNK_BYTES, WriteOptions
@@ -177,7 +177,9 @@ class StateConfig(pydantic.BaseModel, frozen=True):
 
     if not TYPE_CHECKING:  # type checkers keep the signature that pydantic derives from the fields
 
-        def __init__(self, **values: Any):
+        def __init__(self, *unnamed: Any, **values: Any):
+            if unnamed:
+                raise by_name(unnamed[0])
             refuse_unknown(values, list(type(self).model_fields))
             try:
                 super().__init__(**values)

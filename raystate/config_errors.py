@@ -27,6 +27,12 @@ def _sentence(field: str, value: object, allowed: str) -> str:
     return f"{field} = {value!r}: {allowed}"
 
 
+def by_name(value: object) -> ConfigError:
+    """The error of a setting that was given without its name."""
+    text = f"{value!r} is given without a name; settings have names: StateConfig(storage={value!r}, run=…)"
+    return ConfigError(text, field="storage", got=plain(value))
+
+
 def refuse_unknown(values: Mapping[str, Any], fields: Sequence[str]) -> None:
     """Raises ConfigError if a name is none of the fields; says which is meant."""
     for name, value in values.items():

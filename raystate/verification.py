@@ -9,6 +9,7 @@ from typing import Literal
 
 from raystate.core.errors import CorruptCheckpointError
 from raystate.core.messages import LogEntry
+from raystate.core.texts import counted
 from raystate.core.tree import DataObject, Package, TreeSpec
 from raystate.inspection.boxes import boxes_of, total_bytes
 from raystate.orbax.step_reader import ItemKind, StepReader
@@ -241,5 +242,7 @@ def _by_reading(storage: Storage, step: int, folder: str, bad: list[BadObject], 
                 bad.append(BadObject(name=name, problem=error.message))
     if plain:
         shown = ", ".join(plain[:3]) + (f" and {len(plain) - 3} more" if len(plain) > 3 else "")
-        unchecked.append(f"flipped bits in {len(plain)} arrays without checksums ({shown}): only missing or unreadable chunks show")
+        unchecked.append(
+            f"flipped bits in {counted(len(plain), 'array')} without checksums ({shown}): only missing or unreadable chunks show"
+        )
     return StepReport(step=step, kind="orbax", objects=arrays, nbytes=done, bad=tuple(bad), unchecked=tuple(unchecked))

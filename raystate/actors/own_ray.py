@@ -106,11 +106,11 @@ def start_ray() -> None:
         stranger = None if named else strangers_ray()
         if stranger is not None:
             logger.warning(
-                "raystate: the Ray at %s is of user %s and not joined. Set RAY_ADDRESS=%s to join it all the same",
+                "the Ray at %s is of user %s and not joined. Set RAY_ADDRESS=%s to join it all the same",
                 stranger.address, stranger.user, stranger.address,
             )  # fmt: skip
         address = named or "the cluster of this machine, or a new one"
-        slow = threading.Timer(_SILENT_S, logger.warning, ("raystate: waits for Ray to answer: %s", address))
+        slow = threading.Timer(_SILENT_S, logger.warning, ("waits for Ray to answer: %s", address))
         slow.daemon = True
         slow.start()
         try:
@@ -123,9 +123,9 @@ def start_ray() -> None:
     node = worker._global_node
     # Warnings, because nothing less is shown unless the script has set logging up; Ray's own line about it is off.
     if node is None or not node.is_head():
-        logger.warning("raystate: joined the Ray cluster at %s", ray.get_runtime_context().gcs_address)
+        logger.warning("joined the Ray cluster at %s", ray.get_runtime_context().gcs_address)
     else:
         logger.warning(
-            "raystate: this Ray was started by this process and ends with it: after a crash of the process the run goes on from its "
+            "this Ray was started by this process and ends with it: after a crash of the process the run goes on from its "
             "newest durable step. Run `ray start --head` first to keep the snapshots in memory, too"
         )

@@ -10,6 +10,8 @@ import logging
 import re
 import sys
 
+from raystate.core.texts import printable
+
 MARK = ":job_id:"  # `ray._private.ray_constants.LOG_PREFIX_JOB_ID`; tests/cluster/test_train_internals.py holds it against Ray's
 _JOB = re.compile(r"[0-9a-f]{1,64}")
 
@@ -22,10 +24,15 @@ def show_to(job_id: str) -> None:
             stream.flush()
 
 
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def log_to_stderr() -> None:
     """Ray shows an actor's stderr in the driver: calm, one line each."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("raystate %(levelname)s %(message)s"))
+    handler.setFormatter(_Formatter("raystate %(levelname)s %(message)s"))
     root = logging.getLogger("raystate")
     root.handlers = [handler]
     root.setLevel(logging.INFO)

@@ -110,7 +110,7 @@ def check_capacity(
         percent = -(-100 * (used + need.total_bytes) // node.total_bytes)
         enough = used + need.total_bytes
         setting = f'host_memory="{percent}%" ({enough} bytes)' if percent <= 90 else "more hosts, so that each holds less"
-        taken = f", of which {format_bytes(used)} are in use by the arenas of this node" if used else ""
+        taken = f", and the arenas of this node have {format_bytes(used)} already" if used else ""
         raise _refusal(
             need,
             free,

@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from raystate.core.errors import ConfigError
+from raystate.core.texts import printable
 
 MOST_LEVELS = 100  # of nested containers: what writes and copies JSON calls itself for each
 _LARGEST_STEP = 2**63 - 1
@@ -247,8 +248,3 @@ def _refused(argument: str, path: tuple[Any, ...], why: str, *, where: str = "",
     place = printable("/".join(map(str, path)))
     text = f"{where or argument}{f', {place}' if place else ''}: {why}"
     return ConfigError(printable(text), **{"field": argument, "path": place or "the value itself", **facts})
-
-
-def printable(text: str) -> str:
-    """An error travels through logs and files, which can't hold a lone surrogate either."""
-    return text.encode(errors="backslashreplace").decode()

@@ -9,9 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from raystate.arrays.checks import MOST_LEVELS, lone_surrogate, printable
+from raystate.arrays.checks import MOST_LEVELS, lone_surrogate
 from raystate.arrays.paths import Path, shown
 from raystate.core.errors import ConfigError
+from raystate.core.texts import printable
 from raystate.core.tree import LeafSpec
 
 MOST_NAME_BYTES = 60_000  # OCDBT's keys have at most 65,535, and the chunk's indices follow the name

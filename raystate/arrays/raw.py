@@ -16,6 +16,7 @@ from raystate.arrays.reference import Device, Numpy, Plain, Want
 from raystate.arrays.shards import places_of
 from raystate.core.boxes import Box
 from raystate.core.errors import CapacityError, ReferenceMismatchError
+from raystate.core.texts import counted
 from raystate.core.tree import LeafSpec, TreeSpec
 
 FREE_SHARE = 0.9  # of free memory; the program needs some, too
@@ -132,7 +133,7 @@ def check_spread(spec: TreeSpec, wants: Sequence[Want], *, processes: int) -> No
     whole = [(spec.leaves[want.leaf], want) for want in wants if isinstance(want, Numpy | Device) and _is_whole(want)]
     lost = [leaf for leaf, _ in whole if leaf.array is not None and leaf.array.typestr == "jax.Array" and not _is_number(leaf)]
     if lost:
-        text = f"{len(lost):,} arrays ({_gib(sum(map(array_bytes, lost)))}) were saved on devices that are not here"
+        text = f"devices that are not here held {counted(len(lost), 'array')} ({_gib(sum(map(array_bytes, lost)))})"
     elif (size := sum(array_bytes(leaf) for leaf, _ in whole)) > WHOLE_BYTES:
         lost = [leaf for leaf, _ in whole]
         text = f"its numpy arrays have {_gib(size)}"

@@ -10,8 +10,8 @@ import typer
 
 from raystate import __version__
 from raystate.cli import diff, export, gc, import_, inspect, ls, rehearse, report, status, story, verify
-from raystate.cli.console import shown
 from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
+from raystate.core.texts import printable
 
 app = typer.Typer(
     help="""Look after runs that raystate keeps, and into any checkpoint that Orbax reads.
@@ -72,5 +72,5 @@ def main() -> None:
     try:
         app(prog_name="raystate")
     except RaystateError as error:
-        print(f"raystate: {shown(error.message)}", file=sys.stderr)
+        print(f"raystate: {printable(error.message)}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError | StepNotFoundError) else 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Any
@@ -15,6 +14,8 @@ from rich.segment import Segment
 
 from raystate.arena import format_bytes
 from raystate.core.errors import ConfigError
+from raystate.core.texts import counted as count  # noqa: F401 - the commands have it from here
+from raystate.core.texts import printable
 
 StorageArgument = Annotated[
     str, typer.Argument(metavar="STORAGE", help="a directory, file://…, gs://bucket/prefix or s3://bucket/prefix")
@@ -22,20 +23,13 @@ StorageArgument = Annotated[
 NewestStepArgument = Annotated[str, typer.Argument(metavar="[STEP]", help="number of a step, or 'latest'", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="one JSON document on standard output, for scripts")]
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
-
-
-def shown(text: str) -> str:
-    """A text without characters that command a terminal: whoever wrote a checkpoint chose the names in it."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-
 
 class _Terminal(Console):
     """What is printed is shown, whatever it is made of; colours and moves of the cursor are rich's alone."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(shown(segment.text), segment.style)
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 # emoji: a name such as `vocabulary:a:` is a name.
@@ -83,10 +77,6 @@ def step_or_latest(text: str, what: str = "STEP", more: str = "") -> int | None:
 def size(nbytes: float) -> str:
     """Bytes for people: "1.5 GiB"."""
     return format_bytes(nbytes)
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def when(moment: datetime | None) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 import jinja2
 
 from raystate import __version__
-from raystate.cli.console import figure, shown, size
+from raystate.cli.console import figure, size
 from raystate.cli.report_facts import ReportContent, ReportedSave
+from raystate.core.texts import printable
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 940, 300, 70, 34, 14, 26
 _SMALL = (460, 180)
@@ -85,8 +86,8 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"size": size, "figure": figure, "seconds": _seconds, "moment": _moment, "plain": shown}
-    environment.finalize = lambda value: shown(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    environment.filters |= {"size": size, "figure": figure, "seconds": _seconds, "moment": _moment, "plain": printable}
+    environment.finalize = lambda value: printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
     return environment.get_template("report.html.j2")
 
 

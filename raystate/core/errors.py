@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Generator, Iterable
 from typing import Any
 
+from raystate.core.texts import printable
+
 
 class RaystateError(Exception):
     """Base of all raystate errors.
@@ -24,7 +26,7 @@ class RaystateError(Exception):
     of_caller = False  # see `callers_code`
 
     def __init__(self, message: str, **details: Any):
-        super().__init__(message)
+        super().__init__(printable(message))
         self.details = details
 
     @property
@@ -34,7 +36,7 @@ class RaystateError(Exception):
 
     def add(self, sentence: str) -> None:
         """End the message with one thing more: whoever it passes may know what to do."""
-        super().__init__(f"{self.message}; {sentence}")
+        super().__init__(printable(f"{self.message}; {sentence}"))
 
     def __getattr__(self, name: str) -> Any:
         # Only reached for names that are not real attributes.

@@ -315,7 +315,10 @@ class Journal:
         settings = self.desk.settings
         where = f"run {settings.run!r} on {settings.storage}"
         if attempt > mine:
-            who = "another Ray cluster, or another script with a Ray of its own," if stranger else "a later start"
+            who = "a later start"
+            if stranger:
+                is_here = tail is not None and tail.writer.partition(".")[0] == self.writer.partition(".")[0]
+                who = "another run of this Ray cluster, which has its storage under another path or URL," if is_here else _ELSEWHERE
             text = (
                 f"{where}: {who} has taken over the run (as attempt {attempt}, with log entry {flight.seq}), and this one (attempt {mine}) "
                 "can't make steps durable any more" + ("; end one of them, or give each a storage of its own" if stranger else "")
@@ -386,6 +389,9 @@ class Journal:
             self.troubles, self.fails = [], False
         self.desk.log("info", done)
         self._looked()
+
+
+_ELSEWHERE = "another Ray cluster, or another script with a Ray of its own,"
 
 
 def _cluster_of(writer: str) -> str:

@@ -259,7 +259,7 @@ class Trainer:
 
     def _why_due(self, step: int) -> str:
         if self._next_due is not None and step >= self._next_due:
-            return f"every {self.save_every_steps} steps"
+            return f"every {self.save_every_steps} steps" if self.save_every_steps != 1 else "every step"
         return self._policy(step, self._first) if self._policy is not None else ""
 
     def _is_due(self, step: int, force: bool, agreed: Proposal | None) -> tuple[bool, str]:

@@ -23,6 +23,7 @@ from raystate.storage import (
     describe_foreign,
     find_package,
     foreign_checkpoints,
+    is_missing,
     marked_save,
     number_in,
     open_storage,
@@ -111,6 +112,11 @@ class Checkpoints:
             return [self.single.step] if self.single.is_there() else []
         self._folders = step_folders(self.storage)
         return sorted(self._folders)
+
+    def check_there(self) -> None:
+        """Raises StepNotFoundError if there is nothing at all: that is a mistyped path rather than a run that has yet to save."""
+        if is_missing(self.storage):
+            raise StepNotFoundError(self._without_steps(), path=self.storage.url)
 
     def folder(self, step: int) -> str:
         """Where a step lies below the storage; "" for a single checkpoint."""

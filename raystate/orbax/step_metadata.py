@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from raystate.core.errors import CorruptCheckpointError
+from raystate.core.texts import counted
 from raystate.core.tree import PathKey
 from raystate.orbax.said import MOST_LEVELS, Said, check_name, parse_form, parse_object
 
@@ -220,7 +221,7 @@ def _check_paths(nodes: Sequence[MetadataNode], what: str) -> None:
             if isinstance(known, int) and isinstance(key, int) and key > known:
                 inner[node.path[:depth]] = key
     if len(leaves := {node.path for node in nodes}) < len(nodes):
-        raise CorruptCheckpointError(f"{what}: {len(nodes) - len(leaves)} leaves are there twice", path=what)
+        raise CorruptCheckpointError(f"{what}: there twice: {counted(len(nodes) - len(leaves), 'leaf', 'leaves')}", path=what)
     if (both := next((path for path in leaves if path in inner), None)) is not None:
         raise CorruptCheckpointError(f"{what}: there are a leaf and others below it at {both}", path=what)
     if (entries := sum(key + 1 for key in inner.values() if isinstance(key, int))) > _LONGEST_LIST:

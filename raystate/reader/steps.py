@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
@@ -22,6 +23,9 @@ from raystate.storage import StorageUrl
 T = TypeVar("T")
 
 FOLLOW_POLL_S = 1.0
+APPEARS_S = 60.0  # for a run that starts beside its follower to make its folder
+
+logger = logging.getLogger("raystate")
 
 
 class Reader:
@@ -32,7 +36,7 @@ class Reader:
             of one of its items. Steps may be named as Orbax does with `step_prefix` or `step_format_fixed_length`.
 
     Raises:
-        ConfigError: no usable URL, or a file or below one. A directory may be missing yet: it has no steps then.
+        ConfigError: no usable URL, or a file or below one. A directory may be missing yet.
     """
 
     def __init__(self, storage: StorageUrl):
@@ -40,11 +44,18 @@ class Reader:
         self.bytes_read: int = 0  # array bytes that restores have read from storage
 
     def all_steps(self) -> list[int]:
-        """Complete, visible steps, ascending. Of a single checkpoint: its folder's number, 0 if that is none."""
-        return self._checkpoints.steps()
+        """Complete, visible steps, ascending. Of a single checkpoint: its folder's number, 0 if that is none.
+
+        Raises:
+            StepNotFoundError: there is nothing at the path. A run has a folder as soon as it has begun; until it saves, it has no steps.
+        """
+        steps = self._checkpoints.steps()
+        if not steps:
+            self._checkpoints.check_there()
+        return steps
 
     def latest_step(self) -> int | None:
-        """The newest of `all_steps`, None if there is none."""
+        """The newest of `all_steps`, None if there is none. Raises as it does."""
         steps = self.all_steps()
         return steps[-1] if steps else None
 
@@ -153,10 +164,14 @@ class Reader:
             reference: see `restore`; so are the options.
             after: not this step, and none before it that is there now.
             timeout_s: seconds.
+
+        Raises:
+            StepNotFoundError: nothing has come to that path for a minute, or for `timeout_s`. Else as `restore`.
         """
         given: object = timeout_s
         if given is not None and not (isinstance(given, int | float) and given >= 0):
             raise ConfigError(f"follow(): timeout_s must be seconds, at least 0, or None, not {timeout_s!r}", field="timeout_s")
+        self._wait_until_there(APPEARS_S if timeout_s is None else min(timeout_s, APPEARS_S))
         save_of = self._checkpoints.save_of
         told = {step: save_of(step) for step in self.all_steps() if after is not None and step <= after}
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else None
@@ -182,6 +197,20 @@ class Reader:
             time.sleep(FOLLOW_POLL_S if deadline_s is None else max(0.0, min(FOLLOW_POLL_S, deadline_s - time.monotonic())))
 
     # ------------------------------------------------------------ inside
+
+    def _wait_until_there(self, limit_s: float) -> None:
+        end_s, is_told = time.monotonic() + limit_s, False
+        while True:
+            try:
+                return self._checkpoints.check_there()
+            except StepNotFoundError as error:
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    raise
+                if not is_told:
+                    logger.warning("%s; follow() waits %.0f s for a run to begin there", error.message, limit_s)
+                    is_told = True
+            time.sleep(min(FOLLOW_POLL_S, left_s))
 
     def _placed(self, step: int | None, place: Callable[[StepContent], T]) -> T:
         """What is read of a step to be used: counted, and told to whoever monitors restores."""

@@ -208,6 +208,8 @@ class DirectoryStorage(Storage):
                 taken = not any(os.path.lexists(self._path(f"{scratch}/{name}")) for name in ("once", "renamed"))
                 if taken and tries_left:
                     continue
+                if not os.path.isdir(self._path(scratch)):  # nothing can be made there at all
+                    raise StorageError(f"{self.url} can't be written to: {error.message}", **error.details) from error
                 if error.errno in _UNFIT or isinstance(error, ObjectMissingError):  # the second: no folder can be made there
                     raise self._unfit(str(error.operation), str(error.path), error.message) from error
                 raise

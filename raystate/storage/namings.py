@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from raystate.core.errors import ConfigError
+from raystate.core.texts import counted
 from raystate.storage.base import Storage
 from raystate.storage.foreign import is_early, is_marked
 from raystate.storage.names import STATE, step_of
@@ -48,7 +49,7 @@ def step_folders(storage: Storage) -> Naming:
             return dict(sorted(naming.items()))
     if plain or not namings:
         return plain
-    shown = " and ".join(f"{next(iter(naming.values()))!r} ({len(naming)} steps)" for naming in namings)
+    shown = " and ".join(f"{next(iter(naming.values()))!r} ({counted(len(naming), 'step')})" for naming in namings)
     raise ConfigError(
         f"{storage.url} holds steps under several names, such as {shown}: give the folder of the step that you mean",
         field="storage",

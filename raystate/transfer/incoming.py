@@ -12,6 +12,7 @@ import numpy as np
 
 from raystate.arrays import ReadRequest
 from raystate.core.errors import ConfigError, ReferenceMismatchError
+from raystate.core.texts import counted
 from raystate.core.tree import TreeSpec
 from raystate.orbax.array_reads import Request
 from raystate.orbax.state_item import METRICS, STATE_ITEMS
@@ -129,5 +130,7 @@ def _iterators(reader: StepReader, left_out: list[str]) -> tuple[dict[str, dict[
     world = max((count for _, count in found.values()), default=1)
     for name, (_, count) in found.items():
         if count != world:
-            left_out.append(f"item {name!r}: its iterator states are of {count} processes, others' of {world}")
+            left_out.append(
+                f"item {name!r}: its iterator states are of {counted(count, 'process', 'processes')}, others' of {world}"
+            )
     return {name: states for name, (states, count) in found.items() if count == world}, world

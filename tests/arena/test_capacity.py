@@ -88,6 +88,14 @@ def test_cgroup_v1_and_a_container_that_sees_only_its_root(tmp_path: Path):
     assert node_memory(proc, cgroup) == NodeMemory(total_bytes=2 * GIB, used_bytes=0, source=str(cgroup / "memory"))
 
 
+def test_a_cap_below_what_is_taken_says_so(open_host: Callable[..., HostArena]):
+    """It said "allows 1.0 MiB, of which 19.7 MiB are in use"."""
+    one = open_host(run="r1", cap_bytes=64 * MIB)
+    one.allot(trainer="t1", data_bytes=4 * MIB, table_bytes=4096, slots=3)
+    with pytest.raises(CapacityError, match=r"host_memory allows 1\.0 MiB, and the arenas of this node have 12\.\d MiB already\."):
+        open_host(run="r2", cap_bytes=MIB).allot(trainer="t1", data_bytes=MIB, table_bytes=4096)
+
+
 def test_the_cap_counts_all_runs_of_the_node(open_host: Callable[..., HostArena]):
     sizes: dict[str, Any] = {"data_bytes": MIB, "table_bytes": 4096}
     slot = MIB + 8192

@@ -531,7 +531,7 @@ def copy(source: Storage, target: Storage, step: str) -> None:
 
 def test_row21_names_command_no_terminal(raystate: Command, tmp_path: Path):
     """Whoever wrote a checkpoint chose the names in it."""
-    red = "\x1b[31mred\x9b0m"
+    red = "\x1b[31mred\x9b0m\u202e\a"
     for step, value in ((1, 1.0), (2, 2.0)):
         save(tmp_path / "run" / f"step_{step}", {red: {red: np.full(2, value)}, "text": red}, custom=red, metrics={red: value})
     run = tmp_path / "run"
@@ -547,8 +547,9 @@ def test_row21_names_command_no_terminal(raystate: Command, tmp_path: Path):
         ("inspect", run, "--json"),
     ):
         _, said, complained = raystate(*arguments)
-        assert "\x1b" not in said + complained and "\x9b" not in said + complained, arguments
-    assert r"\x1b[31mred\x9b0m.\x1b[31mred\x9b0m" in raystate("inspect", run)[1]
+        assert not set("\x1b\x9b\u202e\a") & set(said + complained), arguments
+    shown = r"\x1b[31mred\x9b0m\u202e"
+    assert f"{shown}.{shown}" in raystate("inspect", run)[1]
 
 
 def test_row21_shells_complete_the_commands(raystate: Command, monkeypatch: pytest.MonkeyPatch):

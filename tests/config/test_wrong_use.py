@@ -370,3 +370,25 @@ def test_fit_and_the_callback_refuse_workers_that_cannot_share_the_batch():
 def test_a_wrong_name_needs_nothing_heavy():
     program = "import raystate, sys\ntry: raystate.Checkpointer\nexcept AttributeError: sys.exit(3 if 'jax' in sys.modules else 0)"
     assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode == 0
+
+
+def test_settings_have_names() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^'runs/lm' is given without a name; .* StateConfig\(storage='runs/lm', run=…\)"
+    ) as found:
+        raystate.StateConfig("runs/lm")  # type: ignore[misc] # pyright: ignore[reportCallIssue]
+    assert found.value.field == "storage"
+
+
+@pytest.mark.parametrize(
+    ("sets_up", "said"),
+    [
+        ("", "raystate: too slow\n"),
+        ("logging.basicConfig()", "WARNING:raystate.x:too slow\n"),
+        ("logging.getLogger('raystate').addHandler(logging.StreamHandler())", "too slow\n"),
+    ],
+)
+def test_a_warning_says_once_whose_it_is(sets_up: str, said: str) -> None:
+    program = f"import logging, raystate\n{sets_up}\nlogging.getLogger('raystate.x').warning('too %s', 'slow')"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert ended.stderr == said

@@ -187,6 +187,27 @@ def test_trainers_hear_of_another_cluster_that_has_taken_their_run():
     assert {failure.error for failure in told if failure is not None} == {"StaleAttemptError"}
 
 
+@pytest.mark.parametrize(
+    ("writer", "who"),
+    [
+        ("w.another.1", "another run of this Ray cluster, which has its storage under another path or URL,"),
+        ("elsewhere.run.1", "another Ray cluster, or another script with a Ray of its own,"),
+    ],
+)
+def test_who_has_taken_the_run_is_told_also_under_another_name_of_the_folder(writer: str, who: str):
+    """A bind mount gives one folder two names, and each its own Coordinator."""
+    driver = running()
+    driver.auto = False
+    driver.flush(0, driver.key(2))
+    driver.stage(2, promised=True)
+    driver.core.journal.writer = "w.run.9"
+    entry = driver.commit()
+    other = LogEntry(seq=entry.seq, attempt=2, writer=writer, kind="claim", run="r")
+    driver.send(Appended(seq=entry.seq, outcome="taken", tail=other))
+    (end,) = driver.take(Superseded)
+    assert end.by_stranger and f": {who} has taken over the run" in end.reason
+
+
 def test_one_save_at_a_time_and_in_order():
     driver = running()
     driver.auto = False

@@ -10,6 +10,7 @@ import os
 import random
 import re
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from raystate.orbax.step_reader import StepReader
 from raystate.reader import assembling
 from raystate.storage import StepFolder, StorageWrapper, open_storage
 from tests.orbax.published import publish
+from tests.patience import PATIENCE_S
 from tests.storage.backends import gcs_backend
 
 SEED = int(os.environ["RAYSTATE_SEED"])
@@ -259,9 +261,33 @@ def test_follow_tells_what_the_callers_function_raises(tmp_path: Path):
 def test_a_reader_that_is_there_before_its_checkpoint(tmp_path: Path):
     """It never saw it."""
     reader = raystate.Reader(tmp_path / "one")
-    assert reader.latest_step() is None
+    with pytest.raises(raystate.StepNotFoundError, match="there is nothing at that path"):
+        reader.latest_step()
     raystate.save(tmp_path / "one", {"x": 1})
     assert reader.latest_step() == 0 and reader.restore().state == {"x": 1}
+
+
+def test_a_mistyped_path_is_no_run_that_has_yet_to_save(tmp_path: Path):
+    """Nobody waits for ever for the steps of what is not there; a run that has begun can be followed."""
+    (tmp_path / "begun").mkdir()
+    assert raystate.Reader(tmp_path / "begun").all_steps() == []
+    assert list(raystate.Reader(tmp_path / "begun").follow(timeout_s=0.0)) == []
+    raystate.save(tmp_path / "run" / "3", {"x": np.ones(2)})
+    reader = raystate.Reader(tmp_path / "rum")
+    for ask in (reader.all_steps, reader.latest_step, reader.best_step, lambda: next(reader.follow(timeout_s=0.0))):
+        with pytest.raises(FileNotFoundError, match=f"there is nothing at that path; did you mean file://{tmp_path}/run"):
+            ask()
+
+
+def test_a_follower_that_is_there_first_is_told_and_waits_for_its_run(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """It would not know a mistyped path from a run that has yet to begin, and waited for ever for either."""
+    told = threading.Event()
+    caplog.handler.addFilter(lambda _: told.set() or True)
+    run = threading.Thread(target=lambda: told.wait(PATIENCE_S) and publish(tmp_path / "run", 3))
+    run.start()
+    assert next(raystate.Reader(tmp_path / "run").follow(timeout_s=PATIENCE_S)).step == 3
+    run.join()
+    assert "there is nothing at that path; follow() waits 60 s for a run to begin there" in caplog.text
 
 
 def test_a_reader_that_is_there_while_its_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -313,6 +339,7 @@ def test_the_best_is_what_retention_keeps(tmp_path: Path):
 
 
 def test_only_nan_or_no_metrics_is_no_best_step(tmp_path: Path):
+    (tmp_path / "nothing").mkdir()
     assert raystate.Reader(tmp_path / "nothing").best_step("loss") is None
     assert with_metrics(tmp_path / "none", {1: None}).best_step() is None
     assert with_metrics(tmp_path / "nan", {1: {"loss": math.nan}, 2: {"loss": math.nan}}).best_step() is None

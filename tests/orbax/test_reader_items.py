@@ -411,7 +411,6 @@ def test_a_path_that_was_mistyped_does_not_look_like_an_empty_run(tmp_path: Path
         tmp_path / "rums" / "lm-large": f"there is nothing at that path; did you mean file://{tmp_path}/runs/lm-large\\?",
         empty: "has no step: it is an empty directory",
     }.items():
-        assert raystate.Reader(path).all_steps() == [], "a run may begin there yet"
         for call in (
             raystate.load,
             raystate.metadata,
