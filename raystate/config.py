@@ -177,7 +177,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
 
     if not TYPE_CHECKING:  # type checkers keep the signature that pydantic derives from the fields
 
-        def __init__(self, *unnamed: Any, **values: Any):
+        def __init__(self, *unnamed: object, **values: Any):
             if unnamed:
                 raise by_name(unnamed[0])
             refuse_unknown(values, list(type(self).model_fields))
