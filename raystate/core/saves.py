@@ -31,7 +31,6 @@ from raystate.core.messages import (
 from raystate.core.past import Past
 from raystate.core.retention import choose_retired
 from raystate.core.save_job import Job, Steps
-from raystate.core.texts import counted
 from raystate.core.untold import Untold
 
 MAX_TRIES = 3
@@ -230,7 +229,7 @@ class Saves:
         job.tries += 1
         job.waiting = set(by_host)
         self.running = job
-        desk.log("debug", f"save {job.save} of step {snap.step} ({job.why}, try {job.tries}) on {counted(len(by_host), 'host')}")
+        desk.log("debug", f"save {job.save} of step {snap.step} ({job.why}, try {job.tries}) on {len(by_host)} hosts")
         job.told_s = desk.now_s
         job.orders = tuple(
             Write(host=host, save=job.save, lineage=snap.lineage, step=snap.step, again=snap.id.again, ranks=tuple(ranks))
