@@ -376,7 +376,7 @@ def test_settings_have_names() -> None:
     with pytest.raises(
         ConfigError, match=r"^'runs/lm' is given without a name; .* StateConfig\(storage='runs/lm', run=…\)"
     ) as found:
-        raystate.StateConfig("runs/lm")  # type: ignore[misc] # pyright: ignore[reportCallIssue]
+        raystate.StateConfig("runs/lm")  # type: ignore[misc]
     assert found.value.field == "storage"
 
 
