@@ -59,7 +59,7 @@ def test_of_all_that_hang_the_stacks_are_told():
     later(driver, LIMIT_S + 1)
     for rank, host in enumerate(AB):
         event = TrainerExited(
-            host=host, lineage=driver.lineage, rank=rank, clean=False, reason="hung", hung=True, stack=f"at {rank}"
+            host=HostId(host), lineage=driver.lineage, rank=rank, clean=False, reason="hung", hung=True, stack=f"at {rank}"
         )
         driver.send(event)
     assert [one for one in texts(driver) if " was at\n" in one] == ["rank 0 was at\nat 0", "rank 1 was at\nat 1"]
