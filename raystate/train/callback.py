@@ -223,8 +223,7 @@ class RayTrainCallback(_Callback):
         if self._standby is not None:
             self._standby.group_started(worker_group, now_s)
         if self._pending is not None:
-            _, noticed_s = self._pending
-            self._restarts = (*self._restarts[:-1], dataclasses.replace(self._restarts[-1], seconds=now_s - noticed_s))
+            self._restarts = (*self._restarts[:-1], dataclasses.replace(self._restarts[-1], seconds=now_s - self._pending[1]))
             self._pending = None
         self._slow.end()
         self._pins_failed = False
