@@ -174,6 +174,8 @@ class Ledger:
             return blamed
         ends = self._ends.get(group_of(ended.lineage))
         first = None if ends is None else first_to_fail(ends.in_order)
+        if first is not None and first.kind == "died":
+            return f"the process of rank {first.rank} died"  # as its launcher says it
         return "" if first is None else first.reason
 
     def observe(self, message: Any, now_s: float) -> None:

@@ -200,9 +200,9 @@ def ledger_of(name: str) -> Ledger:
 
 def test_the_ledger_names_the_rank_that_died():
     stop = EndTrainers(host=HOSTS[0], lineage="1.2.x1", reason="rank 1 died")
-    assert recovered(ledger_of("l1"), exit_of(1), stop, exit_of(0, was_ended=True)) == "trainer rank 1 died"
+    assert recovered(ledger_of("l1"), exit_of(1), stop, exit_of(0, was_ended=True)) == "the process of rank 1 died"
     ledger = ledger_of("l2")
-    assert recovered(ledger, exit_of(1), exit_of(0)) == "trainer rank 0 died", "jax has ended rank 1"
+    assert recovered(ledger, exit_of(1), exit_of(0)) == "the process of rank 0 died", "jax has ended rank 1"
     assert [end.rank for end in ends_of(ledger)] == [1, 0]
     assert ledger.ends("g2") == Told()
     assert ledger.ends("unknown") is None
@@ -214,7 +214,7 @@ def test_who_was_ended_because_a_node_goes_away_has_not_failed():
     assert recovered(ledger, stop, exit_of(0, was_ended=True), exit_of(1, was_ended=True)) == "trainer rank 0 was ended"
     assert [end.kind for end in ends_of(ledger)] == ["interrupted", "interrupted"]
     other = ledger_of("l7")
-    assert recovered(other, exit_of(1), stop, exit_of(0, was_ended=True)) == "trainer rank 1 died", "it died of itself"
+    assert recovered(other, exit_of(1), stop, exit_of(0, was_ended=True)) == "the process of rank 1 died", "it died of itself"
     assert [end.kind for end in ends_of(other)] == ["died", "interrupted"]
 
 
@@ -301,7 +301,10 @@ def test_each_restart_counts_from_the_end_that_led_to_it() -> None:
     groups.train(3, 5, 17.5)
     groups.restore(5, 18.0)
     groups.train(3, 6, 19.0)
-    assert groups.told() == [("g2", "g1: rank 0 died", 5.0, 0, False), ("g3", "g2: rank 0 died", 4.0, 2, True)]
+    assert groups.told() == [
+        ("g2", "the process of rank 0 died", 5.0, 0, False),
+        ("g3", "the process of rank 0 died", 4.0, 2, True),
+    ]
     assert [(one.step, one.tier) for one in groups.ledger.recoveries] == [(5, "memory")] * 2
     groups.ledger.close()
     assert [one for _, one in read_ledger(groups.ledger._storage).recoveries] == groups.ledger.recoveries
@@ -330,7 +333,10 @@ def test_a_restart_that_is_interrupted_before_a_new_step() -> None:
     groups.join(3, 17.0)
     groups.restore(7, 18.0)
     groups.train(3, 8, 20.0)
-    assert groups.told() == [("g2", "g1: rank 0 died", 4.0, 0, False), ("g3", "the node of rank 1 goes away", 6.0, 0, True)]
+    assert groups.told() == [
+        ("g2", "the process of rank 0 died", 4.0, 0, False),
+        ("g3", "the node of rank 1 goes away", 6.0, 0, True),
+    ]
 
 
 def test_late_news_of_an_end_begins_no_restart() -> None:
@@ -343,7 +349,7 @@ def test_late_news_of_an_end_begins_no_restart() -> None:
     groups.restore(7, 14.0)
     groups.train(3, 8, 15.0)
     groups.end(2, 1, 16.0)
-    assert groups.told() == [("g2", "g1: rank 0 died", 2.0, 0, False), ("g3", "rank 0 raised KeyError", 3.0, 0, True)]
+    assert groups.told() == [("g2", "the process of rank 0 died", 2.0, 0, False), ("g3", "rank 0 raised KeyError", 3.0, 0, True)]
 
 
 def test_a_rank_that_its_launcher_ends_has_not_died_whichever_news_is_faster() -> None:
@@ -358,7 +364,7 @@ def test_a_rank_that_its_launcher_ends_has_not_died_whichever_news_is_faster() -
     groups.join(2, 12.0)
     groups.restore(7, 13.0)
     groups.train(2, 8, 15.0)
-    assert groups.told() == [("g2", "g1: rank 1 died", 5.0, 0, True)]
+    assert groups.told() == [("g2", "the process of rank 1 died", 5.0, 0, True)]
 
 
 def test_ranks_that_hang_are_awaited_until_they_have_said_where_they_are() -> None:
