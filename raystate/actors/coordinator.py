@@ -38,7 +38,6 @@ from raystate.core.messages import (
 )
 from raystate.core.status import status_of
 from raystate.runtime.ends import End, Told
-from raystate.runtime.progress import Progress
 from raystate.runtime.tenancy import Occupancy, Owner, admit, in_use, occupancy
 
 if TYPE_CHECKING:
@@ -280,7 +279,7 @@ class CoordinatorActor:
         if self._service is not None:
             await asyncio.to_thread(self._hosts.prepare, hosts)
 
-    async def tell(self, event: Event | Progress) -> None:
+    async def tell(self, event: Event) -> None:
         if self._service is not None:
             self._service.post(event)
 

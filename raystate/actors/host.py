@@ -24,7 +24,6 @@ from raystate.core.errors import RaystateError
 from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, HostLeaving, Invalidate, Write
 from raystate.runtime.link import Unreachable
 from raystate.runtime.priority import give_way
-from raystate.runtime.progress import Progress
 from raystate.storage.url import storage_kind
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ class HostActor:
         assert self._opened is not None
         return self._opened
 
-    def _tell(self, event: Event | Progress) -> None:
+    def _tell(self, event: Event) -> None:
         # Fire and forget: a report that gets lost is repeated at the next heartbeat.
         if self._coordinator is None:
             self._coordinator = find_actor(coordinator_name(self._run_hash))

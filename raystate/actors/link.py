@@ -20,10 +20,9 @@ from raystate.actors.entering import enter
 from raystate.actors.naming import coordinator_name, find_actor, host_name, wait_until_gone
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError
-from raystate.core.messages import HostId, Joined, Reply, TrainerExited
+from raystate.core.messages import HostId, Joined, Progress, Reply, TrainerExited
 from raystate.runtime.doorbell import Bell, Hello
 from raystate.runtime.link import Gone, HostCall, Unreachable
-from raystate.runtime.progress import Progress
 
 logger = logging.getLogger("raystate")
 

@@ -7,9 +7,9 @@
     recovery    what a group restores                   agreement          all ranks act at the same step
     notices     hosts that are to go away               hangs              who makes no step any more
     promises    flush                                   past               what earlier attempts have committed
-    absence     hosts that are away for a moment        obstacles          what saves wait for but storage
-    discards    what hosts discard after a restore      repeats            steps that are saved once more
-    deletes     steps that the user deletes             leaving            close, release
+    absence     hosts that are away for a moment        repeats            steps that are saved once more
+    discards    what hosts discard after a restore      deletes            steps that the user deletes
+    leaving     close, release
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from raystate.core.messages import (
     Joined,
     LeaveAsked,
     LogEntry,
-    PaceAsked,
     Packaged,
+    Progress,
     PublishDone,
     ReleaseAsked,
     ResizeAsked,
@@ -65,7 +65,6 @@ from raystate.core.messages import (
     lineage_order,
 )
 from raystate.core.notices import Notices
-from raystate.core.obstacles import Obstacles
 from raystate.core.printed import printed_parts
 from raystate.core.promises import Promises
 from raystate.core.recovery import Restores
@@ -98,7 +97,6 @@ class Coordinator:
         self.notices = Notices(desk, self.joins, self.agreement)
         self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
         self.repeats = Repeats(desk, self.memory, self.joins, self.snapshots, self.promises)
-        self.obstacles = Obstacles(desk, self.joins, self.saves)
         self.hangs = Hangs(desk, self.joins, self.saves, self.promises)
         self.deletes = Deletes(desk, self.journal, self.saves)
         self.leaving = Leaving(
@@ -126,7 +124,6 @@ class Coordinator:
             RestoreTried: self.recovery.tried,
             FlushAsked: self.promises.flush_asked,
             AgainAsked: self.repeats.asked,
-            PaceAsked: self.obstacles.asked,
             LeaveAsked: self.leaving.leave_asked,
             ReleaseAsked: self.leaving.release_asked,
             DeleteAsked: self.deletes.asked,
@@ -134,6 +131,7 @@ class Coordinator:
             ResizeAsked: self._resize_asked,
             Invalidated: self.discards.invalidated,
             Written: self.saves.written,
+            Progress: self.saves.progressed,
             Packaged: self._packaged,
             Appended: self.journal.appended,
             CommitsFound: self.saves.commits_found,

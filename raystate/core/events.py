@@ -176,15 +176,6 @@ class AgainAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaceAsked:
-    """A promised step of this rank has had no slot for seconds, and the next one waits: is it storage that saves wait for?"""
-
-    ask: Ask
-    lineage: str
-    rank: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveAsked:
     """Collective: close(). The newest kept snapshot becomes durable, then the run is released.
 
@@ -266,6 +257,23 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far one process has come with its share, said every second. It may be lost.
+
+    Attributes:
+        of: the save's id, or the lineage that a restore begins.
+        who: the host that writes, or the rank that reads.
+        done_bytes: of arrays.
+        total_bytes: of its share.
+    """
+
+    of: str
+    who: str
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Packaged:
     """All parts merged, coverage checked, package object created.
 
@@ -339,6 +347,6 @@ class Tick:
 
 Event = (
     Claimed | HostUp | HostDown | HostLeaving | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
-    | AgainAsked | PaceAsked | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | ResizeAsked | Invalidated | Written | Packaged
+    | AgainAsked | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | ResizeAsked | Invalidated | Written | Progress | Packaged
     | Appended | CommitsFound | PublishDone | RetireDone | AttemptDead | Tick
 )  # fmt: skip

@@ -100,7 +100,8 @@ class Journal:
         self.live: dict[int, LiveStep] = {}  # by step, ascending
         self.newest = -1  # newest committed step
         self.troubles: list[str] = []  # failures of storage and steps that were lost since the last published step, newest last
-        self.fails = False  # storage has failed since then; a step is also lost where storage is only slow
+        self.fails = False  # storage has failed or stood still since then; a step is also lost where it is only slow
+        self.changed_s = 0.0  # when an entry was last written, or something carried out
         self.superseded: Superseded | None = None
         self._work: dict[IntentKey, _Work] = {}
         self.editors: Mapping[Kind, Editor] = {}
@@ -109,7 +110,6 @@ class Journal:
         self._flight_of: Request | None = None
         self._resend_s: float | None = None
         self._tries = 0
-        self._changed_s = 0.0
 
     # ---------------------------------------------------------------- state
 
@@ -276,7 +276,7 @@ class Journal:
         """Try again what is due, and close carried-out intents when nothing else is logged for a while."""
         if self._resend_s is not None or any(not one.busy for one in self._work.values()):
             self.desk.stir = True
-        elif not self.busy and not self._work and self.desk.now_s - self._changed_s >= CLOSE_AFTER_S and self.closable:
+        elif not self.busy and not self._work and self.desk.now_s - self.changed_s >= CLOSE_AFTER_S and self.closable:
             self.close("nothing else to log")
 
     def appended(self, event: Appended) -> None:
@@ -347,7 +347,7 @@ class Journal:
         self.published = published_steps(tail, self.carried)
         self.live = {one.step: one for one in tail.live}
         self.newest = max(self.live, default=-1)
-        self._changed_s = self.desk.now_s
+        self.changed_s = self.desk.now_s
         self.desk.stir = True
 
     # ---------------------------------------------------------------- carrying out

@@ -108,13 +108,6 @@ class AgainReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaceReply:
-    """What keeps saves from storage, for people; "": nothing but storage itself."""
-
-    obstacle: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveReply:
     """The run is released."""
 
@@ -123,4 +116,4 @@ class LeaveReply:
     untold: tuple[str, ...] = ()  # the same of worker groups before, which have died
 
 
-Reply = JoinReply | RestoreChoice | RestoreSettled | FlushReply | AgainReply | PaceReply | LeaveReply | Failure
+Reply = JoinReply | RestoreChoice | RestoreSettled | FlushReply | AgainReply | LeaveReply | Failure

@@ -100,7 +100,7 @@ class HostWord:
     failure: Failure | None = None  # raised by the next save(): BarrierTimeoutError, StaleAttemptError, …
     durable_step: int = -1  # newest published step
     save_errors: tuple[str, ...] = ()  # failures of storage and lost steps since the last durable step, newest last
-    storage_fails: bool = False  # since the last durable step it has failed, which is more than being slow
+    storage_fails: bool = False  # since the last durable step it has failed or stood still, which is more than being slow
     advice: tuple[int, int] = (0, 0)  # (attempt, seq) of the Advice that it comes from: older news than an answer is ignored
 
     @classmethod

@@ -22,13 +22,14 @@ class Job:
     next_s: float  # not begun before
     phase: Literal["queued", "writing", "packaging", "committing"] = "queued"
     tries: int = 0
-    gives_way: bool = False  # its snapshot may have been overwritten
+    gives_way: bool = False  # its snapshot may be overwritten
     refused: str = ""  # why it may not be committed yet
     # Of the newest try:
     save: SaveId = _NO_SAVE
     started_s: float = 0.0
     orders: tuple[Write, ...] = ()  # by host
     told_s: float = 0.0  # when they were given last
+    moved: dict[str, int] = field(default_factory=dict[str, int])  # bytes written, by host
     waiting: set[HostId] = field(default_factory=set[HostId])  # hosts that have not written
     packaged: Packaged | None = None
     kept: Steps | None = None  # `Saves._kept` when its commit is in the log

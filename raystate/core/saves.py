@@ -22,6 +22,7 @@ from raystate.core.messages import (
     LiveStep,
     LogEntry,
     Packaged,
+    Progress,
     SaveId,
     SnapshotId,
     TrainerExited,
@@ -31,11 +32,10 @@ from raystate.core.messages import (
 from raystate.core.past import Past
 from raystate.core.retention import choose_retired
 from raystate.core.save_job import Job, Steps
+from raystate.core.storage_pace import StoragePace
 from raystate.core.untold import Untold
 
 MAX_TRIES = 3
-GIVES_WAY_S = 4.0  # for so long a save that is due may hold up snapshots while storage is busy with another one
-FIRST_GIVES_WAY_S = 30.0  # before the first commit of an attempt: what builds packages may still be loading
 REPEAT_S = 15.0
 _REMEMBERED = 256
 _REMEMBERED_COMMITS = 65536  # a training that never waits asks at its end about all that it has saved
@@ -59,6 +59,7 @@ class Saves:
         self.deleted: set[int] = set()  # steps that the user has deleted, until their number may be saved again
         self.restoring = -1  # a stored step that is being read now
         self.absence = Absence(desk, memory, joins)
+        self.pace = StoragePace(desk, journal, self.absence)
         self._counter = 0
         self._kept: Steps | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
 
@@ -149,20 +150,13 @@ class Saves:
     def keys(self) -> list[SnapshotId]:
         """Snapshots that must stay in memory for a save.
 
-        One slot is being filled and one holds the newest stable step. What is beyond that can wait for storage as long as it takes;
-        other saves that are due wait for a moment, and then give way to new snapshots when these need the room. So whatever storage
-        does, a crash costs no more than a few seconds, and half a minute more where a host is away.
+        While storage makes progress these are all that are due: trainers wait for it. Where it fails, there is room for few.
         """
         waiting = sorted(self.jobs, key=self._by_turn)  # a commit that is not in the log yet may have to be made again
-        room = max(1, self.desk.settings.snapshot_slots - 2)
-        for key in waiting[room:]:
-            job = self.jobs[key]
-            job.gives_way = job.gives_way or self._has_waited(job)
-        return sorted(key for place, key in enumerate(waiting) if place < room or not self.jobs[key].gives_way)
-
-    def _has_waited(self, job: Job) -> bool:
-        """Whether it has had its moment."""
-        return self.absence.has_waited(job.due_s, GIVES_WAY_S if self.saved or self.journal.fails else FIRST_GIVES_WAY_S)
+        kept = waiting[: self.pace.room] if self.journal.fails else waiting
+        for key in waiting[len(kept) :]:
+            self.jobs[key].gives_way = True
+        return sorted(kept)
 
     def _by_turn(self, key: SnapshotId) -> tuple[bool, int, str, int]:
         return (self.jobs[key] is not self.running, *_by_step(key))
@@ -227,7 +221,7 @@ class Saves:
         job.phase = "writing"
         job.started_s = desk.now_s
         job.tries += 1
-        job.waiting = set(by_host)
+        job.waiting, job.moved = set(by_host), {}
         self.running = job
         desk.log("debug", f"save {job.save} of step {snap.step} ({job.why}, try {job.tries}) on {len(by_host)} hosts")
         job.told_s = desk.now_s
@@ -249,12 +243,19 @@ class Saves:
             what = "is away" if event.away else "could not write"
             self._fail(job, f"host {event.host} {what}: {event.error}", of_storage=not event.away, counts=not event.away)
             return
+        self.pace.moved()
         job.waiting.discard(event.host)
         if not job.waiting:
             job.phase = "packaging"
             key, live = job.key, tuple(self.journal.live.values())
             hosts = tuple(order.host for order in job.orders)
             self.desk.out.append(BuildPackage(save=job.save, lineage=key.lineage, step=key.step, hosts=hosts, live=live))
+
+    def progressed(self, event: Progress) -> None:
+        """A host has written some of its pieces, if it is one that does."""
+        if (job := self.running) and event.of == job.save and event.done_bytes > job.moved.get(event.who, 0):
+            job.moved[event.who] = event.done_bytes
+            self.pace.moved()
 
     def packaged(self, event: Packaged) -> None:
         """The package of the running save is built, or could not be."""
@@ -267,6 +268,7 @@ class Saves:
                 self.mistake = (job.key, event.error)
             self._fail(job, f"the package could not be built: {event.error}", of_storage=not event.hopeless)
             return
+        self.pace.moved()
         job.phase = "committing"
         job.packaged = event
         self.journal.request(Request(kind="commit", why=f"commit of step {job.key.step} ({job.why})", snapshot=job.key))
@@ -341,9 +343,7 @@ class Saves:
     def tick(self) -> None:
         """Act on deadlines, and repeat orders whose answer may be lost."""
         now_s, limit_s = self.desk.now_s, self.desk.settings.save_timeout_s
-        # What must stay in memory may be less now.
-        self.desk.stir |= any(not one.gives_way and self._has_waited(one) for one in self.jobs.values())
-        job = self.running
+        self.pace.look(self.jobs, job := self.running, is_first=not self.saved)
         if job is not None:
             waited_s = now_s - job.started_s
             if job.phase == "writing" and now_s - job.told_s >= min(REPEAT_S, limit_s / 4):

@@ -27,3 +27,8 @@ class Settings:
     hang_timeout_s: float | None = None  # a trainer without a new step for so long is ended; None: it is only named
     idle_timeout_s: float = 900.0  # no trainer for so long: make the newest snapshot durable and end
     stop_margin_steps: int = 2
+
+
+def most_wait_s(barrier_timeout_s: float, hang_timeout_s: float | None) -> float:
+    """For so long steps that are due may hold up a rank: others wait for it meanwhile, and it must not look as if it hung."""
+    return min(30.0, barrier_timeout_s / 4, (hang_timeout_s or 60.0) / 2)

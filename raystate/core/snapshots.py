@@ -357,6 +357,7 @@ class Snapshots:
             save_errors=tuple(journal.troubles),
             storage_fails=journal.fails,
         )
+        self.saves.pace.say_if_held_up(advice.keep, lineage, self.stable)
         views = self._unadvised
         if advice != self._advice or self._forced:
             self._forced = False

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from raystate.core.errors import InvalidTransitionError, error_from_name
 from raystate.core.messages import HostWord, Proposal, SnapshotId, TrainerWord
 from raystate.core.own_promises import OwnPromises
+from raystate.core.own_slots import OwnSlots
 from raystate.core.save_decision import Action, Due, SaveDecision, refuse_other_pasts
 
 
@@ -64,9 +65,7 @@ class Trainer:
         self._safe: int = -1  # the step that is promised, or was restored from storage
         self._kept_again = 0  # how often the newest step was saved by force, and its promise held
         self.promises = OwnPromises()
-        self._grants = [0] * slots
-        self._done = [0] * slots
-        self._staging: dict[int, int] = {}  # slot -> step
+        self._slots = OwnSlots.of(slots)
         self._next_due = self._due_after(0)
         self._number = 0
         self._ack_id = 0
@@ -97,6 +96,7 @@ class Trainer:
         self._ahead = frozenset()
         self._safe = -1
         self._kept_again = 0
+        self._slots.promised = {}
         self._next_due = self._due_after(step)
         self.phase = "running" if self.phase == "joined" else self.phase
 
@@ -147,7 +147,7 @@ class Trainer:
         """The trainer's word as of now, with the next number."""
         self._number += 1
         late = self.late if self.phase == "running" else None
-        pending = sorted({*self._staging.values(), *(step for step in (self.held, late) if step is not None)})
+        pending = sorted({*self._slots.staging.values(), *(step for step in (self.held, late) if step is not None)})
         return TrainerWord(
             lineage=self.lineage,
             rank=self.rank,
@@ -156,7 +156,7 @@ class Trainer:
             newest_step=self.newest,
             again=self.again,
             pending=tuple(pending),
-            done=tuple(self._done),
+            done=self._slots.done,
             ack_id=self._ack_id,
             ack_ok=self._ack_ok,
             ack_step=self._ack_step,
@@ -169,16 +169,14 @@ class Trainer:
     @property
     def staging(self) -> bool:
         """Whether a slot is being filled."""
-        return bool(self._staging)
+        return bool(self._slots.staging)
 
-    def _free_slot(self, host_word: HostWord | None) -> int | None:
-        if host_word is None:
-            return None
-        for slot, grant in enumerate(host_word.grants[: len(self._done)]):
-            if grant > self._done[slot] and slot not in self._staging:
-                self._grants[slot] = grant
-                return slot
-        return None
+    def must_wait(self, step: int, *, force: bool, host_word: HostWord | None) -> bool:
+        """Whether save(step) has to wait for a slot, while storage makes progress: it is due, and one due before it has none yet, or those
+        hold all slots but the one of the newest snapshot."""
+        if not (force or self.would_be_durable(step)):
+            return False
+        return self.held is not None or self._slots.are_crowded(host_word)
 
     # ---------------------------------------------------------------- save()
 
@@ -227,15 +225,15 @@ class Trainer:
         every = self.snapshot_every * interval
         if not promised and (every == 0 or step % every):
             return self._decide("none", False, None, "no snapshot due" if every == 0 else f"snapshots are multiples of {every}")
-        slot = self._free_slot(host_word)
+        slot = self._slots.free(host_word)
         if promised:
             self.promises.make(SnapshotId(self.lineage, step, self.again))
             self._safe = step
             self._first = False
         dropped = self.kept if self.held is not None else None
         # A promised copy that waits has the next slot: a snapshot that went before it could make others give the promised step up.
-        if slot is not None and not stager_busy and self.held in (None, step):
-            self._staging[slot] = step
+        if host_word is not None and slot is not None and not stager_busy and self.held in (None, step):
+            self._slots.fill(slot, host_word, step, promised=promised)
             self.held = None
             self.kept = SnapshotId(self.lineage, step, self.again)
             return self._decide("stage", promised, slot, why, stop=stop, dropped=dropped)
@@ -344,36 +342,30 @@ class Trainer:
 
     def new_slots(self, slots: int) -> None:
         """The trainer was allotted another set, and nothing is being staged into the one before."""
-        if self._staging:
-            raise self._invalid("new slots", f"slots {sorted(self._staging)} are being filled")
-        self._grants = [0] * slots
-        self._done = [0] * slots
+        if self.staging:
+            raise self._invalid("new slots", f"slots {sorted(self._slots.staging)} are being filled")
+        self._slots = OwnSlots.of(slots)
 
     def staged(self, slot: int, step: int) -> None:
         """The slot's header is written: it is the host's again."""
-        if self._staging.get(slot) != step:
+        if self._slots.staging.get(slot) != step:
             raise self._invalid(f"step {step} staged in slot {slot}", "that slot is not being filled with it")
-        del self._staging[slot]
-        self._done[slot] = self._grants[slot]
+        self._slots.staged(slot)
 
     def released(self, slot: int) -> None:
         """Staging failed, or a granted slot is handed back unused."""
-        self._staging.pop(slot, None)
-        self._done[slot] = max(self._done[slot], self._grants[slot])
+        self._slots.staged(slot)
 
     def take_slot(self, host_word: HostWord | None) -> tuple[int, int] | None:
         """A slot as (slot, step) for the held copy, else for the newest step if it was skipped; or None. Pending until `staged`."""
-        # Where storage is slow, promised snapshots give way to newer ones. One that was skipped is not worth that.
-        durable = -1 if host_word is None else host_word.durable_step
-        late = None if any(one.step > durable for one in self.promises.made if one.lineage == self.lineage) else self.late
-        step = late if self.held is None else self.held
-        slot = self._free_slot(host_word) if step is not None else None
-        if step is None or slot is None:
+        step = self.late if self.held is None else self.held
+        slot = self._slots.free(host_word)
+        if host_word is None or step is None or slot is None:
             return None
         if self.held is None:
             self.late, self.kept = None, SnapshotId(self.lineage, step, self.again)
+        self._slots.fill(slot, host_word, step, promised=self.held is not None)
         self.held = None
-        self._staging[slot] = step
         return slot, step
 
     def give_up_held(self) -> None:
@@ -381,7 +373,7 @@ class Trainer:
         self.held = None
 
     def _invalid(self, event: str, why: str) -> InvalidTransitionError:
-        staging = ", ".join(f"step {step} in slot {slot}" for slot, step in self._staging.items()) or "nothing"
+        staging = ", ".join(f"step {step} in slot {slot}" for slot, step in self._slots.staging.items()) or "nothing"
         return InvalidTransitionError(
             f"the machine of rank {self.rank} cannot take {event}: {why}; lineage {self.lineage}, {self.phase}, newest step {self.newest}, "
             f"staging {staging}, held {self.held}",

@@ -192,13 +192,14 @@ class Pipeline:
         return True
 
     def _wait_for_turn(self, step: int, force: bool) -> None:
-        """A promised step before this one still has no slot, and this one would take its place; two copies of the state beside it would
-        be too many. So a loop that runs ahead of its devices waits for its own computation, and then at storage's pace."""
-        with self.lock:
-            if self.machine.held is None or not (force or self.machine.would_be_durable(step)):
-                return
-        self.wait_until(lambda: self._running is None, self._session.config.save_timeout_s)
-        self._pace.wait_for_slot(lambda limit_s: self.wait_until(lambda: self.machine.held is None, limit_s))
+        """A loop that runs ahead of its devices waits for its own computation, and then at storage's pace; see `Trainer.must_wait`."""
+
+        def has_turn() -> bool:
+            return not self.machine.must_wait(step, force=force, host_word=self._session.host_word())
+
+        if not self.wait_until(has_turn, 0.0):
+            self.wait_until(lambda: self._running is None, self._session.config.save_timeout_s)
+            self._pace.wait_for_slot(lambda limit_s: self.wait_until(has_turn, limit_s))
 
     def _drop(self, snapshot: SnapshotId) -> None:
         """A newer promised one takes the place of one that still waits for a slot."""

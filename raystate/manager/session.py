@@ -23,8 +23,6 @@ from raystate.core.messages import (
     HostWord,
     Joined,
     JoinReply,
-    PaceAsked,
-    PaceReply,
     Reply,
     SnapshotId,
     TrainerExited,
@@ -219,16 +217,6 @@ class Session:
         )
         return reply.due
 
-    def ask_for_obstacle(self, timeout_s: float) -> str:
-        """What keeps saves from storage, for people; "": nothing but storage itself. Asked once: nobody answers while nobody is there."""
-        try:
-            reply = self.ask_now(
-                PaceReply, lambda ask: PaceAsked(ask=ask, lineage=self.lineage, rank=self.rank), timeout_s=timeout_s
-            )
-        except RaystateError:
-            return ""  # the run is over, or somebody else's: its host's word says so
-        return "the Coordinator does not answer" if reply is None else reply.obstacle
-
     def say_failed(self, reason: str, error: BaseException) -> None:
         """This rank's training failed: the others are stuck without it. Best effort."""
         event = TrainerExited(host=self.host, lineage=self.lineage, rank=self.rank, clean=False, reason=reason)
@@ -322,7 +310,7 @@ class Session:
         return () if word is None else word.save_errors
 
     def storage_fails(self) -> bool:
-        """Whether storage has failed since the last durable step, as far as the HostActor has told."""
+        """Whether storage has failed or stood still since the last durable step, as far as the HostActor has told."""
         word = self.host_word()
         return word is not None and word.storage_fails
 

@@ -48,7 +48,7 @@ from raystate.runtime.asks import Asks
 from raystate.runtime.ledger import Ledger
 from raystate.runtime.long_waits import LongWaits
 from raystate.runtime.packaging import OrbaxPackager, Packager
-from raystate.runtime.progress import Going, Progress
+from raystate.runtime.progress import Going
 from raystate.runtime.record import Recorder
 from raystate.runtime.storing import Storing, Workers
 from raystate.storage import LogGoneError, Storage
@@ -141,7 +141,7 @@ class CoordinatorLoop:
         self._on_claim = on_claim
         self._restarted = restarted
         self._claim_s = float("-inf")  # when to try (again)
-        self._events: queue.SimpleQueue[Event | Progress | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._looks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._asks = Asks()
         self._workers = workers or Workers.threads()
@@ -180,7 +180,7 @@ class CoordinatorLoop:
 
     # ------------------------------------------------------------ from other threads
 
-    def post(self, event: Event | Progress) -> None:
+    def post(self, event: Event) -> None:
         self._events.put(event)
 
     def ask(self, event: Any) -> Future[Reply]:
@@ -300,11 +300,8 @@ class CoordinatorLoop:
         self._handle(self._storing.claimed(entry, self._known_hosts, dead))
         self._storing.prepare(entry)
 
-    def _handle(self, event: Event | Progress) -> None:
+    def _handle(self, event: Event) -> None:
         now_s = self._clock()
-        if isinstance(event, Progress):  # nothing is decided by it
-            self._long_waits.observe(event, now_s)
-            return
         if self.machine.held_by and now_s >= self._look_s:
             self._look_s = now_s + LOOK_FOR_DEAD_S
             self._storing.look_for_dead()

@@ -22,8 +22,8 @@ from raystate.core.messages import (
     Invalidated,
     Joined,
     LeaveAsked,
-    PaceAsked,
     Packaged,
+    Progress,
     PublishDone,
     ReleaseAsked,
     ResizeAsked,
@@ -99,8 +99,6 @@ def what_happened(event: Event) -> str:
             return f"rank {rank} {'waits until its' if wait else 'asks whether its'} saves are durable: {_steps(promised)}"
         case AgainAsked(rank=rank, save=save):
             return f"rank {rank} saves step {save.step} once more, by force, and asks whether its save is lost"
-        case PaceAsked(rank=rank):
-            return f"rank {rank} has a step without a slot, and asks whether storage is to blame"
         case LeaveAsked(rank=rank, last=last, promised=promised):
             saves = f", and it waits for its saves: {_steps(promised)}" if promised else ""
             return f"rank {rank} closes; its last step is {'none' if last is None else last.step}{saves}"
@@ -131,6 +129,8 @@ def what_happened(event: Event) -> str:
         case CommitsFound(snapshots=snapshots, found=found, error=error):
             sought = f"the commits of steps {_steps(snapshots)}"
             return _outcome(f"the log has {len(found)} of {sought}", f"{sought} could not be looked for in the log", error)
+        case Progress(who=who, done_bytes=done, total_bytes=total):
+            return f"{who} has moved {done} of {total} bytes"
         case PublishDone(step=step, error=error):
             return _outcome(f"step {step} is visible in storage", f"step {step} could not be made visible", error)
         case RetireDone(step=step, pinned=pinned) if pinned:

@@ -52,7 +52,7 @@ from raystate.runtime.copying import Copier, Peers
 from raystate.runtime.doorbell import Caller, Door, Hello, Waker
 from raystate.runtime.parts import HostPart
 from raystate.runtime.priority import give_way
-from raystate.runtime.progress import Progress, Share
+from raystate.runtime.progress import Share
 from raystate.runtime.serving import Serving
 from raystate.runtime.slot_store import SlotStore
 from raystate.runtime.writing import write_slots
@@ -91,7 +91,7 @@ class HostLoop:
         storage: Storage,
         host: HostId,
         incarnation: str,
-        tell: Callable[[Event | Progress], None],
+        tell: Callable[[Event], None],
         peers: Peers | None = None,
         domain: str = "",
         writers: Executor | None = None,

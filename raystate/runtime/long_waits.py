@@ -10,6 +10,7 @@ from raystate.core.messages import (
     Answer,
     Discard,
     EndTrainers,
+    Progress,
     PublishDone,
     RestoreChoice,
     RestoreSettled,
@@ -18,7 +19,7 @@ from raystate.core.messages import (
     Write,
     Written,
 )
-from raystate.runtime.progress import Going, Progress, Shares
+from raystate.runtime.progress import Going, Shares
 
 logger = logging.getLogger("raystate.coordinator")
 
@@ -29,7 +30,7 @@ FORGOTTEN_S = 3600.0  # nobody has told how it ended
 
 @dataclass(slots=True, kw_only=True)
 class LongWait:
-    """Something that goes on. `of`: see `runtime.progress.Progress`."""
+    """Something that goes on. `of`: see `core.events.Progress`."""
 
     of: str
     step: int

@@ -1,4 +1,4 @@
-"""How far long saves and restores are: said by whoever moves the bytes, past the machines, since nothing is decided by it."""
+"""How far long saves and restores are: said by whoever moves the bytes."""
 
 from __future__ import annotations
 
@@ -7,27 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from raystate.arena import format_bytes
-from raystate.core.messages import HostId
+from raystate.core.messages import HostId, Progress
 
 FIRST_S = 1.0  # what ends before is not told of
 EVERY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far one process has come with its share.
-
-    Attributes:
-        of: the save's id, or the lineage that a restore begins.
-        who: the host that writes, or the rank that reads.
-        done_bytes: of arrays.
-        total_bytes: of its share.
-    """
-
-    of: str
-    who: str
-    done_bytes: int
-    total_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +20,7 @@ class Going:
     Attributes:
         what: "saving" or "restoring".
         step: which.
-        of: as in `Progress`.
+        of: as in `core.events.Progress`.
         since_s: seconds since it began.
         done_bytes: of those processes that have said how far they are.
         total_bytes: of the same; 0: nobody has said anything.
@@ -75,7 +58,7 @@ class Share:
     """What one process moves at the moment, and when it says so: after a second, then every second.
 
     Args:
-        who: see `Progress`.
+        who: see `core.events.Progress`.
         tell: hands on; it must not block, and may lose it.
         done: bytes moved by this process so far, by anything.
         clock: monotonic seconds.

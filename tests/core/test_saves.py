@@ -226,19 +226,6 @@ def test_a_lost_host_fails_the_save_at_once():
     assert [one.save for one in driver.take(Discard)] == [save]
 
 
-def test_the_first_save_of_an_attempt_has_time():
-    """What builds packages is still loading: steps that are due must not give way for that."""
-    driver = running()
-    driver.auto = False
-    for step in (2, 4, 6):
-        driver.stage(step, promised=True)
-    all_three = tuple(driver.key(step) for step in (2, 4, 6))
-    driver.live(29.0)
-    assert driver.core.snapshots.keep() == all_three
-    driver.live(1.0)
-    assert driver.core.snapshots.keep() == (driver.key(2),), "a crash then must not cost all that was trained since"
-
-
 def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
     driver = running()
     driver.stage(1, promised=True)
@@ -248,13 +235,13 @@ def test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow():
         driver.stage(step, promised=True)
     assert {one.step for one in driver.take(Write)} == {2}
     assert driver.core.snapshots.keep() == tuple(driver.key(step) for step in (2, 4, 6))
-    driver.live(4.0)
+    driver.live(11.0)
     assert driver.core.snapshots.keep() == (driver.key(2),), "of three slots one is filled and one holds the newest"
     for rank in (0, 1):  # the slot of step 4 is used again
         driver.staged[driver.place[rank]] = [one for one in driver.staged[driver.place[rank]] if one.step != 4]
         driver.report(driver.place[rank])
     assert "step 4 gave way to newer ones: storage is slower" in driver.core.journal.troubles[-1]
-    assert not driver.advice().storage_fails, "slow is not broken: who waits for it goes on waiting"
+    assert driver.advice().storage_fails, "nobody waits for it until a step is durable"
     driver.flush(0, driver.key(2), driver.key(4), driver.key(6))
     driver.auto = True
     for host in driver.place.values():
@@ -274,7 +261,7 @@ def test_a_due_save_that_gave_way_to_another_lineage_holds_up_nobody():
     for step in (2, 4):
         driver.stage(step, promised=True)
     assert {one.step for one in driver.take(Write)} == {2}
-    driver.live(4.0)
+    driver.live(11.0)
     old = driver.lineage
     driver.auto = True
     driver.join(AB, "h")

@@ -80,8 +80,7 @@ def test_a_promised_step_goes_before_one_that_was_skipped():
     made.on_save(2, host_word=none)
     assert made.on_save(3, host_word=none).word.pending == (2, 3)
     assert made.take_slot(host(1)) == (0, 2)
-    assert made.take_slot(host(1, 1)) is None  # 2 may give way to it
-    assert made.take_slot(host(1, 1, durable_step=2)) == (1, 3)
+    assert made.take_slot(host(1, 1)) == (1, 3)
     assert made.on_save(5, host_word=none).action == "hold"  # 4 was due, and is made up for
     assert made.late is None
     made.on_save(7, host_word=none)
@@ -237,3 +236,22 @@ def test_a_slot_that_is_not_being_filled_cannot_be_staged():
     made.on_save(1, host_word=host())
     with pytest.raises(InvalidTransitionError, match="new slots"):
         made.new_slots(3)
+
+
+def test_a_due_step_waits_while_promised_ones_hold_all_slots_but_one():
+    made = trainer(save_every_steps=2)
+
+    def waits(step: int, word: HostWord) -> bool:
+        return made.must_wait(step, force=False, host_word=word)
+
+    for step, word in ((2, host(1, 1, 1)), (4, host(1, 1, 1)), (5, host(1, 1, 1))):
+        slot = made.on_save(step, host_word=word).slot
+        assert slot is not None
+        made.staged(slot, step)
+    full = host(1, 1, 1)
+    assert waits(6, full) and not waits(7, host(1, 1, 2)), "a slot is free"
+    assert not made.must_wait(5, force=False, host_word=full), "it is not due"
+    assert made.must_wait(5, force=True, host_word=full)
+    assert not waits(6, host(1, 1, 1, durable_step=2)), "one of them is durable: its slot will soon be free"
+    assert made.on_save(6, host_word=full).action == "hold"
+    assert waits(8, host(1, 1, 1, durable_step=2)), "the one before has none"

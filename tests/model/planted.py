@@ -17,6 +17,7 @@ import raystate.core.leaving as leaving
 import raystate.core.past as past
 import raystate.core.promises as promises
 import raystate.core.saves as saves
+import raystate.core.storage_pace as storage_pace
 import raystate.core.trainer as trainer
 import raystate.core.untold as untold
 import raystate.manager.facade as facade
@@ -166,7 +167,7 @@ def _due_saves_wait() -> Any:
 
     return _patched(
         (pace.StoragePace, "wait_for_slot", wait),
-        *((saves, name, 1e6) for name in ("GIVES_WAY_S", "FIRST_GIVES_WAY_S")),
+        (storage_pace.StoragePace, "room", 1_000_000),
     )
 
 

@@ -1,0 +1,174 @@
+"""While storage makes progress, no step that is due gives way; where it fails, stands still or is too slow, all but one may."""
+
+from __future__ import annotations
+
+import pytest
+
+from raystate.core.messages import Appended, HostDown, HostId, Log, Progress, PublishDone, SaveId, SnapshotId, Write, Written
+from tests.core.driver import Driver, running
+
+
+def settled(**settings: float) -> Driver:
+    """A step is durable, and everybody has been there for a while."""
+    driver = running(**settings)
+    driver.stage(1, promised=True)
+    driver.live(10.0)
+    driver.take(Write)
+    driver.auto = False
+    return driver
+
+
+def due(driver: Driver) -> tuple[SnapshotId, ...]:
+    """Three steps are due, and the first is being written."""
+    for step in (2, 4, 6):
+        driver.stage(step, promised=True)
+    return tuple(driver.key(step) for step in (2, 4, 6))
+
+
+def is_all_kept(driver: Driver) -> bool:
+    """Nothing gives way; and trainers are told the same."""
+    kept = driver.core.snapshots.keep()
+    assert len(kept) in (1, 3)
+    driver.tick(0.1)
+    assert driver.advice().storage_fails == (len(kept) == 1)
+    return len(kept) == 3
+
+
+def come_back(driver: Driver, host: str, incarnation: str) -> None:
+    driver.host_up(host, incarnation)
+    driver.report(host, incarnation)
+
+
+def test_storage_that_stands_still_is_waited_for_until_ten_seconds_after_the_last_progress():
+    driver = settled()
+    kept = due(driver)
+    driver.live(7.0)
+    save = driver.core.saves.running
+    assert save is not None
+    driver.send(Progress(of=save.save, who="a", done_bytes=1, total_bytes=9))
+    for done in (1, 0):  # said once more, and late
+        driver.live(3.0)
+        driver.send(Progress(of=save.save, who="a", done_bytes=done, total_bytes=9))
+    driver.send(Progress(of=SaveId("another"), who="a", done_bytes=5, total_bytes=9))
+    driver.live(3.0)
+    assert is_all_kept(driver)
+    driver.live(1.0)
+    assert not is_all_kept(driver)
+    assert driver.core.snapshots.keep() == kept[:1], "it is being written"
+    assert driver.core.journal.troubles == [], "no error of its own: what is lost is told when it is"
+    entry = driver.commit()
+    driver.send(Appended(seq=entry.seq, outcome="ok"))
+    driver.send(PublishDone(step=2, save=save.save))
+    assert not driver.core.journal.fails, "a step is durable"
+
+
+def test_storage_that_fails_is_not_waited_for():
+    driver = settled()
+    due(driver)
+    write = driver.take(Write)[0]
+    driver.send(Written(host=HostId("a"), save=write.save, error="disk full"))
+    assert not is_all_kept(driver)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_first_package_may_take_as_long_as_its_builder_needs_to_load(first: bool):
+    driver = running() if first else settled()
+    driver.live(10.0)
+    driver.auto = False
+    due(driver)
+    driver.write()
+    driver.live(20.0)
+    assert is_all_kept(driver) is first
+    driver.live(10.0)
+    assert not is_all_kept(driver), "others wait for those who wait"
+
+
+def test_storage_that_is_too_slow_for_others_to_wait_does_not_hold_up_snapshots():
+    driver = settled(barrier_timeout_s=80.0)
+    due(driver)
+    save = driver.core.saves.running
+    assert save is not None
+    for done in range(1, 5):
+        assert is_all_kept(driver)
+        driver.live(5.0)
+        driver.send(Progress(of=save.save, who="a", done_bytes=done, total_bytes=9))
+    assert not is_all_kept(driver), "a quarter of what a barrier waits"
+
+
+def test_a_host_that_is_away_is_not_storages_doing():
+    driver = settled()
+    due(driver)
+    driver.live(3.0)
+    driver.send(HostDown(host=HostId("b"), reason="killed"))
+    for _ in range(5):
+        driver.live(2.0, "a")
+        assert is_all_kept(driver), "what it holds may be back with it"
+    come_back(driver, "b", "i2")
+    driver.live(9.0)
+    assert is_all_kept(driver)
+    driver.live(1.0)
+    assert not is_all_kept(driver)
+
+
+def test_a_host_that_is_silent_is_away_long_before_it_counts_as_down():
+    driver = settled()
+    due(driver)
+    driver.live(9.5, "a")
+    assert driver.core.memory.hosts[HostId("b")].up
+    driver.live(3.0, "a")
+    assert is_all_kept(driver)
+
+
+@pytest.mark.parametrize("host", ["b", "c"])
+def test_a_host_that_comes_and_goes_does_not_hold_up_snapshots_without_end(host: str):
+    """c has no rank: it holds up nothing."""
+    driver = settled()
+    if host == "c":
+        come_back(driver, "c", "i1")
+    due(driver)
+    held_s = 0.0
+    for number in range(40):
+        driver.send(HostDown(host=HostId(host), reason="killed"))
+        driver.tick(0.5)
+        come_back(driver, host, f"i{number + 2}")
+        driver.live(2.0)
+        held_s += 2.6 * is_all_kept(driver)
+    assert held_s <= (40.0 if host == "b" else 13.0)
+
+
+def test_a_write_that_nobody_was_there_to_do_is_not_a_failure_of_storage():
+    driver = settled()
+    driver.stage(2, promised=True)
+    for _ in range(5):
+        write = driver.take(Write)[0]
+        driver.send(Written(host=write.host, save=write.save, error="no HostActor", away=True))
+        driver.live(2.0)
+    assert not driver.advice().storage_fails
+    assert driver.take(Write), "no try has been used up"
+
+
+def test_a_snapshot_stays_until_its_commit_is_in_the_log():
+    """A Coordinator that dies before that leaves it to the next one."""
+    driver = settled()
+    kept = due(driver)
+    driver.commit()
+    driver.live(20.0)
+    assert driver.core.snapshots.keep() == kept[:1]
+
+
+def test_the_log_says_when_snapshots_are_held_up():
+    driver = settled()
+
+    def lines() -> list[str]:
+        return [one.text for one in driver.take(Log) if "held up" in one.text]
+
+    driver.stage(2, promised=True)
+    driver.stage(4, promised=True)
+    driver.stage(5)
+    assert lines() == [
+        "snapshots are held up after step 5: step 2, step 4 wait for storage in all other slots; save less often, or set more "
+        "snapshot_slots"
+    ]
+    driver.report("a")
+    driver.live(5.0)
+    assert lines() == [], "once"
