@@ -9,6 +9,7 @@ import secrets
 import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -119,8 +120,9 @@ class HostActor:
         finally:
             self._opening.release()
 
-    def _open(self) -> None:
+    def _open(self, first_index: int = 0) -> None:
         from raystate.arena import HostArena, arena_path, default_root, parse_memory, sweep
+        from raystate.arena.vanished import why_files_may_vanish
         from raystate.runtime.host_loop import HostLoop
         from raystate.runtime.notices import Notice
         from raystate.storage import open_storage
@@ -128,6 +130,8 @@ class HostActor:
         host = self._host
         host_memory, arena_dir, domain_labels, metadata_url = self._parameters
         root = default_root(arena_dir)
+        if why := why_files_may_vanish(root):
+            logger.info("host %s: %s", host[:8], why)
         sweep(root)  # what dead clusters left on this machine
         arena = HostArena.open(
             arena_path(root, self._run_hash, host),
@@ -137,6 +141,7 @@ class HostActor:
             cap_bytes=parse_memory(host_memory),
             node_pid=os.getppid(),  # the raylet: while it lives, so may this arena's users
         )
+        arena.first_index = first_index
         loop = None
         try:
             loop = HostLoop(
@@ -147,12 +152,15 @@ class HostActor:
                 tell=self._tell,
                 peers=RayPeers(self._run_hash),
                 domain=_domain(domain_labels),
+                vanished=self._on_vanished,
             )
             loop.start()
-            self._notice = Notice(
-                lambda within_s, why: self._tell(HostLeaving(host=host, within_s=within_s, reason=why)), metadata_url=metadata_url
-            )
-            self._notice.start()
+            if self._notice is None:
+                self._notice = Notice(
+                    lambda within_s, why: self._tell(HostLeaving(host=host, within_s=within_s, reason=why)),
+                    metadata_url=metadata_url,
+                )
+                self._notice.start()
         except BaseException:  # it may be tried again in this process
             self._notice = None
             if loop is None:
@@ -161,6 +169,21 @@ class HostActor:
                 loop.close(remove_arena=False)
             raise
         self._opened = loop
+
+    def _on_vanished(self, path: Path) -> None:
+        threading.Thread(target=self._begin_anew, args=(path,), name="raystate-anew", daemon=True).start()
+
+    def _begin_anew(self, path: Path) -> None:
+        """Somebody has removed that file of the arena: as after a death of this process, but with nothing to adopt."""
+        from raystate.arena.vanished import vanished_text
+
+        with self._opening:
+            old, self._opened = self._opened, None
+            if old is not None and not self._gives_up:
+                logger.warning("host %s: %s", self._host[:8], vanished_text(path, old.arena.path))
+                first_index = 1 + max((held.index for held in old.arena.sets), default=-1)
+                old.close(remove_arena=False)
+                self._open(first_index)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         """Whoever ends a node may send it to all of its processes. A host goes with its raylet; until then its memory is needed."""

@@ -36,6 +36,7 @@ from raystate.arena.processes import boot_id, is_gone, mark_process
 from raystate.arena.reserving import Reserving
 from raystate.arena.slot import slot_file_bytes
 from raystate.arena.slot_set import SetInfo, SlotSet, release_all, seize, trainer_lock
+from raystate.arena.vanished import missing_file
 from raystate.arena.word import CELL_BYTES, WordCell
 from raystate.core.errors import ConfigError, RaystateError
 from raystate.core.words import MAX_SLOTS
@@ -49,6 +50,7 @@ class HostArena:
     Attributes:
         path: its directory.
         sets: all slot sets, by index; those of dead trainers and of an earlier HostActor too.
+        first_index: the least of new sets: trainers may still name those of an arena that was removed.
         adopted: whether it was there already.
         notes: what was decided while opening and handing out, for the log.
         guard: held by whatever looks at the sets or changes them; `allotting`, held before it: while a trainer gets one, which takes long.
@@ -58,6 +60,7 @@ class HostArena:
         self.path = path
         self.cap_bytes = cap_bytes
         self.sets: list[SlotSet] = []
+        self.first_index = 0
         self.adopted = False
         self.notes: list[str] = []
         self._lock = lock
@@ -278,12 +281,16 @@ class HostArena:
 
     # ------------------------------------------------------------ life
 
+    def missing(self, *others: Path) -> Path | None:
+        """A file of the arena, or one of these others, that somebody has removed; None: all are there."""
+        with self.guard:
+            return missing_file(self.path, self._lock, self.sets, others) if self._lock.held else None
+
     def close(self, remove: bool = False) -> None:
         """Unmap and unlock; the files stay for the next HostActor.
 
         Args:
-            remove: the run is over: remove all files too. A trainer that is still attached keeps its pages until it ends, under no
-                name, so nobody else can get them.
+            remove: the run is over: remove all files too. A trainer that is attached keeps its pages, under no name, until it ends.
         """
         with self.guard:
             if not self._lock.held:
@@ -368,7 +375,7 @@ class HostArena:
         self, trainer: str, need: Need, *, data_bytes: int, table_bytes: int, pid: int | None, copies_of: int = -1
     ) -> SlotSet:
         info = SetInfo(
-            index=max((held.index for held in list(self.sets)), default=-1) + 1,
+            index=max([self.first_index, *(held.index + 1 for held in list(self.sets))]),
             slots=need.slots,
             data_bytes=page_ceil(data_bytes),
             table_bytes=page_ceil(table_bytes),

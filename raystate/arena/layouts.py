@@ -56,6 +56,11 @@ def put_layout(arena: Path, data: bytes, *, slot_set: Path | None = None) -> str
     return ref
 
 
+def has_layout(arena: Path, ref: str) -> bool:
+    """Whether it lies in the arena."""
+    return (arena / LAYOUTS / ref).is_file()
+
+
 def get_layout(arena: Path, ref: str) -> bytes:
     """The bytes behind a name.
 

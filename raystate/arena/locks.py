@@ -65,6 +65,11 @@ class FileLock:
     def held(self) -> bool:
         return self._fd >= 0
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it is held, and on the file that lies at its path now."""
+        return self.held and _is_file(self._fd, self.path)
+
     def write(self, data: bytes) -> None:
         """Leave a note for those who find the lock taken, or find it free and ask who had it."""
         os.ftruncate(self._fd, 0)

@@ -76,6 +76,11 @@ class TrainerArena:
             raise
 
     @property
+    def is_there(self) -> bool:
+        """Whether others find this set. Its pages stay this trainer's, whoever has removed the files."""
+        return self._lock.is_there
+
+    @property
     def slots(self) -> list[Slot]:
         return self._set.slots
 
@@ -109,7 +114,7 @@ class TrainerArena:
         if self._set.closed:
             raise RaystateError(f"slot set {self.path} is closed: trainer {self.trainer!r} has detached", path=str(self.path))
         ref = layouts.layout_name(data)
-        if ref not in self._put:
+        if ref not in self._put or not layouts.has_layout(self.path.parent, ref):  # somebody may have removed it
             layouts.put_layout(self.path.parent, data, slot_set=self.path)
         self._put.pop(ref, None)
         self._put[ref] = None

@@ -173,7 +173,7 @@ class Saves:
 
     def turn(self) -> None:
         """Begin the next save if none is running, and give up those that can't be made any more."""
-        self._drop_overwritten()
+        self._drop_gone()
         if self._kept is not None and not self.journal.publishing and not self.journal.busy:
             self._retire_the_rest()
         if self.running is not None or not self.jobs:
@@ -201,13 +201,13 @@ class Saves:
                 self._start(job, snap)
                 return
 
-    def _drop_overwritten(self) -> None:
-        """Saves whose snapshot gave way to newer ones, of their own lineage or of one that has replaced it."""
-        for key, job in list(self.jobs.items()):
-            if job.gives_way and job.phase == "queued" and self.memory.complete(key) is None:
-                if any(one.complete and one.order > key.order for one in self.memory.snaps.values()):
-                    why = f"the snapshot of step {key.step} gave way to newer ones: storage is slower than the steps between saves"
-                    self._give_up(key, why)
+    def _drop_gone(self) -> None:
+        """Saves whose snapshot has given way to newer ones, of whatever lineage, or whose host has lost it."""
+        jobs = list(self.jobs.items()) if self.memory.knows_all(self.desk.now_s) else ()
+        for key, job in jobs:
+            if job.phase == "queued" and self.memory.complete(key) is None:
+                slow = f"the snapshot of step {key.step} gave way to newer ones: storage is slower than the steps between saves"
+                self._give_up(key, slow if job.gives_way else f"its snapshot is gone: {self.joins.missing_text(key)}")
 
     def _start(self, job: Job, snap: Snap) -> None:
         desk = self.desk
@@ -297,7 +297,7 @@ class Saves:
 
     @staticmethod
     def _kept_at(kept: Collection[int], step: int) -> Steps:
-        """What stays when this step is committed: a policy must not take it although a newer step, of another past, is there."""
+        """What stays when this step is committed: a policy must not take it although another past has a newer step."""
         return frozenset((*kept, step))
 
     def _retirable(self, live: Sequence[LiveStep], kept: Steps) -> tuple[list[Retirement], Steps | None]:

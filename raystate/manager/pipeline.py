@@ -18,7 +18,7 @@ from raystate.core.save_decision import SaveDecision
 from raystate.core.trainer import Trainer
 from raystate.manager.checking import SaveCheck
 from raystate.manager.pace import AgreedStep, StoragePace, not_copied, wait_for
-from raystate.manager.room import Room
+from raystate.manager.room import Room, SlotNeed
 from raystate.manager.session import Session
 from raystate.manager.skipped import SkippedStep
 from raystate.manager.staging import SaveArguments, StepCopy, keep, stage
@@ -100,7 +100,7 @@ class Pipeline:
         self._session.refuse_overtaken(lineage)
         described = self.describe(given.state, given.items)
         self.check.look(described, given)
-        self._make_room(described, given)
+        self._move(self._room.need(described, given, known=described.plan is self._plan))
         self._wait_for_turn(given.step, force)
         lost = self._is_lost(given.step, force)
         while True:
@@ -233,17 +233,16 @@ class Pipeline:
     def prepare(self, state: Any, items: PackedItems) -> None:
         """Slots before the first step, so that the loop never waits for them."""
         described = self.describe(state, items)
-        self._make_room(described, SaveArguments(step=0, state=None, items=items, metrics={}, custom=None))
+        given = SaveArguments(step=0, state=None, items=items, metrics={}, custom=None)
+        self._move(self._room.need(described, given, known=described.plan is self._plan))
         self._plan = described.plan
 
-    def _make_room(self, described: Described, given: SaveArguments) -> None:
-        """Larger slots, if this step needs them. What is held or promised in the ones before stays."""
-        need = self._room.need(described, given, known=described.plan is self._plan)
-        if need is None:
-            return
-        with self.paused():
-            self._room.take(need)
-        self.wait_until(self._is_granted, GRANT_WAIT_S)
+    def _move(self, need: SlotNeed | None) -> None:
+        """Other slots, if this step needs them. What is held or promised in the ones before stays, unless their files are gone."""
+        if need is not None:
+            with self.paused():
+                self._room.take(need)
+            self.wait_until(self._is_granted, GRANT_WAIT_S)
 
     def _is_granted(self) -> bool:
         return (word := self._session.host_word()) is not None and any(word.grants)
@@ -308,6 +307,7 @@ class Pipeline:
         """Return when everything that was kept is staged, or is known to be lost. Raises BarrierTimeoutError."""
         self._session.link.check()
         self._session.refuse_unfinished_restore()
+        self._move(self._room.again())
         self._await_copies(lambda: self._running is None and not self._jobs, self._session.config.save_timeout_s + GIVE_UP_S)
 
     @contextmanager

@@ -43,6 +43,8 @@ class Room:
             known: the state is like the one before.
         """
         arena, layout = self._session.arena, described.layout
+        if again := self.again():
+            return again
         table_bytes = table_bytes_of(described, given)
         if arena is not None and known and table_bytes <= arena.table_capacity_bytes:
             return None
@@ -57,13 +59,23 @@ class Room:
             table_bytes = max(LEAST_TABLE_BYTES, 2 * table_bytes)
         return SlotNeed(data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=buffer_bytes)
 
+    def again(self) -> SlotNeed | None:
+        """As much as now, where somebody has removed the slots' files; None: they are there, or there are none yet."""
+        arena = self._session.arena
+        if arena is None or not self._session.must_move():
+            return None
+        data_bytes, table_bytes = arena.data_capacity_bytes, arena.table_capacity_bytes
+        return SlotNeed(data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=self._buffer_bytes)
+
     def take(self, need: SlotNeed) -> None:
-        """Get such slots. Nothing is copied into those before meanwhile.
+        """Get such slots. Nothing is copied into those before meanwhile. Those that nobody finds any more go first.
 
         Raises:
             CapacityError: they don't fit; the slots before stay.
         """
         number, slots = self._session.config.snapshot_slots, None
+        if self._session.must_move():
+            self._session.move_out()
         try:
             slots = self._session.allot(
                 data_bytes=need.data_bytes, table_bytes=need.table_bytes, buffer_bytes=need.buffer_bytes, slots=number

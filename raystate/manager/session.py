@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raystate.arena import TrainerArena, arena_path, default_root
+from raystate.arena.files import META
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, StaleAttemptError, error_from_name
 from raystate.core.messages import (
@@ -89,6 +90,9 @@ class Session:
         # Kept before it connects: an interruption may come between.
         self._bell = self.link.bell(self.arena_path, self._bell_hello())
         self._bell.connect(self.config.start_timeout_s)
+        self._offer_stacks()
+
+    def _offer_stacks(self) -> None:
         if self.config.hang_timeout_s is not None:
             self._take_back_stacks = stacks.offer(self.arena_path)
 
@@ -279,6 +283,20 @@ class Session:
         if old is not None and old is not slots.arena:
             old.close()
         self._introduce()
+
+    def must_move(self) -> bool:
+        """Whether somebody has removed the files of this trainer's slots, and its HostActor has made room for others."""
+        return self.arena is not None and not self.arena.is_there and (self.arena_path / META).exists()
+
+    def move_out(self) -> None:
+        """Let go of slots that nobody finds any more, and of what they hold."""
+        with self._word_lock:
+            old, self.arena, self._set_index = self.arena, None, -1
+            self._host_word_seq, self._host_word = -1, None
+        if old is not None:
+            old.close()
+        self._take_back_stacks()
+        self._offer_stacks()
 
     def _introduce(self) -> None:
         """The HostActor may have to know it by something new."""

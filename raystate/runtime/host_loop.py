@@ -6,17 +6,17 @@ are moved outside it, from slots that the machine holds.
 
 from __future__ import annotations
 
-import functools
 import logging
 import selectors
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, assert_never
 
-from raystate.arena import HostArena, SlotSet
-from raystate.core.errors import CapacityError, error_from_name
+from raystate.arena import HostArena
+from raystate.core.errors import error_from_name
 from raystate.core.host import Host
 from raystate.core.host_messages import (
     AlreadyExecuted,
@@ -40,7 +40,6 @@ from raystate.core.host_messages import (
     Remember,
     RemoveSet,
     SaidBye,
-    SetRemoved,
     Speak,
     Tell,
     WriteEnded,
@@ -48,8 +47,10 @@ from raystate.core.host_messages import (
 from raystate.core.messages import Advice, Copy, EndTrainers, Event, HostId, Invalidate, Staged, Write
 from raystate.orbax.kv import bytes_written
 from raystate.runtime import stacks
+from raystate.runtime.allotting import Allotting
 from raystate.runtime.copying import Copier, Peers
 from raystate.runtime.doorbell import Caller, Door, Hello, Waker
+from raystate.runtime.link import Unreachable
 from raystate.runtime.parts import HostPart
 from raystate.runtime.priority import give_way
 from raystate.runtime.progress import Share
@@ -60,6 +61,7 @@ from raystate.storage import Storage
 
 logger = logging.getLogger("raystate.host")
 
+FILES_EVERY_S = 1.0  # the arena's files are looked for
 LOOK_INTERVAL_S = 0.25  # words are looked at even when no bell rings (a lost ring costs no more than this)
 PRUNE_EVERY_S = 60.0
 WRITERS = 2  # saves at once: one is the rule, a second when the Coordinator has given the first up
@@ -78,6 +80,7 @@ class HostLoop:
         peers: the other HostActors; None: copies can't be made.
         domain: what the host is lost together with; "": nothing else.
         kill: ends a trainer, called with (pid, rank); None: SIGKILL.
+        vanished: somebody has removed that file of the arena: begin anew, with another loop. Called once; it must not block.
         clock: monotonic seconds.
 
     Attributes:
@@ -96,6 +99,7 @@ class HostLoop:
         domain: str = "",
         writers: Executor | None = None,
         kill: Callable[[int, int], None] | None = None,
+        vanished: Callable[[Path], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.arena = arena
@@ -108,6 +112,7 @@ class HostLoop:
         self._store = SlotStore(arena)
         self._machine = Host(host, incarnation, self._store.recall(), domain=domain)
         self._copier = Copier(arena, peers, self._order, self._store.found, self._lock)
+        self._allotting = Allotting(arena, self._store, self._machine, self._feed, self._lock)
         self.serving = Serving(host, arena, self._store, self._lock, self._feed)
         self._share = Share(host, tell, bytes_written, clock)
         self._callers: dict[int, Caller] = {}  # by file descriptor
@@ -115,6 +120,9 @@ class HostLoop:
         self._answer: Future[HostPart] | Exception | None = None  # of the order at hand
         self._to_remove: set[tuple[int, str]] = set()
         self._prune_s = clock() + PRUNE_EVERY_S
+        self._vanished = vanished
+        self._files_s = clock()
+        self._has_vanished = False
         self._stopping = False
         self._writers = writers or ThreadPoolExecutor(WRITERS, thread_name_prefix="raystate-write", initializer=give_way)
         self._door = Door(arena.path)
@@ -153,7 +161,18 @@ class HostLoop:
 
     # ------------------------------------------------------------ looking
 
+    def has_vanished(self) -> bool:
+        """Whether somebody has removed files of the arena: this loop serves nobody any more then."""
+        with self._lock:
+            self._files_s = self._clock() + FILES_EVERY_S
+            if not self._has_vanished and (gone := self.arena.missing(self._door.path)) is not None:
+                self._has_vanished = True
+                self._vanished(gone)
+            return self._has_vanished
+
     def _look(self) -> None:
+        if self._clock() >= self._files_s and self.has_vanished():
+            return
         for event in self._store.changes():
             self._feed(event)
         for index in self._machine.suspects:
@@ -275,53 +294,11 @@ class HostLoop:
 
     # ------------------------------------------------------------ calls of trainers
 
-    def allot(
-        self,
-        *,
-        incarnation: str,
-        rank: int,
-        pid: int,
-        data_bytes: int,
-        table_bytes: int,
-        buffer_bytes: int,
-        slots: int,
-        copies: int = 0,
-    ) -> tuple[str, int]:
-        """Slots for a trainer: (path of the set, its index). What it had before stays until nobody needs what it holds.
-
-        Raises:
-            CapacityError: they don't fit; nothing has changed.
-        """
-
-        def given(held: SlotSet) -> None:
-            for event in self._store.changes():  # the trainer's set before this one: its last word
-                self._feed(event)
-            self._feed(self._store.found(held))
-            self._drop_unneeded()
-
-        allot = functools.partial(
-            self.arena.allot, trainer=incarnation, rank=rank, pid=pid, data_bytes=data_bytes, table_bytes=table_bytes,
-            buffer_bytes=buffer_bytes, slots=slots, copies=copies, given=given,
-        )  # fmt: skip
-        # Without the lock: each GiB takes half a second, and a host that says nothing for so long would count as down.
-        with self.arena.allotting:
-            try:
-                held = allot()
-            except CapacityError:
-                with self._lock:
-                    self._drop_unneeded()
-                try:
-                    held = allot()
-                except CapacityError:
-                    held = allot(replaced=True)
-            return str(held.path), held.index
-
-    def _drop_unneeded(self) -> None:
-        """Give back the sets of trainers that are gone, unless a recovery or a running save may still need them."""
-        for held in list(self.arena.sets):
-            gone = self.arena.trainer_state(held) == "gone"
-            if gone and not self._machine.is_needed(held.index) and self._store.remove(held.index, held.trainer):
-                self._feed(SetRemoved(index=held.index))
+    def allot(self, **request: Any) -> tuple[str, int]:
+        """See `Allotting.allot`. Raises Unreachable: the arena begins anew."""
+        if self.has_vanished():
+            raise Unreachable("the files of its arena were removed, and it begins anew")
+        return self._allotting.allot(**request)
 
     def contents(self) -> list[tuple[str, int, Staged]]:
         """What is held here: (set path, slot index, what)."""

@@ -131,7 +131,14 @@ class Host:
         self.callers: dict[int, ModelBell] = {}
         self.start()
 
-    def start(self) -> None:
+    def begin_anew(self) -> None:
+        """Somebody has removed the arena's files."""
+        if self.loop is not None and self.loop.has_vanished():
+            first_index = 1 + max((held.index for held in self.loop.arena.sets), default=-1)
+            self.crash()
+            self.start(first_index)
+
+    def start(self, first_index: int = 0) -> None:
         """Unless it is there already."""
         if self.loop is not None:
             return
@@ -146,6 +153,7 @@ class Host:
             cap_bytes=CAP_BYTES,
             memory_threshold=None,
         )
+        arena.first_index = first_index
         self.writers = Queue(world)
         self.loop = HostLoop(
             arena=arena,
@@ -155,6 +163,7 @@ class Host:
             tell=world.tell,
             writers=self.writers,
             kill=self.end_trainer,
+            vanished=lambda _: world.at(0.0, self.begin_anew),
             clock=world.clock,
         )
         for bell in list(self.callers.values()):

@@ -1,0 +1,77 @@
+"""Somebody removes the files of the snapshots in host memory: systemd-logind at a user's last logout, or a cleaner."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import raystate
+from tests.model.world import Rank, World
+
+STEPS = 24
+
+
+def _all(arena: Path) -> None:
+    shutil.rmtree(arena.parent)
+
+
+def _a_slot(arena: Path) -> None:
+    next(arena.glob("set-*/slot-1")).unlink()
+
+
+def _the_layouts(arena: Path) -> None:
+    shutil.rmtree(arena / "layouts")
+
+
+def _the_bell(arena: Path) -> None:
+    (arena / "bell").unlink()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("remove", [_all, _a_slot, _the_layouts, _the_bell])
+def test_a_run_whose_files_vanish_goes_on(remove: Callable[[Path], None], seed: int) -> None:
+    """What was promised is durable or named, steps become durable again, and a restart finds the newest in memory."""
+    ranks = 1 + seed % 2
+    world = World(seed, ranks=ranks, nodes=1, save_every_steps=3, keep_last=None)
+    promised, lost, durable, restored = set[int](), set[int](), set[int](), list[tuple[int, str]]()
+
+    def trains(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore()
+        for step in range(1, STEPS + 1):
+            if step == 10 + seed and not rank.number:
+                loop = next(iter(world.hosts.values())).loop
+                assert loop is not None
+                remove(loop.arena.path)
+            rank.rest(0.3)
+            if manager.save(step, {"w": np.full(8, step, np.float32)}):
+                promised.add(step)
+        try:
+            manager.wait_until_finished()
+        except raystate.StorageError as error:
+            lost.update(map(int, re.findall(r"\bstep (\d+)\b", str(error))))
+        manager.save(STEPS + 1, {"w": np.full(8, STEPS + 1, np.float32)})
+        rank.rest(2.0)
+        durable.update(manager.all_steps())
+
+    def goes_on(rank: Rank) -> None:
+        found = rank.open("second").restore()
+        assert found is not None
+        assert found.state["w"][0] == found.step
+        restored.append((found.step, found.tier))
+
+    try:
+        world.play(trains, ranks)
+        began_s = world.now_s
+        world.play(goes_on, ranks)
+        assert world.now_s - began_s < 10.0, "a restart waits for nobody"
+    finally:
+        world.close()
+    assert promised <= durable | lost and len(lost) <= 2, (promised, durable, lost)
+    assert max(durable) == STEPS, "steps become durable again"
+    assert restored == [(STEPS + 1, "memory")] * ranks
