@@ -203,11 +203,10 @@ class Saves:
 
     def _drop_gone(self) -> None:
         """Saves whose snapshot has given way to newer ones, of whatever lineage, or whose host has lost it."""
-        jobs = list(self.jobs.items()) if self.memory.knows_all(self.desk.now_s) else ()
-        for key, job in jobs:
-            if job.phase == "queued" and self.memory.complete(key) is None:
-                slow = f"the snapshot of step {key.step} gave way to newer ones: storage is slower than the steps between saves"
-                self._give_up(key, slow if job.gives_way else f"its snapshot is gone: {self.joins.missing_text(key)}")
+        gone = [key for key, job in self.jobs.items() if job.phase == "queued" and self.memory.complete(key) is None]
+        for key in gone if gone and self.memory.knows_all(self.desk.now_s) else ():
+            slow = f"the snapshot of step {key.step} gave way to newer ones: storage is slower than the steps between saves"
+            self._give_up(key, slow if self.jobs[key].gives_way else "its hosts have lost its snapshot")
 
     def _start(self, job: Job, snap: Snap) -> None:
         desk = self.desk
