@@ -250,10 +250,6 @@ class Memory:
         """A recovery has decided what counts from now on."""
         self.base = base
 
-    def knows_all(self, now_s: float) -> bool:
-        """No host is away that may come back with pieces, and each that is up has said what it holds."""
-        return all(view.reported_s is not None if view.up else now_s >= view.back_until_s for view in self.views)
-
     # ---------------------------------------------------------------- what can be recovered
 
     def believed(self, lineage: str, step: int) -> bool:

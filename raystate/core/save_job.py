@@ -33,3 +33,8 @@ class Job:
     waiting: set[HostId] = field(default_factory=set[HostId])  # hosts that have not written
     packaged: Packaged | None = None
     kept: Steps | None = None  # `Saves._kept` when its commit is in the log
+
+    def moves(self, host: str, done_bytes: int) -> bool:
+        """Whether that host has written more than it had said before."""
+        before, self.moved[host] = self.moved.get(host, 0), max(done_bytes, self.moved.get(host, 0))
+        return done_bytes > before

@@ -32,10 +32,11 @@ from raystate.core.messages import (
 from raystate.core.past import Past
 from raystate.core.retention import choose_retired
 from raystate.core.save_job import Job, Steps
-from raystate.core.storage_pace import StoragePace
+from raystate.core.storage_watch import StorageWatch
 from raystate.core.untold import Untold
 
 MAX_TRIES = 3
+GAVE_WAY = "gave way to newer ones: storage is slower than the steps between saves"
 REPEAT_S = 15.0
 _REMEMBERED = 256
 _REMEMBERED_COMMITS = 65536  # a training that never waits asks at its end about all that it has saved
@@ -59,7 +60,7 @@ class Saves:
         self.deleted: set[int] = set()  # steps that the user has deleted, until their number may be saved again
         self.restoring = -1  # a stored step that is being read now
         self.absence = Absence(desk, memory, joins)
-        self.pace = StoragePace(desk, journal, self.absence)
+        self.pace = StorageWatch(desk, journal, self.absence)
         self._counter = 0
         self._kept: Steps | None = None  # what the policy keeps, of the newest commit; None: nothing is to be retired
 
@@ -204,9 +205,11 @@ class Saves:
     def _drop_gone(self) -> None:
         """Saves whose snapshot has given way to newer ones, of whatever lineage, or whose host has lost it."""
         gone = [key for key, job in self.jobs.items() if job.phase == "queued" and self.memory.complete(key) is None]
-        for key in gone if gone and self.memory.knows_all(self.desk.now_s) else ():
-            slow = f"the snapshot of step {key.step} gave way to newer ones: storage is slower than the steps between saves"
-            self._give_up(key, slow if self.jobs[key].gives_way else "its hosts have lost its snapshot")
+        for key in gone:
+            if self.jobs[key].gives_way and any(one.complete and one.order > key.order for one in self.memory.snaps.values()):
+                self._give_up(key, f"the snapshot of step {key.step} {GAVE_WAY}")
+            elif all(view.up and view.reported_s is not None for view in self.memory.views):
+                self._give_up(key, "its hosts have lost its snapshot")
 
     def _start(self, job: Job, snap: Snap) -> None:
         desk = self.desk
@@ -218,12 +221,11 @@ class Saves:
         self._counter += 1
         job.save = SaveId(f"a{desk.attempt}k{self._counter}")
         job.phase = "writing"
-        job.started_s = desk.now_s
+        job.started_s = job.told_s = desk.now_s
         job.tries += 1
         job.waiting, job.moved = set(by_host), {}
         self.running = job
         desk.log("debug", f"save {job.save} of step {snap.step} ({job.why}, try {job.tries}) on {len(by_host)} hosts")
-        job.told_s = desk.now_s
         job.orders = tuple(
             Write(host=host, save=job.save, lineage=snap.lineage, step=snap.step, again=snap.id.again, ranks=tuple(ranks))
             for host, ranks in sorted(by_host.items())
@@ -252,8 +254,7 @@ class Saves:
 
     def progressed(self, event: Progress) -> None:
         """A host has written some of its pieces, if it is one that does."""
-        if (job := self.running) and event.of == job.save and event.done_bytes > job.moved.get(event.who, 0):
-            job.moved[event.who] = event.done_bytes
+        if (job := self.running) and event.of == job.save and job.moves(event.who, event.done_bytes):
             self.pace.moved()
 
     def packaged(self, event: Packaged) -> None:

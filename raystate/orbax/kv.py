@@ -96,8 +96,9 @@ def array_path(name: str) -> str:
 
 def bytes_written() -> int:
     """How many bytes TensorStore has written to storage in this process: each object counts when all of it is there."""
-    found = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/")
-    return sum(one["values"][0].get("value", 0) for one in found if one["name"].endswith("/bytes_written") and one["values"])
+    # The same as objects, experimental_collect_matching_metrics, is never freed (0.1.86): 4 KB for each call.
+    lines = [line.split(" ") for line in ts.experimental_collect_prometheus_format_metrics("/tensorstore/kvstore/")]
+    return sum(int(words[1]) for words in lines if words[0].endswith("_bytes_written"))
 
 
 def open_store(spec: dict[str, Any], *, timeout_s: float, ctx: ts.Context | None = None) -> ts.KvStore:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 
+from raystate.core.desk import remember
 from raystate.core.messages import Failure, Reply
 
 REMEMBERED = 4096
@@ -18,7 +19,8 @@ class Asks:
     """
 
     def __init__(self) -> None:
-        self._futures: dict[str, Future[Reply]] = {}
+        self._futures: dict[str, Future[Reply]] = {}  # of those who wait
+        self._answered: dict[str, Reply] = {}  # the newest few: whoever has not got the answer asks once more
         self._lock = threading.Lock()
         self.failed: Failure | None = None
 
@@ -27,30 +29,27 @@ class Asks:
         with self._lock:
             future = self._futures.get(ask)
             if future is None:
-                self._forget_answered()
-                future = self._futures[ask] = Future()
-                if self.failed is not None:
-                    future.set_result(self.failed)
+                future = Future[Reply]()
+                known = self._answered.get(ask, self.failed)
+                if known is None:
+                    self._futures[ask] = future
+                else:
+                    future.set_result(known)
             return future
 
     def answer(self, ask: str, reply: Reply) -> None:
         """The first answer counts."""
         with self._lock:
-            future = self._futures.setdefault(ask, Future())
-        if not future.done():
+            future = self._futures.pop(ask, None)
+            if ask not in self._answered:
+                remember(self._answered, ask, reply, most=REMEMBERED)
+        if future is not None:
             future.set_result(reply)
 
     def fail_all(self, failure: Failure) -> None:
         """Tell it to whoever waits, and to whoever asks from now on."""
         with self._lock:
             self.failed = failure
-            waiting = [future for future in self._futures.values() if not future.done()]
+            waiting, self._futures = [*self._futures.values()], {}
         for future in waiting:
             future.set_result(failure)
-
-    def _forget_answered(self) -> None:
-        """Whoever asked has read its answer long ago."""
-        if len(self._futures) >= 2 * REMEMBERED:
-            answered = [ask for ask, future in self._futures.items() if future.done()]
-            for ask in answered[:-REMEMBERED]:
-                del self._futures[ask]

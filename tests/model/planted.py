@@ -17,7 +17,7 @@ import raystate.core.leaving as leaving
 import raystate.core.past as past
 import raystate.core.promises as promises
 import raystate.core.saves as saves
-import raystate.core.storage_pace as storage_pace
+import raystate.core.storage_watch as storage_watch
 import raystate.core.trainer as trainer
 import raystate.core.untold as untold
 import raystate.manager.facade as facade
@@ -167,7 +167,7 @@ def _due_saves_wait() -> Any:
 
     return _patched(
         (pace.StoragePace, "wait_for_slot", wait),
-        (storage_pace.StoragePace, "room", 1_000_000),
+        (storage_watch.StorageWatch, "room", 1_000_000),
     )
 
 

@@ -19,7 +19,7 @@ STANDS_STILL_S = 10.0  # after the last progress
 SAID_EVERY_S = 60.0  # that snapshots are held up
 
 
-class StoragePace:
+class StorageWatch:
     """A part of the Coordinator's machine."""
 
     def __init__(self, desk: Desk, journal: Journal, absence: Absence):
