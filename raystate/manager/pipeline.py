@@ -233,12 +233,11 @@ class Pipeline:
     def prepare(self, state: Any, items: PackedItems) -> None:
         """Slots before the first step, so that the loop never waits for them."""
         described = self.describe(state, items)
-        given = SaveArguments(step=0, state=None, items=items, metrics={}, custom=None)
-        self._move(self._room.need(described, given, known=described.plan is self._plan))
+        nothing = SaveArguments(step=0, state=None, items=items, metrics={}, custom=None)
+        self._move(self._room.need(described, nothing, known=False))
         self._plan = described.plan
 
     def _move(self, need: SlotNeed | None) -> None:
-        """Other slots, if this step needs them. What is held or promised in the ones before stays, unless their files are gone."""
         if need is not None:
             with self.paused():
                 self._room.take(need)
