@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from raystate.rehearsal import Rehearsal, rehearse
     from raystate.restored import Restored
     from raystate.train import RayTrainCallback, RunResult, fit
+    from raystate.value import Value
 
 __version__ = "0.1.0"
 
@@ -62,6 +63,7 @@ __all__ = [
     "StepNotFoundError",
     "StepOrderError",
     "StorageError",
+    "Value",
     "__version__",
     "fit",
     "load",
@@ -89,6 +91,7 @@ _LAZY = {
     "fit": "raystate.train",
     "RayTrainCallback": "raystate.train",
     "RunResult": "raystate.train",
+    "Value": "raystate.value",
 }
 
 

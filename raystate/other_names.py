@@ -9,12 +9,32 @@ MEMBERS = {
         "raystate.StateManager is what a training holds; without a run: raystate.save(path, tree) and raystate.load(path)",
     ),
     **dict.fromkeys(
-        ("StandardCheckpointer", "PyTreeCheckpointer", "JsonCheckpointer", "Checkpoint", "save_pytree", "load_pytree"),
+        (
+            "StandardCheckpointer", "PyTreeCheckpointer", "JsonCheckpointer", "Checkpoint",
+            "save_pytree", "save_pytree_async", "load_pytree", "load_pytree_async",
+        ),
         "raystate.save(path, tree) and raystate.load(path, reference) write and read one checkpoint",
     ),
     **dict.fromkeys(
         ("CheckpointManagerOptions", "Config", "Options", "Context", "CheckpointConfig"), "raystate.StateConfig has the settings of a run"
     ),
+    **dict.fromkeys(
+        ("save_checkpointables", "save_checkpointables_async"),
+        "raystate.save(path, tree, items={…}) writes one checkpoint of several items, StateManager.save(step, state, items={…}) a run's",
+    ),
+    **dict.fromkeys(
+        ("load_checkpointables", "load_checkpointables_async"),
+        "raystate.load(path, items={…}) reads items of one checkpoint, StateManager.restore(reference, items={…}) a run's",
+    ),
+    **dict.fromkeys(("checkpointables_metadata", "pytree_metadata"), "raystate.metadata(path) has all items"),
+    "training": "for v1.training.Checkpointer raystate.StateManager; for flax.training.checkpoints raystate.compat.flax_checkpoints",
+    "save_checkpoint_multiprocess": "StateManager.save(step, state) saves from all processes; raystate.compat.flax_checkpoints keeps it",
+    **dict.fromkeys(
+        ("args", "StandardSave", "StandardRestore", "PyTreeSave", "PyTreeRestore", "Composite", "CheckpointArgs"),
+        "no arguments are wrapped: save(step, state, items={…}), restore(reference, items={…})",
+    ),
+    "PLACEHOLDER": "use ... in the reference, or leave the path out",
+    "StatefulCheckpointable": "an object with `async def save` and `async def load` is an item as it is: save(step, state, items={…})",
     "save_checkpoint": "raystate.save(path, tree) writes one checkpoint, StateManager.save(step, state) the steps of a run",
     "restore_checkpoint": "raystate.load(path, reference) reads one checkpoint, StateManager.restore(reference) the newest step of a run",
     "restore": "raystate.load(path, reference), or raystate.Reader(storage).restore(reference)",

@@ -69,6 +69,10 @@ def pack_items(items: Mapping[str, Any] | None, *, process_index: int) -> Packed
             packed.files[name] = saved_files(name, value)
         elif _has_arrays(value):
             packed.trees[name] = value
+        elif callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+            text = f"a {type(value).__name__} has state_dict and load_state_dict, as torchdata's loaders: give "
+            text += f"raystate.Value(x.state_dict, x.load_state_dict) as the item {name!r}, in save and in restore"
+            raise ConfigError(text, field="items", item=name)
         else:
             # On every process, so that a mistake shows on all.
             plain = plain_json("items", value, where=f"item {name!r}", item=name)

@@ -357,6 +357,8 @@ class _UnsupportedError(Exception):
 
 def _unsupported(item: str, node: TreeNode, why: str) -> ConfigError:
     what = kind(node.value)
+    if not why and isinstance(node.value, jax.Ref):
+        why = "save what it holds, ref[...], and make a new one of what is restored: jax.new_ref(restored)"
     text = why or "a leaf must be a jax.Array, numpy array or scalar, bool, int, float or str"
     return mistake(item, node.path, f"can't save a{'n' if what[:1] in 'aeiouAEIOU' else ''} {what}: {text}", got=what)
 

@@ -18,7 +18,13 @@ from contextlib import nullcontext
 from typing import Any, cast
 
 import jax
-from flax import config
+
+try:
+    from flax import config
+except ModuleNotFoundError as error:
+    if error.name != "flax":
+        raise
+    raise ModuleNotFoundError("raystate.compat.flax_checkpoints needs flax: pip install 'raystate[flax]'", name="flax") from None
 from flax.training import checkpoints as flax_checkpoints
 from jax import monitoring
 

@@ -164,7 +164,7 @@ class StateManager:
             shardings: a pytree (or prefix) of shardings, a callable (abstract state) -> pytree, or None: what jit(init_fn) gives.
             items: iterators are set in place; trees are references.
             source: what to start from, at step 0, when this run has no step: another run (its newest step), (run, step), the folder of
-                one step or checkpoint, or a function that gives one of these (or None: initialize), called only when it is needed.
+                one step or checkpoint, a function that gives one of these (or None), or {key of a state that is a dict: one of these}.
             source_select: picks the part of the abstract state that `source` has; the rest is initialized. A function of the abstract
                 state that gives that part as it lies in the source, or a regular expression for paths joined by "/" ("params" takes
                 all below it).

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import zlib
@@ -26,7 +27,7 @@ _WAYS_OUT = (
 )
 
 Place = str | os.PathLike[str] | tuple[str | os.PathLike[str], int]
-Source = Place | Callable[[], Place | None]
+Source = Place | Mapping[str, Place] | Callable[[], Place | None]
 Select = Callable[[Any], Any] | str | re.Pattern[str]
 
 
@@ -36,8 +37,8 @@ def check_source(source: Any, select: Any) -> None:
     Raises:
         ConfigError: names the argument.
     """
-    if source is not None and not callable(source):
-        _place(source)
+    for place in source.values() if isinstance(source, Mapping) else [] if source is None or callable(source) else [source]:
+        _place(place)
     if isinstance(select, str):
         try:
             re.compile(select)
@@ -46,6 +47,8 @@ def check_source(source: Any, select: Any) -> None:
     elif select is not None and not callable(select) and not isinstance(select, re.Pattern):
         text = f"source_select must be a function of the abstract state or a regular expression, not a {type(select).__name__}"
         raise ConfigError(text, field="source_select")
+    if select is not None and isinstance(source, Mapping):
+        raise ConfigError("source_select picks what one source has; a mapping says it already: leave it out", field="source_select")
     if select is not None and source is None:
         raise ConfigError("source_select picks what a source has: give source=… too", field="source_select")
 
@@ -75,6 +78,8 @@ def restore_from_source(
     Raises:
         ConfigError, StepNotFoundError, ReferenceMismatchError (names the source), StorageError, CorruptCheckpointError.
     """
+    if isinstance(source, Mapping):
+        return _from_several(source, reference, init, options=options, items=items)
     place = _agreed(source)
     if place is None:
         return None
@@ -103,11 +108,34 @@ def restore_from_source(
     return Restored(step=0, state=state, items=dict(items or {}), metrics=got.metrics, custom=got.custom, tier="source")
 
 
+def _from_several(
+    sources: Mapping[str, Place],
+    reference: Any,
+    init: Callable[[], Any],
+    *,
+    options: ReadOptions,
+    items: Mapping[str, object] | None,
+) -> Restored:
+    """Each part of a state that is a dict from a place of its own; what no place is named for is initialized."""
+    if type(reference) is not dict or not sources or not {*sources} <= {*reference}:
+        has = f"are {list(reference)[:10]}" if isinstance(reference, dict) else f"it has none: it is a {type(reference).__name__}"
+        text = f"source: a mapping names parts of a state that is a dict, by its keys ({has}), not {list(sources)}"
+        raise ConfigError(text, field="source", got=list(sources))
+    fresh = functools.cache(init)
+    state: dict[str, Any] = {}
+    for name, below in reference.items():
+        got = None
+        if name in sources:
+            got = restore_from_source(sources[name], None, below, lambda name=name: fresh()[name], options=options, items=None)
+        state[name] = fresh()[name] if got is None else got.state
+    return Restored(step=0, state=state, items=dict(items or {}), metrics={}, custom=None, tier="source")
+
+
 def _place(source: Any) -> tuple[str | os.PathLike[str], int | None]:
     url, step = source if isinstance(source, tuple) and len(source) == 2 else (source, None)
     if isinstance(url, str | os.PathLike) and (step is None or (type(step) is int and step >= 0)):
         return url, step
-    text = f"source: expected a run or checkpoint (URL or path), (run, step), or a function that gives one of them, not {source!r}"
+    text = f"source: expected a run or checkpoint (URL or path), (run, step), a mapping of them or a function, not {source!r}"
     raise ConfigError(text, field="source", got=repr(source))
 
 

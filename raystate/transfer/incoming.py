@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,8 +120,11 @@ def _state_item(reader: StepReader, step: int, item: str | None) -> str:
         with contextlib.suppress(ReferenceMismatchError):  # said below, with the option's name
             return reader.state_item()
     have = ", ".join(map(repr, arrays)) or "none"
+    elements = {name: sum(math.prod(leaf.array.shape) for leaf in reader.tree(name).leaves if leaf.array) for name in arrays}
+    largest = max(elements, key=lambda name: elements[name], default="NAME")
     problem = f"has no item {item!r} of arrays" if item is not None else "has no state"
-    message = f"step {step} {problem}; its items of arrays: {have}. --item NAME makes one of them the state"
+    message = f"step {step} {problem}; its items of arrays: {have}. --item {largest} makes one of them the state; "
+    message += "with several of them a run begins by restore_or_init(…, source={'model': 'SRC/3/model', …})"
     raise ConfigError(message, field="item", step=step, got=item)
 
 

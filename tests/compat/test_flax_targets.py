@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +22,7 @@ from flax.training.train_state import TrainState
 
 import raystate
 from raystate.compat import flax_checkpoints as ours
+from tests.patience import PATIENCE_S
 
 STORED = {
     "complex": np.arange(3) * 1j,
@@ -134,3 +138,11 @@ def test_numbers_in_a_target_become_what_flax_makes_of_them(tmp_path: Path, like
     else:
         assert got.pop("beside").dtype == jnp.float32
         assert got == NUMBERS and all(type(value) in (bool, int, float) for value in got.values())
+
+
+def test_without_flax_it_says_which_extra_is_needed():
+    program = "import sys; sys.modules['flax'] = None; from raystate.compat import flax_checkpoints"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.stderr.rstrip().endswith("raystate.compat.flax_checkpoints needs flax: pip install 'raystate[flax]'")
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["flax"][0].startswith("flax>=")

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from orbax.checkpoint import v1
 from ray.train import RunConfig
 from ray.train.v2._internal.util import construct_train_func
 
@@ -201,7 +203,20 @@ def test_orbaxs_classes_are_pointed_to_ours():
         with pytest.raises(AttributeError, match=rf"{name}.*raystate\.StateManager"):
             getattr(raystate, name)
         assert not hasattr(raystate, name)
+    for name in ("save_checkpointables", "training", "load_checkpointables", "save_checkpoint_multiprocess"):
+        with pytest.raises(AttributeError, match=rf"{name}.*StateManager"):
+            getattr(raystate, name)
     assert not set(MEMBERS) & set(raystate.__all__)
+
+
+def test_orbaxs_own_names_are_all_known_or_pointed_to_ours():
+    calls = {name for name in dir(v1) if name.startswith(("save", "load", "pytree", "checkpointables"))} | {"training"}
+    assert not calls - set(MEMBERS) - set(raystate.__all__), "names of a newer Orbax: say what to use instead"
+
+
+def test_a_mutable_reference_of_jax_is_refused_with_the_way_out(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"w: can't save a .*Ref: save what it holds, ref\[\.\.\.\].*jax\.new_ref"):
+        raystate.save(tmp_path / "one", {"w": jax.new_ref(jnp.ones(2))})
 
 
 def test_every_option_of_orbaxs_manager_has_its_equivalent():

@@ -214,6 +214,33 @@ def test_row10_what_is_taken_from_a_source(play: Play, other: Path, tmp_path: Pa
     play(script)
 
 
+def test_a_run_begins_with_several_items_of_a_step(play: Play, tmp_path: Path):
+    """As the NNX tutorial saves them; what no place is named for is initialized, and each part may come from elsewhere."""
+    v1.save_checkpointables(str(tmp_path / "two" / "3"), {"model": trained(7)["params"], "optimizer": trained(7)["opt"]})
+    model, opt = tmp_path / "two" / "3" / "model", tmp_path / "two" / "3" / "optimizer"
+
+    def refused(manager: StateManager) -> None:
+        wrong: list[tuple[Any, str]] = [
+            ({"weights": model}, r"by its keys \(are \["),
+            ({}, "by its keys"),
+            ({"opt": 3}, "expected"),
+        ]
+        for source, what in wrong:
+            with pytest.raises(ConfigError, match=what):
+                manager.restore_or_init(init, source=source)
+        with pytest.raises(ConfigError, match="source_select"):
+            manager.restore_or_init(init, source={"params": model}, source_select="enc")
+        with pytest.raises(ReferenceMismatchError, match=r"source .*optimizer"):
+            manager.restore_or_init(init, source={"params": opt})
+        got = manager.restore_or_init(init, source={"params": model})
+        assert got.tier == "source" and np.array_equal(got.state["params"]["enc"], kernel(7)) and not got.state["opt"]["mu"].any()
+        got = manager.restore_or_init(init, source={"params": model, "opt": (opt, 0)})
+        assert jax.tree.structure(got.state) == jax.tree.structure(jax.eval_shape(init))
+        jax.tree.map(np.testing.assert_array_equal, got.state, trained(7))
+
+    play(refused)
+
+
 def test_a_run_begins_with_one_item_of_a_step_without_a_state(play: Play, tmp_path: Path):
     """The ways that the error of such a step names."""
     v1.save_checkpointables(str(tmp_path / "orbax" / "3"), {"params": trained(7)["params"], "opt": trained(7)["opt"]})
