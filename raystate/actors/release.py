@@ -13,6 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raystate.actors.hosts import CLOSE_HOST_TIMEOUT_S
 from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
+from raystate.actors.reporting import run_reports
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError, RunInUseError, StorageError, although_promised, error_from_name
 from raystate.core.messages import Ask, Failure, LeaveReply, ReleaseAsked
@@ -116,6 +117,35 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
     if failure is not None:
         raise failure
     return released
+
+
+def free_storage(url: str, *, keep: bool) -> None:
+    """End the actors of the runs of this cluster on a storage, for somebody who deletes there.
+
+    Args:
+        url: canonical.
+        keep: make what they hold in memory durable first; else it is given up.
+
+    Raises:
+        RunInUseError: one of them trains, or is about to; nothing has changed.
+        StorageError: the newest snapshot could not be made durable.
+    """
+    for report in run_reports():
+        coordinator = find_actor(coordinator_name(name := run_hash(url, report.run))) if report.storage == url else None
+        if coordinator is None:
+            continue
+        state, owner, age_s = ray.get(coordinator.use.remote(), timeout=QUICK_S)
+        if state != "free":
+            raise RunInUseError(
+                f"run {report.run!r} on {url} is in use by Ray job {owner.job_id} (pid {owner.pid} on node {owner.node[:8]}, "
+                f"last heard from {age_s:.0f} s ago): end it first",
+                run=report.run, storage=url, job_id=owner.job_id, node=owner.node, pid=owner.pid,
+            )  # fmt: skip
+        if keep:
+            release_by_hash(name, "a step is deleted", QUICK_S)
+        else:
+            coordinator.forget.remote("the run is deleted")
+            _wait_or_kill(name, CLOSE_HOST_TIMEOUT_S)
 
 
 def _unsaid(why: str, **details: float) -> StorageError:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from raystate import __version__
-from raystate.cli import diff, export, gc, import_, inspect, ls, rehearse, report, status, story, verify
+from raystate.cli import diff, export, gc, import_, inspect, ls, rehearse, report, rm, status, story, verify
 from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
 from raystate.core.texts import printable
 
@@ -38,6 +38,7 @@ app.command("inspect", short_help="Look inside a step: its arrays, items, metric
 app.command("diff", short_help="Tell what differs between two steps, and how much.")(diff.diff)
 app.command("verify", short_help="Check that storage holds what was committed.")(verify.verify)
 app.command("gc", short_help="Remove what crashed attempts and retired steps left.")(gc.gc)
+app.command("rm", short_help="Delete a run, or one of its steps.")(rm.rm)
 app.command("export", short_help="Write a step elsewhere: safetensors, npz, plain Orbax, a copy.")(export.export)
 app.command("import", short_help="Bring steps from elsewhere into a run.")(import_.import_)
 app.command("status", short_help="Show what the runs of a Ray cluster are doing.")(status.status)

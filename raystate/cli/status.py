@@ -43,7 +43,7 @@ def status(
     """
     where = canonical_url(which) if which is not None else None
     with wait_progress("asking the Ray cluster", quiet=as_json):
-        address = _join()
+        address = join_ray()
         from raystate.actors.reporting import run_reports
 
         reports = run_reports()
@@ -70,7 +70,7 @@ def status(
             _show(report)
 
 
-def _join() -> str:
+def join_ray() -> str:
     """The address of the cluster that there is."""
     import ray
 

@@ -232,7 +232,8 @@ class Restores:
                 self.withdrawals.give_up_saves(want)
         if snap is None and not stored and damaged:
             text = "; ".join(f"step {step}: {why}" for step, why in damaged)
-            self._fail("CorruptCheckpointError", f"no step of the run can be restored: {text}", steps=[one for one, _ in damaged])
+            text = f"no step of the run can be restored: {text}. Bring the folders back; or begin anew with `raystate rm STORAGE`"
+            self._fail("CorruptCheckpointError", text, steps=[one for one, _ in damaged])
             return
         if self.withdrawals.set_aside(self._restorable.take_damaged_in_storage()):
             self._enter("retiring")

@@ -6,18 +6,15 @@ they committed and published one after the other. A step that is committed stays
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from raystate.core.entries import LiveStep, LogEntry
+from raystate.core.entries import LiveStep
 from raystate.core.errors import ConfigError, RunInUseError, StaleAttemptError, StorageError
-from raystate.core.log import IntentKey, claim_entry, key_of, live_steps, next_entry, refuse_save
 from raystate.core.tree import DataObject, Package, TreeSpec
 from raystate.inspection.boxes import total_bytes
 from raystate.orbax.array_reads import Request
@@ -26,27 +23,20 @@ from raystate.orbax.step_reader import StepReader
 from raystate.orbax.writer import WRITER_PREFIX
 from raystate.storage import (
     LogReader,
-    RunLog,
     StepFolder,
     Storage,
     StorageUrl,
-    assumed_dead,
     data_objects,
-    foreign_steps,
     marked_save,
     open_storage,
-    pinned_steps,
     visible_steps,
 )
-from raystate.storage.foreign import is_run
+from raystate.transfer.attempt import OutsideAttempt, is_outside
 from raystate.transfer.description import check_tree
 from raystate.transfer.incoming import IncomingStep
 from raystate.transfer.orbax_tree import check_written, with_our_chunks, write_tree
 from raystate.transfer.progress import Progress, Tally, ignore
 from raystate.transfer.same import has_same
-
-WRITER = "import."  # begins the log's name for a process that imports
-_APPEND_TRIES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +109,7 @@ def import_steps(
 
 def _refuse_used(storage: Storage, takeover: bool) -> None:
     tail = LogReader(storage).tail()
-    if tail is None or takeover or tail.writer.startswith(WRITER):
+    if tail is None or takeover or is_outside(tail.writer):
         return
     message = (
         f"{storage.url} belongs to run {tail.run!r} (attempt {tail.attempt}), and nobody can tell from here whether it lives. Import into "
@@ -173,23 +163,10 @@ class _Importer:
         self._storage = storage
         self._verify = verify
         self._progress = progress
-        self._log = RunLog(storage)
-        self._writer = f"{WRITER}{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
         self._written: list[_WrittenStep] = []
         self._present: list[int] = []
-        self._carried: set[IntentKey] = set()
-
-        def claim(tail: LogEntry | None) -> LogEntry:
-            name = run or (tail.run if tail is not None else "import")
-            dead = assumed_dead(storage)
-            return claim_entry(tail, self._writer, name, foreign_steps(storage, live_steps(tail)), "import", dead=dead)
-
-        if not is_run(storage):
-            claim(None)  # whoever is refused has left nothing there
-        storage.self_test()
-        self._tail = self._log.claim(claim)
-        self._dead = assumed_dead(storage)
-        self._finish_earlier()
+        self._attempt = OutsideAttempt(storage, "import", run)
+        self._attempt.finish_earlier()
 
     # ------------------------------------------------------------ before anything is committed
 
@@ -207,7 +184,7 @@ class _Importer:
         trees = [with_our_chunks(tree) for tree in step.trees.values()]
         for tree in trees:
             check_tree(tree)
-        save = f"a{self._tail.attempt}k{secrets.token_hex(6)}"
+        save = f"a{self._attempt.tail.attempt}k{secrets.token_hex(6)}"
         written = _WrittenStep(incoming=step, folder=StepFolder(self._storage, step.step, save), trees=trees)
         self._written.append(written)
         tally = Tally(
@@ -245,7 +222,7 @@ class _Importer:
         for tree in trees:
             for name, begin in own_folders(tree.item, save).items():
                 objects += data_objects(self._storage, prefix, name, writer=f"{save}hc", begin=begin)
-        package = Package(step=step.step, save=save, run=self._tail.run, files=files, objects=tuple(objects))
+        package = Package(step=step.step, save=save, run=self._attempt.tail.run, files=files, objects=tuple(objects))
         if self._verify:
             reader = StepReader(self._storage, prefix, package=package)
             for tree in trees:
@@ -257,7 +234,7 @@ class _Importer:
 
     def _has(self, step: IncomingStep, same: _Same | None) -> bool:
         """Only what is live counts: another step may be visible still, though its removal is decided."""
-        live = next((one for one in self._tail.live if one.step == step.step), None)
+        live = next((one for one in self._attempt.tail.live if one.step == step.step), None)
         if live is None or (same is not None and same.save == live.save):
             return live is not None
         return _same_save(self._storage, step, self._progress) is not None
@@ -280,7 +257,7 @@ class _Importer:
             for written in steps:
                 self._commit(written)
                 done.append(written.incoming.step)
-            self._append(self._entry(reason="import: all steps are published"))
+            self._attempt.append("import: all steps are published")
         except (StorageError, StaleAttemptError) as error:
             self.discard()
             if done:
@@ -289,7 +266,7 @@ class _Importer:
         leaves = [leaf for written in steps for tree in written.trees for leaf in tree.leaves]
         return ImportReport(
             url=self._storage.url,
-            run=self._tail.run,
+            run=self._attempt.tail.run,
             steps=tuple(done),
             arrays=sum(leaf.array is not None for leaf in leaves),
             nbytes=sum(total_bytes(tree) for written in steps for tree in written.trees),
@@ -304,7 +281,7 @@ class _Importer:
         metrics = {name: float(value) for name, value in written.incoming.metrics.items() if isinstance(value, int | float)}
         live = LiveStep(step=step, save=written.folder.save, metrics=metrics, time_s=time.time())
         try:
-            self._append(self._entry(commit=live, reason=f"import of step {step}"))
+            self._attempt.append(f"import of step {step}", commit=live)
         except StorageError:
             # The entry may still appear, and the step with it: nobody removes its data but the next who claims the run and looks.
             self._written.remove(written)
@@ -312,46 +289,9 @@ class _Importer:
         # From here on there is only rolling forward, by this process or by the next that claims the run.
         self._written.remove(written)
         written.folder.publish(package)
-        self._carried.update(key_of(one) for one in self._tail.intents if one.kind == "commit" and one.step == step)
-
-    def _entry(self, *, commit: LiveStep | None = None, reason: str) -> LogEntry:
-        return next_entry(
-            self._tail,
-            attempt=self._tail.attempt,
-            writer=self._writer,
-            carried=self._carried,
-            dead=self._dead,
-            commit=commit,
-            reason=reason,
-        )
-
-    def _append(self, entry: LogEntry) -> None:
-        for _ in range(_APPEND_TRIES):
-            done = self._log.append(entry)
-            if done.outcome == "ok":
-                self._tail = entry
-                return
-            if done.outcome == "taken":
-                raise StaleAttemptError(
-                    f"{self._storage.url}: somebody else has claimed the run: {done.error}", attempt=entry.attempt
-                )
-        raise StorageError(
-            f"{self._storage.url}: the log could not be written: {done.error}", operation="append", path=self._storage.url
-        )
+        self._attempt.carried_out("commit", step)
 
     def _refusal(self, step: int) -> str | None:
         if any(written.incoming.step == step for written in self._written):
             return f"step {step} comes twice"
-        return refuse_save(self._tail, step, attempt=self._tail.attempt, carried=self._carried, dead=self._dead)
-
-    def _finish_earlier(self) -> None:
-        """Carry out what earlier attempts have decided, as whoever claims a run has to. Pinned steps wait."""
-        for intent in self._tail.intents:
-            folder = StepFolder(self._storage, intent.step, intent.save)
-            if intent.kind == "commit":
-                folder.publish(folder.read_package())
-            elif intent.aside or intent.step not in pinned_steps(self._storage):
-                folder.retire(aside=intent.aside)
-            else:
-                continue
-            self._carried.add(key_of(intent))
+        return self._attempt.refuse_save(step)

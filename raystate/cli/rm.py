@@ -1,0 +1,78 @@
+"""raystate rm: delete a run, or one of its steps."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from raystate.cli.bars import wait_progress
+from raystate.cli.console import StorageArgument, count, out
+from raystate.cli.status import join_ray
+from raystate.core.errors import ConfigError
+from raystate.storage import open_storage
+from raystate.transfer.removing import remove_run, remove_step, steps_of_run
+
+
+def rm(
+    storage: StorageArgument,
+    step: Annotated[int | None, typer.Option("--step", metavar="N", min=0, help="only this step")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="don't ask")] = False,
+) -> None:
+    """Delete a run with all its steps, or one of its steps.
+
+    Refuses while the run trains on the Ray cluster of RAY_ADDRESS, or on one of this machine. If nobody trains there any more, what
+    that cluster still holds of the run in memory goes, too; with --step it is made durable first. A run that trains where it can't be
+    seen from here can't save any more, and says so.
+
+    \b
+    Examples:
+      raystate rm runs/lm                  delete the run, to begin anew
+      raystate rm gs://bucket/lm --step 1200 --yes
+    """
+    run = open_storage(storage)
+    steps = steps_of_run(run)
+    what = f"step {step}" if step is not None else f"the run with {count(len(steps), 'step')}"
+    if not yes and not typer.confirm(f"Delete {what} of {run.url}?"):
+        raise typer.Exit(1)
+    with wait_progress("asking the Ray cluster", quiet=False):
+        seen = _free_on_ray(run.url, keep=step is not None)
+    left: tuple[str, ...] = ()
+    if step is not None:
+        remove_step(run, step)
+    else:
+        left = remove_run(run)
+    out.print(f"{escape(run.url)}: {what} is deleted")
+    if left:
+        out.print(f"what is not the run's stays: {escape(', '.join(left[:5]))}{' …' if len(left) > 5 else ''}")
+    if not seen:
+        out.print("no Ray cluster was found from here: a run that trains elsewhere can't save any more")
+
+
+def _free_on_ray(url: str, *, keep: bool) -> bool:
+    """End what a Ray cluster that can be seen holds of the runs on a storage. False: there is no cluster.
+
+    Args:
+        keep: make it durable first.
+
+    Raises:
+        RunInUseError: one of them trains.
+        ConfigError: RAY_ADDRESS names a cluster that can't be joined.
+    """
+    try:
+        join_ray()
+    except ConfigError:
+        if os.environ.get("RAY_ADDRESS"):
+            raise
+        return False
+    import ray
+
+    from raystate.actors.release import free_storage
+
+    try:
+        free_storage(url, keep=keep)
+    finally:
+        ray.shutdown()
+    return True

@@ -1,0 +1,111 @@
+"""`raystate rm`: a run goes whole, or one step of it, and an interrupted removal is only repeated."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from raystate.core.errors import StaleAttemptError, StepNotFoundError, StorageError
+from raystate.core.messages import LiveStep
+from raystate.storage import LogReader, Storage, StorageWrapper, pinned, visible_steps
+from raystate.storage.names import log_name
+from raystate.testing.storage.contract import tree
+from raystate.transfer.attempt import OutsideAttempt
+from raystate.transfer.removing import remove_run, remove_step, steps_of_run
+from tests.storage.backends import BACKENDS, a_package
+from tests.storage.test_garbage import started
+
+STEPS = (10, 20, 30)
+
+
+def a_run(storage: Storage) -> OutsideAttempt:
+    attempt = OutsideAttempt(storage, "import", "lm")
+    for step in STEPS:
+        save = f"a1k{step}"
+        folder = started(storage, step, save)
+        attempt.append("a save", commit=LiveStep(step=step, save=save))
+        folder.publish(a_package(step, save)[0])
+        attempt.carried_out("commit", step)
+    attempt.append("done")
+    return attempt
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_one_step_goes_and_the_run_is_the_others(storage: Storage, step: int):
+    living = a_run(storage)
+    remove_step(storage, step)
+    left = tuple(one for one in STEPS if one != step)
+    assert visible_steps(storage) == steps_of_run(storage) == left
+    assert not [name for name in tree(storage) if f"a1k{step}" in name]
+    tail = LogReader(storage).tail()
+    assert tail is not None
+    assert (tail.run, tail.intents) == ("lm", ())
+    with pytest.raises(StaleAttemptError):
+        living.append("whoever had the run before")
+
+
+def test_what_is_read_or_all_that_there_is_stays(storage: Storage):
+    a_run(storage)
+    with pinned(storage, 20, "a reader"):
+        for remove in (lambda: remove_step(storage, 20), lambda: remove_run(storage)):
+            with pytest.raises(StorageError, match=r"step 20 of .* is being read .a reader on"):
+                remove()
+    with pytest.raises(StepNotFoundError, match="no step 25; its steps: 10, 20, 30"):
+        remove_step(storage, 25)
+    assert visible_steps(storage) == STEPS
+    remove_step(storage, 10)
+    remove_step(storage, 20)
+    with pytest.raises(StorageError, match=r"all that .* has: delete the run"):
+        remove_step(storage, 30)
+
+
+def test_a_run_goes_with_nothing_else(storage: Storage):
+    a_run(storage)
+    storage.create("notes.txt", b"mine")
+    storage.create("40/state/mine", b"no step")
+    assert remove_run(storage) == ("40/", "notes.txt")
+    assert sorted(tree(storage)) == ["40/state/mine", "notes.txt"]
+    with pytest.raises(StepNotFoundError, match=r"is no run: it has no \.raystate/"):
+        remove_run(storage)
+
+
+class _EndsAt(StorageWrapper):
+    """Its process dies before the n-th operation that changes something."""
+
+    def __init__(self, inner: Storage, number: int):
+        super().__init__(inner)
+        self.left = number
+
+    def before(self, operation: str, name: str) -> None:
+        if operation in ("create", "delete", "delete_tree", "rename_tree", "copy"):
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("backend", ["directory", "memory"])
+def test_a_removal_that_is_interrupted_anywhere_is_repeated(backend: str, tmp_path: Path):
+    with BACKENDS[backend](tmp_path) as storage:
+        for number in itertools.count():
+            a_run(storage)
+            try:
+                remove_run(_EndsAt(storage, number))
+                break
+            except KeyboardInterrupt:
+                pass
+            if tree(storage):  # else it was all but its last look
+                remove_run(storage)
+            assert not tree(storage), number
+    assert number > 10
+
+
+def test_a_run_whose_log_is_damaged_goes_too(storage: Storage):
+    a_run(storage)
+    tail = LogReader(storage).tail()
+    assert tail is not None
+    storage.delete(log_name(tail.seq))
+    storage.create(log_name(tail.seq), b"no entry")
+    remove_run(storage)
+    assert not tree(storage)
