@@ -12,18 +12,17 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorAlreadyExistsError, RayActorError, RayError
 
-from raystate import launch_context
 from raystate.actors.draining import DrainWatch
 from raystate.actors.hosts import RayHosts
 from raystate.actors.kept import Kept, Tenant, cluster_token, take_storage
-from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
-from raystate.actors.reporting import RunReport
+from raystate.actors.naming import GONE_POLL_S, NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
+from raystate.actors.places import Places
+from raystate.actors.reporting import RunReport, record_folder
 from raystate.actors.restarted import begin, is_restarted
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.config import StateConfig
@@ -32,12 +31,15 @@ from raystate.core.messages import (
     Event,
     Failure,
     HostId,
+    Joined,
+    JoinReply,
     ReleaseAsked,
     Reply,
     TrainerExited,
 )
 from raystate.core.status import status_of
 from raystate.runtime.ends import End, Told
+from raystate.runtime.one_storage import Claim
 from raystate.runtime.tenancy import Occupancy, Owner, admit, in_use, occupancy
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ class CoordinatorActor:
         self._owner = owner
         self._owner_s = time.monotonic()  # when it last said hello
         self._given_up = ""  # why this use of the run ends: another one begins when it has
+        self._places = Places(config, run_hash)
         self._lefts: set[int] = set()
         self._left_all = threading.Event()
         self._kill_me = ray.get_runtime_context().current_actor
@@ -138,7 +141,7 @@ class CoordinatorActor:
             on_claim=self._kept_attempt.put,
             restarted=self._restarted,
             run_metadata=self._config.run_metadata,
-            recorder=Recorder(_record_folder(self._config, self._run_hash)),
+            recorder=Recorder(record_folder(self._config, self._run_hash)),
         )
         service.start()
         self._service = service
@@ -219,11 +222,26 @@ class CoordinatorActor:
     def _without_log(self, service: CoordinatorLoop, gone: str, takeover: bool) -> Failure:
         """Another launch comes, and the folder is gone. What the hosts hold is of the run that lay there."""
         if takeover:
-            self._given_up = f"run {self._config.run!r} was given up: {gone}"
-            service.give_up(self._given_up)
+            self._give_up(service, f"run {self._config.run!r} was given up: {gone}")
             return self._ending()
-        ways_out = "bring it back; or pass takeover=True to give up what this cluster's memory holds of the run, and begin anew"
-        return Failure(error="StorageError", message=f"{gone}; {ways_out}", details={"operation": "start", "begun": False})
+        ways_out = (
+            "bring it back; or pass takeover=True to give up what this cluster's memory holds of the run, and begin anew "
+            "(StateManager and fit take it)"
+        )
+        details = {"operation": "start", "begun": False, "gone": True}
+        return Failure(error="StorageError", message=f"{gone}; {ways_out}", details=details)
+
+    def _give_up(self, service: CoordinatorLoop, why: str) -> None:
+        self._given_up = why
+        service.give_up(why)
+
+    async def forget(self, why: str) -> None:
+        """End, and give up what memory holds: whoever asks has seen that nobody trains."""
+        self._give_up(self._started, why)
+
+    async def refuse(self, failure: Failure) -> None:
+        """The launcher's own: nobody has trained yet."""
+        self._started.refuse(failure)
 
     async def _other_uses(self, other: Tenant, takeover: bool) -> Failure:
         """Why another run has the storage; with `release`, the asker may end it first."""
@@ -266,7 +284,26 @@ class CoordinatorActor:
         return self._service
 
     async def ask(self, event: Any) -> Reply:
-        return await asyncio.wrap_future(self._started.ask(event))
+        service = self._started
+        if isinstance(event, Joined):
+            self._places.joins(event)
+        reply = await asyncio.wrap_future(service.ask(event))
+        if isinstance(event, Joined) and isinstance(reply, JoinReply):
+            assert service.claimed is not None
+            refusal = await self._places.refusal(event.group, service.claimed)
+            if refusal is not None and not await self._why_log_is_gone(service):  # else the folder is gone for everybody
+                service.refuse(refusal)
+                return refusal
+        return reply
+
+    async def claimed(self) -> tuple[Claim, str] | Failure:
+        """What it has written to the storage first, and its node: for the launcher, who looks for it there. Or why it could not."""
+        service = self._started
+        while service.claimed is None:
+            if service.failed is not None:
+                return service.failed
+            await asyncio.sleep(GONE_POLL_S)
+        return service.claimed, ray.get_runtime_context().get_node_id()
 
     async def expect(self, hosts: tuple[HostId, ...]) -> None:
         """The launcher's word on where trainers of the next group start, if it is somewhere else than before."""
@@ -335,16 +372,6 @@ def _crash() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _record_folder(config: StateConfig, run_hash: str) -> Path:
-    """Where the Coordinator's record lies on this node: like Ray's own libraries, in a folder of ours among Ray's logs."""
-    if config.record_dir is not None:
-        root = Path(config.record_dir)
-    else:
-        context = ray.get_runtime_context()
-        root = Path(context.get_temp_dir()) / context.get_session_name() / "logs" / "raystate"
-    return root / f"{config.run}-{run_hash}"
-
-
 def _kind(run_hash: str, *, get_if_exists: bool) -> Any:
     return ray.remote(CoordinatorActor).options(
         name=coordinator_name(run_hash),
@@ -371,16 +398,3 @@ def make_coordinator(config: StateConfig, run_hash: str, owner: Owner, ahead: tu
         return _kind(run_hash, get_if_exists=False).remote(config, run_hash, owner, ahead)
     except ActorAlreadyExistsError:
         return None
-
-
-def this_owner(launch: str) -> Owner:
-    """This process as a user of the run."""
-    ray_context, launched = ray.get_runtime_context(), launch_context.current()
-    return Owner(
-        job_id=ray_context.get_job_id(),
-        node=ray_context.get_node_id(),
-        launch=launch,
-        pid=os.getpid(),
-        rank=0 if launched is None else launched.rank,
-        launched=launched is not None,
-    )

@@ -4,26 +4,68 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
+from raystate import launch_context
 from raystate.actors.coordinator import Welcome, ensure_coordinator, make_coordinator
 from raystate.actors.host import create_host
 from raystate.actors.hosts import last_line
 from raystate.actors.kept import check_travels
-from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
+from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors, wait_until_gone
+from raystate.actors.places import refused
 from raystate.actors.release import QUICK_S, answers_within_s, release_by_hash
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError, RunInUseError, StorageError, error_from_name
 from raystate.core.messages import Failure, HostId
+from raystate.runtime.one_storage import sees
 from raystate.runtime.tenancy import Owner, told_differences
+from raystate.storage import run_hash as hash_of
 
 logger = logging.getLogger("raystate")
 
 RETRY_S = 0.1
+
+
+def this_owner(launch: str) -> Owner:
+    """This process as a user of the run."""
+    ray_context, launched = ray.get_runtime_context(), launch_context.current()
+    return Owner(
+        job_id=ray_context.get_job_id(),
+        node=ray_context.get_node_id(),
+        launch=launch,
+        pid=os.getpid(),
+        rank=0 if launched is None else launched.rank,
+        launched=launched is not None,
+    )
+
+
+def enter_first(config: StateConfig, launch: str, *, takeover: bool) -> None:
+    """For a launcher, before it starts anything: the run is this launch's, and storage here is the Coordinator's.
+
+    Raises:
+        As `enter`; ConfigError also if the Coordinator has another disk at the storage's path than this process.
+    """
+    name = hash_of(config.storage, config.run)
+    # No rank: nobody trains in this process.
+    enter(config, name, dataclasses.replace(this_owner(launch), rank=-1, launched=True), takeover=takeover)
+    coordinator = find_actor(coordinator_name(name))
+    if coordinator is None:
+        return  # it could not begin, and the trainers' own start says why
+    found: Any = ray.get(coordinator.claimed.remote(), timeout=config.start_timeout_s)
+    if not isinstance(found, Failure):
+        claim, node = found
+        if sees(config.storage, claim):
+            return
+        found = refused(config, [HostId(ray.get_runtime_context().get_node_id())], node)
+        coordinator.refuse.remote(found)
+        coordinator.left.remote(0, 1)  # it need not wait for anybody
+        wait_until_gone(name, answers_within_s(config))
+    raise error_from_name(found.error, found.message, found.details)
 
 
 def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -> None:
@@ -87,7 +129,8 @@ def _coordinator(config: StateConfig, run_hash: str, owner: Owner, ahead: list[A
     """
     here = HostId(owner.node)
     if find_actor(coordinator_name(run_hash)) is None:
-        missing = () if find_actor(host_name(run_hash, here)) is not None else (here,)
+        trains = owner.rank >= 0
+        missing = (here,) if trains and find_actor(host_name(run_hash, here)) is None else ()
         coordinator = make_coordinator(config, run_hash, owner, missing)
         if coordinator is not None:
             for host in missing:

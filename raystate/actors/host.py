@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from raystate.config import StateConfig
     from raystate.runtime.host_loop import HostLoop
     from raystate.runtime.notices import Notice
+    from raystate.runtime.one_storage import Claim
 
 HOST_THREADS = 16  # calls served at once: writes and fetches take long, advice must not wait behind them
 OPEN_AGAIN_AT_MOST_S = 30.0  # between two tries of one that was killed
@@ -257,6 +258,12 @@ class HostActor:
         """How many are connected at this moment. 0, while this is no host of the run."""
         return 0 if self._opened is None else self._opened.trainers()
 
+    def sees(self, claim: Claim) -> bool:
+        """Whether what the Coordinator has written appears here."""
+        from raystate.runtime.one_storage import sees
+
+        return sees(self._storage_url, claim)
+
     def write(self, order: Write) -> Any:
         return self._loop.write(order).result()
 
@@ -278,7 +285,7 @@ class HostActor:
 
 
 def _preload(storage_url: str) -> None:
-    for module in ("raystate.arena", "raystate.runtime.host_loop", "raystate.runtime.notices", "raystate.storage"):
+    for module in ("raystate.arena", "raystate.runtime.host_loop", "raystate.runtime.notices", "raystate.runtime.one_storage"):
         importlib.import_module(module)
     storage_kind(storage_url)
 

@@ -15,8 +15,8 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from raystate.actors.blame import raised
 from raystate.actors.calling import answer_of, call_all
-from raystate.actors.coordinator import ensure_coordinator, this_owner
-from raystate.actors.entering import enter
+from raystate.actors.coordinator import ensure_coordinator
+from raystate.actors.entering import enter, this_owner
 from raystate.actors.naming import coordinator_name, find_actor, host_name, wait_until_gone
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raystate.actors.naming import find_actor, find_coordinators
+from raystate.config import StateConfig
 from raystate.core.status import RunStatus
 from raystate.runtime.progress import Going
 from raystate.runtime.tenancy import Owner
@@ -61,3 +63,13 @@ def _answer(name: str, answer: Any) -> RunReport | None:
     except (GetTimeoutError, RayError, TimeoutError) as error:
         why = " ".join(str(error).split())[:200]
         return RunReport(problem=f"{name} does not answer: {type(error).__name__}{f': {why}' if why else ''}")
+
+
+def record_folder(config: StateConfig, run_hash: str) -> Path:
+    """Where the Coordinator's record lies on this node: like Ray's own libraries, in a folder of ours among Ray's logs."""
+    if config.record_dir is not None:
+        root = Path(config.record_dir)
+    else:
+        context = ray.get_runtime_context()
+        root = Path(context.get_temp_dir()) / context.get_session_name() / "logs" / "raystate"
+    return root / f"{config.run}-{run_hash}"

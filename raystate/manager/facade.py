@@ -16,7 +16,7 @@ from raystate.manager.calls import alone
 from raystate.manager.ending import Departure, is_clean_exit
 from raystate.manager.monitored import RunEvents
 from raystate.manager.newest import DurableSteps, NewestSave, Ranking
-from raystate.manager.opening import OpenManagers, is_launched, membership, ray_link
+from raystate.manager.opening import is_launched, membership, open_managers, ray_link
 from raystate.manager.pipeline import Pipeline
 from raystate.manager.restoring import Restoring, Wanted, abstract_state
 from raystate.manager.session import Session
@@ -51,7 +51,7 @@ class StateManager:
         if given is None:
             raise ConfigError("StateManager() needs a StateConfig outside of raystate.fit and RayTrainCallback", field="config")
         given = check_config(given, "StateManager()")
-        _managers.close_earlier(given, takeover=takeover)
+        open_managers.close_earlier(given, takeover=takeover)
         rank, world, group, launch = membership(context)
         launched = is_launched(given, context)
         self._open(given, ray_link(given, launch, rank), rank, world, group, launched=launched, takeover=takeover)
@@ -70,7 +70,7 @@ class StateManager:
         self._ranking = Ranking(config, rank)
         self._events = RunEvents(self._storage.url, rank=rank)
         self._ending = Departure(self._session, self._pipeline, launched=launched)
-        _managers.add(config, self, launched=launched)  # whoever is interrupted now is closed by the next one
+        open_managers.add(config, self, launched=launched)  # whoever is interrupted now is closed by the next one
         try:
             self._session.ring()
         except BaseException:  # nobody has it to close it
@@ -386,15 +386,12 @@ class StateManager:
 
     def _forget(self) -> None:
         self._last.forget()
-        _managers.remove(self.config, self)
+        open_managers.remove(self.config, self)
 
     def _check_open(self) -> None:
         if self._session.is_the_parents:
             raise RaystateError("this StateManager is the parent's: this process was forked from it", rank=self._rank)
         if self._ending.detached:
-            another = ": this process has opened another one since" if _managers.has_another(self.config, self) else ""
+            another = ": this process has opened another one since" if open_managers.has_another(self.config, self) else ""
             raise RaystateError(f"this StateManager of run {self.config.run!r} is closed{another}", rank=self._rank)
         self._session.link.check()
-
-
-_managers = OpenManagers()

@@ -93,6 +93,9 @@ class OpenManagers:
             logger.warning("closing the earlier StateManager of run %r: %s", run, error)
 
 
+open_managers = OpenManagers()
+
+
 def is_launched(config: StateConfig, context: LaunchContext | None) -> bool:
     """Whether it is the run of whoever has launched this process, and not one that the script keeps beside it."""
     if context is None:

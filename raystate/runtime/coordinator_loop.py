@@ -47,6 +47,7 @@ from raystate.core.retention import Keep
 from raystate.runtime.asks import Asks
 from raystate.runtime.ledger import Ledger
 from raystate.runtime.long_waits import LongWaits
+from raystate.runtime.one_storage import Claim
 from raystate.runtime.packaging import OrbaxPackager, Packager
 from raystate.runtime.progress import Going
 from raystate.runtime.record import Recorder
@@ -163,6 +164,7 @@ class CoordinatorLoop:
         self._long_waits = LongWaits()
         self._gone = ""  # why the run can't be claimed now: its log is not there
         self.attempt = -1
+        self.claimed: Claim | None = None  # set once, with `attempt`
 
     def start(self) -> None:
         """Claim the run and go on, on a thread."""
@@ -231,9 +233,8 @@ class CoordinatorLoop:
             if self._on_crash is not None and not again_at_once:
                 self._crash(self._on_crash)
                 return
-            self._asks.fail_all(
-                Failure(error="RaystateError", message=f"the coordinator of run {self._settings.run!r} stopped: {error}")
-            )
+            text = f"the coordinator of run {self._settings.run!r} stopped: {error}"
+            self._asks.fail_all(Failure(error="RaystateError", message=text))
             self._end(f"stopped: {error}")
 
     def turn(self, timeout_s: float = 0.0) -> bool:
@@ -250,11 +251,9 @@ class CoordinatorLoop:
             return False
         if self.attempt < 0:
             return self._claim_or_rest(timeout_s)
-        busy = False
-        if self._clock() >= self._next_tick_s:
+        if busy := self._clock() >= self._next_tick_s:
             self._next_tick_s = self._clock() + TICK_S
             self._handle(Tick())
-            busy = True
         try:
             event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
         except queue.Empty:
@@ -275,10 +274,9 @@ class CoordinatorLoop:
         try:
             entry, dead = self._storing.claim(self._is_dead, known_attempt=self._known_attempt)
         except LogGoneError as error:
-            self._claim_s = self._clock() + CLAIM_AGAIN_S
-            before, self._gone = self._gone, error.message
-            if before != self._gone:
+            if error.message != self._gone:
                 logger.warning("the run can't be claimed: %s; it is tried again", error)
+            self._claim_s, self._gone = self._clock() + CLAIM_AGAIN_S, error.message
             return
         except (StorageError, CorruptCheckpointError, ConfigError) as error:  # the last two: a log that can't be read
             if self._restarted and isinstance(error, StorageError):
@@ -286,12 +284,9 @@ class CoordinatorLoop:
                 logger.warning("the run can't be claimed again yet: %s", error)
                 return
             kind = StorageError if isinstance(error, StorageError) else type(error)
-            self._asks.fail_all(Failure(error=kind.__name__, message=error.message, details=error.details | {"begun": False}))
-            self._hosts.close_empty()  # those that were made for whoever asked; others may hold steps that the next attempt needs
-            self._on_end(error.message)
-            self._ended.set()
+            self._refuse(Failure(error=kind.__name__, message=error.message, details=error.details | {"begun": False}))
             return
-        self.attempt, self._gone = entry.attempt, ""
+        self.attempt, self._gone, self.claimed = entry.attempt, "", Claim(seq=entry.seq, writer=entry.writer)
         self._on_claim(entry.attempt)
         logger.info("attempt %d of run %r on %s", entry.attempt, self._settings.run, self._storage.url)
         self.ledger.begin(entry.attempt)
@@ -371,6 +366,18 @@ class CoordinatorLoop:
     def why_log_is_gone(self) -> str:
         """Why the run has no log any more, "" if it has, or if storage doesn't say. For other threads; it asks storage."""
         return self._gone if self.attempt < 0 else self._storing.why_log_is_gone()
+
+    def refuse(self, failure: Failure) -> None:
+        """End before anything is trained. For other threads."""
+        self._looks.put(lambda: self._refuse(failure))
+
+    def _refuse(self, failure: Failure) -> None:
+        self._ended.set()
+        self._asks.fail_all(failure)
+        self._hosts.close_empty()  # those that were made for whoever asked; others may hold steps that the next attempt needs
+        if self.claimed is not None:
+            self._storing.take_back(self.claimed)
+        self._end(failure.message)
 
     def give_up(self, reason: str) -> None:
         """End without a word to storage, and the hosts with what they hold. For other threads."""

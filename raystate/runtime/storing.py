@@ -16,7 +16,7 @@ from typing import Any, assert_never
 
 from raystate import fault_points
 from raystate.core.entries import WrittenEntry, committed_by, own_commits, still_deleted
-from raystate.core.errors import ConfigError, StorageError
+from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.core.log import claim_entry, live_steps
 from raystate.core.messages import (
     Append,
@@ -45,11 +45,13 @@ from raystate.core.retention import Keep
 from raystate.core.tree import Package
 from raystate.inspection.run_metadata import put_run_metadata
 from raystate.runtime.link import Unreachable
+from raystate.runtime.one_storage import Claim
 from raystate.runtime.packaging import Packager
 from raystate.runtime.priority import give_way
 from raystate.storage import LogGoneError, RunLog, StepFolder, Storage, assumed_dead, collect_garbage, foreign_steps, pinned_steps
 from raystate.storage.foreign import is_run
-from raystate.storage.names import package_name
+from raystate.storage.log_reader import FIRST
+from raystate.storage.names import STATE, package_name
 
 logger = logging.getLogger("raystate.coordinator")
 
@@ -176,6 +178,16 @@ class Storing:
         committed = tuple(one for written in before if (one := committed_by(written)) is not None)
         deleted = still_deleted((entry, *before))
         return Claimed(entry=entry, hosts=hosts, dead=dead, committed=committed, unread=unread, deleted=deleted)
+
+    def take_back(self, claim: Claim) -> None:
+        """Remove what the claim has made, if the run began with it: nobody has trained it, so there is no run."""
+        self._workers.shutdown()
+        try:
+            tail = self._log.tail()
+            if tail is not None and tail.seq == claim.seq == FIRST and tail.writer == claim.writer:
+                self._storage.delete_tree(STATE)
+        except (StorageError, CorruptCheckpointError) as error:
+            logger.warning("what a refused run has begun stays: %s", error)
 
     def why_log_is_gone(self) -> str:
         """Why the log is not where this attempt has written it; "": it is, or storage doesn't say."""

@@ -231,8 +231,10 @@ def is_final(error: BaseException) -> bool:
         return not _was_replaced(error)
     if is_of_rehearsal(error):
         return True
-    if isinstance(error, StorageError) and error.released:
-        return True  # close() has ended the run: another start would have nothing to do, and say nothing of what is lost
+    if isinstance(error, StorageError) and (error.released or error.gone):
+        # close() has ended the run: another start would have nothing to do, and say nothing of what is lost. Or its folder is gone,
+        # and only the user can say whether what memory holds is given up.
+        return True
     return type(error) is RaystateError and error.item is not None  # an item or a leaf that can't be saved
 
 

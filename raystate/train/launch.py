@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import ray
+from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.config import LoggingConfig
 from ray.train.v2.api.exceptions import TrainingFailedError
@@ -20,12 +21,14 @@ from ray.train.v2.jax import JaxConfig, JaxTrainer
 from raystate import launch_context
 from raystate.actors.blame import check_sendable
 from raystate.actors.compiled import keep_compiled
+from raystate.actors.entering import enter_first
 from raystate.actors.own_ray import start_ray
 from raystate.actors.release import release
 from raystate.config import StateConfig, check_config
 from raystate.core.elastic import Sizes
-from raystate.core.errors import ConfigError, Interrupted, RunFailedError
+from raystate.core.errors import BarrierTimeoutError, ConfigError, Interrupted, RunFailedError, StorageError
 from raystate.manager.ending import is_clean_exit
+from raystate.manager.opening import open_managers
 from raystate.train import endings, terminal
 from raystate.train.bar import run_bar
 from raystate.train.callback import MAX_FAILURES, Outcome, RayTrainCallback
@@ -52,6 +55,7 @@ def fit(
     env: Mapping[str, str] | None = None,
     max_failures: int = MAX_FAILURES,
     global_batch: int | None = None,
+    takeover: bool = False,
 ) -> RunResult:
     """Train until `train_fn` has returned on every worker, starting again after every failure and interruption.
 
@@ -75,6 +79,8 @@ def fit(
             a growth.
         global_batch: examples of one step over all processes. An elastic run then has only sizes that divide it, and `fewest` and
             `most` have to. None: `train_fn` sees to it that a step is the same for every size.
+        takeover: as in `StateManager`: end another use of the same run; give up what memory holds of it
+            if its folder is gone from storage.
 
     Returns:
         The result, once the last step is durable and no actor of the run is left.
@@ -85,7 +91,8 @@ def fit(
         RunFailedError: gave up. Its cause is the user's exception; `rank` says whose. The newest complete snapshot is durable.
         StorageError: `close` has raised it as it ended the run: the last step is durable, but not every one for which `save` had
             returned True; it names them, with the reasons. (For those of worker groups that have died, see `RunResult.lost`.)
-        StaleAttemptError, RunInUseError: the run belongs to another attempt.
+        StaleAttemptError: the run belongs to another attempt. RunInUseError: it is in use. StorageError:
+            its folder is gone, and memory holds the run. All before anything starts.
     """
     if not callable(train_fn):
         text = f"fit() needs the training function first, not a {type(train_fn).__name__}: fit(train_fn, config)"
@@ -113,7 +120,7 @@ def fit(
         trainer = QuietJaxTrainer(entry, **arguments)
         terminal.calm()
         with run_bar(config):
-            result, lost = _run(trainer, config, callback._launch)
+            result, lost = _run(trainer, config, callback._launch, takeover=takeover)
         found = run_result(result, config, lost)
     finally:
         if started_ray:
@@ -122,10 +129,23 @@ def fit(
     return found
 
 
-def _run(trainer: JaxTrainer, config: StateConfig, launch: str) -> tuple[Any, tuple[str, ...]]:
+def _enter(config: StateConfig, launch: str, *, takeover: bool) -> None:
+    """Have the run, or raise what speaks against it. What another try may mend is left to the worker groups, which are tried again."""
+    if takeover:
+        open_managers.close_earlier(config, takeover=True)
+    try:
+        enter_first(config, launch, takeover=takeover)
+    except (StorageError, BarrierTimeoutError, RayError) as error:
+        if endings.is_final(error):
+            raise
+        logger.warning("raystate: the run can't begin yet: %s", error)
+
+
+def _run(trainer: JaxTrainer, config: StateConfig, launch: str, *, takeover: bool) -> tuple[Any, tuple[str, ...]]:
     """Ray Train's result, and what the run's end says is lost."""
     try:
         with own_interrupts():
+            _enter(config, launch, takeover=takeover)
             result = trainer.fit()
     except TrainingFailedError as wrapped:
         error, cause = _unwrap(wrapped)

@@ -17,7 +17,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import raystate
-from raystate.actors.coordinator import CoordinatorActor, Welcome, this_owner
+from raystate.actors.coordinator import CoordinatorActor, Welcome
+from raystate.actors.entering import this_owner
 from raystate.actors.host import HostActor
 from raystate.actors.naming import NAMESPACE, PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors
 from raystate.arena import default_root

@@ -20,7 +20,8 @@ from orbax.checkpoint import checkpoint_managers as ocm
 import raystate
 from raystate.actors import coordinator as coordinators
 from raystate.actors import entering
-from raystate.actors.coordinator import CoordinatorActor, this_owner
+from raystate.actors.coordinator import CoordinatorActor
+from raystate.actors.entering import this_owner
 from raystate.actors.host import create_host
 from raystate.actors.hosts import RayHosts, waiting_key
 from raystate.actors.kept import Kept

@@ -13,7 +13,7 @@ import pytest
 
 import raystate
 from raystate import manager as package
-from raystate.manager.facade import _managers
+from raystate.manager.opening import open_managers
 from raystate.runtime import host_loop
 from tests.interrupting import interrupted
 from tests.model.world import Rank, World
@@ -201,7 +201,7 @@ def test_a_manager_that_is_interrupted_as_it_ends_or_begins_lets_go(kind: str) -
             nonlocal goes_on
             if kind == "open":
                 goes_on = interrupted(lambda: rank.open("first"), at, INSIDE, elsewhere=HOST)
-                _managers.close_earlier(rank.world.config, takeover=False)  # as the next constructor does
+                open_managers.close_earlier(rank.world.config, takeover=False)  # as the next constructor does
                 newest = None
             else:
                 manager = opened(rank)

@@ -32,7 +32,7 @@ from raystate.core.errors import (
     StorageError,
 )
 from raystate.manager import StateManager
-from raystate.manager.facade import _managers
+from raystate.manager.opening import open_managers
 from raystate.manager.restoring import Restoring
 from raystate.storage import open_storage
 from tests.model.world import ModelLink, Rank, World
@@ -607,7 +607,7 @@ def test_a_manager_that_could_not_open_is_not_in_the_way(monkeypatch: pytest.Mon
             with pytest.raises(raystate.BarrierTimeoutError, match="does not answer"):
                 rank.open("first")
             patch.setattr(jax, "process_count", lambda: 2)
-            _managers.close_earlier(world.config, takeover=False)
+            open_managers.close_earlier(world.config, takeover=False)
         manager = rank.open("second")
         assert manager.save(1, trained(1), force=True)
         manager.close()

@@ -1,0 +1,55 @@
+"""Whether all hosts of a worker group see the storage of their Coordinator: asked when the group has joined, before it trains."""
+
+from __future__ import annotations
+
+import asyncio
+
+import ray
+from ray.exceptions import RayError
+
+from raystate.actors.naming import find_actor, host_name
+from raystate.config import StateConfig
+from raystate.core.messages import Failure, HostId, Joined
+from raystate.runtime.one_storage import Claim, not_one_storage
+
+
+class Places:
+    """Of one Coordinator. Each HostActor is asked once."""
+
+    def __init__(self, config: StateConfig, run_hash: str):
+        self._config = config
+        self._run_hash = run_hash
+        self._hosts: dict[str, set[HostId]] = {}  # by worker group
+        self._sees: dict[HostId, asyncio.Task[bool]] = {}
+
+    def joins(self, event: Joined) -> None:
+        """A trainer is about to join from there."""
+        self._hosts.setdefault(event.group, set()).add(event.host)
+
+    async def refusal(self, group: str, claim: Claim) -> Failure | None:
+        """Why a group, all of whose trainers have joined, can't train."""
+        hosts = self._hosts.get(group, set())  # empty: a newer group has joined meanwhile
+        self._hosts = {group: hosts}
+        for host in hosts - self._sees.keys():
+            self._sees[host] = asyncio.create_task(self._host_sees(host, claim))
+        blind = [host for host in sorted(hosts) if not await self._sees[host]]
+        return refused(self._config, blind) if blind else None
+
+    async def _host_sees(self, host: HostId, claim: Claim) -> bool:
+        """Also if it can't be asked: then nobody can train with it either."""
+        actor = find_actor(host_name(self._run_hash, host))
+        try:
+            return actor is None or await asyncio.wait_for(actor.sees.remote(claim), self._config.start_timeout_s)
+        except (AttributeError, RayError, TimeoutError):  # AttributeError: of an older version
+            return True
+
+
+def refused(config: StateConfig, blind: list[HostId], coordinator: str = "") -> Failure:
+    """See `not_one_storage`. `coordinator`: its node; "": this one."""
+    machines = {str(node["NodeID"]): str(node["NodeManagerHostname"]) for node in ray.nodes()}
+
+    def told(node: str) -> str:
+        return f"node {node[:8]} ({machines.get(node, 'gone')})"
+
+    here = coordinator or ray.get_runtime_context().get_node_id()
+    return not_one_storage(config.storage, {host: told(host) for host in blind}, told(here))

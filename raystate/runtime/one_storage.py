@@ -1,0 +1,62 @@
+"""Whether a node sees the storage of its run's Coordinator: the same path may be another disk there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from raystate.core.errors import ConfigError, RaystateError
+from raystate.core.messages import Failure
+from raystate.storage import LogReader, ObjectMissingError, open_storage
+
+SEEN_WITHIN_S = 5.0  # a mount may take a moment to show what another node has written
+_LOOK_S = 0.1
+_ANSWER_S = 3.0  # then storage is slow or out, which says nothing of whose it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The log entry with which a Coordinator has begun.
+
+    Attributes:
+        seq: its number.
+        writer: the random id in it, which no other entry of any log has.
+    """
+
+    seq: int
+    writer: str
+
+
+def sees(storage_url: str, claim: Claim) -> bool:
+    """Whether this process finds the entry in the storage. What storage does not say in a failure counts as seen."""
+    log = LogReader(open_storage(storage_url, timeout_s=_ANSWER_S))
+    end_s = time.monotonic() + SEEN_WITHIN_S
+    while True:
+        try:
+            return log.read_header(claim.seq).writer == claim.writer
+        except ObjectMissingError:
+            if time.monotonic() > end_s:
+                return False
+        except RaystateError:
+            return True
+        time.sleep(_LOOK_S)
+
+
+def not_one_storage(url: str, blind: Mapping[str, str], coordinator: str) -> Failure:
+    """The refusal of a run whose nodes have different disks at its path.
+
+    Args:
+        url: the storage.
+        blind: nodes that don't see what the Coordinator has written, with how they are named to people.
+        coordinator: how its own node is named.
+    """
+    return Failure(
+        error=ConfigError.__name__,
+        message=(
+            f"storage: {url} is not one place: what the Coordinator on {coordinator} has just written there does not appear on "
+            f"{', '.join(blind.values())}. Mount one file system at that path on all nodes of the run, the driver's too, or give a "
+            "bucket (gs://…, s3://…)"
+        ),
+        details={"field": "storage", "got": url, "hosts": list(blind), "begun": False},
+    )
