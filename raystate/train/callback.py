@@ -371,9 +371,8 @@ class RayTrainCallback(_Callback):
         return nodes.places_elsewhere(self._scaling._resources_per_worker_not_none, group=self._rank_nodes, own=self._own_selector)
 
     def _expect(self, places: Sequence[str]) -> None:
-        is_let_in = self._returns_outcome or bool(self._rank_nodes)  # by fit before the first group, else by that group
-        new = frozenset(places) - frozenset(self._rank_nodes) - self._expected if is_let_in else frozenset[str]()
-        if telling.expect(self._run_hash, new):
+        new = frozenset(places) - frozenset(self._rank_nodes) - self._expected
+        if (self._returns_outcome or self._rank_nodes) and telling.expect(self._run_hash, new):  # by then the run is let in
             self._expected |= new
 
     def _all_leaving(self) -> frozenset[str]:
