@@ -210,7 +210,7 @@ class Agreement:
         self.snapshots.propose(Proposal(id=acked, kind="save", step=-1, state="withdrawn", reason="it is not known any more"))
 
     def _propose(self, group: Group, kind: Literal["stop", "save"], reason: str, until_s: float) -> None:
-        if not group.all_seen:
+        if not group.all_seen or group.restoring:
             return
         newest = max(group.newest, max((seen.ack_step for seen in group.seen.values()), default=-1))
         margin = self.desk.settings.stop_margin_steps * 2 ** min(self._tries, 10)

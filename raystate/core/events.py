@@ -119,7 +119,8 @@ class RestoreTried:
     """Collective: the outcome of a RestoreChoice on one rank. Not ok: `error` says what was damaged or unreachable.
 
     Attributes:
-        mistaken: the step is fine, and the rank can't use it: its reference does not fit. It raises that; a rollback is not carried out.
+        lineage: the one that the rank has asked from, which goes on until the restore is settled.
+        mistaken: the step is fine, and the rank can't use it: its reference does not fit. It raises that, and nobody restores the step.
         rollback: what the rank had asked for, for a Coordinator that did not hear it ask.
         word: number of the rank's last word; once the restore is settled it writes the next one.
     """

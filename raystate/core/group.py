@@ -38,6 +38,7 @@ class Group:
     alive: bool = True
     why_ended: str = ""
     decided: bool = False  # it has restored, or has shown that it doesn't
+    restoring: bool = False  # its ranks read what was chosen: they make no steps
     seen: dict[int, TrainerSeen] = field(default_factory=dict[int, TrainerSeen])  # by rank
     left: set[int] = field(default_factory=set[int])  # ranks that have gone on purpose
     acked: int = 0  # newest proposal that a rank has agreed to
@@ -242,12 +243,16 @@ class Joins:
         self.desk.log("info", f"adopted lineage {lineage}, started by an earlier attempt")
         self.desk.stir = True
 
-    def renew(self) -> Group:
-        """The present worker group restores: it goes on in a lineage of its own."""
+    def next_lineage(self) -> str:
+        """A name for the one in which the present worker group goes on after its restore."""
+        assert self.group is not None
+        self._counter += 1
+        return str(Lineage(self.desk.attempt, self._counter, self.group.nonce))
+
+    def renew(self, lineage: str) -> Group:
+        """The present worker group has restored: it goes on in a lineage of its own."""
         old = self.group
         assert old is not None
-        self._counter += 1
-        lineage = str(Lineage(self.desk.attempt, self._counter, old.nonce))
         self.group = Group(lineage, old.world, old.hosts, self.desk.now_s, adopted=False)
         self.desk.stir = True
         return self.group

@@ -47,7 +47,7 @@ class Hangs:
         last = min(seen.newest_step for seen in group.seen.values())
         end_s = self._desk.settings.hang_timeout_s
         limit_s = self._unusual_s(last) if end_s is None else end_s
-        if not group.decided:  # it may be restoring still; of an adopted one nobody knows
+        if group.restoring or not group.decided:  # it may be restoring still; of an adopted one nobody knows
             limit_s = max(limit_s, self._desk.settings.restore_timeout_s)
         stills_s = self._stills_s(group)
         hanging = tuple(rank for rank, seen in sorted(group.seen.items()) if seen.newest_step == last)

@@ -24,7 +24,7 @@ class Laggards:
     def look(self) -> Failure | None:
         """What the trainers' next save() has to raise, if some ranks have not called it for too long while others did."""
         group = self._joins.group
-        if group is None or not group.alive or not group.all_seen:
+        if group is None or not group.alive or not group.all_seen or group.restoring:
             return None
         newest = group.newest
         behind = [rank for rank, seen in group.seen.items() if seen.newest_step < newest]

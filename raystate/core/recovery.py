@@ -3,9 +3,11 @@
 The phases of one restore:
     asking        the ranks arrive
     looking       fresh reports of all hosts, publications and commits under way come to an end
-    discarding    the group's next lineage begins, and every host discards what the choice gives up
     trying        the ranks restore and say how it went; if one fails, choose again without that copy
     retiring      a rollback: the newer steps leave the log, and then storage; or, before a choice: damaged steps are set aside
+    discarding    the group's next lineage begins, and every host discards what the choice gives up
+
+Until all ranks have the step nothing begins and nothing is given up: a restore that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from raystate.core.journal import Journal
 from raystate.core.memory import Memory
 from raystate.core.messages import (
     TIERS,
-    Failure,
     RestoreAsked,
     RestoreChoice,
     RestoreSettled,
     RestoreTried,
+    lineage_order,
 )
 from raystate.core.restorable import Restorable
 from raystate.core.saves import Saves
@@ -39,10 +41,10 @@ Phase = Literal["idle", "asking", "looking", "retiring", "discarding", "trying"]
 _NEXT: dict[Phase, tuple[Phase, ...]] = {
     "idle": ("asking",),
     "asking": ("looking", "idle"),
-    "looking": ("retiring", "discarding", "idle"),
-    "retiring": ("looking", "idle"),
-    "discarding": ("trying", "looking", "idle"),
-    "trying": ("looking", "retiring", "idle"),
+    "looking": ("retiring", "trying", "idle"),
+    "trying": ("looking", "retiring", "discarding", "idle"),
+    "retiring": ("looking", "discarding", "idle"),
+    "discarding": ("idle",),
 }
 
 
@@ -69,7 +71,7 @@ class Restores:
         self._rollback = False
         self._tried: dict[int, RestoreTried] = {}
         self._since_s = 0.0  # when this phase began
-        self._renewed = False  # the group's next lineage has begun: all choices of one restore are for the same
+        self._begins = ""  # the group's next lineage: all choices of one restore are for the same
         self._rolls_back = False  # all ranks have the step, and the newer ones are being retired
         self._late_ranks = Lookout()
         self._choice: RestoreChoice | None = None
@@ -106,7 +108,7 @@ class Restores:
         choice, group = self._choice, self.joins.group
         assert group is not None
         asking = self._is_for(group) and self.phase == "asking"
-        over = asking and self._wishes.is_over(event.lineage)
+        over = lineage_order(event.lineage) < group.order or (asking and self._wishes.is_over(event.lineage))
         if group.adopted and not over and (asking or self.phase == "idle" or not self._is_for(group)):
             # An earlier attempt made the choice, and its ranks have tried it: choose once more, the same step if it is good.
             if not asking:
@@ -123,7 +125,7 @@ class Restores:
                 step=event.step,
             )
             return
-        if event.step != choice.step or event.lineage != choice.begins:
+        if event.step != choice.step or event.lineage != self._wishes.lineage(event.rank):
             self.desk.fail(
                 [event.ask],
                 "StaleAttemptError",
@@ -148,7 +150,7 @@ class Restores:
         self._group = group
         self._wishes = Wishes()
         self._restorable.forget_damage()
-        self._renewed = False
+        self._begins = ""
         self._rolls_back = False
         self._tried, self._choice = {}, None
         self._enter("asking")
@@ -162,6 +164,8 @@ class Restores:
         if phase == "idle":
             self.saves.protect(-1)  # nothing is read any more
         self.phase = phase
+        if self._group is not None:
+            self._group.restoring = phase == "trying"
         self._since_s = self.desk.now_s
         self.desk.stir = True
 
@@ -179,13 +183,13 @@ class Restores:
         if self.phase == "asking" and self._wishes.is_full(group.world):
             self._all_asked()
         if self.phase == "retiring" and not self.withdrawals.under_way:
-            self._retired(group)
+            self._retired()
         if self.phase == "looking" and not self._waiting_for(group):
             self._choose(group)
-        if self.phase == "discarding" and self.discards.first_undone() is None:
-            self._announce()
         if self.phase == "trying" and len(self._tried) == group.world:
-            self._judge(group)
+            self._judge()
+        if self.phase == "discarding" and self.discards.first_undone() is None:
+            self._settle()
 
     def _all_asked(self) -> None:
         differences = self._wishes.differences()
@@ -204,11 +208,9 @@ class Restores:
         late = self._inquiry.first_late(lambda view: self._inquiry.is_late(view, group))
         if late is not None:
             return f"a report of host {late.host}"
-        if not self._renewed:  # else they were heard for the first choice, and their next lineage says nothing of the one before
-            wishes = self._wishes
-            unheard = self._late_ranks.first(range(group.world or 0), lambda rank: not group.heard(rank, wishes.word(rank)))
-            if unheard is not None:
-                return f"a report of what {self.joins.where([unheard])} had saved when it asked"
+        unheard = self._late_ranks.first(range(group.world or 0), lambda rank: not group.heard(rank, self._wishes.word(rank)))
+        if unheard is not None:
+            return f"a report of what {self.joins.where([unheard])} had saved when it asked"
         return self._restorable.unsettled(self._want)
 
     # ---------------------------------------------------------------- the choice
@@ -238,39 +240,19 @@ class Restores:
         if self.withdrawals.set_aside(self._restorable.take_damaged_in_storage()):
             self._enter("retiring")
             return
-        group = self._renew(group)
-        choice = self._restorable.choice(group, snap, want if want is not None or not stored else stored[-1])
+        self._begins = self._begins or self.joins.next_lineage()
+        choice = self._restorable.choice(self._begins, snap, want if want is not None or not stored else stored[-1])
         if choice.tier == "storage":
             self.saves.protect(choice.step)
-        self._discard(group, choice)
+        self._announce(choice)
 
     def _has_gone_on(self, ranks: list[int]) -> tuple[str, str]:
         return "StaleAttemptError", f"{self.joins.where(ranks)} had its outcome from an earlier attempt and has gone on"
 
-    def _renew(self, group: Group) -> Group:
-        """What the group stages from now on is of a lineage of its own: nothing of before can be taken for it."""
-        if not self._renewed:
-            self._renewed = True
-            self._group = group = self.joins.renew()
-        return group
-
-    def _discard(self, group: Group, choice: RestoreChoice) -> None:
+    def _announce(self, choice: RestoreChoice) -> None:
         self._choice = choice
         what = "begins without a step" if choice.tier == "none" else f"restores step {choice.step} from {choice.tier}"
-        self.desk.log("info", f"lineage {group.lineage} {what}: {choice.reason}")
-        kept = (choice.in_memory.lineage, choice.step) if choice.in_memory is not None else ("", -1)
-        self.discards.begin(group.lineage, *kept)
-        self.saves.forget_unbelieved()
-        self._enter("discarding")
-
-    def _announce(self) -> None:
-        choice = self._choice
-        assert choice is not None
-        base = choice.snapshot
-        if choice.tier == "memory" and self.memory.complete(base) is None:
-            self.desk.log("warning", f"{self.joins.missing_text(base)} by now; choosing again")
-            self._enter("looking")
-            return
+        self.desk.log("info", f"lineage {choice.begins} {what}: {choice.reason}")
         self._tried = {}
         asks = self._wishes.take()
         self._enter("trying")
@@ -279,12 +261,12 @@ class Restores:
 
     # ---------------------------------------------------------------- how it went
 
-    def _judge(self, group: Group) -> None:
+    def _judge(self) -> None:
         choice = self._choice
         assert choice is not None
         bad = [one for _, one in sorted(self._tried.items()) if not one.ok]
         if not bad:
-            self._roll_back_or_settle(group, choice)
+            self._go_on(choice)
             return
         text = "; ".join(f"rank {one.rank}: {one.error}" for one in bad)
         self.desk.log("warning", f"step {choice.step} could not be restored from {choice.tier}: {text}")
@@ -296,16 +278,16 @@ class Restores:
             self.saves.protect(-1)
         self._enter("looking")
 
-    def _roll_back_or_settle(self, group: Group, choice: RestoreChoice) -> None:
+    def _go_on(self, choice: RestoreChoice) -> None:
         """The newer steps go only now that all ranks have the one behind them: else a damaged step would cost all others."""
         want = self._want
-        if want is None or not self._rollback:
-            self._settle(group, choice)
-            return
-        mistaken = [rank for rank, one in sorted(self._tried.items()) if one.mistaken]
-        if mistaken:
+        if mistaken := [rank for rank, one in sorted(self._tried.items()) if one.mistaken]:
             who = self.joins.where(mistaken)
-            self._fail("StorageError", f"nothing is rolled back: {who} can't use step {want} as it was asked for", step=want)
+            text = f"step {choice.step} is not restored, and nothing has changed: {who} can't use it as it was asked for"
+            self._fail("RaystateError", text, step=choice.step)
+            return
+        if want is None or not self._rollback:
+            self._discard(choice)
             return
         if (refused := self.withdrawals.refuse_rollback(want)) is not None:
             self._fail("StorageError", f"rollback to step {want}: {refused}", step=want)
@@ -314,7 +296,7 @@ class Restores:
         self.withdrawals.roll_back(want)
         self._enter("retiring")
 
-    def _retired(self, group: Group) -> None:
+    def _retired(self) -> None:
         """The entry is in the log. Damaged steps: choose now. A rollback is done when the newer steps can't be seen any more."""
         if not self._rolls_back:
             self._enter("looking")
@@ -324,14 +306,25 @@ class Restores:
         assert choice is not None
         if not self.withdrawals.still_visible(want):
             self._rolls_back = False
-            self._settle(group, choice)
+            self._discard(choice)
 
-    def _settle(self, group: Group, choice: RestoreChoice) -> None:
+    def _discard(self, choice: RestoreChoice) -> None:
+        """What the group stages from now on is of a lineage of its own: nothing of before can be taken for it."""
+        self._group = group = self.joins.renew(choice.begins)
+        kept = (choice.in_memory.lineage, choice.step) if choice.in_memory is not None else ("", -1)
+        self.discards.begin(group.lineage, *kept)
+        self.saves.forget_unbelieved()
+        self._enter("discarding")
+
+    def _settle(self) -> None:
+        group, choice = self._group, self._choice
+        assert group is not None
+        assert choice is not None
         group.decide()
         step = choice.step
         base = choice.snapshot
         self.saves.restored(group.lineage, base)
-        tiers = [choice.tier if one.mistaken else one.tier for one in self._tried.values()]
+        tiers = [one.tier for one in self._tried.values()]
         tier = max(tiers, key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")
         durable = choice.tier == "storage" or self.saves.fate(base)[0] is True
         saving = not durable and base in self.saves.jobs
@@ -346,8 +339,7 @@ class Restores:
         )
         for ask in self._wishes.everybody():
             self.desk.answer(ask, settled)
-        told = "settled on" if any(one.mistaken for one in self._tried.values()) else "restored"  # it raises what was wrong
-        what = f"{told} step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"  # which was said
+        what = f"restored step {step} from {tier or choice.tier}" if step >= 0 else "begun without a step"  # which was said
         self.desk.log("info" if step >= 0 else "debug", f"{all_have(group.world)} {what}")
         self._enter("idle")
 
@@ -384,10 +376,7 @@ class Restores:
         elif self.phase == "trying" and waited_s >= settings.restore_timeout_s:
             missing = [rank for rank in range(group.world or 0) if rank not in self._tried]
             message = f"{self.joins.where(missing)} did not finish restoring within {waited_s:.1f} s"
-            details = {"missing_ranks": missing[:NAMED], "phase": "restore", "waited_s": waited_s}
-            self._fail("BarrierTimeoutError", message, **details)
-            # A rank that has not heard of the restore goes on in a lineage that has been given up.
-            self.snapshots.fail(Failure(error="BarrierTimeoutError", message=message, details=details))
+            self._fail("BarrierTimeoutError", message, missing_ranks=missing[:NAMED], phase="restore", waited_s=waited_s)
 
     def _tick_looking(self, group: Group, waited_s: float) -> None:
         settings = self.desk.settings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from raystate.core.desk import step_text
-from raystate.core.group import Group
 from raystate.core.journal import Journal
 from raystate.core.memory import Memory, Snap
 from raystate.core.messages import RestoreChoice, SnapshotId, Tier
@@ -111,11 +110,11 @@ class Restorable:
 
     # ---------------------------------------------------------------- the choice
 
-    def choice(self, group: Group, snap: Snap | None, step: int | None) -> RestoreChoice:
+    def choice(self, begins: str, snap: Snap | None, step: int | None) -> RestoreChoice:
         """What the ranks are told to restore.
 
         Args:
-            group: in the lineage that begins with the restore.
+            begins: the lineage that begins with the restore.
             snap: to restore from memory.
             step: to restore from storage, if there is no `snap`; None: the run has no step.
         """
@@ -123,7 +122,7 @@ class Restorable:
             return RestoreChoice(
                 tier="memory",
                 step=snap.step,
-                begins=group.lineage,
+                begins=begins,
                 lineage=snap.lineage,
                 again=snap.id.again,
                 holders=tuple(snap.holders().items()),
@@ -134,9 +133,7 @@ class Restorable:
                 set_aside=self.damaged,
             )
         if step is None:
-            return RestoreChoice(
-                tier="none", step=-1, begins=group.lineage, reason="the run has no step yet", set_aside=self.damaged
-            )
+            return RestoreChoice(tier="none", step=-1, begins=begins, reason="the run has no step yet", set_aside=self.damaged)
         best = self._memory.candidates()[:1]
         rest = self._rest_of(step)
         return RestoreChoice(
@@ -146,7 +143,7 @@ class Restorable:
             world=rest.world if rest is not None else 0,
             stored=True,
             held=rest.id if rest is not None else None,
-            begins=group.lineage,
+            begins=begins,
             save=self._journal.live[step].save,
             reason=f"step {step} is durable; newest complete in memory: {best[0].step if best else 'none'}",
             set_aside=self.damaged,

@@ -18,9 +18,10 @@ class Wishes(Barrier):
     # Rank that waits for the outcome of an earlier attempt's choice -> its last word.
     _waiting: dict[int, int] = field(default_factory=dict[int, int])
     _resumed: int = -1  # the step that an earlier attempt had chosen for this group
-    _resumed_in: str = ""  # the lineage that began with that choice
+    _resumed_in: str = ""  # the lineage in which that restore was asked for
     _resumed_rollback: bool = False
     _asked_in: str = ""  # newest lineage that a rank has asked from
+    _lineages: dict[int, str] = field(default_factory=dict[int, str])  # rank -> the one it has asked from
 
     # ---------------------------------------------------------------- they ask
 
@@ -28,6 +29,7 @@ class Wishes(Barrier):
         """A rank asks for a restore."""
         self.add(event.rank, event.ask)
         self._wishes[event.rank] = (event.step, event.rollback)
+        self._lineages[event.rank] = event.lineage
         self._asked_in = max(self._asked_in, event.lineage, key=lineage_order)
         # A later lineage's words don't tell of the one before.
         self._words[event.rank] = event.word if event.lineage == group.lineage else 0
@@ -38,7 +40,9 @@ class Wishes(Barrier):
         self._resumed = event.step if event.ok and event.step >= 0 else self._resumed
         self._resumed_rollback = self._resumed_rollback or event.rollback
         self.add(event.rank, event.ask)
-        self._words[event.rank] = self._waiting[event.rank] = event.word
+        self._lineages[event.rank] = event.lineage
+        self._words[event.rank] = 0  # it has written none since it asked
+        self._waiting[event.rank] = event.word
 
     def take(self) -> list[Ask]:
         """All who wait, for an answer now; then they are awaited anew."""
@@ -52,7 +56,7 @@ class Wishes(Barrier):
         return bool(self._resumed_in) and has_passed(lineage, self._resumed_in)
 
     def is_over(self, lineage: str) -> bool:
-        """Whether some rank has finished the restore with which this lineage began, and has asked for another since."""
+        """Whether some rank has finished a restore that was asked for in this lineage, and has asked for another since."""
         return bool(self._asked_in) and has_passed(self._asked_in, lineage)
 
     def differences(self) -> str:
@@ -75,6 +79,10 @@ class Wishes(Barrier):
         step, rollback = next(iter(self._wishes.values()), (None, self._resumed_rollback))
         return (step if step is not None or self._resumed < 0 else self._resumed), rollback
 
+    def lineage(self, rank: int) -> str:
+        """The one that the rank has asked from: what it says of another restore is late."""
+        return self._lineages.get(rank, "")
+
     def word(self, rank: int) -> int:
         """Number of the last word that the rank wrote before it asked."""
         return self._words.get(rank, 0)
@@ -85,5 +93,5 @@ class Wishes(Barrier):
 
 
 def has_passed(lineage: str, begun: str) -> bool:
-    """Whether whoever asks from `lineage` has finished the restore with which `begun` began."""
-    return lineage_order(lineage) >= lineage_order(begun)
+    """Whether whoever asks from `lineage` has finished the restore that began in `begun`."""
+    return lineage_order(lineage) > lineage_order(begun)

@@ -89,13 +89,16 @@ class Restoring:
         """Collective. What was staged, held or promised before is given up, unless it is what is restored.
 
         Raises:
-            StepNotFoundError, BarrierTimeoutError, StorageError, CorruptCheckpointError: nothing was given up.
-            ReferenceMismatchError: nothing was given up if `step` was given and is durable. Otherwise, and for a ConfigError or what the
-                caller's own code raised: a mistake of this process; the other ranks have restored the step all the same.
+            StepNotFoundError, BarrierTimeoutError, StorageError, CorruptCheckpointError; and for a
+                mistake of this process, ReferenceMismatchError, ConfigError or what the caller's own
+                code raised: nothing was given up, and no rank has restored the step. The others get
+                a RaystateError that names this rank.
         """
         session = self._session
         self._check_beforehand(wanted)
         with self._pipeline.paused():
+            if session.unfinished_restore:  # the word of the lineage that one has begun may not be written
+                self._pipeline.speak()
             session.unfinished_restore = True
             reply: RestoreChoice | RestoreSettled = self._ask(
                 RestoreChoice,
@@ -112,10 +115,10 @@ class Restoring:
             set_aside: list[tuple[int, str]] = []
             restored: Restored | None = None
             mistake: Exception | None = None
+            choice = reply
             while isinstance(reply, RestoreChoice):
                 choice = reply
                 set_aside = list(choice.set_aside) or set_aside
-                self._pipeline.begin(choice.begins, choice.base)
                 problem: RaystateError | None = None
                 try:
                     restored = self._read(choice, wanted) if mistake is None else None
@@ -123,18 +126,16 @@ class Restoring:
                     if _is_problem(error):
                         problem = error
                     else:
-                        # The caller's: every rank will tell its own, nothing is wrong with the step. The others go on, to another step
-                        # if one of them can't read this one, and wait for this process as long.
+                        # The caller's: every rank will tell its own, nothing is wrong with the step.
                         mistake = error
                 try:
                     reply = self._settle(choice, wanted, restored, problem, mistaken=mistake is not None)
                 except RaystateError:
                     if mistake is not None:
-                        raise mistake from None  # it is why the others' rollback is not carried out
+                        raise mistake from None  # it is why nobody restores the step
                     raise
+            self._pipeline.begin(choice.begins, choice.base)
             self._settled(reply)
-            if mistake is not None:
-                raise mistake
         if wanted.step is None:
             self._pipeline.check.asked(wanted.reference, wanted.items, wanted.plain)
         if restored is None:
@@ -170,7 +171,7 @@ class Restoring:
             (RestoreChoice, RestoreSettled),
             lambda ask: RestoreTried(
                 ask=ask,
-                lineage=choice.begins,
+                lineage=session.lineage,
                 rank=session.rank,
                 step=choice.step,
                 ok=problem is None,

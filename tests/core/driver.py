@@ -33,6 +33,7 @@ from raystate.core.messages import (
     PublishDone,
     RestoreAsked,
     RestoreChoice,
+    RestoreSettled,
     RestoreTried,
     Retire,
     RetireDone,
@@ -189,9 +190,6 @@ class Driver:
         return ask
 
     def tried(self, choice: RestoreChoice, **bad: Any) -> None:
-        self.lineage = choice.begins
-        for rank in range(self.world):
-            self.word(rank, choice.step)
         for rank in range(self.world):
             ok: dict[str, Any] = {"ok": False, **bad} if bad and rank == 0 else {"ok": True}
             self.send(
@@ -199,6 +197,14 @@ class Driver:
                     ask=self.ask(), lineage=self.lineage, rank=rank, step=choice.step, word=self.numbers.get(rank, 0), **ok
                 )
             )
+        if self.replies(RestoreSettled):
+            self.goes_on(choice)
+
+    def goes_on(self, choice: RestoreChoice) -> None:
+        """All ranks have heard that the restore is settled."""
+        self.lineage = choice.begins
+        for rank in range(self.world):
+            self.word(rank, choice.step)
 
     def word(self, rank: int, newest: int, *, report: bool = True, **more: Any) -> None:
         """The rank's word as its host will report it."""

@@ -159,13 +159,14 @@ class Fleet:
             self.send(RestoreAsked(ask=self.ask(), lineage=self.lineage, rank=host, word=self.number))
         self.settle()
         choice = next(one for one in reversed(self.said) if isinstance(one, RestoreChoice))
-        self.lineage = choice.begins
-        for host in range(self.count):
-            self.word(host, choice.step)
         for host in range(self.count):
             self.send(RestoreTried(ask=self.ask(), lineage=self.lineage, rank=host, step=choice.step, ok=True, tier=choice.tier))
         self.settle()
         assert sum(isinstance(one, RestoreSettled) for one in self.said[-self.count :]) == self.count
+        self.lineage = choice.begins
+        for host in range(self.count):
+            self.word(host, choice.step)
+        self.settle()
         return choice
 
     def stage(self, host: int, step: int, *, promised: bool, newest: int | None = None) -> None:

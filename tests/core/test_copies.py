@@ -187,6 +187,17 @@ def test_copies_that_do_not_come_hold_nothing_up_for_ever():
     assert driver.logged("keeps copies again") == 1
 
 
+def test_what_has_its_copies_stays_until_what_was_restored_has_them():
+    driver = Copying()
+    driver.step(1)
+    for one in driver.copies():
+        driver.obey(one)
+    driver.step(2)
+    driver.join([A, B], "next")
+    assert driver.restore().step == 2
+    assert {key.step for key in driver.advice().keep} == {1, 2}
+
+
 def test_a_host_without_memory_for_copies_is_not_waited_for():
     driver = Copying()
     driver.step(1)

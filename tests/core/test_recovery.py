@@ -129,15 +129,16 @@ def test_a_late_word_of_the_discard_before_does_not_count_for_the_next_of_the_sa
     for host in AB:
         driver.advised[host] = (1, driver.advice().seq)
         driver.report(host)
+    driver.tried(driver.replies(RestoreChoice)[-1])
     orders = {one.host: one for one in driver.take(Invalidate)}
     assert (orders[HostId("b")].lineage, orders[HostId("b")].step) == (first.lineage, 4)
     for one in (orders[HostId("a")], first):
         driver.send(Invalidated(host=one.host, step=one.step, attempt=one.attempt, seq=one.seq))
-    assert driver.replies(RestoreChoice) == []
+    assert driver.replies(RestoreSettled) == []
     driver.tick(5.0)
     assert [one.host for one in driver.take(Invalidate)] == ["b"], "its order may be lost"
     driver.send(Invalidated(host=HostId("b"), step=4, attempt=first.attempt, seq=orders[HostId("b")].seq))
-    assert len(driver.replies(RestoreChoice)) == 2
+    assert len(driver.replies(RestoreSettled)) == 2
 
 
 def test_one_past():
@@ -165,7 +166,7 @@ def test_one_past():
     assert len(second.older) == MOST_OLDER
 
 
-def test_discarding_comes_before_the_choice_is_told():
+def test_nothing_is_discarded_before_all_ranks_have_the_step():
     driver = running()
     driver.stage(2)
     driver.hold(0, 3)
@@ -177,13 +178,16 @@ def test_discarding_comes_before_the_choice_is_told():
     assert driver.replies(RestoreChoice) == []
     for host in AB:
         driver.report(host)
+    choice = driver.replies(RestoreChoice)[-1]
+    assert choice.step == 2 and driver.take(Invalidate) == []
+    driver.tried(choice)
     orders = driver.take(Invalidate)
     assert {(one.host, one.step) for one in orders} == {("a", 2), ("b", 2)}
-    assert driver.replies(RestoreChoice) == []
+    assert driver.replies(RestoreSettled) == []
     driver.auto = True
     for order in orders:
         driver._obey(order)
-    assert [one.step for one in driver.replies(RestoreChoice)] == [2, 2]
+    assert [one.step for one in driver.replies(RestoreSettled)] == [2, 2]
 
 
 def test_restore_barrier_names_missing_ranks():
@@ -292,7 +296,7 @@ def test_a_host_that_has_just_come_back_gets_time_to_report():
     driver.tick(0.1)
     assert driver.core.memory.hosts[HostId("b")].up
     driver.word(1, -1)
-    assert driver.core.recovery.phase == "discarding", "it has said what it holds, and the choice is made"
+    assert driver.core.recovery.phase == "trying", "it has said what it holds, and the choice is made"
 
 
 def test_dead_ranks_are_not_needed_for_a_save():
@@ -336,6 +340,7 @@ def test_a_restore_that_another_one_overtakes_is_answered(outcome: bool):
     driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
     if outcome:
         driver.send(RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=1, step=3, ok=True, word=1))
+        driver.lineage = "1.2.x"
     else:
         driver.send(RestoreAsked(ask=Ask("late"), lineage="1.1.x", rank=1))
         driver.lineage = "1.2.y"
@@ -428,7 +433,7 @@ def test_a_late_word_of_the_restore_before_does_not_choose_for_the_next():
     for rank in range(2):
         driver.word(rank, 3)
     driver.stage(5)
-    late = RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=1, step=3, ok=True)
+    late = RestoreTried(ask=Ask("late"), lineage="1.0.x", rank=1, step=3, ok=True)
     driver.send(late)
     assert driver.restore().step == 5
     driver.send(late)
@@ -478,14 +483,19 @@ def test_a_rollback_that_no_rank_can_use_costs_no_step(bad: dict[str, Any]):
     assert 4 in driver.core.journal.live
 
 
-def test_a_rank_whose_reference_does_not_fit_changes_nothing_about_where_the_step_came_from():
-    driver = Driver(tail=history(2, 4), dead=(1,), hosts=("a", "b"))
-    driver.join(AB, "h")
-    for host in AB:
-        driver.report(host)
+def test_a_rank_whose_reference_does_not_fit_changes_nothing():
+    """The others had restored the step all the same, and what was promised after it was given up."""
+    driver = running()
+    driver.stage(2)
+    driver.hold(0, 3, promised=True)
+    before = driver.lineage
     choice = driver.restore(ok=False)
-    driver.tried(choice, mistaken=True, ok=True, tier="init")
-    assert {settled.tier for settled in driver.replies(RestoreSettled)} == {"storage"}
+    driver.tried(choice, mistaken=True, ok=True)
+    assert [failure.error for failure in driver.replies(Failure)] == ["RaystateError"] * 2
+    assert "rank 0 (host a) can't use it as it was asked for" in driver.replies(Failure)[0].message
+    assert driver.take(Invalidate) == [] and driver.advice().lineage == before
+    driver.hold(1, 3, promised=True)
+    assert driver.core.journal.published == (3,)
 
 
 # ---------------------------------------------------------------- who holds it

@@ -203,6 +203,7 @@ def test_one_loss_is_told_once():
     turn()
     driver.tried(driver.replies(RestoreChoice)[-1])
     turn()
+    driver.goes_on(driver.replies(RestoreChoice)[-1])
     for _ in range(4):
         for order in driver.take(Write):
             driver.send(Written(host=order.host, save=order.save, error="notes.txt is in the way"))

@@ -330,25 +330,47 @@ class Broken:
         raise ValueError("no such file")
 
 
-def test_a_restore_that_fails_in_the_callers_code_gives_up_what_came_later(play: Play):
-    """All ranks go on from the restored step: close() made a snapshot of the past durable, one that the restore had given up."""
+def wrong_transforms(_: Any) -> Any:
+    raise ValueError("wrong transforms")
+
+
+MISTAKES: dict[str, dict[str, Any]] = {
+    "reference": {"reference": {"w": jnp.zeros(3)}},
+    "item": {"items": {"nope": None}},
+    "iterator": {"items": {"data": Broken()}},
+    "step": {"step": 77},
+    "mapping": {"reference": {"w": jnp.zeros(3)}, "transforms": {"w": "params/nope"}},
+    "transforms": {"transforms": wrong_transforms},
+    "transforms of a step": {"transforms": wrong_transforms, "step": 1},
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_restore_that_cannot_succeed_changes_nothing(play: Play, kind: str):
+    """It began a lineage, and gave up what was promised and still on its way into memory or storage."""
 
     def script(manager: StateManager) -> None:
-        data = Broken()
+        world: World = manager._session.link.world  # pyright: ignore[reportAttributeAccessIssue]
         manager.restore()
-        for step in range(1, 9):
-            manager.save(step, trained(step), items={"data": data}, force=step == 5)
+        manager.save(1, trained(), items={"data": Broken()}, force=True)
         manager.wait_until_finished()
-        with pytest.raises(ValueError, match="no such file"):
-            manager.restore(step=5, items={"data": data})
+        world.slow = True
+        for step in (2, 3):
+            assert manager.save(step, trained(step), items={"data": Broken()}, force=True)
+        lineage = manager._session.lineage
+        with pytest.raises((ReferenceMismatchError, StepNotFoundError, ValueError)):
+            manager.restore(**MISTAKES[kind])
+        assert manager._session.lineage == lineage
+        manager.wait_until_finished()
+        assert manager.save(4, trained(4), items={"data": Broken()}, force=True)
         manager.close()
-        assert manager.all_steps() == [5]
+        assert manager.all_steps()[-3:] == [2, 3, 4]
 
     play(script)
 
 
 def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_step(monkeypatch: pytest.MonkeyPatch):
-    """The other ranks try an older one; what this process had saved last belongs to the past all the same."""
+    """Nobody restores another one, and all go on with what they had saved last."""
 
     class Whole(Broken):
         def set_state(self, state: bytes) -> None: ...
@@ -376,10 +398,10 @@ def test_a_restore_that_fails_in_one_ranks_code_while_another_cannot_read_the_st
             with pytest.raises(ValueError, match="no such file"):
                 manager.restore(items={"data": data})
         else:
-            restored = manager.restore(items={"data": data})
-            assert restored is not None and restored.step == 5
+            with pytest.raises(raystate.RaystateError, match=r"rank 0 .* can't use it as it was asked for"):
+                manager.restore(items={"data": data})
         manager.close()
-        assert manager.all_steps() == [5]
+        assert manager.all_steps() == [5, 8]
 
     world = World(1, ranks=2, nodes=2, save_every_steps=100)
     try:

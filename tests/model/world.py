@@ -174,7 +174,7 @@ class Host:
         bell, world = self.callers.get(connection), self.world
         if bell is None:
             return
-        if not world.crashed and not any(rank.finished for rank in world.playing):
+        if not world.crashed and not any(rank.finished or rank.failed for rank in world.playing):
             world.found.append(f"rank {bell.rank.number} is ended by its host, although nobody has died or failed")
         world.at(0.0, lambda: world.end(bell.rank))
 
@@ -269,6 +269,7 @@ class ModelLink:
     def failed(self, event: TrainerExited, error: BaseException) -> None:
         del error
         self._alive()
+        self.rank.failed = True
         self.world.tell(event)
 
     def tell(self, progress: Progress) -> None:
@@ -392,6 +393,7 @@ class Rank:
         self.link: ModelLink | None = None
         self.manager: StateManager | None = None
         self.dead = False
+        self.failed = False  # and has said so
         self.scripts = [Script(self, script)]
 
     def beside(self, call: Callable[[Rank], None]) -> Script:

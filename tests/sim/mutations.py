@@ -246,11 +246,11 @@ def _discarded_while_read() -> Any:
 def _restore_in_the_same_lineage() -> Any:
     """A restore goes on in the lineage that it gives up."""
 
-    def renew(self: group.Joins) -> group.Group:
+    def next_lineage(self: group.Joins) -> str:
         assert self.group is not None
-        return self.group
+        return self.group.lineage
 
-    return _patched(group.Joins, "renew", renew)
+    return _patched(group.Joins, "next_lineage", next_lineage)
 
 
 def _repeated_saves_mixed() -> Any:

@@ -201,8 +201,6 @@ class TrainerProc(Proc):
             self.choice, self.chooser = reply, self.world.from_current.get((ask, reply.begins))
             assert self.machine is not None
             self.world.choices[reply.begins] = reply
-            self.machine.begin(reply.begins, reply.base)
-            self._speak(self.machine.word())
             if self.chooser is not None:
                 self.world.check_choice(self, reply)
             else:  # of a Coordinator that had been superseded: the hosts that didn't know it yet have discarded what it left behind
@@ -277,11 +275,11 @@ class TrainerProc(Proc):
             else:  # another one owns the run now, and may have retired it
                 ok, error = False, f"step {choice.step} is not there"
         self.group.restored[self.rank] = (choice.tier, choice.step, saved)
-        step, number = choice.step, self.number
+        step, number, lineage = choice.step, self.number, machine.lineage
         self.call(
             lambda ask: RestoreTried(
                 ask=ask,
-                lineage=choice.begins,
+                lineage=lineage,
                 rank=self.rank,
                 step=step,
                 ok=ok,
@@ -292,7 +290,8 @@ class TrainerProc(Proc):
         )
 
     def _settled(self, reply: RestoreSettled) -> None:
-        assert self.machine is not None
+        assert self.machine is not None and self.choice is not None
+        self.machine.begin(self.choice.begins, self.choice.base)
         self.world.check_settled(self, reply.step)
         current = self.world.current
         self.group.misled = current is not None and reply.advice[0] < current.core.attempt
