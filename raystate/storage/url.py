@@ -54,7 +54,8 @@ def canonical_url(url: StorageUrl) -> str:
         return _directory(url, text)
     scheme, second_slash, rest = found[1].lower(), found[2], found[3]
     if not second_slash:
-        raise _bad(url, f"did you mean {scheme}://{rest}? pathlib.Path drops a slash of a URL, pass it as text")
+        slashes = ":///" if scheme == "file" else "://"
+        raise _bad(url, f"did you mean {scheme}{slashes}{rest}? pathlib.Path drops a slash of a URL, pass it as text")
     if scheme == "file":
         if rest.startswith("localhost/"):
             rest = rest[len("localhost") :]

@@ -62,7 +62,7 @@ def test_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("", "empty"), ("  ", "empty"), (" /data", "spaces"), ("/data\n", "spaces"), ("/da\0ta", "control"),
         (b"/data", "not bytes"), (None, "PathLike"), (3, "PathLike"),
         ("ftp://host/x", "ftp://"), ("http://host/x", "http://"), ("hdfs://x", "hdfs://"),
-        (Path("gs://bucket/x"), "did you mean gs://bucket/x"), ("file:/data", "did you mean file://data"),
+        (Path("gs://bucket/x"), "did you mean gs://bucket/x"), ("file:/data", "did you mean file:///data"),
         ("file://data/x", "absolute"), ("file://", "absolute"), ("gs://", "bucket"), ("gs:///x", "bucket"), ("gs://B_x/x", "bucket"),
         ("gs://bucket/a//b", "component"), ("gs://bucket/../b", "component"), ("memory://", "component"),
         ("~no-such-user-here/x", "home"), ("/", "root"), ("file:///", "root"),
