@@ -24,15 +24,16 @@ def attempt(given: dict[str, Any]) -> None:
     """Train.
 
     Args:
-        given: "program": module of tests.programs; "config": for its `train`; "out": folder for what is told; "kill": None, or
-            {"rank", "step"}: that rank ends itself with SIGKILL after that step's save, in its first attempt only.
+        given: "program": module of tests.programs; "config": for its `train`; "out": folder for what is told; "deaths": of
+            {"rank", "step"}: that rank ends itself with SIGKILL after that step's save, once.
     """
     import jax
 
     from tests.programs.digest import digests
 
     program = importlib.import_module(f"tests.programs.{given['program']}")
-    out, rank, kill = Path(given["out"]), jax.process_index(), given["kill"]
+    out, rank = Path(given["out"]), jax.process_index()
+    deaths = [death["step"] for death in given["deaths"] if death["rank"] == rank]
     begun: list[int] = []
 
     def after_save(manager: raystate.StateManager, step: int, state: Any) -> None:
@@ -45,11 +46,9 @@ def attempt(given: dict[str, Any]) -> None:
         every = manager.config.save_every_steps
         if jax.process_count() == 1 and every and step % every == 0:
             _wait_until_durable(manager, step)
-        if kill is None or rank != kill["rank"]:
-            return
-        if step == kill["step"] - 1:
+        if step + 1 in deaths:
             _wait_until_durable(manager, 1)
-        if step == kill["step"] and _first(out / "killed"):
+        if step in deaths and _first(out / f"killed-{step}"):
             os.kill(os.getpid(), signal.SIGKILL)
 
     program.train(given["config"], after_save)

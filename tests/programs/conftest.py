@@ -43,13 +43,13 @@ def place(make_run: Any, tmp_path: Path) -> Callable[[str], Place]:
 
 @pytest.fixture
 def scripts(ray_address: str, place: Callable[[str], Place]) -> Callable[..., tuple[Digests, End]]:
-    """(program, devices) -> how it ended undisturbed, and how after a kill and another start by the same command."""
+    """(program, devices) -> how it ended undisturbed, and how after two kills, each with another start by the same command."""
 
     def train(program: str, devices: int) -> tuple[Digests, End]:
         calm, killed = place("undisturbed"), place("killed")
-        given = killed.given(program, 0)
-        assert run_script(calm, ray_address, calm.given(program, None), devices) == 0, _tail(calm)
-        for expected in (-signal.SIGKILL, 0):
+        given = killed.given(program, 0, 0)
+        assert run_script(calm, ray_address, calm.given(program), devices) == 0, _tail(calm)
+        for expected in (-signal.SIGKILL, -signal.SIGKILL, 0):
             assert run_script(killed, ray_address, given, devices) == expected, _tail(killed)
         return calm.end(1).digests, killed.end(1)
 
@@ -58,12 +58,12 @@ def scripts(ray_address: str, place: Callable[[str], Place]) -> Callable[..., tu
 
 @pytest.fixture
 def groups(ray_address: str, place: Callable[[str], Place]) -> Callable[..., tuple[Digests, End]]:
-    """(launch, program, ranks, …) -> how two groups of workers ended, of which one loses its last rank on the way."""
+    """(launch, program, ranks, …) -> how two groups of workers ended, of which one loses its last rank and then its first on the way."""
 
     def train(launch: Callable[..., Any], program: str, *, ranks: int, **more: Any) -> tuple[Digests, End]:
         calm, killed = place("undisturbed"), place("killed")
-        launch(calm, calm.given(program, None), ranks=ranks, **more)
-        launch(killed, killed.given(program, ranks - 1), ranks=ranks, **more)
+        launch(calm, calm.given(program), ranks=ranks, **more)
+        launch(killed, killed.given(program, ranks - 1, 0), ranks=ranks, **more)
         return calm.end(ranks).digests, killed.end(ranks)
 
     return train

@@ -16,7 +16,7 @@ from tests.processes import xla_flags
 from tests.programs.attempt import attempt
 
 REPO = Path(__file__).parents[2]
-STEPS, DIES_AFTER, SAVE_EVERY = 14, 9, 4
+STEPS, DIES_AFTER, SAVE_EVERY = 14, (6, 10), 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Place:
     storage: str
     run: str
 
-    def given(self, program: str, dies: int | None, **config: Any) -> dict[str, Any]:
-        """For `attempt`. dies: the rank that is killed; config: for the program."""
-        kill = None if dies is None else {"rank": dies, "step": DIES_AFTER}
-        return {"program": program, "config": {"steps": STEPS, **config}, "out": str(self.out), "kill": kill}
+    def given(self, program: str, *dies: int, **config: Any) -> dict[str, Any]:
+        """For `attempt`. dies: the rank that is killed at each of `DIES_AFTER`; config: for the program."""
+        deaths = [{"rank": rank, "step": step} for rank, step in zip(dies, DIES_AFTER, strict=False)]
+        return {"program": program, "config": {"steps": STEPS, **config}, "out": str(self.out), "deaths": deaths}
 
     def end(self, ranks: int) -> End:
         digests = [json.loads((self.out / f"end-{rank}.json").read_text()) for rank in range(ranks)]
@@ -52,10 +52,11 @@ class Place:
 
 
 def check(calm: list[dict[str, str]], killed: End) -> None:
-    """Bit-equal to what came undisturbed, and not because the second attempt did everything again."""
-    ((first, second),) = {tuple(begun) for begun in killed.begun}
+    """Bit-equal to what came undisturbed, and not because an attempt did everything again."""
+    ((first, *later),) = {tuple(begun) for begun in killed.begun}
     assert first == 0
-    assert 0 < second <= DIES_AFTER
+    assert [0 < begun <= died for begun, died in zip(later, DIES_AFTER, strict=True)] == [True] * len(DIES_AFTER)
+    assert later == sorted(set(later))
     assert killed.digests == calm
 
 

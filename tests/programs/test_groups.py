@@ -32,7 +32,7 @@ def fitted(seed: int, steps: int) -> dict[str, str]:
 @pytest.mark.long
 def test_quickstart_of_ray_with_equal_values(ray_address: str, place: Callable[[str], Place]) -> None:
     there = place("killed")
-    fit(there, there.given("quickstart", 1, seed="same"), ranks=2, devices=1)
+    fit(there, there.given("quickstart", 1, 0, seed="same"), ranks=2, devices=1)
     check([fitted(0, STEPS)] * 2, there.end(2))
 
 
@@ -41,9 +41,9 @@ def test_quickstart_of_ray_as_it_stands_is_refused(ray_address: str, place: Call
     """Soon and once, whatever there is still to do; and the corrected script is not held to the values that were refused."""
     there = place("refused")
     with pytest.raises(raystate.ConfigError, match=OWN_VALUES):
-        fit(there, there.given("quickstart", None, steps=10**6, seed="rank"), ranks=2, devices=1)
+        fit(there, there.given("quickstart", steps=10**6, seed="rank"), ranks=2, devices=1)
     assert raystate.Reader(there.storage).all_steps() == []
-    fit(there, there.given("quickstart", None, seed="same"), ranks=2, devices=1)
+    fit(there, there.given("quickstart", seed="same"), ranks=2, devices=1)
     assert there.end(2).begun == [[0, 0], [0, 0]]
     assert there.end(2).digests == [fitted(0, STEPS)] * 2
 
@@ -56,5 +56,5 @@ def test_gpt2_of_ray_with_a_dataset(groups: Any) -> None:
 
 
 @pytest.mark.long
-def test_row5_gemma_on_fsdp_x_tensor(groups: Any) -> None:
+def test_gemma_on_fsdp_x_tensor(groups: Any) -> None:
     check(*groups(fit, "gemma", ranks=2, devices=2))
