@@ -109,7 +109,8 @@ class Run:
         import ray
 
         import raystate
-        from raystate.actors.coordinator import ensure_coordinator, this_owner
+        from raystate.actors.coordinator import ensure_coordinator
+        from raystate.actors.entering import this_owner
         from raystate.actors.naming import NAMESPACE, host_name
         from raystate.core.messages import Ask, HostId, Joined, RestoreAsked, RestoreTried
         from raystate.storage import run_hash

@@ -23,7 +23,7 @@ from raystate.core.errors import RaystateError
 from raystate.manager import StateManager
 from raystate.reader import Reader
 from raystate.storage import RunLog, open_storage, run_hash
-from tests.model.script import Call, Player, draw
+from tests.model.script import ANY, Call, Player, draw
 from tests.model.truth import Truth
 from tests.model.world import Ended, Violation, open_over
 
@@ -78,6 +78,8 @@ class RankActor:
         self.player: Player | None = None
         # What a Player sees of its sequence.
         self.ranks = RANKS
+        self.mood = ANY
+        self.seed = 0
         self.donates = False
         self.calm = False
         self.rolling_back: dict[int, int] = {}
@@ -110,7 +112,7 @@ class RankActor:
 
     def close(self) -> tuple[list[Any], list[str]]:
         assert self.player is not None
-        self.player.close()
+        self.player.close(Call(name="close", number=CALLS))
         return self._heard()
 
     def _heard(self) -> tuple[list[Any], list[str]]:

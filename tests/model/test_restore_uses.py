@@ -271,7 +271,7 @@ def test_row10_a_source_in_a_bucket(play: Play, other: Path, tmp_path: Path):
 def test_row10_wrong_sources_are_named(play: Play, other: Path, tmp_path: Path):
     def script(manager: StateManager) -> None:
         wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-            ({"source": tmp_path / "nothing"}, StepNotFoundError, "has no step, and is no checkpoint"),
+            ({"source": tmp_path / "nothing"}, StepNotFoundError, "there is nothing at that path"),
             ({"source": (other, 4)}, StepNotFoundError, r"has no step 4; it has \[3, 5\]"),
             ({"source": 3}, ConfigError, "source: expected a run or checkpoint"),
             ({"source": (other, "3")}, ConfigError, "source: expected a run or checkpoint"),
