@@ -35,8 +35,8 @@ def rehearse(
     \b
     Examples:
       raystate rehearse train.py
-      raystate rehearse train.py --config small.yaml       with the script's arguments
-      raystate rehearse --timeout 60 -m jobs.train_lm --config configs/lm_cpu.yaml
+      raystate rehearse train.py --config small.yaml
+      raystate rehearse -m jobs.train_lm --config configs/lm_cpu.yaml
     """
     from raystate.rehearsal import rehearse_command
 

@@ -70,7 +70,8 @@ ARRAY_FOLDER = "checkpoint/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMetadata:
-    handlers: dict[str, str]  # item -> name of the handler's class, "" of a tree without items; empty if the file does not say
+    handlers: dict[str, str]  # item -> name of the handler's class; empty if the file does not say
+    handler: str = ""  # the same of a tree without items
     custom: dict[str, Any]
     begun_s: float | None = None  # wall clock; None if the file does not say
     committed_s: float | None = None
@@ -147,9 +148,9 @@ def parse_step(data: bytes, what: str) -> CheckpointMetadata:
     """Parse `_CHECKPOINT_METADATA`."""
     said = parse_form(_Step, data, what)
     handlers = said.item_handlers if isinstance(said.item_handlers, dict) else {}
-    alone = {"": said.item_handlers} if isinstance(said.item_handlers, str) else {}
     return CheckpointMetadata(
-        handlers=alone | {check_name(name, what): str(handler) for name, handler in handlers.items()},
+        handlers={check_name(name, what): str(handler) for name, handler in handlers.items()},
+        handler=said.item_handlers if isinstance(said.item_handlers, str) else "",
         custom=said.custom_metadata or {},
         begun_s=_seconds(said.init_timestamp_nsecs),
         committed_s=_seconds(said.commit_timestamp_nsecs),

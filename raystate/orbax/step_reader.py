@@ -102,7 +102,7 @@ class StepReader:
             if self._items is None and self.is_bare():
                 self._items = {BARE_ITEM: "arrays"}
             elif self._items is None:
-                names = self._step_metadata().handlers.keys() - {""} or self._listed_items()
+                names = set(self._step_metadata().handlers) or self._listed_items()
                 kinds: dict[str, ItemKind] = {name: self._kind(name) for name in sorted(names)}
                 self._items = {name: kind for name, kind in kinds.items() if name != METRICS or kind == "arrays"}
             return dict(self._items)
@@ -304,7 +304,8 @@ class StepReader:
             return self._trees[item]
 
     def _is_one_array(self, item: str) -> bool:
-        return self._step_metadata().handlers.get("" if self.is_bare() else item, "").endswith(ARRAY_HANDLER)
+        said = self._step_metadata()
+        return (said.handler if self.is_bare() else said.handlers.get(item, "")).endswith(ARRAY_HANDLER)
 
     def _open(self, item: str) -> dict[str, ts.TensorStore]:
         """Parameter name -> open array, of all arrays and scalars of an item."""
@@ -355,7 +356,7 @@ class StepReader:
                     )
                 # Early Orbax wrote no such file; the items are found by listing then.
                 self._metadata = parse_step(data if data is not None else b"{}", self._what("_CHECKPOINT_METADATA"))
-                for item in self._metadata.handlers.keys() - {""}:
+                for item in self._metadata.handlers:
                     self._check_inside(item, f"item {item!r}")
             return self._metadata
 

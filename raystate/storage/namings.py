@@ -37,6 +37,7 @@ def step_folders(storage: Storage) -> Naming:
     if STATE in folders:
         return plain
     numbers = {name: number for name in folders if (number := number_in(name)) is not None}
+    numbers |= {name: step for step, name in plain.items()}  # one may have come after `folders` were listed
     marked = {*plain.values(), *(name for name in numbers if step_of(name) is None and is_marked(storage, name))}
     # One without a mark that comes after one that has it is no early Orbax's, but half copied or half removed.
     first = min((numbers[name] for name in marked), default=2**63)

@@ -31,7 +31,7 @@ def train():
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     with raystate.StateManager(config) as manager:
-        restored = manager.restore_or_init(lambda: {"w": jnp.arange(8.0), "seen": jnp.zeros(8, jnp.int32)}, sharding)
+        restored = manager.restore_or_init(lambda: {"w": jnp.arange(48.0), "seen": jnp.zeros(48, jnp.int32)}, sharding)
         state = restored.state
         for step in range(restored.step, 50):
             if MISTAKE == "hangs" and restored.step:

@@ -229,7 +229,7 @@ def test_row12_and_row20_steps_under_orbax_s_other_names_are_read(written: Path,
 def test_row12_which_names_are_meant_must_be_plain(written: Path, tmp_path: Path):
     shutil.copytree(written / "prefixed/step_20", tmp_path / "step_20")
     shutil.copytree(written / "prefixed/step_20", tmp_path / "best_20")
-    with pytest.raises(ConfigError, match=r"several names, such as '(best|step)_20' \(1 steps\) and"):
+    with pytest.raises(ConfigError, match=r"several names, such as '(best|step)_20' \(1 step\) and"):
         raystate.Reader(tmp_path).all_steps()
     shutil.copytree(written / "prefixed/step_1200", tmp_path / "1200")
     assert raystate.Reader(tmp_path).all_steps() == [1200], "plain numbers come first: the others are copies"

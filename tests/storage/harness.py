@@ -172,12 +172,13 @@ class Process:
         asks = [self._ask(RestoreAsked, lineage=self.lineage, rank=rank, **wanted) for rank in range(HOSTS)]
         while True:
             choice = self._answer(asks[0], RestoreChoice)
-            self.lineage = choice.begins
-            self.hosts.word(self.lineage, choice.step)
             tried: dict[str, Any] = {"ok": True} if choice.step not in damaged else {"ok": False, "error": "checksum"}
             asks = [self._ask(RestoreTried, lineage=self.lineage, rank=rank, step=choice.step, **tried) for rank in range(HOSTS)]
             if tried["ok"]:
-                return self._answer(asks[0], RestoreSettled).step
+                settled = self._answer(asks[0], RestoreSettled)
+                self.lineage = choice.begins
+                self.hosts.word(self.lineage, choice.step)
+                return settled.step
 
     def save(self, step: int) -> bool:
         """All ranks have staged the step and promised it. True once it is durable; False if it will not be."""
