@@ -186,13 +186,14 @@ class Agreement:
                     return False
             acked = group.acked
             shown = [view.proposal_seen for view in views if view is not None and view.proposal_seen is not None]
-            known = [one for one in shown if one.id == acked]
-            if known:
-                # An outcome that one host knows is the outcome.
-                inherited = max(known, key=lambda one: one.state != "proposed")
+            known = [one for one in shown if one.id >= acked]
+            if acked and known:
+                # The newest: a rank that is shown a newer one than it has agreed to may go past the older one's step.
+                # Of that, an outcome that one host knows is the outcome.
+                inherited = max(known, key=lambda one: (one.id, one.state != "proposed"))
                 self.snapshots.propose(inherited)
                 self._until_s = self.desk.now_s + self.desk.settings.barrier_timeout_s
-                self.desk.log("info", f"went on with proposal {acked} of an earlier attempt: {inherited.state}")
+                self.desk.log("info", f"went on with proposal {inherited.id} of an earlier attempt: {inherited.state}")
         if self._group is None or self._group.nonce != group.nonce:
             self._released = 0  # its hosts may still show what was withdrawn from the group before, and its ranks agree to that
         self._group = group

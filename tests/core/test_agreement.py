@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Literal
+
 import pytest
 
 from raystate.core.messages import (
     Appended,
+    HostReported,
+    Proposal,
     Publish,
     PublishDone,
     StopAsked,
 )
-from tests.core.driver import Driver, running
+from tests.core.driver import Driver, history, running
 
 
 def test_stop_is_confirmed_when_all_have_agreed():
@@ -46,6 +51,19 @@ def test_refusal_brings_a_later_step_and_the_deadline_withdraws():
     assert withdrawn.state == "withdrawn"
     # Too late for a common step: what all have is made durable.
     assert driver.core.journal.published == (9,)
+
+
+@pytest.mark.parametrize("state", ["proposed", "withdrawn"])
+def test_a_new_coordinator_goes_on_with_the_newest_proposal_that_a_host_shows(state: Literal["proposed", "withdrawn"]):
+    """Schedule 3193: rank 0 was shown a newer one than both had agreed to, and made the step at which rank 1 then stopped."""
+    driver = Driver(tail=history(1), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    older = Proposal(id=1_000_001, kind="stop", step=2, state="proposed", reason="preemption")
+    newer = Proposal(id=1_000_002, kind="stop", step=3, state=state, reason="preemption")
+    for rank, shown in enumerate((newer, older)):
+        driver.word(rank, 1, ack_id=older.id, ack_ok=True, ack_step=1, report=False)
+        driver.send(HostReported(summary=dataclasses.replace(driver.summary(driver.place[rank]), proposal=shown)))
+    assert driver.advice().proposal == newer
 
 
 def test_time_based_saves_are_proposed():
