@@ -188,8 +188,8 @@ class Agreement:
             shown = [view.proposal_seen for view in views if view is not None and view.proposal_seen is not None]
             known = [one for one in shown if one.id >= acked]
             if acked and known:
-                # The newest: a rank that is shown a newer one than it has agreed to may go past the older one's step.
-                # Of that, an outcome that one host knows is the outcome.
+                # A rank that is shown a newer one than it has agreed to may go past the older one's step.
+                # An outcome that one host knows is the outcome.
                 inherited = max(known, key=lambda one: (one.id, one.state != "proposed"))
                 self.snapshots.propose(inherited)
                 self._until_s = self.desk.now_s + self.desk.settings.barrier_timeout_s

@@ -92,6 +92,7 @@ class Trainer:
         self.stopped_at = None
         self.told_to_stop = ""
         self._ack = None
+        self._ack_ok = False  # a new Coordinator must not count it: nothing is waited for in this lineage
         self._stored_step = -1
         self._ahead = frozenset()
         self._safe = -1

@@ -151,6 +151,16 @@ def test_stop_is_refused_when_its_step_is_reached_and_gone_when_withdrawn():
     assert made.on_save(9, host_word=host(proposal=proposal("withdrawn", 9, 2))).wait is False
 
 
+def test_what_was_agreed_to_before_a_restore_does_not_count_after_it():
+    """A new Coordinator counted it, and confirmed a step at which this rank does not stop."""
+    made = trainer()
+    asked = host(proposal=proposal("proposed"))
+    assert made.on_save(4, host_word=asked).word.ack_ok
+    made.begin("1.2.x", SnapshotId("", 3))
+    after = made.on_save(5, host_word=asked)
+    assert (after.wait, after.word.ack_id, after.word.ack_ok) == (False, 1, False)
+
+
 # ---------------------------------------------------------------- restores, promises, mistakes
 
 
