@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 
-import raystate
 from raystate.core import journal
 from raystate.core.errors import StepNotFoundError
 from raystate.core.messages import DeleteAsked, FlushReply
@@ -168,33 +167,3 @@ def test_a_step_without_the_metric_that_ranks_is_told_once(caplog: pytest.LogCap
         "step 2 has no metric 'loss', by which keep_best ranks, so it is none of the best: save(…, metrics={'loss': …}); `items`, the "
         "third argument, has that name"
     )
-
-
-def test_a_lost_step_that_is_saved_again_while_its_copy_waits_holds_up_nothing():
-    """One rank's copy is given up; another's still waits for a slot when all save the step once more."""
-    at: list[float] = []
-
-    def script(rank: Rank) -> None:
-        manager, world = rank.open("first"), rank.world
-        manager.restore(state := {"w": np.zeros(8, np.float32)})
-        world.storage.out = True
-        for step in range(1, 5):  # one more than there are slots
-            assert manager.save(step, state, force=True)
-        pipeline = manager._pipeline
-        if rank.number == 0:
-            pipeline._jobs[-1].give_up_s = -1e9
-        rank.rest(0.3)
-        assert [job.snapshot.step for job in pipeline._jobs] == [4] * rank.number
-        assert manager.save(4, {"w": state["w"] + 1}, force=True)
-        rank.rest(0.3)
-        world.storage.out = False
-        begun_s = world.now_s
-        with pytest.raises(raystate.StorageError, match="step 4"):
-            manager.wait_until_finished()
-        at.append(world.now_s - begun_s)
-        restored = Reader(world.config.storage).restore(step=4)
-        assert restored.state["w"][0] == 1
-        manager.close()
-
-    run(script, ranks=2, save_every_steps=100, save_timeout_s=600.0)
-    assert max(at) < 300
