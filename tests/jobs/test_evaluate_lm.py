@@ -56,6 +56,6 @@ def test_each_step_until_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_nothing_comes_and_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _main(tmp_path / "none", "--timeout-s", "0.1") == 1
-    assert "no step came" in capsys.readouterr().err
+    assert "there is nothing at that path" in capsys.readouterr().err
     assert _main(tmp_path / "none", "--timeout-s", "-1") == 2
     assert evaluate_lm.main(["--config", str(tmp_path / "no.yaml")]) == 2
