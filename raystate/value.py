@@ -13,7 +13,7 @@ from raystate.core.errors import ConfigError
 
 
 class Value:
-    """An item for what lies in the program and is no iterator: NumPy's global random numbers, the best loss so far, a list of results.
+    """An item for what lies in the program and is no iterator: NumPy's global random numbers, the best loss so far, a list of results::
 
         best = {"loss": float("inf"), "step": 0}
         items = {
