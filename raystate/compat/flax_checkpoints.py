@@ -25,7 +25,6 @@ except ModuleNotFoundError as error:
     if error.name != "flax":
         raise
     raise ModuleNotFoundError("raystate.compat.flax_checkpoints needs flax: pip install 'raystate[flax]'", name="flax") from None
-from flax.training import checkpoints as flax_checkpoints
 from jax import monitoring
 
 from raystate.compat.flax_directory import FlaxDirectory
@@ -194,6 +193,8 @@ def save_checkpoint_multiprocess(
         BarrierTimeoutError: processes did not call this, or did not write; names them.
     """
     if jax.process_count() > 1 and not config.flax_use_orbax_checkpointing:
+        from flax.training import checkpoints as flax_checkpoints  # only here: it warns that TensorFlow is missing
+
         directory = _to_save_in(ckpt_dir, prefix)
         path = f"{directory.storage.url}/{directory.name(step)}"
         if not directory.storage.is_directory:

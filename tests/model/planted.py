@@ -219,17 +219,6 @@ def _promises_die_with_their_trainers() -> Any:
     return _patched((untold.Untold, "texts", lambda *_, **__: []))
 
 
-def _first_reports_are_partial() -> Any:
-    """A HostActor that starts again reports when it has found the first of its sets: a restore takes the rest for gone."""
-    real = host.Host.handle
-
-    def handle(self: host.Host, event: Any, now_s: float) -> Any:
-        self._knows_all = True
-        return real(self, event, now_s)
-
-    return _patched((host.Host, "handle", handle))
-
-
 def _each_rank_decides_what_is_due_again() -> Any:
     """A rank that has been told of a loss saves the step again; the others say that it needs no other save."""
     learned: dict[int, set[SnapshotId]] = {}
@@ -293,7 +282,6 @@ PLANTED: dict[str, Callable[[], Any]] = {
     "each rank decides what is due again": _each_rank_decides_what_is_due_again,
     "a restored step counts as durable": _a_restored_step_counts_as_durable,
     "promises die with their trainers": _promises_die_with_their_trainers,
-    "first reports are partial": _first_reports_are_partial,
     "another dtype is the same state": _another_dtype_is_the_same_state,
     "another thread saves while one leaves": _another_thread_saves_while_one_leaves,
     "a closed generator has failed": _a_closed_generator_has_failed,

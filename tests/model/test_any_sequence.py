@@ -75,7 +75,6 @@ KNOWN = {
     "earlier commits are forgotten": 96,
     "each rank decides what is due again": 244,
     "promises die with their trainers": 75,
-    "first reports are partial": 3490,
     "another dtype is the same state": 5,
     "another thread saves while one leaves": 15,
     "a closed generator has failed": 15,
