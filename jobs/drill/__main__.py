@@ -177,6 +177,8 @@ def check_fresh(storage: str) -> None:
 
     try:
         steps = raystate.Reader(raystate.StateConfig(storage=storage, run="drill").storage).all_steps()
+    except raystate.StepNotFoundError:  # nothing is there yet
+        return
     except raystate.RaystateError as error:
         raise UsageError(f"--storage {storage}: {error}") from None
     if steps:
