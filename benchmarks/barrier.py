@@ -146,9 +146,14 @@ class Run:
         self._lineage = joined[0].lineage
         self._say(-1, number=1)
         choice = asked(RestoreAsked, lineage=lambda _: self._lineage, word=lambda _: 1)[0]
-        tried = {"step": lambda _: choice.step, "ok": lambda _: True, "tier": lambda _: choice.tier}
-        self._lineage = choice.begins
+        tried = {
+            "step": lambda _: choice.step,
+            "begins": lambda _: choice.begins,
+            "ok": lambda _: True,
+            "tier": lambda _: choice.tier,
+        }
         asked(RestoreTried, lineage=lambda _: self._lineage, **tried)
+        self._lineage = choice.begins
 
     def _say(
         self, newest: int, *, number: int = 2, lineage: str | None = None, held: bool = False, at_s: float = 0.0

@@ -129,6 +129,7 @@ class RestoreTried:
     lineage: str
     rank: int
     step: int
+    begins: str  # of the choice: two attempts may have made one each
     ok: bool
     error: str = ""
     damaged: bool = True  # not ok: the bytes are bad (another copy or step is used); False: they could not be reached

@@ -125,6 +125,10 @@ class Restores:
                 step=event.step,
             )
             return
+        if event.begins != choice.begins and event.lineage == self._wishes.lineage(event.rank):
+            # An earlier attempt has answered the rank: it may have read another past, and would begin another lineage.
+            self.desk.answer(event.ask, choice)
+            return
         if event.step != choice.step or event.lineage != self._wishes.lineage(event.rank):
             self.desk.fail(
                 [event.ask],

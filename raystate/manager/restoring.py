@@ -174,6 +174,7 @@ class Restoring:
                 lineage=session.lineage,
                 rank=session.rank,
                 step=choice.step,
+                begins=choice.begins,
                 ok=problem is None,
                 error=str(problem or ""),
                 damaged=isinstance(problem, CorruptCheckpointError | StepNotFoundError),

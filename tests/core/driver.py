@@ -191,14 +191,14 @@ class Driver:
 
     def tried(self, choice: RestoreChoice, **bad: Any) -> None:
         for rank in range(self.world):
-            ok: dict[str, Any] = {"ok": False, **bad} if bad and rank == 0 else {"ok": True}
-            self.send(
-                RestoreTried(
-                    ask=self.ask(), lineage=self.lineage, rank=rank, step=choice.step, word=self.numbers.get(rank, 0), **ok
-                )
-            )
+            self.send(self.try_of(choice, rank, **({"ok": False, **bad} if bad and rank == 0 else {"ok": True})))
         if self.replies(RestoreSettled):
             self.goes_on(choice)
+
+    def try_of(self, choice: RestoreChoice, rank: int, **more: Any) -> RestoreTried:
+        number = self.numbers.get(rank, 0)
+        said = {"step": choice.step, "begins": choice.begins, **more}
+        return RestoreTried(ask=self.ask(), lineage=self.lineage, rank=rank, word=number, **said)
 
     def goes_on(self, choice: RestoreChoice) -> None:
         """All ranks have heard that the restore is settled."""

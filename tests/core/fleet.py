@@ -160,7 +160,8 @@ class Fleet:
         self.settle()
         choice = next(one for one in reversed(self.said) if isinstance(one, RestoreChoice))
         for host in range(self.count):
-            self.send(RestoreTried(ask=self.ask(), lineage=self.lineage, rank=host, step=choice.step, ok=True, tier=choice.tier))
+            said = {"step": choice.step, "begins": choice.begins, "tier": choice.tier}
+            self.send(RestoreTried(ask=self.ask(), lineage=self.lineage, rank=host, ok=True, **said))
         self.settle()
         assert sum(isinstance(one, RestoreSettled) for one in self.said[-self.count :]) == self.count
         self.lineage = choice.begins

@@ -20,7 +20,6 @@ from raystate.core.messages import (
     Log,
     ReleaseAsked,
     RestoreChoice,
-    RestoreTried,
     StopAsked,
 )
 from tests.core.driver import AB, Driver, running
@@ -99,7 +98,7 @@ def test_restore_that_some_do_not_finish():
     driver.join(AB, "h")
     for rank in (0, 1):
         driver.ask_restore(rank)
-    driver.send(RestoreTried(ask=Ask("t"), lineage=driver.lineage, rank=0, step=2, ok=True, tier="memory"))
+    driver.send(driver.try_of(driver.replies(RestoreChoice)[-1], 0, ok=True, tier="memory"))
     driver.tick(21.0)
     assert failure(driver, "restore", [1]) == "rank 1 (host b) did not finish restoring within 21.0 s"
     assert driver.advice().failure is None, "nothing was given up"

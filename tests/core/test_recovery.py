@@ -339,7 +339,7 @@ def test_a_restore_that_another_one_overtakes_is_answered(outcome: bool):
     driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
     driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
     if outcome:
-        driver.send(RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=1, step=3, ok=True, word=1))
+        driver.send(RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=1, step=3, begins="1.9.x", ok=True, word=1))
         driver.lineage = "1.2.x"
     else:
         driver.send(RestoreAsked(ask=Ask("late"), lineage="1.1.x", rank=1))
@@ -422,7 +422,7 @@ def test_a_restore_begun_under_an_earlier_attempt_goes_on():
     for rank in range(2):
         driver.word(rank, 3)
     for rank in range(2):
-        driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=rank, step=3, ok=True))
+        driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=rank, step=3, begins="1.9.x", ok=True))
     assert driver.replies(RestoreChoice)[-1].step == 3
 
 
@@ -433,7 +433,7 @@ def test_a_late_word_of_the_restore_before_does_not_choose_for_the_next():
     for rank in range(2):
         driver.word(rank, 3)
     driver.stage(5)
-    late = RestoreTried(ask=Ask("late"), lineage="1.0.x", rank=1, step=3, ok=True)
+    late = RestoreTried(ask=Ask("late"), lineage="1.0.x", rank=1, step=3, begins="1.9.x", ok=True)
     driver.send(late)
     assert driver.restore().step == 5
     driver.send(late)
@@ -460,7 +460,7 @@ def test_a_late_word_of_a_restore_that_is_over_begins_none():
     driver = Driver(dead=(1,), hosts=("a",))
     driver.world, driver.lineage, driver.place = 1, "1.1.x", {0: "a"}
     driver.word(0, 3)
-    tried = RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=0, step=3, ok=True, word=driver.numbers[0])
+    tried = RestoreTried(ask=Ask("late"), lineage="1.1.x", rank=0, step=3, begins="1.9.x", ok=True, word=driver.numbers[0])
     driver.hold(0, 4)
     driver.send(tried)
     assert driver.replies(Failure)[-1].error == "StaleAttemptError"
@@ -565,6 +565,23 @@ def test_a_step_that_was_durable_and_rolled_back_is_no_broken_promise_although_i
     assert driver.replies(FlushReply)[-1].errors == ()
 
 
+def test_a_rank_that_has_tried_the_choice_of_an_earlier_attempt_gets_this_one():
+    """Schedule 6202: the step had the same number, and the rank began the lineage that the earlier attempt had named."""
+    driver = running()
+    driver.stage(3)
+    driver.join(AB, "h")
+    for rank in range(2):
+        driver.ask_restore(rank)
+    choice = driver.replies(RestoreChoice)[-1]
+    driver.send(driver.try_of(choice, 0, ok=True))
+    other = driver.try_of(choice, 1, ok=True, begins="1.9.h0")
+    driver.send(other)
+    assert Answer(ask=other.ask, reply=choice) in driver.out
+    assert not driver.replies(RestoreSettled)
+    driver.send(driver.try_of(choice, 1, ok=True))
+    assert len(driver.replies(RestoreSettled)) == 2
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_rank_that_asks_for_another_restore_does_not_get_the_answer_of_this_one(resumed: bool):
     """It had its outcome from an earlier attempt, and has gone on."""
@@ -575,7 +592,7 @@ def test_a_rank_that_asks_for_another_restore_does_not_get_the_answer_of_this_on
     for rank in range(2):
         if resumed:
             number = driver.numbers[rank]
-            driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=rank, step=5, ok=True, word=number))
+            driver.send(RestoreTried(ask=driver.ask(), lineage="1.1.x", rank=rank, step=5, begins="1.9.x", ok=True, word=number))
         else:
             driver.ask_restore(rank)
     assert driver.replies(RestoreChoice)[-1].step == 5

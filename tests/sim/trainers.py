@@ -275,13 +275,14 @@ class TrainerProc(Proc):
             else:  # another one owns the run now, and may have retired it
                 ok, error = False, f"step {choice.step} is not there"
         self.group.restored[self.rank] = (choice.tier, choice.step, saved)
-        step, number, lineage = choice.step, self.number, machine.lineage
+        step, begins, number, lineage = choice.step, choice.begins, self.number, machine.lineage
         self.call(
             lambda ask: RestoreTried(
                 ask=ask,
                 lineage=lineage,
                 rank=self.rank,
                 step=step,
+                begins=begins,
                 ok=ok,
                 error=error,
                 rollback=self.rollback,

@@ -173,7 +173,8 @@ class Process:
         while True:
             choice = self._answer(asks[0], RestoreChoice)
             tried: dict[str, Any] = {"ok": True} if choice.step not in damaged else {"ok": False, "error": "checksum"}
-            asks = [self._ask(RestoreTried, lineage=self.lineage, rank=rank, step=choice.step, **tried) for rank in range(HOSTS)]
+            tried |= {"step": choice.step, "begins": choice.begins}
+            asks = [self._ask(RestoreTried, lineage=self.lineage, rank=rank, **tried) for rank in range(HOSTS)]
             if tried["ok"]:
                 settled = self._answer(asks[0], RestoreSettled)
                 self.lineage = choice.begins
