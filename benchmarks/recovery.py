@@ -46,6 +46,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 0], help="whom to kill in each start, in turn")
     parser.add_argument("--rounds", type=int, default=1, help="starts of each")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--gpu", action="store_true", help="each worker has a GPU of its own")
     parser.add_argument("--drain", type=int, nargs="+", metavar="S", help="instead of kills: notices of so many seconds to a node")
     parser.add_argument("--goodput", type=float, metavar="S", help="instead: kills for so long, and the steps that come of it")
     parser.add_argument("--every-s", type=float, default=30.0, help="seconds between two kills, with --goodput")
@@ -272,31 +274,43 @@ def train_raystate(config: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- launching
 
 
-def lm_config() -> dict[str, Any]:
+def lm_config(*, gpu: bool) -> dict[str, Any]:
     from jobs.lm.config import load
 
-    return load(ROOT / LM).model_dump(mode="json")
+    values = load(ROOT / LM).model_dump(mode="json")
+    if gpu:  # one to each worker
+        values["train"]["mesh"]["model"] = 1
+    return values
 
 
 def device_flags(config: dict[str, Any]) -> dict[str, str]:
-    """Environment variables: two devices for each rank of the language model."""
-    return {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"} if config["lm"] else {}
+    """Environment variables: two devices for each rank of the language model, but where it has a GPU."""
+    if config["gpu"]:
+        return {"JAX_PLATFORMS": "cuda,cpu"}
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"} if config["lm"] else {}
+    return {"JAX_PLATFORMS": "cpu", **flags}
+
+
+def scaling(config: dict[str, Any]) -> Any:
+    from ray.train import ScalingConfig
+
+    return ScalingConfig(num_workers=config["workers"], use_gpu=config["gpu"])
 
 
 def run_plain(config: dict[str, Any], folder: Path) -> None:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train import FailureConfig, RunConfig
     from ray.train.v2.jax import JaxConfig, JaxTrainer
 
     JaxTrainer(
         train_plain,
         train_loop_config=config,
         jax_config=JaxConfig(use_gpu=True),
-        scaling_config=ScalingConfig(num_workers=2),
+        scaling_config=scaling(config),
         run_config=RunConfig(
             name="plain",
             storage_path=str(folder / "results"),
             failure_config=FailureConfig(max_failures=-1),
-            worker_runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu", **device_flags(config), **config["environment"]}},
+            worker_runtime_env={"env_vars": {**device_flags(config), **config["environment"]}},
         ),
     ).fit()
 
@@ -312,7 +326,7 @@ def run_raystate(config: dict[str, Any], folder: Path) -> None:
     run_config = RunConfig(
         name="raystate", storage_path=str(folder / "results"), worker_runtime_env={"env_vars": device_flags(config)}
     )
-    raystate.fit(train_raystate, state, num_workers=2, train_loop_config=config, run_config=run_config)
+    raystate.fit(train_raystate, state, scaling_config=scaling(config), train_loop_config=config, run_config=run_config)
 
 
 WAYS: dict[str, Callable[[dict[str, Any], Path], None]] = {"plain": run_plain, "raystate": run_raystate}
@@ -329,8 +343,10 @@ def measure(name: str, args: argparse.Namespace, add_node: Callable[[], Any]) ->
         "save_every": args.save_every,
         "step_s": args.step_s,
         "width": args.width,
-        "lm": lm_config() if args.lm else None,
+        "lm": lm_config(gpu=args.gpu) if args.lm else None,
         "no_cache": args.no_cache,
+        "workers": args.workers,
+        "gpu": args.gpu,
         "environment": {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")} if args.plain_cache else {},
     }
     errors: list[BaseException] = []
@@ -344,7 +360,7 @@ def measure(name: str, args: argparse.Namespace, add_node: Callable[[], Any]) ->
     thread = threading.Thread(target=go, daemon=True)
     try:
         thread.start()
-        watch = Watch(folder / "events", errors, args.save_every, args.settle_s)
+        watch = Watch(folder / "events", errors, args)
         if args.drain:
             rows = [watch.drain(notice_s, add_node) for notice_s in args.drain]
         elif args.goodput:
@@ -366,9 +382,9 @@ Event = dict[str, Any]
 class Watch:
     """What the trainers have written."""
 
-    def __init__(self, folder: Path, errors: list[BaseException], save_every: int, settle_s: float):
-        self._folder, self._errors = folder, errors
-        self._save_every, self._settle_s = save_every, settle_s
+    def __init__(self, folder: Path, errors: list[BaseException], args: argparse.Namespace):
+        self._folder, self._errors, self._workers = folder, errors, args.workers
+        self._save_every, self._settle_s = args.save_every, args.settle_s
 
     def _events(self) -> list[Event]:
         found: list[Event] = []
@@ -394,7 +410,7 @@ class Watch:
         def ready(events: list[Event]) -> dict[int, int] | None:
             pids = {event["rank"]: event["pid"] for event in events if event["event"] == "function"}
             steps = {r: [e["step"] for e in events if e["pid"] == pid and e["event"] == "step"] for r, pid in pids.items()}
-            if len(pids) < 2 or any(len(done) < 1.5 * self._save_every for done in steps.values()):
+            if len(pids) < self._workers or any(len(done) < 1.5 * self._save_every for done in steps.values()):
                 return None
             if time.time() - min(e["t"] for e in events if e["event"] == "step" and e["pid"] == pids[0]) < settle_s:
                 return None

@@ -1,0 +1,112 @@
+"""Slots of shared memory as a trainer has them, without a HostActor; what fills them; and what is read back from them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raystate.arena.slot import Slot, create_slot_file, fill_slot_file, slot_file_bytes
+from raystate.arrays import Holding, MemorySource, Spare, copy, describe, hold, restore_tree
+
+TABLE_BYTES = 1 << 20
+
+
+@contextmanager
+def slots_of(count: int, data_bytes: int) -> Iterator[list[Slot]]:
+    """Slots for so many bytes in /dev/shm, every page of them reserved and touched."""
+    data_bytes = -(-data_bytes // 4096) * 4096
+    with tempfile.TemporaryDirectory(prefix="raystate-bench-", dir="/dev/shm") as folder:
+        slots: list[Slot] = []
+        try:
+            for number in range(count):
+                path = Path(folder) / f"slot-{number}"
+                fd = create_slot_file(path, slot_file_bytes(TABLE_BYTES, data_bytes))
+                try:
+                    fill_slot_file(fd)
+                finally:
+                    os.close(fd)
+                slots.append(Slot(path, index=number, table_bytes=TABLE_BYTES, data_bytes=data_bytes, role="trainer"))
+                slots[-1].touch()
+            yield slots
+        finally:
+            for slot in slots:
+                slot.close()
+
+
+@dataclass(eq=False, slots=True)
+class Copied:
+    """One snapshot on its way.
+
+    Attributes:
+        held_s: how long `hold` kept the training thread.
+        copying_s: (begin, end) of the copy into the slot, once the step was computed; `time.perf_counter`.
+    """
+
+    held_s: float
+    copying_s: tuple[float, float] = (0.0, 0.0)
+    values: Any = ()
+    crc32c: tuple[int, ...] = ()
+    error: BaseException | None = None
+    thread: threading.Thread | None = None
+
+    def wait(self) -> None:
+        """Until it is in its slot."""
+        assert self.thread is not None
+        self.thread.join()
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def seconds(self) -> float:
+        return self.copying_s[1] - self.copying_s[0]
+
+
+class Snapshots:
+    """Takes snapshots as raystate's trainer does: `hold` on the training thread, the copy on another."""
+
+    def __init__(self, state: Any, slots: list[Slot]):
+        self._slots, self._spare, self._taken = slots, Spare(), 0
+        self.plan = describe({"state": state}).plan
+
+    def take(self, state: Any) -> Copied:
+        """Begin one of the state as it will be when its step is computed."""
+        begin_s = time.perf_counter()
+        described = describe({"state": state}, previous=self.plan)
+        held = hold(described, self._spare)
+        found = Copied(time.perf_counter() - begin_s, values=described.values[0])
+        last = state["step"] + 0  # not donated: it says when the step is computed
+        slot = self._slots[self._taken % len(self._slots)]
+        self._taken += 1
+
+        def go() -> None:
+            try:
+                last.block_until_ready()
+                slot.begin()
+                begun_s = time.perf_counter()
+                found.crc32c = copy(held, slot.data_mut)
+                found.copying_s = (begun_s, time.perf_counter())
+                self._spare.prepare()
+            except BaseException as error:
+                found.error = error
+
+        found.thread = threading.Thread(target=go)
+        found.thread.start()
+        return found
+
+    def newest(self) -> Slot:
+        """The slot of the newest snapshot."""
+        return self._slots[(self._taken - 1) % len(self._slots)]
+
+    def restore(self, copied: Copied, reference: Any) -> Any:
+        """The newest snapshot, checked against its checksums, as arrays where the reference has them."""
+        data = self.newest().data_mut[: self.plan.layout.data_bytes]
+        spec = self.plan.layout.trees[0].with_values(copied.values)
+        source = MemorySource([Holding(layout=self.plan.layout, data=data, crc32c=copied.crc32c)], "state")
+        return restore_tree(reference, spec, source)
