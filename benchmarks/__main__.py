@@ -32,6 +32,7 @@ QUICK = {
     "save_cost": ["--state-mib", "8", "--step-s", "0.05", "--steps", "4", "--every", "4", "--rounds", "1"],
     "bucket": ["--mib", "1", "--arrays", "4", "--rounds", "1"],
     "barrier": ["--hosts", "4", "--steps", "3"],
+    "accelerator": ["--quick", "--parts", "correct", "limits", "states"],
     "hold": ["--mib", "8", "--arrays", "4", "--steps", "2", "--rounds", "1"],
 }
 FULL = {  # of all together: fewer rounds than each takes alone
@@ -39,6 +40,7 @@ FULL = {  # of all together: fewer rounds than each takes alone
     "snapshots": ["--rounds", "2"],
     "growth": ["--rounds", "2"],
     "barrier": ["--steps", "10"],
+    "accelerator": ["--quick"],  # its states are as large as an accelerator's memory
 }
 AT_A_TIME = 2  # with --quick: about as much of the time they wait as they work
 
