@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import sys
 from typing import Annotated
 
 import typer
@@ -40,6 +42,7 @@ def rehearse(
     """
     from raystate.rehearsal import rehearse_command
 
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the scratch folder and the processes end, too
     with wait_progress(f"rehearsing a restart of {script}", quiet=as_json):
         result = rehearse_command(script, arguments or [], module=module, timeout_s=timeout_s, scratch=scratch)
     if as_json:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from raystate.arrays.converting import converted
+from raystate.arrays.mismatch import DifferenceError
 from raystate.arrays.tree import STORABLE
 from raystate.core.errors import ConfigError
 from raystate.core.tree import LeafSpec, PathKey, TreeSpec
@@ -33,10 +35,11 @@ def pick(tree: TreeSpec, read: Read, *, match: str | None = None, dtype: str | N
         read: its boxes.
         match: a regular expression that is searched in the dotted name of each leaf; None: all leaves. Where items of a list are left
             out, the others keep their numbers, as keys of a dict.
-        dtype: floating-point arrays are cast to it; None: they stay.
+        dtype: floating-point arrays are rounded to it; None: they stay.
 
     Raises:
-        ConfigError: the expression is none or matches nothing, or the dtype is none of numbers with a point.
+        ConfigError: the expression is none or matches nothing, or the dtype is none of numbers with a point. `read` raises it for a value
+            that the dtype can't hold.
     """
     kept = _kept(tree, match)
     leaves = [tree.leaves[index] for index in kept]
@@ -49,9 +52,17 @@ def pick(tree: TreeSpec, read: Read, *, match: str | None = None, dtype: str | N
 
     def read_picked(requests: Sequence[Request]) -> list[np.ndarray]:
         parts = read([(kept[leaf], start, shape) for leaf, start, shape in requests])
-        return [part.astype(_dtype_of(leaves[leaf]), copy=False) for part, (leaf, _, _) in zip(parts, requests, strict=True)]
+        return [_as(leaves[leaf], part, start) for part, (leaf, start, _) in zip(parts, requests, strict=True)]
 
     return Picked(tree=picked, read=read_picked)
+
+
+def _as(leaf: LeafSpec, part: np.ndarray, start: tuple[int, ...]) -> np.ndarray:
+    dtype = _dtype_of(leaf)
+    try:
+        return part if part.dtype == dtype else converted(part, dtype, start)
+    except DifferenceError as error:
+        raise ConfigError(f"dtype: {leaf.name}: {error}", field="dtype", got=dtype.name) from error
 
 
 def _kept(tree: TreeSpec, match: str | None) -> list[int]:

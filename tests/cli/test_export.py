@@ -375,6 +375,10 @@ MISTAKES = {
     "item": (["{run}", "latest", "{out}/x.npz", "--item", "weights"], "has no item 'weights' of arrays; it has 'notes', 'state'"),
     "match": (["{run}", "latest", "{out}/x.npz", "--match", "nothing_like_it"], "is in the name of no array"),
     "regex": (["{run}", "latest", "{out}/x.npz", "--match", "("], "is no regular expression"),
+    "overflow": (
+        ["{run}", "latest", "{out}/x.npz", "--match", "large", "--dtype", "float8_e4m3fn"],
+        "dtype: large: 465.0 at [4, 65], and",
+    ),
     "dtype": (["{run}", "latest", "{out}/x.npz", "--dtype", "int8"], "'int8' is no dtype of numbers with a point"),
     "copy": (["{run}", "latest", "{out}/x", "--dtype", "float32"], "a copy is the whole step as it is"),
     "size": (["{run}", "latest", "{out}/x.npz", "--shard-size", "big"], "--shard-size: expected a size such as 5GB"),

@@ -58,7 +58,7 @@ KEPT = (
 KNOWN = {
     "a repeat is the same save": 6,
     "a restored step counts as durable": 441,
-    "abandoned copies go on": 45,
+    "abandoned copies go on": 72,
     "judged on older reports": 11,
     "long words are not sent": 6,
     "old slots are a dead trainer's": 1,
@@ -70,7 +70,7 @@ KNOWN = {
     "text is a metric": 0,
     "retention by number": 528,
     "due saves wait": 92,
-    "released under a new group": 669,
+    "released under a new group": 166,
     "slots replaced while one is to be filled": 342,
     "earlier commits are forgotten": 96,
     "each rank decides what is due again": 244,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def train(rank):
         state = restored.state
         for step in range(restored.step, 3 if MISTAKE == "short" else 50):
             if MISTAKE == "hangs" and restored.step:
+                print(os.getpid(), file=open("asleep", "w"), flush=True)
                 time.sleep(1000)
             if MISTAKE == "dies" and restored.step:
                 os.kill(os.getpid(), 9)
@@ -40,15 +42,27 @@ run(train)
 """
 
 
-def rehearse(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Begin a rehearsal whose temporary folder is the empty `folder`/tmp."""
     (folder / "train.py").write_text(SCRIPT)
+    (folder / "tmp").mkdir()
     command = [sys.executable, "-m", "raystate", "rehearse", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(REPO)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=6 * PATIENCE_S, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "TMPDIR": str(folder / "tmp")}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
-def folders() -> list[Path]:
-    return sorted(Path(tempfile.gettempdir()).glob("raystate-rehearsal-*"))
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Its exit code, output and errors."""
+    try:
+        out, err = process.communicate(timeout=6 * PATIENCE_S)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(one.relative_to(folder)) for one in folder.rglob("*"))
 
 
 RIGHT = "rehearsal of train.py: a restart works and computes the same, bit by bit (steps 3 to 4, 2 entries)\n"
@@ -64,17 +78,28 @@ ENDS = {
 @pytest.mark.parametrize("mistake", [pytest.param(name, marks=[pytest.mark.long] if name == "hangs" else []) for name in ENDS])
 def test_a_script_is_rehearsed_and_its_storage_is_not_touched(mistake: str, tmp_path: Path):
     code, told = ENDS[mistake]
-    before = folders()
     limit_s = PATIENCE_S if mistake != "hangs" else LIMIT_S
-    done = rehearse(tmp_path, "--timeout", str(limit_s), "train.py", mistake, str(tmp_path / "real"))
-    assert done.returncode == code, done.stdout + done.stderr
+    got, out, err = end(start(tmp_path, "--timeout", str(limit_s), "train.py", mistake, str(tmp_path / "real")))
+    assert got == code, out + err
     if code:
-        assert told in done.stdout + done.stderr
+        assert told in out + err
     else:
-        assert done.stdout == told
-    assert "Traceback" not in done.stdout + done.stderr
-    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
-    assert folders() == before
+        assert out == told
+    assert "Traceback" not in out + err
+    assert files(tmp_path) == [*(["asleep"] if mistake == "hangs" else []), "tmp", "train.py"]
+
+
+def test_a_rehearsal_that_is_ended_leaves_nothing(tmp_path: Path):
+    process = start(tmp_path, "train.py", "hangs", str(tmp_path / "real"))
+    deadline = time.monotonic() + 6 * PATIENCE_S
+    while not (asleep := tmp_path / "asleep").exists() or not asleep.read_text().endswith("\n"):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(asleep.read_text()), 0)
+    assert files(tmp_path) == ["asleep", "tmp", "train.py"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +111,7 @@ def test_a_script_is_rehearsed_and_its_storage_is_not_touched(mistake: str, tmp_
     ],
 )
 def test_what_can_not_be_rehearsed_is_a_wrong_use(arguments: tuple[str, ...], told: str, tmp_path: Path):
-    done = rehearse(tmp_path, *arguments)
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
+    code, _, err = end(start(tmp_path, *arguments))
+    assert code == 2
+    assert told in err
+    assert "Traceback" not in err
