@@ -40,8 +40,8 @@ def diff(
 ) -> None:
     """Say which arrays and values differ between two steps, and by how much.
 
-    Arrays are compared bit for bit. Of those that differ it shows how many elements do, the largest absolute difference, and the
-    largest relative one. They are read in boxes, so arrays may be larger than memory. Exit code 0: equal, 1: not.
+    It compares arrays bit for bit. Of each that differs it shows the number of such elements, the largest absolute difference, and
+    the largest relative one. It reads arrays in boxes, so they may be larger than memory. Exit code 0: equal, 1: not.
 
     \b
     Examples:

@@ -48,8 +48,8 @@ def export(
 ) -> None:  # fmt: skip
     """Write a step to another place: safetensors, npz, plain Orbax, or a copy.
 
-    All or nothing as far as DST allows; what exists there is never replaced. Arrays are streamed: a few boxes of 64 MiB are in memory at
-    a time. A leaf's name is its path joined by dots.
+    It writes all or nothing, as far as DST allows, and never replaces a file there. It streams arrays: a few boxes of 64 MiB are in
+    memory at a time. A leaf's name is its path joined by dots.
     """
     from raystate.transfer import export_step  # it loads JAX
 

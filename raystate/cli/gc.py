@@ -30,7 +30,8 @@ def gc(
 ) -> None:
     """Remove unfinished saves of crashed attempts, what is left of retired steps, and pins of readers that died days ago.
 
-    Never touches what is live, what the newest attempt may still be writing, or steps that were set aside. Safe beside a training.
+    It never touches live steps, steps that were set aside, or saves that the newest attempt may still be writing. It is safe beside
+    a training.
 
     \b
     Examples:

@@ -61,9 +61,9 @@ def import_(
 ) -> None:
     """Bring steps into a run, which then goes on from the newest of them.
 
-    Steps are committed through the run's log, after all of them are written. A step that is there already, with the same content, is
-    left as it is: an import that was interrupted may be repeated. A number that exists with another content is refused, and so is a
-    storage that a run has used, unless --takeover. Nothing in SRC is executed: no pickle is read.
+    It writes all steps, and then commits them through the run's log. An import that was interrupted may be repeated: a step that is
+    there already, with the same content, stays as it is. It refuses a number that exists with another content. It refuses a storage
+    that a run has used, too, unless --takeover. It executes nothing in SRC, and reads no pickle.
     """
     from raystate.transfer import SourceOptions, import_steps, open_source  # it loads JAX
 

@@ -78,8 +78,8 @@ def inspect(
 ) -> None:
     """Look inside a step: its items, metrics and times, and the tree of its arrays.
 
-    A large tree is summed up by the beginning of its paths; --filter, --depth, --sort and --all show more of it. Exit code 1 if the
-    step, or what is asked of it, is damaged.
+    It sums up a large tree by the beginning of its paths; --filter, --depth, --sort and --all show more of it. Exit code 1 if the step
+    or the array that you ask for is damaged.
 
     \b
     Examples:

@@ -31,8 +31,8 @@ def ls(
 ) -> None:
     """List the steps of a run, or of an Orbax directory.
 
-    Shows when each was saved, its size in storage, its items and its metrics; the newest come last. Exit code 1 if a step cannot be
-    looked at.
+    It shows when each was saved, its size in storage, its items and its metrics. The newest come last. Exit code 1 if it can't look
+    at a step.
 
     \b
     Examples:

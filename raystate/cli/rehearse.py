@@ -30,9 +30,10 @@ def rehearse(
 ) -> None:
     """Find out before the training begins whether a restart would work.
 
-    It runs the script three times: for two saves; again, from there on for two more; and undisturbed for four, to which all that was
-    saved is compared bit by bit. It says which leaf, item or iterator would fail or differ, and how to mend it. The script's own
-    storage is not touched: the runs write to a scratch folder, which is removed. The script's other effects are its own.
+    It runs the script three times. The first run makes two saves, and the second goes on from there for two more. The third makes
+    four, undisturbed, and the command compares all that was saved with these, bit by bit. It says which leaf, item or iterator would
+    fail or differ, and how to mend it. The runs write to a scratch folder, which is removed, and not to the script's own storage.
+    Anything else that the script writes is written three times.
 
     \b
     Examples:

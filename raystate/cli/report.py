@@ -25,9 +25,10 @@ def report(
 ) -> None:
     """Write a run's story as one HTML page: no network, no scripts, fit to be printed.
 
-    It shows the durable steps over time, how long saves took and what they weigh, the recoveries with their causes, goodput, what
-    retention removed, what was set aside, and the curves of the metrics. Of what Orbax alone wrote it shows the steps. It reads the run's
-    log, its ledger and its steps' small files, and writes nothing to the storage. Exit code 1 if something is damaged: the page says what.
+    It shows the durable steps over time, the seconds and bytes of saves, and the recoveries with their causes. It shows goodput, the
+    steps that retention removed or that were set aside, and the curves of the metrics. Of an Orbax directory it shows the steps. It
+    reads the run's log, its ledger and its steps' small files, and writes nothing to the storage. Exit code 1 if something is damaged;
+    the page names it.
 
     \b
     Examples:

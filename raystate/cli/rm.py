@@ -23,9 +23,9 @@ def rm(
 ) -> None:
     """Delete a run with all its steps, or one of its steps.
 
-    Refuses while the run trains on the Ray cluster of RAY_ADDRESS, or on one of this machine. If nobody trains there any more, what
-    that cluster still holds of the run in memory goes, too; with --step it is made durable first. A run that trains where it can't be
-    seen from here can't save any more, and says so.
+    It refuses while the run trains on the Ray cluster of RAY_ADDRESS, or on one of this machine. If the training has ended, that
+    cluster may still hold snapshots of the run. They are deleted, too; with --step raystate makes them durable first. A run that
+    trains on another cluster can't save any more, and says so.
 
     \b
     Examples:

@@ -31,8 +31,8 @@ def status(
 ) -> None:
     """Show what the runs of a Ray cluster are doing: their newest steps, saves under way, and what each host holds.
 
-    It asks the cluster of RAY_ADDRESS, or the one that runs on this machine, and changes nothing. What lies in storage is shown by
-    raystate ls, also when nothing runs.
+    It asks the cluster of RAY_ADDRESS, or the one that runs on this machine, and changes nothing. raystate ls shows what lies in
+    storage, also when no run is alive.
 
     \b
     Examples:

@@ -43,8 +43,8 @@ def story(
 ) -> None:
     """Tell what became of a step: each event, what the Coordinator decided then, and why.
 
-    It reads what the Coordinator has written down on its node, also while it goes on. The record is a few megabytes: of a long run
-    it holds the last hours.
+    It reads the record that the Coordinator keeps on its node, also while the run goes on. The record is a few megabytes large: of a
+    long run it holds the last hours.
 
     \b
     Examples:

@@ -29,8 +29,8 @@ def verify(
 ) -> None:
     """Check every object of a step, or of a run, against what was committed.
 
-    A directory is read through; a bucket knows the checksums of its objects. Of a step that Orbax alone wrote, everything is read
-    that its metadata name, and what cannot be checked is said. Exit code 1 if anything is bad.
+    It reads a directory through, and asks a bucket for the checksums of its objects. Of a step that Orbax alone wrote, it reads
+    everything that the step's metadata name, and lists what it can't check. Exit code 1 if anything is bad.
 
     \b
     Examples:
