@@ -14,6 +14,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -183,6 +184,19 @@ def _resolve(app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, co
     return contnode if pydoc.locate(target) is not None else None
 
 
+def _darken(app: Sphinx, doctree: nodes.document) -> None:
+    """A picture with a dark form beside it is shown in both, each where the reader's theme is that one."""
+    for image in list(doctree.findall(nodes.image)):
+        image["classes"].append("wide")
+        dark = image["uri"].removesuffix(".svg") + "-dark.svg"
+        if (Path(app.env.doc2path(app.env.docname)).parent / dark).exists():
+            other = image.deepcopy()
+            other["uri"] = dark
+            image["classes"].append("only-light")
+            other["classes"].append("only-dark")
+            image.parent.insert(image.parent.index(image) + 1, other)
+
+
 def _tidy(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """A list of errors without a word on each, such as "StorageError, CapacityError.", is one of names: without the full stop."""
     for number, line in enumerate(lines):
@@ -195,5 +209,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", _complete)
     app.connect("autodoc-process-docstring", _tidy, priority=100)  # before napoleon
     app.connect("doctree-read", _refer)
+    app.connect("doctree-read", _darken, priority=100)  # before Sphinx collects the pictures
     app.connect("missing-reference", _resolve)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

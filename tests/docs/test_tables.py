@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import runpy
 
 import orbax.checkpoint as ocp
 import pytest
@@ -58,3 +59,14 @@ def test_pages_that_need_ray_say_so():
         for _, text in fences(REPO / page, "python"):
             run = [one for one in ast.parse(text).body if not isinstance(one, ast.FunctionDef)]  # a function may only be shown
             assert not any(starts.search(ast.unparse(one)) for one in run), f"{page} lacks {ON_RAY}"
+
+
+def test_the_pictures_are_what_their_maker_makes_with_the_figures_of_the_tables():
+    folder = REPO / "docs" / "pictures"
+    make = runpy.run_path(str(folder / "make.py"))
+    made = make["pictures"]()
+    assert {name: (folder / name).read_text() for name in made} == made
+    rows = [line for line in (REPO / "docs" / "performance.md").read_text().splitlines() if "benchmarks/recovery.py" in line]
+    for ours, theirs in make["RECOVERIES"].values():
+        shown = [f"{seconds:g} s" for seconds, _ in (ours, theirs)]
+        assert any(all(f" {seconds} (" in row for seconds in shown) for row in rows), shown
