@@ -1,4 +1,4 @@
-"""`ray job submit`, as README has it: from any folder, edited in between, the run goes on where it was."""
+"""`ray job submit`, as docs/start.md has it: from any folder, edited in between, the run goes on where it was."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import raystate
 from tests.patience import PATIENCE_S
 from tests.processes import REPO
 
-LINE = next(line for line in (REPO / "README.md").read_text().splitlines() if line.startswith("ray job submit"))
+LINE = next(line for line in (REPO / "docs" / "start.md").read_text().splitlines() if line.startswith("ray job submit"))
 
 SMALL = ("model.d_model=32", "model.d_ff=64", "model.n_layers=1", "train.batch_size=8")
 

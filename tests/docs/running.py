@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 
 REPO = Path(__file__).parents[2]
 ON_RAY = "<!-- examples: Ray -->"  # in a page whose examples need a Ray cluster
+A_PROGRAM = "<!-- a program:"  # in a page whose examples are a script, its changes and its commands: `run_tutorial` runs it
 
 Names = dict[str, Any]
 
@@ -39,7 +40,7 @@ def program_of(page: Path) -> str:
 
 def pages(*, on_ray: bool) -> list[str]:
     """Pages with examples, as paths in the repository."""
-    found = sorted((REPO / "docs").rglob("*.md"))
+    found = [page for page in sorted((REPO / "docs").rglob("*.md")) if A_PROGRAM not in page.read_text()]
     return [str(page.relative_to(REPO)) for page in found if fences(page, "python") and (ON_RAY in page.read_text()) == on_ray]
 
 

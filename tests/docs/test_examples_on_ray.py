@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
+import ray
 
-from tests.docs.running import Interpreter, pages
+from tests.docs.conftest import SETTINGS
+from tests.docs.running import REPO, Interpreter, pages
+from tests.docs.tutorial import run_tutorial
 
 CHECKS: dict[str, tuple[str, str]] = {  # page -> (its name in the test's id, its check)
     "docs/migrate-from-orbax.md": ("row18-orbax", "from_orbax"),
@@ -34,3 +39,12 @@ def test_every_checked_page_is_there():
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_run(page: str, python_on_ray: Interpreter, tmp_path: Path):
     python_on_ray.run(page, tmp_path, CHECKS[page][1] if page in CHECKS else None)
+
+
+@pytest.mark.parametrize(("page", "diffs"), [("docs/tutorial.md", True)])
+def test_the_script_of_a_page_and_its_commands_run(page: str, diffs: bool, python_on_ray: Interpreter, tmp_path: Path):
+    del python_on_ray  # its Ray is that of `ray start --head`
+    commands = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    address = ray.get_runtime_context().gcs_address
+    environment = {**os.environ, **SETTINGS, "PATH": commands, "PYTHONPATH": str(REPO), "RAY_ADDRESS": address}
+    run_tutorial(REPO / page, tmp_path, environment, diffs=diffs)

@@ -1,4 +1,4 @@
-"""The demo's tables fit 80 columns, and README shows them as they look."""
+"""The demo's tables fit 80 columns, and docs/start.md shows them as they look."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.console import Console
 
 from jobs.demo import ends_table, kills_table
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 
 
 def shown() -> str:
-    """The tables with the values that README has."""
-    text = README.read_text()
+    """The tables with the values that the page has."""
+    text = PAGE.read_text()
     out = io.StringIO()
     console = Console(file=out, width=80)
     console.print(
@@ -39,8 +39,8 @@ def shown() -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 
-def test_the_tables_fit_80_columns_and_are_those_of_readme():
+def test_the_tables_fit_80_columns_and_are_those_of_the_page():
     tables = shown()
     assert "…" not in tables, "cut off"
     assert max(map(len, tables.splitlines())) <= 80
-    assert tables in README.read_text()
+    assert tables in PAGE.read_text()
