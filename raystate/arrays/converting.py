@@ -84,7 +84,7 @@ def _lost(block: Any, dtype: np.dtype) -> np.ndarray | None:
         return imag if real is None else real if imag is None else real | imag
     if dtype.kind == "c":
         dtype = np.dtype(f"float{dtype.itemsize * 4}")
-    if block.dtype.isbuiltin != 1:  # small floats and integers
+    if block.dtype.isbuiltin != 1 or block.dtype == np.float16:  # in which limits of integers are infinite
         block = block.astype(np.float32)
     if dtype == np.bool_:
         return (block != 0) & (block != 1)

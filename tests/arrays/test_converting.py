@@ -51,6 +51,8 @@ NUMBERS = [  # saved, reference, cast, what comes back (None: refused)
     (np.array([1e39 + 1j]), np.zeros(1, np.complex64), True, None),
     (jnp.full(2, 3.4e38), jnp.zeros(2, jnp.bfloat16), True, None),
     (jnp.full(2, -7), jnp.zeros(2, jnp.uint32), True, None),
+    (np.full(2, -math.inf, np.float16), np.zeros(2, np.int32), True, None),
+    (np.full(2, -math.inf, np.float16), np.zeros(2, np.int64), True, None),
 ]  # fmt: skip
 
 
