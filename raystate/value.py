@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - numpy knows its dtypes by name then
 import numpy as np
 
 from raystate.core.errors import ConfigError
@@ -25,7 +26,7 @@ class Value:
 
     Args:
         get: gives the value: dicts with text keys, lists, tuples, numbers, texts, bytes, None, numpy arrays. Called in each `save`, and
-            in a `restore`.
+            in a `restore`. Dtypes are numpy's and JAX's, without fields; of a subclass there is no value.
         set: is given a value of the same form by a restore.
 
     Raises:
@@ -55,18 +56,26 @@ def _written(value: Any) -> Any:
         return value
     if type(value) in (list, tuple):
         return [type(value).__name__, *map(_written, value)]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+    if type(value) is dict and all(isinstance(key, str) for key in value):
         return ["dict", {key: _written(one) for key, one in value.items()}]
-    if isinstance(value, bytes):
+    if type(value) is bytes:
         return ["bytes", base64.b64encode(value).decode()]
-    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+    if (type(value) is np.ndarray or isinstance(value, np.generic)) and (dtype := _name(value.dtype)):
         data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-        return ["array" if isinstance(value, np.ndarray) else "number", value.dtype.str, value.shape, data]
+        return ["array" if isinstance(value, np.ndarray) else "number", dtype, value.shape, data]
+    got = f"{type(value).__name__} of {value.dtype}" if isinstance(value, np.ndarray | np.generic) else type(value).__name__
     raise ConfigError(
-        f"a Value holds dicts with text keys, lists, tuples, numbers, texts, bytes, None and numpy arrays, not a {type(value).__name__}",
+        f"a Value holds dicts with text keys, lists, tuples, numbers, texts, bytes, None and numpy arrays, not a {got}",
         field="items",
-        got=type(value).__name__,
+        got=got,
     )
+
+
+def _name(dtype: np.dtype) -> str:
+    """By which numpy knows it again; "": by none, or its bytes are no values."""
+    if dtype.isbuiltin == 2:  # JAX's small floats and integers, all of which have the same `str`
+        return dtype.name
+    return dtype.str if dtype.kind in "biufcmMSU" and dtype.itemsize else ""
 
 
 def _read(raw: Any) -> Any:

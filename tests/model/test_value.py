@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -39,6 +41,16 @@ def test_random_numbers_the_best_so_far_and_lists_come_back(tmp_path: Path):
     assert seen == [(1, b"a"), (2, b"b")]
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4, ">f4", "M8[ns]", "U3", "S3"])
+def test_dtypes_come_back(dtype: Any):
+    values = np.array([0, 1, 2]).astype(dtype)
+    for value in (values, values[1]):
+        got: list[Any] = []
+        raystate.Value(print, got.append).set_state(raystate.Value(lambda value=value: value, print).get_state())
+        assert type(got[0]) is type(value) and got[0].dtype == value.dtype
+        np.testing.assert_array_equal(got[0], value)
+
+
 def test_torchdatas_loaders_are_pointed_to_it(tmp_path: Path):
     class Loader:
         at = 3
@@ -61,6 +73,9 @@ def test_torchdatas_loaders_are_pointed_to_it(tmp_path: Path):
 def test_what_it_cannot_hold_is_refused(tmp_path: Path):
     with pytest.raises(raystate.ConfigError, match="two functions"):
         raystate.Value(print, {})  # pyright: ignore[reportArgumentType]
-    for held in (object(), {1: 2}, np.array([None])):
+    fields = np.zeros(2, [("a", "i4"), ("b", "f4")])
+    masked = np.ma.masked_array([1, 2], [True, False])
+    comes_back_as_another = (Counter("a"), OrderedDict(a=1), masked, fields, fields[0], np.str_(""), np.array(["a"], "T"))
+    for held in (object(), {1: 2}, np.array([None]), *comes_back_as_another):
         with pytest.raises(raystate.ConfigError, match="a Value holds"):
             raystate.save(tmp_path / "one", STATE, items={"x": raystate.Value(lambda held=held: held, print)})
