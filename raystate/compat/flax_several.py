@@ -69,7 +69,13 @@ class Meeting:
         if self.rank:
             nonce = secrets.token_hex(8)
             self._say(str(self.rank), [nonce, layout])
-            self._save = self._answer(nonce, "begin", MEET_S + 5)  # process 0 names those that are missing
+            try:
+                self._save = self._answer(nonce, "begin", MEET_S + 5)  # process 0 names those that are missing
+            except BarrierTimeoutError:
+                # Taken back: process 0 would wait for a share of this process. If it has heard it, it waits for others, and answers.
+                if self._get(str(self.rank), time.monotonic()) is not None:
+                    raise
+                self._save = self._answer(nonce, "begin", MEET_S + 5)
             return self._save
         heard = self._hear("", MEET_S)
         with self._answering([nonce for nonce, _ in heard.values()]) as answer:

@@ -88,10 +88,19 @@ def main() -> None:
             save(folder, tree(4), 4)
     assert there() == ["checkpoint_3"]
 
+    # process 1 alone: it is not there any more when process 0 comes
+    if index == 1:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(flax_several, "MEET_S", -4.5)
+            with pytest.raises(raystate.BarrierTimeoutError, match="rank 0 did not call save"):
+                save(folder, tree(4), 4)
+    sync_global_devices("given up")
+
     # process 0 alone
     if index == 0:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(flax_several, "MEET_S", 1.0)
+            patch.setattr(flax_several, "WRITE_S", 1.0)
             for call in (save, checkpoints.save_checkpoint):
                 with pytest.raises(raystate.BarrierTimeoutError, match="rank 1 did not call save") as told:
                     call(folder, tree(4), 4)
