@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raystate.core.errors import ConfigError, RaystateError
 from raystate.core.messages import Failure
-from raystate.storage import LogReader, ObjectMissingError, open_storage
+from raystate.storage import LogReader, ObjectMissingError, Storage, open_storage
+from raystate.storage.names import log_name
 
 SEEN_WITHIN_S = 5.0  # a mount may take a moment to show what another node has written
 _LOOK_S = 0.1
@@ -30,9 +33,11 @@ class Claim:
 
 def sees(storage_url: str, claim: Claim) -> bool:
     """Whether this process finds the entry in the storage. What storage does not say in a failure counts as seen."""
-    log = LogReader(open_storage(storage_url, timeout_s=_ANSWER_S))
+    storage = open_storage(storage_url, timeout_s=_ANSWER_S)
+    log = LogReader(storage)
     end_s = time.monotonic() + SEEN_WITHIN_S
     while True:
+        _forget_absence(storage, log_name(claim.seq))
         try:
             return log.read_header(claim.seq).writer == claim.writer
         except ObjectMissingError:
@@ -41,6 +46,14 @@ def sees(storage_url: str, claim: Claim) -> bool:
         except RaystateError:
             return True
         time.sleep(_LOOK_S)
+
+
+def _forget_absence(storage: Storage, name: str) -> None:
+    """An NFS mount goes on saying for up to a minute that a name is absent, unless its folder is opened: that asks the server."""
+    if storage.is_directory:
+        for folder in reversed(storage.local_path(name).parents):
+            with contextlib.suppress(OSError):  # what can't be opened may still be read
+                os.scandir(folder).close()
 
 
 def not_one_storage(url: str, blind: Mapping[str, str], coordinator: str) -> Failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from raystate.core.errors import StorageError
 from raystate.core.log import claim_entry
 from raystate.runtime import one_storage
 from raystate.runtime.one_storage import Claim, not_one_storage, sees
-from raystate.storage import RunLog, open_storage
+from raystate.storage import ObjectMissingError, RunLog, open_storage
 from raystate.storage.directory import DirectoryStorage
 
 
@@ -47,6 +48,27 @@ def test_a_mount_that_shows_it_late_is_waited_for(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(one_storage.time, "sleep", appears)
     assert sees(str(tmp_path / "run"), claim)
     assert len(looks) == 1
+
+
+def test_a_folder_is_opened_before_each_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount that remembers what was absent until the folder in which it was is opened, the uppermost first, as NFS does."""
+    claim = claimed(tmp_path / "run", "first")
+    absent, read, scandir = [tmp_path / "run", tmp_path / "run/.raystate"], DirectoryStorage.read, os.scandir
+
+    def reads(storage: DirectoryStorage, name: str) -> bytes:
+        if absent:
+            raise ObjectMissingError("it was absent")
+        return read(storage, name)
+
+    def opens(folder: Path) -> object:
+        if absent and folder == absent[0].parent:
+            absent.pop(0)
+        return scandir(folder)
+
+    monkeypatch.setattr(DirectoryStorage, "read", reads)
+    monkeypatch.setattr(os, "scandir", opens)
+    monkeypatch.setattr(one_storage, "SEEN_WITHIN_S", 0.0)
+    assert sees(str(tmp_path / "run"), claim)
 
 
 def test_the_refusal_names_both_hosts() -> None:
