@@ -100,7 +100,7 @@ class Storing:
         workers: who does the work.
         post: takes the events that come of it, from any thread.
         wall_clock: seconds since 1970: when a step was saved.
-        run_metadata: of the whole run, to be written down; None: nothing.
+        run_metadata: of the whole run, to be written down with its first step; None: nothing.
     """
 
     def __init__(
@@ -203,14 +203,6 @@ class Storing:
         """What can be done while the trainers start: remove what earlier attempts left, load what packages are made with."""
         self._workers.clean.submit(self._collect_garbage, entry)
         self._workers.build.submit(self._packager.prepare)
-        if self._run_metadata is not None:
-            self._workers.clean.submit(self._put_run_metadata, self._run_metadata)
-
-    def _put_run_metadata(self, metadata: Mapping[str, Any]) -> None:
-        try:
-            put_run_metadata(self._storage, metadata)
-        except StorageError as error:
-            logger.warning("run_metadata was not written, the next start tries again: %s", error)
 
     def look_for_dead(self) -> None:
         """Somebody may have said meanwhile that the process of an older attempt is gone."""
@@ -305,12 +297,23 @@ class Storing:
             folder = StepFolder(self._storage, command.step, command.save)
             package = self._packages.get(command.save) or folder.read_package()
             fault_points.reached("publishing")
+            self._put_run_metadata()
             folder.publish(package)
             self._packages.pop(command.save, None)
         except Exception as caught:
             logger.debug("publishing step %d failed", command.step, exc_info=True)
             error = one_line(caught)
         self._post(PublishDone(step=command.step, save=command.save, error=error))
+
+    def _put_run_metadata(self) -> None:
+        """With the first step: a run that is refused before has left nothing."""
+        if self._run_metadata is None:
+            return
+        try:
+            put_run_metadata(self._storage, self._run_metadata)
+            self._run_metadata = None
+        except StorageError as error:
+            logger.warning("run_metadata was not written, the next durable step tries again: %s", error)
 
     def _retire(self, command: Retire) -> None:
         error = pinned = ""

@@ -54,7 +54,7 @@ try:
 
     found = {"nodes": [one["NodeID"] for one in ray.nodes()]}
     for name, workers, resources in (("both", 2, {"CPU": 1}), ("other", 1, {"CPU": 1, "b": 0.5})):
-        config = raystate.StateConfig(storage=f"{disk}/{name}", run=name)
+        config = raystate.StateConfig(storage=f"{disk}/{name}", run=name, run_metadata={"git": "abc"})
         scaling = ScalingConfig(num_workers=workers, resources_per_worker=resources)
         try:
             raystate.fit(train, config, scaling_config=scaling)

@@ -218,6 +218,7 @@ def test_what_is_said_of_the_whole_run_is_shown_kept_and_written(stock: bool):
     def script(rank: Rank) -> None:
         manager = rank.open("first")
         manager.restore()
+        assert stock or not Path(place, "metadata").exists(), "a run that is refused now has left nothing"
         for step in range(4, 8):
             manager.save(step, {"w": np.ones(2)}, force=True)
         manager.wait_until_finished()
