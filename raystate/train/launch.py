@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -116,15 +117,13 @@ def fit(
     started_ray = not ray.is_initialized()
     if started_ray:
         start_ray()
-    try:
+    with terminal.calm(), contextlib.ExitStack() as ending:
+        if started_ray:
+            ending.callback(ray.shutdown)
         trainer = QuietJaxTrainer(entry, **arguments)
-        terminal.calm()
         with run_bar(config):
             result, lost = _run(trainer, config, callback._launch, takeover=takeover)
         found = run_result(result, config, lost)
-    finally:
-        if started_ray:
-            ray.shutdown()
     terminal.tell_end(found, config.run)
     return found
 
@@ -138,7 +137,7 @@ def _enter(config: StateConfig, launch: str, *, takeover: bool) -> None:
     except (StorageError, BarrierTimeoutError, RayError) as error:
         if endings.is_final(error):
             raise
-        logger.warning("raystate: the run can't begin yet: %s", error)
+        logger.warning("the run can't begin yet: %s", error)
 
 
 def _run(trainer: JaxTrainer, config: StateConfig, launch: str, *, takeover: bool) -> tuple[Any, tuple[str, ...]]:

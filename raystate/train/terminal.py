@@ -6,9 +6,10 @@ coordination service, Gloo's lines, raylets that miss a process. All of it stays
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import ray
@@ -41,11 +42,12 @@ _NOISE = re.compile(
     r"rank \d+ has restored step \d+: "
 )
 _RESTORES = re.compile(r"raystate INFO (lineage \S+ (restores|begins) |(all \d+ ranks have|the only rank has) restored )")
+_JOINED = re.compile(r"raystate INFO (all \d+ ranks have|the only rank has) joined: ")
 _DIES_OF_ANOTHER = re.compile(r"F\d{4} .*Terminating process because the JAX distributed service detected fatal errors")
 
 
 class Shown:
-    """Which lines are shown."""
+    """Which lines of one `fit` are shown."""
 
     def __init__(self) -> None:
         self._dying: set[object] = set()  # processes that another one's death ends
@@ -56,6 +58,8 @@ class Shown:
         return [line for line in lines if self._is_shown(process, line)]
 
     def _is_shown(self, process: object, line: str) -> bool:
+        if _JOINED.match(line):
+            self._dying.clear()  # their numbers may be those of new processes
         if _DIES_OF_ANOTHER.match(line):
             self._dying.add(process)
         self._has_ended = self._has_ended or (line.startswith("raystate WARNING lineage ") and " has ended: " in line)
@@ -63,17 +67,24 @@ class Shown:
         return process not in self._dying and not is_told and not _NOISE.match(line)
 
 
-def calm() -> None:
-    """Show only that from now on, where this process shows its job's lines at all, and say where the rest is."""
-    if isinstance(worker.print_worker_logs, functools.partial):
+@contextlib.contextmanager
+def calm() -> Generator[None]:
+    """Meanwhile only that is shown, where this process shows its job's lines at all. Says where the rest is."""
+    theirs = worker.print_worker_logs
+    if isinstance(theirs, functools.partial):  # in a `fit` of another thread
+        yield
         return
-    worker.print_worker_logs = functools.partial(_print, worker.print_worker_logs, Shown())
+    worker.print_worker_logs = functools.partial(_print, theirs, Shown())
     if global_worker_stdstream_dispatcher.handlers:
         context = ray.get_runtime_context()
         folder = f"{context.get_temp_dir()}/{context.get_session_name()}/logs"
         Console(stderr=True).print(
             Text(f"raystate: all that the run's processes print is in {folder}, on their nodes"), soft_wrap=True
         )
+    try:
+        yield
+    finally:
+        worker.print_worker_logs = theirs
 
 
 def _print(theirs: Callable[..., None], shown: Shown, data: dict[str, Any], *args: Any, **kwargs: Any) -> None:

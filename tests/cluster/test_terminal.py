@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from raystate.train.result import Recovery, RunResult
-from raystate.train.terminal import Shown, tell_end
+from raystate.train.terminal import Shown, calm, tell_end, worker
 from tests.cluster.training import REPO
 from tests.patience import PATIENCE_S
 from tests.processes import kill_family
@@ -65,6 +65,29 @@ def test_a_recovery_is_one_line() -> None:
         "INFO the process of rank 0 died; step 20 from memory, 1 step repeated, 1.2 s",
         "WARNING storage is slow",
     ]
+
+
+def test_a_process_with_the_number_of_a_dead_one_is_shown() -> None:
+    shown = Shown()
+    assert shown.of(1, OF_RANK_0.splitlines()[-4:]) == []
+    shown.of(3, OF_THE_COORDINATOR.splitlines()[1:2])
+    assert shown.of(1, ["loss 0.4"]) == ["loss 0.4"]
+
+
+def test_each_fit_begins_anew_and_leaves_rays_lines_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    def theirs(data: dict[str, Any], file: Any) -> None:
+        shown.extend(data["lines"])
+
+    monkeypatch.setattr(worker, "print_worker_logs", theirs)
+    begins, ended = OF_THE_COORDINATOR.splitlines()[2::2][:2]
+    data: Any = {"pid": 1, "lines": [begins, ended]}
+    for _ in range(2):
+        with calm():
+            worker.print_worker_logs(data, sys.stdout)
+    worker.print_worker_logs(data, sys.stdout)
+    assert shown == [begins, begins, begins, ended]
 
 
 def test_the_closing_table() -> None:

@@ -31,6 +31,19 @@ def test_no_two_classes_have_one_name():
     assert not {name: found for name, found in homes.items() if len(found) > 1}
 
 
+def test_no_line_of_a_log_names_raystate_once_more():
+    said = [
+        f"{path.relative_to(REPO)}:{node.lineno}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) == "logger"
+        and any(isinstance(part, ast.Constant) and str(part.value).startswith("raystate:") for part in ast.walk(node))
+    ]
+    assert not said
+
+
 def public(body: list[ast.stmt], owner: str = "") -> Iterator[tuple[str, Definition]]:
     """Classes, functions and methods without a leading underscore, also those of public classes."""
     for node in body:
