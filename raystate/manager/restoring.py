@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -279,7 +280,17 @@ def _is_committed(lowered: Any) -> bool:
     JAX's public functions tell it of arrays only, and to make them takes as long as `init_fn` (tests/model/test_every_tier.py notices if
     this changes).
     """
-    return bool(lowered._lowering.compile_args["committed"])
+    try:
+        return bool(lowered._lowering.compile_args["committed"])
+    except (AttributeError, KeyError, TypeError):
+        _warn_of_jax()
+        return True
+
+
+@functools.cache  # once
+def _warn_of_jax() -> None:
+    text = "JAX %s doesn't say whether a fresh state is bound to its devices: one that is restored is. Name its `shardings`"
+    logger.warning(text, jax.__version__)
 
 
 def _placed(abstract: Any, shardings: Any) -> Any:

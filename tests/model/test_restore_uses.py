@@ -33,7 +33,7 @@ from raystate.core.errors import (
 )
 from raystate.manager import StateManager
 from raystate.manager.opening import open_managers
-from raystate.manager.restoring import Restoring
+from raystate.manager.restoring import Restoring, _is_committed
 from raystate.storage import open_storage
 from tests.model.world import ModelLink, Rank, World
 from tests.orbax.from_state import publish
@@ -53,6 +53,11 @@ def trained(scale: float = 1.0) -> dict[str, Any]:
         "params": {"enc": jnp.asarray(kernel(scale)), "head": jnp.full(4, float(scale))},
         "opt": {"mu": jnp.full((8, 8), float(scale)), "count": jnp.int32(scale)},
     }
+
+
+def test_a_jax_that_hides_whether_a_state_is_bound_is_told_once(caplog: pytest.LogCaptureFixture):
+    assert all(_is_committed(object()) for _ in range(2)), "bound, as what has shardings"
+    assert len(caplog.records) == 1 and "Name its `shardings`" in caplog.text
 
 
 class Play:
