@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import pwd
+import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +46,10 @@ def strangers_ray() -> StrangersRay | None:
 
 
 def _listener(address: str) -> int | None:
-    """The user id of the process of this machine that listens at the address's port; None: none does."""
-    port = address.rpartition(":")[2]
-    if not port.isdecimal():
+    """The user id of the process of this machine that listens at host:port; None: none does, or the host is another machine."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not port.isdecimal() or not _is_here(host):
         return None
     for table in ("tcp", "tcp6"):
         try:
@@ -53,9 +58,30 @@ def _listener(address: str) -> int | None:
             continue
         for line in lines:
             _, local, _, state, _, _, _, uid, *_ = line.split()
-            if state == _LISTENS and int(local.rpartition(":")[2], 16) == int(port):
+            at, _, its_port = local.rpartition(":")
+            if state == _LISTENS and int(its_port, 16) == int(port) and _takes(_parsed(at), host):
                 return int(uid)
     return None
+
+
+def _is_here(host: str) -> bool:
+    """Whether it is an address of this machine: no socket can have another's."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return True
+    return False
+
+
+def _takes(at: ipaddress.IPv4Address | ipaddress.IPv6Address, host: str) -> bool:
+    """Whether who listens there is reached by this address."""
+    mapped = getattr(at, "ipv4_mapped", None) or at
+    return mapped.is_unspecified or str(mapped) == host
+
+
+def _parsed(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address of /proc/net/tcp: words of 32 bits, in this machine's order."""
+    words = [int(text[begin : begin + 8], 16).to_bytes(4, sys.byteorder) for begin in range(0, len(text), 8)]
+    return ipaddress.ip_address(b"".join(words))
 
 
 def _name(uid: int) -> str:

@@ -75,8 +75,14 @@ def join_ray() -> str:
     import ray
 
     from raystate.actors.own_ray import check_address, why_not_joined
+    from raystate.actors.whose_ray import strangers_ray
 
     address = os.environ.get("RAY_ADDRESS")
+    if not address and (stranger := strangers_ray()) is not None:
+        text = (
+            f"the Ray at {stranger.address} is of user {stranger.user}. Set RAY_ADDRESS={stranger.address} to ask it all the same"
+        )
+        raise ConfigError(text, field="RAY_ADDRESS", got=address)
     try:
         check_address()
         ray.init(address or "auto", logging_level=logging.ERROR, log_to_driver=False)

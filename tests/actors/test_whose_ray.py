@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from raystate.actors import whose_ray
+from raystate.cli.status import join_ray
+from raystate.core.errors import ConfigError
 from tests.patience import PATIENCE_S
 from tests.processes import free_port
 
@@ -54,6 +56,23 @@ def test_of_one_that_runs_elsewhere_the_file_tells(rays_folder: Path, monkeypatc
     assert whose_ray.strangers_ray() is None, "this user has started a node of it"
     monkeypatch.setattr(os, "getuid", lambda: ANOTHER)
     assert whose_ray.strangers_ray() is not None
+
+
+@pytest.mark.parametrize("listens", ["127.0.0.2", "0.0.0.0", "::"])
+def test_what_listens_at_its_port_but_not_at_its_address_is_another_program(listens: str):
+    with socket.socket(socket.AF_INET6 if ":" in listens else socket.AF_INET) as other:
+        other.bind((listens, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert whose_ray._listener(f"10.255.255.1:{port}") is None, "the head is another machine"
+        assert whose_ray._listener(f"127.0.0.1:{port}") == (None if listens == "127.0.0.2" else os.getuid())
+
+
+def test_commands_ask_whose_it_is_too(rays_port: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: ANOTHER)
+    with pytest.raises(ConfigError, match=f"Set RAY_ADDRESS=127.0.0.1:{rays_port}"):
+        join_ray()
 
 
 def test_a_script_beside_another_users_ray_starts_its_own_and_says_so(rays_port: int):
