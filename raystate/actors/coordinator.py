@@ -22,7 +22,7 @@ from raystate.actors.hosts import RayHosts
 from raystate.actors.kept import Kept, Tenant, cluster_token, take_storage
 from raystate.actors.naming import GONE_POLL_S, NAMESPACE, PROTOCOL, coordinator_name, find_actor, host_name
 from raystate.actors.places import Places
-from raystate.actors.reporting import RunReport, record_folder
+from raystate.actors.reporting import RunReport, answers_within_s, record_folder
 from raystate.actors.restarted import begin, is_restarted
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.config import StateConfig
@@ -270,7 +270,12 @@ class CoordinatorActor:
 
     async def status(self) -> RunReport:
         """What the run is doing. TimeoutError: its thread does not answer."""
-        report = RunReport(run=self._config.run, storage=self._config.storage, owner=dataclasses.replace(self._owner, config=None))
+        report = RunReport(
+            run=self._config.run,
+            storage=self._config.storage,
+            owner=dataclasses.replace(self._owner, config=None),
+            release_s=answers_within_s(self._config),
+        )
         if self._service is None:
             return report
         status = await asyncio.wait_for(asyncio.wrap_future(self._service.look(status_of)), USE_S)

@@ -18,7 +18,8 @@ from raystate.actors.hosts import last_line
 from raystate.actors.kept import check_travels
 from raystate.actors.naming import PROTOCOL, coordinator_name, find_actor, find_hosts, host_name, run_actors, wait_until_gone
 from raystate.actors.places import refused
-from raystate.actors.release import QUICK_S, answers_within_s, release_by_hash
+from raystate.actors.release import QUICK_S, release_by_hash
+from raystate.actors.reporting import answers_within_s
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError, RunInUseError, StorageError, error_from_name
 from raystate.core.messages import Failure, HostId

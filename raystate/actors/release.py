@@ -13,11 +13,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raystate.actors.hosts import CLOSE_HOST_TIMEOUT_S
 from raystate.actors.naming import GONE_POLL_S, coordinator_name, find_actor, run_actors, wait_until_gone
-from raystate.actors.reporting import run_reports
+from raystate.actors.reporting import answers_within_s, run_reports
 from raystate.config import StateConfig
 from raystate.core.errors import RaystateError, RunInUseError, StorageError, although_promised, error_from_name
 from raystate.core.messages import Ask, Failure, LeaveReply, ReleaseAsked
-from raystate.runtime.link import REPLY_MARGIN_S
 from raystate.storage import open_storage, run_hash, visible_steps
 
 logger = logging.getLogger(__name__)
@@ -42,11 +41,6 @@ def newest_step(config: StateConfig) -> int | None:
             raise
         stored = ()  # an outage: the run goes on from memory
     return max([in_memory, *stored])
-
-
-def answers_within_s(config: StateConfig) -> float:
-    """Seconds in which a living Coordinator has answered a release, whatever its own deadlines say."""
-    return config.save_timeout_s + config.host_timeout_s + config.barrier_timeout_s + REPLY_MARGIN_S
 
 
 def release(
@@ -79,8 +73,18 @@ def release(
     return reply
 
 
-def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | None = None) -> LeaveReply | None:
-    """`release`, for a run that is known by the hash in its actors' names only. `deadline_s`: see `answers_within_s`."""
+def release_by_hash(
+    name: str, reason: str, deadline_s: float, *, launch: str | None = None, by_force: bool = True
+) -> LeaveReply | None:
+    """`release`, for a run that is known by the hash in its actors' names only.
+
+    Args:
+        name: the hash.
+        reason: for the log.
+        deadline_s: see `answers_within_s`.
+        launch: only if the run belongs to this launch; None: whichever has it.
+        by_force: end the actors also where the newest snapshot is not known to be durable.
+    """
     if not ray.is_initialized():  # Ray's calls would join whatever cluster there is, or start one
         text = (
             "this process has left Ray (ray.shutdown()): the run's actors end by themselves after idle_timeout_s without a trainer"
@@ -110,7 +114,9 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
             failure = error_from_name(reply.error, reply.message, reply.details)
         coordinator.left.remote(0, 1)  # it has been read: the Coordinator need not wait
         break
-    if not _was_refused(failure):
+    if not by_force and is_gone:
+        failure = _unsaid("its Coordinator is gone, and nobody can say")
+    if not _was_refused(failure) and (by_force or failure is None):
         by_themselves = _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()))
         if is_gone and failure is None and not by_themselves:  # else it had released the run, and ended
             failure = _unsaid("its Coordinator is gone, and nobody can say")
@@ -119,30 +125,43 @@ def release_by_hash(name: str, reason: str, deadline_s: float, *, launch: str | 
     return released
 
 
-def free_storage(url: str, *, keep: bool) -> None:
-    """End the actors of the runs of this cluster on a storage, for somebody who deletes there.
+def free_storage(url: str, run: str | None, *, keep: bool) -> None:
+    """End the actors of the runs of this cluster on a storage, for a command that deletes there.
 
     Args:
         url: canonical.
+        run: its name by its log; None: the log can't be read.
         keep: make what they hold in memory durable first; else it is given up.
 
     Raises:
-        RunInUseError: one of them trains, or is about to; nothing has changed.
-        StorageError: the newest snapshot could not be made durable.
+        RunInUseError: one of them trains, or is about to, or does not answer; nothing has changed.
+        StorageError: the newest snapshot could not be made durable in time: it stays in memory.
     """
+    ours = coordinator_name(run_hash(url, run)) if run is not None else None
     for report in run_reports():
-        coordinator = find_actor(coordinator_name(name := run_hash(url, report.run))) if report.storage == url else None
+        if report.problem and ours in (None, report.name):
+            raise RunInUseError(f"{report.problem}: try again, or end its run first", run=run or "", storage=url)
+        coordinator = find_actor(report.name) if report.storage == url else None
         if coordinator is None:
             continue
-        state, owner, age_s = ray.get(coordinator.use.remote(), timeout=QUICK_S)
+        try:
+            state, owner, age_s = ray.get(coordinator.use.remote(), timeout=QUICK_S)
+        except RayError as error:
+            text = (
+                f"the Coordinator of run {report.run!r} does not answer ({type(error).__name__}): try again, or end the run first"
+            )
+            raise RunInUseError(text, run=report.run, storage=url) from None
         if state != "free":
             raise RunInUseError(
                 f"run {report.run!r} on {url} is in use by Ray job {owner.job_id} (pid {owner.pid} on node {owner.node[:8]}, "
                 f"last heard from {age_s:.0f} s ago): end it first",
                 run=report.run, storage=url, job_id=owner.job_id, node=owner.node, pid=owner.pid,
             )  # fmt: skip
+        name = run_hash(url, report.run)
         if keep:
-            release_by_hash(name, "a step is deleted", QUICK_S)
+            reply = release_by_hash(name, "a step is deleted", report.release_s, by_force=False)
+            if reply is not None and reply.untold:
+                logger.warning("run %r: %s", report.run, although_promised(reply.untold))
         else:
             coordinator.forget.remote("the run is deleted")
             _wait_or_kill(name, CLOSE_HOST_TIMEOUT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from raystate.actors.naming import find_actor, find_coordinators
 from raystate.config import StateConfig
 from raystate.core.status import RunStatus
+from raystate.runtime.link import REPLY_MARGIN_S
 from raystate.runtime.progress import Going
 from raystate.runtime.tenancy import Owner
 
@@ -29,6 +31,8 @@ class RunReport:
         status: None: it has not got its storage yet, or its Coordinator does not answer.
         going: saves and restores under way, with what their processes have said of their bytes.
         problem: why there is no status.
+        name: of its Coordinator.
+        release_s: seconds in which it has answered a release.
     """
 
     run: str = ""
@@ -37,6 +41,8 @@ class RunReport:
     status: RunStatus | None = None
     going: tuple[Going, ...] = ()
     problem: str = ""
+    name: str = ""
+    release_s: float = 0.0
 
 
 def run_reports() -> list[RunReport]:
@@ -48,7 +54,7 @@ def run_reports() -> list[RunReport]:
         if actor is not None and hasattr(actor, "status"):
             asked[name] = actor.status.remote()
         elif actor is not None:
-            found.append(RunReport(problem=f"{name} is of an older version of raystate"))
+            found.append(RunReport(name=name, problem=f"{name} is of an older version of raystate"))
     if asked:
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S)
     found += filter(None, [_answer(name, answer) for name, answer in asked.items()])
@@ -57,12 +63,17 @@ def run_reports() -> list[RunReport]:
 
 def _answer(name: str, answer: Any) -> RunReport | None:
     try:
-        return ray.get(answer, timeout=0.1)
+        return dataclasses.replace(ray.get(answer, timeout=0.1), name=name)
     except RayActorError:
         return None  # the run has ended meanwhile
     except (GetTimeoutError, RayError, TimeoutError) as error:
         why = " ".join(str(error).split())[:200]
-        return RunReport(problem=f"{name} does not answer: {type(error).__name__}{f': {why}' if why else ''}")
+        return RunReport(name=name, problem=f"{name} does not answer: {type(error).__name__}{f': {why}' if why else ''}")
+
+
+def answers_within_s(config: StateConfig) -> float:
+    """Seconds in which a living Coordinator has answered a release, whatever its own deadlines say."""
+    return config.save_timeout_s + config.host_timeout_s + config.barrier_timeout_s + REPLY_MARGIN_S
 
 
 def record_folder(config: StateConfig, run_hash: str) -> Path:

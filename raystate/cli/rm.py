@@ -13,7 +13,7 @@ from raystate.cli.console import StorageArgument, count, out
 from raystate.cli.status import join_ray
 from raystate.core.errors import ConfigError
 from raystate.storage import open_storage
-from raystate.transfer.removing import remove_run, remove_step, steps_of_run
+from raystate.transfer.removing import name_of_run, remove_run, remove_step, steps_of_run
 
 
 def rm(
@@ -38,7 +38,7 @@ def rm(
     if not yes and not typer.confirm(f"Delete {what} of {run.url}?"):
         raise typer.Exit(1)
     with wait_progress("asking the Ray cluster", quiet=False):
-        seen = _free_on_ray(run.url, keep=step is not None)
+        seen = _free_on_ray(run.url, name_of_run(run), keep=step is not None)
     left: tuple[str, ...] = ()
     if step is not None:
         remove_step(run, step)
@@ -51,14 +51,15 @@ def rm(
         out.print("no Ray cluster was found from here: a run that trains elsewhere can't save any more")
 
 
-def _free_on_ray(url: str, *, keep: bool) -> bool:
+def _free_on_ray(url: str, name: str | None, *, keep: bool) -> bool:
     """End what a Ray cluster that can be seen holds of the runs on a storage. False: there is no cluster.
 
     Args:
+        name: of the run; None: it can't be read.
         keep: make it durable first.
 
     Raises:
-        RunInUseError: one of them trains.
+        RunInUseError: one of them trains, or does not answer.
         ConfigError: RAY_ADDRESS names a cluster that can't be joined.
     """
     try:
@@ -72,7 +73,7 @@ def _free_on_ray(url: str, *, keep: bool) -> bool:
     from raystate.actors.release import free_storage
 
     try:
-        free_storage(url, keep=keep)
+        free_storage(url, name, keep=keep)
     finally:
         ray.shutdown()
     return True

@@ -29,6 +29,14 @@ def steps_of_run(storage: Storage) -> tuple[int, ...]:
     return tuple(sorted({*live, *visible_steps(storage)}))
 
 
+def name_of_run(storage: Storage) -> str | None:
+    """As its log says; None: the log is empty, or can't be read."""
+    with contextlib.suppress(CorruptCheckpointError, ConfigError):
+        tail = LogReader(storage).tail()
+        return (tail.run or None) if tail is not None else None
+    return None
+
+
 def remove_step(storage: Storage, step: int) -> None:
     """Delete one step. The run goes on from the newest that is left.
 

@@ -12,6 +12,9 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 import raystate
 from raystate.actors import release as release_module
+from raystate.actors.naming import coordinator_name
+from raystate.actors.reporting import RunReport
+from raystate.storage import run_hash
 
 SAVE_S, HOST_S, BARRIER_S = 20.0, 10.0, 40.0
 
@@ -57,3 +60,45 @@ def test_the_coordinator_dies_as_it_is_asked(tmp_path: Path, monkeypatch: pytest
 def test_a_run_that_has_been_released_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Coordinator was about to end, and its HostActors end by themselves."""
     assert len(ends(monkeypatch, tmp_path, RayActorError(), coordinators=1, alone=True)) == 1
+
+
+# ---------------------------------------------------------------- before something is deleted
+
+
+def frees(monkeypatch: pytest.MonkeyPatch, report: RunReport, answers: list[Any]) -> None:
+    """Free a storage whose cluster has this run, whose Coordinator answers so. Nothing may be ended by force."""
+
+    def get(*_: Any, **__: Any) -> Any:
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    method = SimpleNamespace(remote=lambda *_: None)
+    coordinator = SimpleNamespace(use=method, release=method, left=method)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(release_module, "run_reports", lambda: [report])
+    monkeypatch.setattr(release_module, "find_actor", lambda _: coordinator)
+    monkeypatch.setattr(release_module, "_wait_or_kill", lambda *_: pytest.fail("it was ended"))
+    release_module.free_storage("file:///s", "r", keep=True)
+
+
+@pytest.mark.parametrize("of", ["r", "another"])
+def test_a_coordinator_that_does_not_answer_may_be_the_runs(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for no run of that storage, so that a run which trained was deleted."""
+    report = RunReport(name=coordinator_name(run_hash("file:///s", of)), problem="it is busy")
+    if of == "another":
+        frees(monkeypatch, report, [])
+        return
+    with pytest.raises(raystate.RunInUseError, match="it is busy: try again, or end its run first"):
+        frees(monkeypatch, report, [])
+
+
+def test_what_is_to_be_durable_first_is_not_ended_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had ten seconds, then its memory was ended, with the newest step in it."""
+    report = RunReport(name=coordinator_name(run_hash("file:///s", "r")), run="r", storage="file:///s", release_s=770.0)
+    free = ("free", SimpleNamespace(), 0.0)
+    with pytest.raises(raystate.StorageError, match="within 770 s that the last step is durable"):
+        frees(monkeypatch, report, [free, GetTimeoutError()])
+    with pytest.raises(raystate.RunInUseError, match=r"does not answer \(GetTimeoutError\)"):
+        frees(monkeypatch, report, [GetTimeoutError()])

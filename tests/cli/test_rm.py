@@ -17,7 +17,7 @@ from tests.cli.conftest import Command
 @pytest.fixture
 def run(tmp_path: Path, raystate: Command, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Steps 1 and 2, and no Ray that can be seen."""
-    monkeypatch.setattr(rm, "_free_on_ray", lambda _url, *, keep: False)
+    monkeypatch.setattr(rm, "_free_on_ray", lambda _url, _run, *, keep: False)
     for step in (1, 2):
         save(tmp_path / "saved" / str(step), {"w": np.full(3, step)})
     code, _, errors = raystate("import", tmp_path / "saved", tmp_path / "run")
