@@ -234,8 +234,6 @@ class Restores:
             if self._rollback and (refused := self.withdrawals.refuse_rollback(want)) is not None:
                 self._fail("StorageError", f"rollback to step {want}: {refused}", step=want)
                 return
-            if self._rollback:
-                self.withdrawals.give_up_saves(want)
         if snap is None and not stored and damaged:
             text = "; ".join(f"step {step}: {why}" for step, why in damaged)
             text = f"no step of the run can be restored: {text}. Bring the folders back; or begin anew with `raystate rm STORAGE`"
@@ -293,22 +291,23 @@ class Restores:
         if want is None or not self._rollback:
             self._discard(choice)
             return
-        if (refused := self.withdrawals.refuse_rollback(want)) is not None:
-            self._fail("StorageError", f"rollback to step {want}: {refused}", step=want)
-            return
         self._rolls_back = True
-        self.withdrawals.roll_back(want)
         self._enter("retiring")
 
     def _retired(self) -> None:
-        """The entry is in the log. Damaged steps: choose now. A rollback is done when the newer steps can't be seen any more."""
+        """No entry is on its way. Damaged steps: choose now. A rollback is done when the newer steps can't be seen any more."""
         if not self._rolls_back:
             self._enter("looking")
             return
         want, choice = self._want, self._choice
         assert want is not None
         assert choice is not None
-        if not self.withdrawals.still_visible(want):
+        self.withdrawals.give_up_saves(want)
+        if self._restorable.unsettled(want):
+            return  # a newer step whose commit is being written is to be retired, too
+        if (refused := self.withdrawals.refuse_rollback(want)) is not None:
+            self._fail("StorageError", f"rollback to step {want}: {refused}", step=want)
+        elif not self.withdrawals.roll_back(want) and not self.withdrawals.still_visible(want):
             self._rolls_back = False
             self._discard(choice)
 
@@ -387,7 +386,7 @@ class Restores:
         self.desk.stir = True
         if waited_s >= settings.host_timeout_s:
             self._inquiry.give_up_late(group, waited_s)
-        asked_s = self.desk.now_s - self._inquiry.began_s
+        asked_s = waited_s if self._rolls_back else self.desk.now_s - self._inquiry.began_s
         if asked_s >= settings.restore_timeout_s:
             waiting = self._waiting_for(group) or "the log"
             self._fail("StorageError", f"restore waited {asked_s:.1f} s for {waiting}", phase="restore", waited_s=asked_s)

@@ -33,11 +33,13 @@ class Withdrawals:
         """No step after `want` is made durable any more."""
         self._saves.abort_after(want, f"rolled back to step {want}")
 
-    def roll_back(self, want: int) -> None:
-        """Retire the steps after `want`, if there are any."""
+    def roll_back(self, want: int) -> bool:
+        """Retire the steps after `want`. False: there are none."""
         why = f"rollback to step {want}"
-        if newer := self._newer(want):
+        newer = self._newer(want)
+        if newer:
             self._ask("rollback", [(step, why) for step in newer], why)
+        return bool(newer)
 
     def still_visible(self, want: int) -> list[int]:
         """Steps after `want` that are retired and not removed yet. One that somebody has pinned is not waited for."""

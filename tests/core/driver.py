@@ -85,6 +85,7 @@ class Driver:
         self.place: dict[int, str] = {}
         self.asks = 0
         self.auto = True  # storage does at once what it is told
+        self.appends = True  # the same for the log
         entry = claim_entry(tail, "w", "r")
         names = tuple(HostId(host) for host in hosts)
         self.send(Claimed(entry=entry, dead=dead, hosts=names, committed=committed, unread=unread, deleted=deleted))
@@ -101,7 +102,7 @@ class Driver:
         return commands
 
     def _obey(self, command: Any) -> None:
-        if isinstance(command, Append):
+        if isinstance(command, Append) and self.appends:
             self.send(Appended(seq=command.entry.seq, outcome="ok"))
         elif isinstance(command, Publish):
             self.send(PublishDone(step=command.step, save=command.save))

@@ -9,6 +9,8 @@ import pytest
 from raystate.core.commands import MOST_OLDER
 from raystate.core.messages import (
     Answer,
+    Append,
+    Appended,
     Ask,
     CommitsFound,
     Failure,
@@ -481,6 +483,35 @@ def test_a_rollback_that_no_rank_can_use_costs_no_step(bad: dict[str, Any]):
     assert driver.replies(Failure)
     assert [one.step for one in driver.take(Retire) if not one.aside] == []
     assert 4 in driver.core.journal.live
+
+
+def test_a_rollback_that_fails_gives_up_no_save():
+    """It gave them up before any rank had read the step, and said that nothing had changed."""
+    driver = running()
+    driver.stage(2)
+    driver.hold(0, 4, promised=True)
+    choice = driver.restore(step=2, rollback=True, ok=False)
+    driver.tried(choice, mistaken=True, ok=True)
+    assert "nothing has changed" in driver.replies(Failure)[0].message
+    driver.hold(1, 4, promised=True)
+    assert driver.core.journal.published == (4,)
+
+
+def test_a_rollback_waits_for_the_commit_that_is_being_written():
+    """It can't be called back: so its step is retired with the others."""
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.hold(0, 4, promised=True)
+    choice = driver.restore(step=2, rollback=True, ok=False)
+    driver.appends = False
+    driver.hold(1, 4, promised=True)
+    driver.tried(choice)
+    assert driver.replies(RestoreSettled) == [] and driver.take(Retire) == []
+    driver.appends = True
+    driver.send(Appended(seq=driver.take(Append)[-1].entry.seq, outcome="ok"))
+    assert [one.step for one in driver.take(Retire)] == [4]
+    assert [settled.step for settled in driver.replies(RestoreSettled)] == [2, 2]
+    assert driver.core.journal.published == (2,)
 
 
 def test_a_rank_whose_reference_does_not_fit_changes_nothing():
