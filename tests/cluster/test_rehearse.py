@@ -46,13 +46,21 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture(autouse=True)
+def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary folder that no other test uses."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
 def left() -> dict[str, Any]:
-    """What a rehearsal could leave behind."""
-    root = default_root()
+    """What a rehearsal could leave behind on this cluster."""
+    root, nodes = default_root(), [node["NodeID"][:12] for node in ray.nodes()]
     return {
         "actors": sorted(find_coordinators()),
-        "shared memory": sorted(root.iterdir()) if root.is_dir() else [],
-        "folders": sorted(Path(tempfile.gettempdir()).glob("raystate-rehearsal-*")),
+        "shared memory": sorted(one for node in nodes for one in root.glob(f"*-{node}")),
+        "folders": sorted(Path(tempfile.gettempdir()).iterdir()),
     }
 
 
@@ -69,7 +77,7 @@ def test_a_right_script_gets_one_line_and_leaves_nothing(launcher: str, ray_clus
     done = rehearse(ray_cluster, tmp_path, "train.py", "none", launcher)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "rehearsal of train.py: a restart works and computes the same, bit by bit (steps 3 to 4, 2 entries)\n"
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]  # the real storage is not even made
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["tmp", "train.py"]  # the real storage is not even made
     assert left() == before
 
 
