@@ -268,3 +268,18 @@ def test_what_only_looks_like_an_address_is_none(caplog: pytest.LogCaptureFixtur
 
     opened(script)
     assert not warnings(caplog)
+
+
+@pytest.mark.parametrize(("counter", "told"), [("int32", 1), ("float32", 0)])
+def test_the_ported_ppo_whose_counter_begins_as_another_dtype_is_warned_at_its_first_save(
+    counter: str, told: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    from tests.programs import ppo
+
+    def body(rank: Rank) -> None:
+        monkeypatch.setattr(raystate, "StateManager", lambda _: rank.open("first"))
+        ppo.train({"steps": 2, "state": None, "counter": counter}, lambda *_: None)
+
+    run(body, save_every_steps=1)
+    assert len(warnings(caplog)) == told
+    assert all("finished: expected dtype int32, the checkpoint has float32" in text for text in warnings(caplog))
