@@ -270,12 +270,8 @@ class CoordinatorActor:
 
     async def status(self) -> RunReport:
         """What the run is doing. TimeoutError: its thread does not answer."""
-        report = RunReport(
-            run=self._config.run,
-            storage=self._config.storage,
-            owner=dataclasses.replace(self._owner, config=None),
-            release_s=answers_within_s(self._config),
-        )
+        config, owner = self._config, dataclasses.replace(self._owner, config=None)
+        report = RunReport(run=config.run, storage=config.storage, owner=owner, release_s=answers_within_s(config))
         if self._service is None:
             return report
         status = await asyncio.wait_for(asyncio.wrap_future(self._service.look(status_of)), USE_S)
