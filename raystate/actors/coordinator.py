@@ -70,10 +70,9 @@ class CoordinatorActor:
 
     def __init__(self, config: StateConfig, run_hash: str, owner: Owner, ahead: tuple[HostId, ...] = ()):
         # Orbax imports JAX here, for small files only: it must never take an accelerator.
-        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ.update(JAX_PLATFORMS="cpu", CUDA_VISIBLE_DEVICES="")
         for name in [name for name in os.environ if name.startswith("TPU_")]:
             del os.environ[name]
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
         log_to_stderr()
         self._config = config
@@ -204,7 +203,7 @@ class CoordinatorActor:
             try:
                 actor = find_actor(host_name(self._run_hash, host))
                 return actor is None or await asyncio.wait_for(actor.trainers.remote(), USE_S / 2) > 0
-            except (AttributeError, RayError, TimeoutError):  # AttributeError: of an older version
+            except (RayError, TimeoutError):
                 return True
 
         return any(await asyncio.gather(*map(connected, hosts)))
@@ -250,7 +249,7 @@ class CoordinatorActor:
             if actor is None:
                 raise RayActorError
             state, owner, age_s = await asyncio.wait_for(actor.use.remote(), USE_S)
-        except (AttributeError, RayError, TimeoutError) as error:  # AttributeError: of an older version
+        except (RayError, TimeoutError) as error:
             text = f"run {other.run!r} uses {self._config.storage}, and its Coordinator does not answer ({type(error).__name__})"
             return Failure(error="RunInUseError", message=text, details={"run": other.run, "starting": True})
         refusal = in_use(owner, state, age_s=age_s, storage=self._config.storage, run=other.run, asked_run=self._config.run)
