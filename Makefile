@@ -2,7 +2,7 @@
 #   make demo [GCS=1] [ARGS=…]
 #   make test   make test-first   make test-core   make test-ray   make test-timed   make test-long   make test-all
 #   make test-versions [VERSIONS=3.13-newest] [ARGS=…]
-#   make check  make venv
+#   make check  make house  make venv
 #   make docs   make bench [ARGS=--quick]    make format   make clean
 
 PYTHON ?= python3
@@ -28,7 +28,7 @@ BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 # Without Ray: two processes that keep to a core each.
 ONE_CORE := $(BY_FILE) -p tests.one_core
 
-.PHONY: demo test test-first test-core test-ray test-long test-timed test-all test-versions check docs bench format clean venv
+.PHONY: demo test test-first test-core test-ray test-long test-timed test-all test-versions check house docs bench format clean venv
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -102,6 +102,11 @@ check: $(STAMP)
 	$(BIN)/lint-imports --no-cache  # a stale cache knows nothing of new modules
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/house
+	$(BIN)/python -m tests.house.figures
+
+# How large the house is: the figures are to go down.
+house: $(STAMP)
+	$(BIN)/python -m tests.house.figures
 
 # -n and -W: a link or a name that leads nowhere is an error.
 docs: $(STAMP)

@@ -1,0 +1,153 @@
+"""The house in figures: `make house`. They are to go down; none is met by longer lines or by code that is put where it isn't counted."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+REPO = Path(__file__).parents[2]
+CORE = REPO / "raystate/core"
+_QUIET = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER}
+_SECONDS = re.compile(r"^_?[A-Z0-9_]*_S$")
+_VAGUE = re.compile(r"\b(nobody|whoever)\b", re.IGNORECASE)
+# Of other packages: what they call private by name or by folder.
+_PRIVATE = re.compile(r"^(ray|jax|jaxlib)\..*\b_\w+|^(ray|jax|jaxlib)\._\w+")
+
+
+def sources(folder: Path) -> Iterator[tuple[Path, str, ast.Module]]:
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text()
+        yield path, text, ast.parse(text)
+
+
+def code_lines(text: str, tree: ast.Module) -> int:
+    """Lines without blanks, comments and docstrings."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _QUIET:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def all_code(folder: Path) -> int:
+    return sum(code_lines(text, tree) for _, text, tree in sources(folder))
+
+
+def _classes(*names: str) -> int:
+    """Public classes that these modules of core declare."""
+    trees = [ast.parse(path.read_text()) for name in names if (path := CORE / name).exists()]
+    return sum(isinstance(node, ast.ClassDef) and not node.name.startswith("_") for tree in trees for node in tree.body)
+
+
+def union(module: str, name: str) -> int:
+    """How many kinds a union type has."""
+    for node in ast.parse((CORE / module).read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
+            return sum(isinstance(one, ast.Name) for one in ast.walk(node.value))
+    raise LookupError(name)
+
+
+def parts() -> int:
+    """Objects that the Coordinator's machine is made of."""
+    (machine,) = (
+        node
+        for node in ast.parse((CORE / "coordinator.py").read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == "Coordinator"
+    )
+    (init,) = (node for node in machine.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    made = [node.value for node in ast.walk(init) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+    return sum(isinstance(call.func, ast.Name) and call.func.id[0].isupper() for call in made)
+
+
+def longest_chain() -> int:
+    """Modules of core in a row, each of which imports the next."""
+    imports: dict[str, set[str]] = {}
+    for path, _, tree in sources(CORE):
+        found = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+        imports[path.stem] = {name.removeprefix("raystate.core.") for name in found if name.startswith("raystate.core.")}
+    depths: dict[str, int] = {}
+
+    def depth(name: str) -> int:
+        if name not in depths:
+            depths[name] = 1 + max((depth(one) for one in imports.get(name, ())), default=0)
+        return depths[name]
+
+    return max(map(depth, imports))
+
+
+def seconds() -> dict[str, set[float]]:
+    """Constants of modules that are named as seconds, with the values that they have."""
+    found: dict[str, set[float]] = defaultdict(set)
+    for _, _, tree in sources(REPO / "raystate"):
+        for node in tree.body:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
+            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+            if isinstance(target, ast.Name) and _SECONDS.match(target.id) and isinstance(value, ast.Constant):
+                found[target.id.lstrip("_")].add(float(value.value))
+    return found
+
+
+def count_seconds() -> int:
+    lines = (line for _, text, _ in sources(REPO / "raystate") for line in text.splitlines())
+    return sum(bool(re.match(r"_?[A-Z0-9_]*_S(: \w+)? = ", line)) for line in lines)
+
+
+def private_imports() -> int:
+    """Imports of private names of Ray and JAX."""
+    found = 0
+    for _, _, tree in sources(REPO / "raystate"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found += sum(bool(_PRIVATE.match(f"{node.module}.{alias.name}")) for alias in node.names)
+            elif isinstance(node, ast.Import):
+                found += sum(bool(_PRIVATE.match(alias.name)) for alias in node.names)
+    return found
+
+
+def functions(folder: Path, pattern: str) -> int:
+    return sum(
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and re.fullmatch(pattern, node.name) is not None
+        for _, _, tree in sources(folder)
+        for node in ast.walk(tree)
+    )
+
+
+def vague_words() -> int:
+    """ "nobody" and "whoever" in docstrings, comments, messages and documents."""
+    pages = [*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md")]
+    texts = [page.read_text() for page in pages] + [text for _, text, _ in sources(REPO / "raystate")]
+    return sum(len(_VAGUE.findall(text)) for text in texts)
+
+
+def figures() -> dict[str, int]:
+    return {
+        "code lines, raystate": all_code(REPO / "raystate"),
+        "code lines, raystate/core": all_code(CORE),
+        "code lines, tests": all_code(REPO / "tests"),
+        "code lines, jobs and benchmarks": all_code(REPO / "jobs") + all_code(REPO / "benchmarks"),
+        "kinds of messages": _classes("commands.py", "events.py", "host_messages.py", "replies.py", "trainer_messages.py"),
+        "events of the Coordinator": union("events.py", "Event"),
+        "parts of the Coordinator": parts(),
+        "longest import chain in core": longest_chain(),
+        "files directly in core": len(list(CORE.glob("*.py"))) - 1,
+        'methods named "turn" or "tick" in core': functions(CORE, "turn|tick"),
+        "time-outs of modules": count_seconds(),
+        "names of time-outs with two values": sum(len(values) > 1 for values in seconds().values()),
+        "imports of private names of Ray and JAX": private_imports(),
+        'tests named "test_row…"': functions(REPO / "tests", r"test_row\d+.*"),
+        '"nobody" and "whoever"': vague_words(),
+    }
+
+
+if __name__ == "__main__":
+    for name, value in figures().items():
+        sys.stdout.write(f"{name:42} {value:>7,}\n")
