@@ -102,11 +102,11 @@ check: $(STAMP)
 	$(BIN)/lint-imports --no-cache  # a stale cache knows nothing of new modules
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/house
-	$(BIN)/python tests/house/figures.py
+	$(BIN)/python -m tests.house.figures
 
 # How large the house is: the figures are to go down.
 house: $(STAMP)
-	$(BIN)/python tests/house/figures.py
+	$(BIN)/python -m tests.house.figures
 
 # -n and -W: a link or a name that leads nowhere is an error.
 docs: $(STAMP)

@@ -106,7 +106,7 @@ def test_what_a_target_runs_is_there(target: str, tmp_path: Path):
             assert {Path(program).name, "import-linter" if "lint-imports" in program else ""} & developing, program
         for before, argument in itertools.pairwise(["", *arguments]):
             path = argument.removeprefix("--ignore=")
-            if before == "-p":
+            if before in ("-p", "-m"):
                 assert importlib.util.find_spec(argument) is not None, argument
                 continue
             assert not path.startswith(("tests", "jobs/", "benchmarks/")) or (ROOT / path).exists(), path
