@@ -102,11 +102,12 @@ def test_what_a_target_runs_is_there(target: str, tmp_path: Path):
         if program == ".venv/bin/python":
             assert arguments[0] == "-m"
             assert importlib.util.find_spec(arguments[1]) is not None, arguments[1]
+            arguments = arguments[2:]
         else:
             assert {Path(program).name, "import-linter" if "lint-imports" in program else ""} & developing, program
         for before, argument in itertools.pairwise(["", *arguments]):
             path = argument.removeprefix("--ignore=")
-            if before in ("-p", "-m"):
+            if before == "-p":
                 assert importlib.util.find_spec(argument) is not None, argument
                 continue
             assert not path.startswith(("tests", "jobs/", "benchmarks/")) or (ROOT / path).exists(), path
