@@ -97,5 +97,5 @@ def _answer(answer: Any) -> Any:
 
 
 def _is_gone(error: BaseException) -> bool:
-    """Whether nobody answers: the actor has died, or its answer is gone with its node."""
+    """Whether no answer can come: the actor has died, or its answer is gone with its node."""
     return isinstance(error, RayError) and not isinstance(error, RayTaskError)

@@ -132,7 +132,7 @@ class CoordinatorActor:
             hosts=self._hosts,
             known_hosts=known_hosts,
             writer=f"{identity}.{secrets.token_hex(4)}",
-            # This actor's name is unique in its cluster: whoever had it before is dead.
+            # Its name is unique in its cluster: an actor that had it before is dead.
             is_dead=lambda writer: writer.startswith(f"{identity}."),
             on_end=self._on_end,
             on_crash=_crash,
@@ -212,7 +212,7 @@ class CoordinatorActor:
     async def _why_log_is_gone(service: CoordinatorLoop) -> str:
         try:
             return await asyncio.wait_for(asyncio.to_thread(service.why_log_is_gone), USE_S)
-        except TimeoutError:  # storage is slow: it is there, or nobody knows
+        except TimeoutError:  # storage is slow: nothing says that the log is gone
             return ""
 
     def _ending(self) -> Failure:
@@ -235,11 +235,11 @@ class CoordinatorActor:
         service.give_up(why)
 
     async def forget(self, why: str) -> None:
-        """End, and give up what memory holds: whoever asks has seen that nobody trains."""
+        """End, and give up what memory holds: the caller has seen that no process trains."""
         self._give_up(self._started, why)
 
     async def refuse(self, failure: Failure) -> None:
-        """The launcher's own: nobody has trained yet."""
+        """End, with this error for all who ask: for the launcher, before a trainer has joined."""
         self._started.refuse(failure)
 
     async def _other_uses(self, other: Tenant, takeover: bool) -> Failure:
@@ -341,7 +341,7 @@ class CoordinatorActor:
             self._service.ledger.blame(group, cause, time.monotonic())
 
     async def release(self, launch: str | None, event: ReleaseAsked) -> Reply:
-        """End the run, for the launch that has it. None: whoever has it."""
+        """End the run, if it belongs to this launch. None: also if it belongs to another."""
         if launch is not None and launch != self._owner.launch:
             text = f"run {self._config.run!r} belongs to another launch, by Ray job {self._owner.job_id}: it is not released"
             return Failure(error="RunInUseError", message=text, details={"job_id": self._owner.job_id})

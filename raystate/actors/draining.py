@@ -33,7 +33,7 @@ class DrainWatch:
 
     Args:
         post: takes the news.
-        ended: whether nobody wants them any more.
+        ended: whether its owner has ended, and wants no more news.
     """
 
     def __init__(self, post: Callable[[HostLeaving], None], ended: Callable[[], bool]):

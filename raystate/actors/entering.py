@@ -52,7 +52,7 @@ def enter_first(config: StateConfig, launch: str, *, takeover: bool) -> None:
         As `enter`; ConfigError also if the Coordinator has another disk at the storage's path than this process.
     """
     name = hash_of(config.storage, config.run)
-    # No rank: nobody trains in this process.
+    # No rank: this process doesn't train.
     enter(config, name, dataclasses.replace(this_owner(launch), rank=-1, launched=True), takeover=takeover)
     coordinator = find_actor(coordinator_name(name))
     if coordinator is None:
@@ -73,7 +73,8 @@ def enter(config: StateConfig, run_hash: str, owner: Owner, *, takeover: bool) -
     """Return when `owner` has the run, with a Coordinator of this version and this configuration.
 
     Args:
-        takeover: end whoever uses the run, or the storage under another name; give up what memory holds of a run whose folder is gone.
+        takeover: end a launch that uses the run, or the storage under another name; give up what
+            memory holds of a run whose folder is gone.
 
     Raises:
         RunInUseError: somebody else's trainers are alive, or were a moment ago and start again; names job, pid, node and age.
@@ -157,7 +158,8 @@ def _make_way(refusal: Failure, coordinator: Any, config: StateConfig, ahead: li
     """Return if it is worth asking again; else raise what the refusal says."""
     error = error_from_name(refusal.error, refusal.message, refusal.details)
     if isinstance(error, RunInUseError) and error.release and not out_of_time:
-        # Nobody uses that run any more, or it is taken over: what it holds in memory becomes durable, then its storage is free.
+        # That run isn't used any more, or it is taken over. What it holds in memory becomes
+        # durable, then its storage is free.
         logger.info("run %r is released: run %r takes %s", error.run, config.run, config.storage)
         try:
             reply = release_by_hash(error.release, f"run {config.run!r} takes its storage", answers_within_s(config))
@@ -174,7 +176,7 @@ def _make_way(refusal: Failure, coordinator: Any, config: StateConfig, ahead: li
         return
     if isinstance(error, RunInUseError) and error.run != config.run:
         _dismiss(ahead)  # first: while it lives, it would see to them if this process were killed
-        ray.kill(coordinator, no_restart=True)  # made for this, and waits for a turn that nobody takes
+        ray.kill(coordinator, no_restart=True)  # made for this launch, which gives up
     raise error
 
 
@@ -209,7 +211,8 @@ def _replace_outdated(hello: Welcome, coordinator: Any, config: StateConfig, run
             if made_with == wanted:
                 continue
             if made_with[1] != wanted[1]:
-                ray.get(actor.close.remote(True), timeout=QUICK_S)  # nobody will look for that arena again
+                # No process will look for the arena in its old folder again.
+                ray.get(actor.close.remote(True), timeout=QUICK_S)
         except (AttributeError, RayError):
             pass
         ray.kill(actor, no_restart=True)

@@ -41,7 +41,8 @@ class RayHosts:
 
     Args:
         job: whose driver shows their lines.
-        ahead: whoever made this Coordinator makes HostActors there meanwhile, which wait; there were none.
+        ahead: nodes that had no HostActor; the process that has made this Coordinator makes one
+            there meanwhile, which waits.
     """
 
     def __init__(self, config: StateConfig, run_hash: str, job: Callable[[], str], ahead: Collection[HostId] = ()):
@@ -52,8 +53,9 @@ class RayHosts:
         self._handles: dict[HostId, Any] = {}
         self._lock = threading.Lock()  # `prepare` runs beside everything else
         self._closed = False
-        # Of whose HostActors nobody has wanted more than that they wait. Kept for a Coordinator that is started again: it must not take
-        # them for hosts of the run, and one whose node is gone can't be asked.
+        # Nodes whose HostActors only wait so far: no trainer of the run has needed them. Kept for a
+        # Coordinator that is started again: it must not take them for hosts of the run, and one
+        # whose node is gone can't be asked.
         self._kept_waiting = Kept(waiting_key(run_hash))
         self._waiting: frozenset[HostId] = (self._kept_waiting.get() or frozenset()).union(ahead)
         self._giving_up: set[HostId] = set()  # of those
@@ -163,7 +165,8 @@ class RayHosts:
         start.remote().future().add_done_callback(check)
 
     def _send(self, host: HostId, method: str, *args: Any) -> None:
-        self._waits_no_more(host)  # it may have found what it held before it was killed, and nobody had to open it
+        # It may have found what it held before it was killed: then it opened by itself.
+        self._waits_no_more(host)
         handle = self._handle(host)
         if handle is not None:
             getattr(handle, method).remote(*args)
@@ -205,7 +208,8 @@ class RayHosts:
         handles = {host: handle for host, handle in self._close().items() if hasattr(handle, "close_empty")}
         calls = {host: handle.close_empty.remote().future() for host, handle in handles.items()}
         concurrent.futures.wait(calls.values(), timeout=CLOSE_IDLE_TIMEOUT_S)
-        # Those that were made for this start may still be starting, and would not hear it after our end. Nobody has slots in them.
+        # Those that were made for this start may still be starting, and would not hear it after our
+        # end. No trainer has slots in them.
         own = {call: host for host, call in calls.items() if host not in self._found}
         for call in concurrent.futures.wait(own, timeout=CLOSE_HOST_TIMEOUT_S).not_done:
             ray.kill(handles[own[call]], no_restart=True)
@@ -228,14 +232,16 @@ class RayHosts:
         while left and (wait_s := deadline_s - time.monotonic()) > 0:
             calls = {handle.close.remote(remove_arena).future(): handle for handle in left}
             done, _ = concurrent.futures.wait(calls, timeout=wait_s)
-            # One that was killed a moment ago is being started again: until then its arena has nobody who removes it.
+            # One that was killed a moment ago is being started again: only then it can remove its
+            # arena.
             left = [calls[call] for call in done if isinstance(call.exception(), ActorUnavailableError)]
             if left:
                 time.sleep(AGAIN_S)
         concurrent.futures.wait(idle, timeout=CLOSE_IDLE_TIMEOUT_S)
         for handle in handles.values():
             ray.kill(handle, no_restart=True)
-        concurrent.futures.wait(list(self._writes.values()), timeout=CLOSE_IDLE_TIMEOUT_S)  # now nobody writes any more
+        # Once these calls have ended, no host writes any more.
+        concurrent.futures.wait(list(self._writes.values()), timeout=CLOSE_IDLE_TIMEOUT_S)
         self._kept_waiting.delete()  # only here: HostActors that are not ended go on waiting, and the next Coordinator has to know
 
 

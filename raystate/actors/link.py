@@ -59,7 +59,7 @@ class RayLink:
             )
 
     def _find(self, name: str) -> Any | None:
-        self.check()  # Ray's calls would join whatever cluster there is, or start one
+        self.check()  # Ray's calls would join any cluster that there is, or start one
         return find_actor(name)
 
     def enter(self, *, takeover: bool) -> None:
@@ -68,7 +68,7 @@ class RayLink:
     def ask(self, event: Any, timeout_s: float) -> Reply:
         coordinator = self._find(coordinator_name(self._run_hash))
         if coordinator is None and not isinstance(event, Joined):
-            # Nobody restarts a Coordinator that was ended on purpose; a killed one is Ray's to restart.
+            # Ray starts a killed Coordinator again; one that was ended on purpose stays ended.
             raise Gone(f"the Coordinator of run {self._config.run!r} is gone (released or taken over)")
         if coordinator is None:
             coordinator = ensure_coordinator(self._config, self._run_hash, self._owner)

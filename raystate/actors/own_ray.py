@@ -51,14 +51,16 @@ def why_not_joined(error: Exception, without_address: str) -> str:
 
 
 def check_address() -> None:
-    """See that somebody listens at the host:port of `RAY_ADDRESS`, if that is what it holds. Ray itself would try for many minutes.
+    """See that a process listens at the host:port of `RAY_ADDRESS`, if it holds one.
+
+    Ray itself would try for many minutes.
 
     A cluster of this machine, by localhost or the node's IP address, gets this machine's token, if there is one: `ray start` asks for it
     then. Ray does the same where it has found the cluster by itself; one elsewhere gets it only if the user says so
     (`RAY_AUTH_MODE=token`).
 
     Raises:
-        ConnectionError: nobody did within 10 s.
+        ConnectionError: no process took a connection within 10 s.
     """
     named = re.fullmatch(r"(?P<host>[\w.-]+|\[[\da-fA-F:.]+\]):(?P<port>\d{1,5})", os.environ.get("RAY_ADDRESS", ""))
     if named is None:
@@ -79,7 +81,7 @@ def check_address() -> None:
             except (OSError, OverflowError) as error:  # a port above 65535
                 why = error
         if time.monotonic() > deadline_s:
-            raise ConnectionError(f"nobody answers there ({why})")
+            raise ConnectionError(f"no process answers there ({why})")
         time.sleep(_PROBE_S)
 
 

@@ -36,7 +36,7 @@ class Places:
         return refused(self._config, blind) if blind else None
 
     async def _host_sees(self, host: HostId, claim: Claim) -> bool:
-        """Also if it can't be asked: then nobody can train with it either."""
+        """Also if it can't be asked: then no trainer gets slots from it, and the start says so."""
         actor = find_actor(host_name(self._run_hash, host))
         try:
             return actor is None or await asyncio.wait_for(actor.sees.remote(claim), self._config.start_timeout_s)

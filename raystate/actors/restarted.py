@@ -24,8 +24,11 @@ def begin(
     pause_at_most_s: float,
     for_s: float = math.inf,
 ) -> None:
-    """Call `opening`, in an actor's constructor. Ray makes no actor again whose constructor has raised: so one that was killed tries until
-    it can, and whoever calls it meanwhile hears that it is being started again. The first start raises: it is asked why.
+    """Call `opening`, in an actor's constructor.
+
+    Ray makes no actor again whose constructor has raised. So one that was killed tries until it
+    can, and its callers hear meanwhile that it is being started again. The first start raises: it
+    is asked why.
 
     Args:
         on_failure: is told the error, and the seconds until the next try: 1 at first, then twice as long each time.

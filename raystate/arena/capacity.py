@@ -62,7 +62,7 @@ def arena_bytes(path: Path) -> ArenaBytes:
 
 
 def all_arenas(root: Path) -> list[Path]:
-    """Every arena under `root`, of whatever run and node."""
+    """Every arena under `root`, of all runs and nodes."""
     try:
         entries = [entry for entry in os.scandir(root) if entry.name.startswith(PREFIX)]
         return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))

@@ -101,7 +101,7 @@ def arena_path(root: Path, run_hash: str, node_id: str) -> Path:
 
 
 def is_private_dir(path: Path) -> bool:
-    """Whether `path` is a real directory (no link) of this user that nobody else can enter, as all arenas are."""
+    """Whether `path` is a real directory (no link) that only this user can enter, as arenas are."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -110,7 +110,8 @@ def is_private_dir(path: Path) -> bool:
 
 
 def make_private_dir(path: Path) -> None:
-    """Create `path` with mode 0700, or check that what is there is a real directory of this user that nobody else can enter.
+    """Create `path` with mode 0700, or check that a real directory is there that only this user can
+    enter.
 
     Raises:
         RaystateError: somebody else's, or a link: shared memory is writable by everybody, so a name proves nothing. Or it can't be
@@ -208,7 +209,7 @@ def _looks_like(path: Path) -> str:
 
 
 def remove_entry(path: Path) -> None:
-    """Remove whatever lies at `path`, and of a link the link alone; what is already gone is fine."""
+    """Remove what lies at `path`, and of a link the link alone; a missing entry is fine."""
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
     else:

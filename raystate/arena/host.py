@@ -53,7 +53,7 @@ class HostArena:
         first_index: the least of new sets: trainers may still name those of an arena that was removed.
         adopted: whether it was there already.
         notes: what was decided while opening and handing out, for the log.
-        guard: held by whatever looks at the sets or changes them; `allotting`, held before it: while a trainer gets one, which takes long.
+        guard: held while the sets are read or changed. `allotting` is taken first, to allot one.
     """
 
     def __init__(self, path: Path, lock: FileLock, *, cap_bytes: int, memory_threshold: float | None):
@@ -137,9 +137,9 @@ class HostArena:
     ) -> SlotSet:
         """Give a trainer's incarnation a set of slots of its own, whose contents stay readable until it writes.
 
-        A set that nobody has and that is large enough is handed on (see `replaced`), with empty control words; one with a snapshot of
-        `rank` is preferred, then the smallest. The same trainer asking again gets the same set. Otherwise a new one is reserved and
-        touched, which takes about half a second per GiB.
+        A large enough set that no trainer has is handed on (see `replaced`), with empty words: if
+        possible one with a snapshot of `rank`, then the smallest. A trainer that asks again gets
+        its set again. Else a new one is reserved and touched: about half a second per GiB.
 
         A trainer that needs larger slots than it has asks again: it gets a second set, and the first stays its own, attached and
         readable, until it detaches. One that it never came for is not kept for it.
@@ -206,7 +206,7 @@ class HostArena:
         return self._create("", need, data_bytes=data_bytes, table_bytes=table_bytes, pid=None, copies_of=rank)
 
     def trainer_state(self, held: SlotSet) -> TrainerState:
-        """ "attached": its process holds the lock. "expected": allotted, and it has not come yet. "gone": nobody has the set."""
+        """ "attached": its process holds the lock. "expected": it has not come yet. Else "gone"."""
         with self.guard:
             locks = seize(held.path)
             if locks is None:

@@ -130,7 +130,7 @@ def _named_by(slot: Slot) -> str | None:
     content = slot.read()
     try:
         return SlotTable.from_bytes(content.table).layout_ref if content else None
-    except (ValueError, TypeError, KeyError, AttributeError):  # nobody can get from such a table to a layout
+    except (ValueError, TypeError, KeyError, AttributeError):  # such a table leads to no layout
         return None
 
 

@@ -1,4 +1,4 @@
-"""Whole-file locks that end with their process, whatever ended it."""
+"""Whole-file locks that end with their process, also if it is killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REPLACED_S = 1.0  # how long a file may be replaced each time that it is looked
 
 
 class FileLock:
-    """A `flock` on a file, held until `release()`, until nobody has this object any more, or until the end of the process."""
+    """A `flock` on a file, held until `release()`, or until this object or the process is gone."""
 
     def __init__(self, fd: int, path: Path):
         self._fd = fd
@@ -81,7 +81,7 @@ class FileLock:
             _held.discard(self)
             os.close(fd)
 
-    def __del__(self) -> None:  # whoever took it was interrupted before it could keep it
+    def __del__(self) -> None:  # its taker was interrupted before it could keep it
         with contextlib.suppress(Exception):
             self.release()
 

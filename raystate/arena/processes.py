@@ -65,7 +65,7 @@ def _namespace() -> str:
 
 
 def _start_ticks(pid: int) -> int:
-    """Start of a running process; 0 if there is none. A zombie that nobody has waited for has ended."""
+    """Start of a running process; 0 if there is none. A zombie, too, has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -21,7 +21,8 @@ class Reserving:
 
     Args:
         arena: its directory.
-        guard: of whoever removes the directory: it is gone, or stays, while this is held.
+        guard: the arena's, held also to remove the directory: while this is held, it is gone or
+            stays.
         is_open: whether the directory is this process's; asked under the guard.
         memory_threshold: see `capacity.check_capacity`.
     """

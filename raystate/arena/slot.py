@@ -2,8 +2,8 @@
 
 A slot file is a header page, a table region and a data region, each starting on a page. The header names what is in the slot and
 carries a checksum of itself and of the table; the data's checksums are in the table. It is invalidated before the first byte of the
-data changes and written last, so whoever maps the file, at whatever time and after whatever death, either sees a snapshot that was
-completed or nothing.
+data changes and written last. So a process that maps the file, at any time and after any death,
+sees either a snapshot that was completed, or nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class SlotHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotContent:
-    """A complete snapshot as it lies in the slot. `data` is no copy: it is good for as long as nobody reuses the slot."""
+    """A complete snapshot as it lies in the slot. `data` is no copy: it is good until the slot is
+    reused."""
 
     header: SlotHeader
     table: bytes
@@ -126,7 +127,7 @@ class Slot:
     # ------------------------------------------------------------ trainer
 
     def begin(self) -> None:
-        """Before the first byte changes: whatever was here is gone."""
+        """Before the first byte changes: a snapshot that was here is gone."""
         if self.role != "trainer":
             raise RaystateError(f"slot {self.path} is open as {self.role}: only its trainer writes")
         self.invalidate()

@@ -1,8 +1,9 @@
 """The slots and control words of one trainer, and who may write to them.
 
-A set belongs to one incarnation of a trainer at a time. That trainer holds a shared lock on a file of its own in the set; the lock
-ends with its process, whatever ends it. The host hands a set on only while it holds every lock file of the set itself, so a
-trainer that slept through its own replacement finds the set taken, and one that still maps the set keeps it.
+A set belongs to one incarnation of a trainer at a time. That trainer holds a shared lock on a file
+of its own in the set; the lock ends with its process, also if it is killed. The host hands a set on
+only while it holds every lock file of the set itself, so a trainer that slept through its own
+replacement finds the set taken, and one that still maps the set keeps it.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class SetInfo:
     data_bytes: int  # capacity of each slot, whole pages
     table_bytes: int
     buffer_bytes: int  # memory that writing one of its snapshots to storage takes beside it
-    trainer: str  # the incarnation it was allotted to; "": nobody's
-    owner: ProcessMark | None = None  # that trainer's process, if whoever asked for the set said so
+    trainer: str  # the incarnation it was allotted to; "": no trainer has it
+    owner: ProcessMark | None = None  # that trainer's process, if the request named it
     copies_of: int = -1  # the rank whose pieces are copied into it from other hosts; -1: it is a trainer's
 
     def write(self, path: Path) -> None:
@@ -203,7 +204,7 @@ def release_all(locks: list[FileLock]) -> None:
 
 
 def finished_sets(path: Path) -> list[SlotSet]:
-    """All finished slot sets of an arena, to read what is in them; by name. Whatever else lies there is left alone."""
+    """All finished slot sets of an arena, by name, to read what is in them."""
     found: list[SlotSet] = []
     for entry in sorted(path.glob(f"{SET_PREFIX}*")):
         with contextlib.suppress(RaystateError, OSError):  # not finished, or removed just now

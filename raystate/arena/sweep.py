@@ -1,9 +1,10 @@
 """Remove arenas whose node is provably dead.
 
-A crashed HostActor's arena is exactly what recovery needs, so neither a free lock nor a dead HostActor is proof. It takes all of:
-nobody holds the host's lock, no trainer holds one in any set, and the *node* is gone for good: Ray says so (its ids are never
-reused), its own process is gone, or the machine has booted since. "Ray doesn't know the node" is no proof: another cluster on the
-same machine, and every test that simulates one, has nodes that this one has never heard of.
+A crashed HostActor's arena is exactly what recovery needs, so neither a free lock nor a dead
+HostActor is proof. It takes all of: the host's lock is free, no trainer holds one in any set, and
+the *node* is gone for good: Ray says so (its ids are never reused), its own process is gone, or the
+machine has booted since. "Ray doesn't know the node" is no proof: another cluster on the same
+machine, and every test that simulates one, has nodes that this one has never heard of.
 """
 
 from __future__ import annotations

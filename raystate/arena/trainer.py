@@ -54,7 +54,7 @@ class TrainerArena:
                 waited_s=timeout_s,
             )
         try:
-            # Under the lock: the host hands a set on only while nobody has it.
+            # Under the lock: the host hands a set on only while no trainer has it.
             info = SetInfo.read(path)
             if info is None or info.trainer != trainer:
                 raise _not_yours(path, trainer)
@@ -77,7 +77,7 @@ class TrainerArena:
 
     @property
     def is_there(self) -> bool:
-        """Whether others find this set. Its pages stay this trainer's, whoever has removed the files."""
+        """Whether others find this set. Its pages stay this trainer's if its files were removed."""
         return self._lock.is_there
 
     @property
@@ -130,8 +130,8 @@ class TrainerArena:
         """Unmap the set and give its lock back.
 
         Returns:
-            True if both happened. False while numpy views of a slot are still alive: whoever has one could still write, so the
-            lock goes back by itself when the last of them is dropped.
+            True if both happened. False while numpy views of a slot are alive: through one of
+            them something could still be written. So the lock goes back when the last is dropped.
         """
         lock, left = self._lock, self._set.close()
         if not left:
@@ -163,7 +163,7 @@ def _not_yours(path: Path, trainer: str) -> RaystateError:
     info = SetInfo.read(path)
     if info is None:
         return RaystateError(f"slot set {path} does not exist (any more)", path=str(path), trainer=trainer)
-    owner = f"trainer {info.trainer!r}" if info.trainer else "nobody"
+    owner = f"trainer {info.trainer!r}" if info.trainer else "no trainer"
     return RaystateError(
         f"slot set {path} belongs to {owner}, not to {trainer!r}",
         path=str(path),

@@ -35,7 +35,7 @@ def missing_file(arena: Path, lock: FileLock, sets: Iterable[SlotSet], others: I
 
 
 def vanished_text(path: Path, arena: Path) -> str:
-    """What to tell whoever finds a file of an arena removed."""
+    """What is told where a file of an arena is found removed."""
     return (
         f"somebody has removed {path}, of the snapshots in host memory: what this host held is lost, and snapshots begin anew. {_ADVICE}. "
         f"If a cleaner has done it, spare {arena.parent}"

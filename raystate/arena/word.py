@@ -112,7 +112,7 @@ class WordCell:
                 if all(_HEAD.unpack_from(one)[0] <= newest[0] for one in raw):  # else a newer one is about to be whole
                     self._heads, self._found = b"".join(one[: _HEAD.size] for one in raw), newest
                 return newest
-            if raw == before:  # nobody is writing: what is torn stays torn
+            if raw == before:  # no process writes now: a torn record stays torn
                 return newest
             before = raw
         return None

@@ -59,7 +59,8 @@ def saved_files(item: str, value: Any) -> dict[str, bytes]:
     """Let the object save itself, in full, and take what it wrote: name relative to the item's folder -> bytes.
 
     Raises:
-        ConfigError: what it wrote can't be an item of a step; says why and what to do. Whatever the object's own code raised.
+        ConfigError: what it wrote can't be an item of a step; says why and what to do. Errors of
+            the object's own code pass as they are.
     """
 
     async def save(folder: Any) -> None:
@@ -74,7 +75,7 @@ def load_files(item: str, value: Any, files: Mapping[str, bytes]) -> None:
     """Let the object load itself from a private folder with these files, which is gone when this returns.
 
     Raises:
-        ConfigError: it did not end in time. Whatever the object's own code raised.
+        ConfigError: it did not end in time. Errors of the object's own code pass as they are.
     """
 
     async def load(folder: Any) -> None:

@@ -42,7 +42,11 @@ def check_step(step: Any) -> int:
 
 
 def of_a_class(given: type, *, array: str = "an array") -> str:
-    """What is told to whoever gives a class in the place of a value. `array`: what may stand for an array there."""
+    """What a caller is told who gives a class in the place of a value.
+
+    Args:
+        array: how the text names what may stand for an array there.
+    """
     is_array = issubclass(given, np.ndarray | np.generic | jax.Array)
     way = f"give {array} in its place" if is_array else f"did you mean {given.__qualname__}()?"
     return f"it is the class {given.__qualname__} itself, not a value: {way}"

@@ -1,4 +1,4 @@
-"""Boxes of arrays out of the memory of one or more nodes, whatever their sharding was."""
+"""Boxes of arrays out of the memory of one or more nodes, of any sharding."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ class MemorySource:
         self._reader = reader
         self._tally = tally or BytesTaken()
         self._load: dict[HostId, int] = {}
-        self._useless: set[tuple[HostId, int, int]] = set()  # (host, rank, piece) that are not asked again; `_ALL`: whatever it is
+        # (host, rank, piece or _ALL): not again.
+        self._useless: set[tuple[HostId, int, int]] = set()
         self._failures: dict[tuple[HostId, int, int], str] = {}
         self._sources: dict[int, list[_Source]] = {}  # by leaf
         self._source: dict[tuple[int, int], _Source] = {}  # by rank and piece
@@ -344,7 +345,7 @@ class _Reading:
 
     def __init__(self, requests: Sequence[ReadRequest]):
         self.requests = requests
-        self.why: dict[int, UncoveredError] = {}  # leaf -> why nobody's value of it can be used yet
+        self.why: dict[int, UncoveredError] = {}  # leaf -> why no host's value can be used yet
         self._results: dict[int, np.ndarray] = {}
 
     def lend(self, number: int, got: np.ndarray) -> None:

@@ -123,7 +123,9 @@ def _parsed(text: str) -> Saved | None:
             case _:
                 return None
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-        return None  # devices that are not here, or a kind that nobody knows any more: the array comes to the host
+        # Devices that are not here, or a kind of sharding that this version doesn't know: the array
+        # comes to the host.
+        return None
 
 
 def _named(raw: Mapping[str, Any]) -> NamedSharding:

@@ -1,6 +1,7 @@
 """The events that Orbax records with `jax.monitoring`, under the same names, for what raystate does in its place.
 
-So whoever listens for them (a dashboard, an alert, a benchmark) goes on to hear them. docs/howto/monitoring.md has the table.
+So a listener (a dashboard, an alert, a benchmark) goes on to hear them. docs/howto/monitoring.md
+has the table.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class SaveEvents:
 
 
 class ReadEvents:
-    """One restore's events; see `reading`. `nbytes`: array bytes that this process has read, for whoever knows them to set."""
+    """One restore's events; see `reading`. `nbytes`: array bytes that this process has read; the
+    reader sets them."""
 
     def __init__(self) -> None:
         self.nbytes: int | None = None

@@ -115,7 +115,8 @@ def _copy_alike(sources: Sequence[np.ndarray], targets: Sequence[Any], placed: l
     for number, (box, target) in enumerate(zip(sources, targets, strict=True)):
         if box.nbytes <= SMALL_BYTES:
             kinds.setdefault((target, box.shape, box.dtype), []).append(number)
-    # The same whatever the caller has set: a mesh is of other devices, NaNs may be in the state, and guards are about its own transfers.
+    # The caller's settings don't count here: its mesh is of other devices, NaNs may be in the
+    # state, and its guards are about its own transfers.
     with jax.set_mesh(None), jax.debug_nans(False), jax.debug_infs(False), jax.disable_jit(False), _allowed("allow"):
         for numbers in kinds.values():
             target, dtype = targets[numbers[0]], sources[numbers[0]].dtype

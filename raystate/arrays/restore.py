@@ -86,7 +86,8 @@ def restore_tree(
             checkpoint; in place of a subtree, all of it as nested dicts and lists), or `...` (skipped, stays `...`). Shardings without
             devices are taken to be on the mesh in force. None: the raw tree, as `raw_wants` says.
         spec: what the checkpoint holds, with the values of its scalars (`TreeSpec.with_values`).
-        source: where its bytes are. What is returned is a copy, or memory that is nobody else's (`PieceSource.lends`).
+        source: where its bytes are. What is returned is a copy, or memory that only the
+            caller has (`PieceSource.lends`).
         partial: paths that only the reference has keep its value instead of being an error.
         cast: convert dtypes instead of refusing.
         shapes: "checkpoint" takes the checkpoint's shape where the reference has another.
@@ -273,7 +274,7 @@ def _fill(results: list[Any], batch: list[_Part], source: PieceSource, refuse: R
 
 
 def _as_numpy(want: Numpy, box: np.ndarray, *, own: bool) -> Any:
-    """`own`: the box is nobody else's, and may be the array itself."""
+    """`own`: only the caller has the box, so it may be the array itself."""
     array = box if own else np.array(box)
     if want.scalar is None:
         return array

@@ -8,9 +8,9 @@ about it:
   otherwise one day, this costs time again and nothing else.
 - XLA needs seconds to compile one program of thousands of arguments. So a program has at most `GROUP` arrays, groups alike share one,
   and they are compiled behind the training; until one is there the runtime copies into fresh memory.
-- Small arrays cost by their number, whoever copies them: 50 µs by `device_put`, 15 by a program for one. Those that are computed
-  already are copied here and now, 3 µs each, by the buffer protocol: it waits for nobody, and refuses what doesn't lie in row-major
-  order.
+- Small arrays cost by their number, however they are copied: 50 µs by `device_put`, 15 by a
+  program for one. Those that are computed already are copied here and now, 3 µs each, by the buffer
+  protocol: it waits for no computation, and refuses arrays that don't lie in row-major order.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Spare:
                 return buffers
 
     def give(self, buffers: Buffers) -> None:
-        """Nobody looks at this memory any more."""
+        """Keep this memory for the next step: no array in it is read any more."""
         if buffers.arrangement is self._arrangement and len(self._free) < _KEEP:
             self._free.append(buffers)
 

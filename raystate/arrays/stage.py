@@ -50,7 +50,7 @@ class HeldState:
         return part
 
     def release(self, *, reuse: bool = False) -> None:
-        """Let the bytes go. `reuse`: nobody looks at them any more, so that the next step may be held in their place."""
+        """Let the bytes go. `reuse`: they aren't read again, so the next step may lie there."""
         self._parts = [None] * len(self._parts)
         buffers, self._buffers = self._buffers, None
         if reuse and buffers is not None and self._spare is not None:
@@ -170,7 +170,7 @@ def copy(held: HeldState, data: np.ndarray) -> tuple[int, ...]:
         The crc32c of each piece of the layout, computed from what was copied, not from the slot.
 
     Raises:
-        CapacityError: `data` is too small. Whatever the computation itself raised.
+        CapacityError: `data` is too small. Errors of the computation itself pass as they are.
     """
     layout = held.plan.layout
     if data.nbytes < layout.data_bytes:

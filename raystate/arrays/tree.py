@@ -30,7 +30,7 @@ PIECE_ALIGNMENT_BYTES = 64  # a cache line: pieces are copied and checksummed by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayLeaf:
-    """Where an array of the layout comes from, and what of it is copied."""
+    """Where an array of the layout comes from, and which parts of it are copied."""
 
     position: int  # in the flattened trees
     tree: int
@@ -168,7 +168,7 @@ def _fits_leaf(signature: Signature, leaf: Any) -> bool:
 
 
 def _check_alive(plan: Plan, leaves: Sequence[Any]) -> None:
-    """At every call: the state of the last call fits the plan of the last call, whatever has become of its arrays."""
+    """Refuse deleted arrays, at every call: a plan that is reused says nothing about them."""
     for array in plan.arrays:
         if not array.numpy and leaves[array.position].is_deleted():
             tree = plan.layout.trees[array.tree]

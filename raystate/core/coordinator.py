@@ -334,7 +334,7 @@ class Coordinator:
         group = self.joins.group
         # One that an earlier attempt has started is not known by its launcher's name.
         if group is None or not group.alive or self.joins.name not in ("", event.group) or self.leaving.phase != "open":
-            self._desk.log("debug", f"nobody is asked to stop, the group has ended or is ending: {event.reason}")
+            self._desk.log("debug", f"no trainer is asked to stop, the group has ended or is ending: {event.reason}")
             return
         self.agreement.stop_asked(StopAsked(reason=event.reason, within_s=None, group=group.nonce))
 

@@ -63,7 +63,7 @@ class Copies:
             self._failed = set()
 
     def turn(self, advice: Advice | None) -> None:
-        """Begin what is wanted, not here, and not under way; give back the sets whose copies nobody needs."""
+        """Begin copies that are wanted, not here, and not under way; give unneeded sets back."""
         order = self._order
         if order is None:
             return
@@ -77,7 +77,7 @@ class Copies:
         self._drop_unneeded(order, advice)
 
     def _why_not(self, snapshot: SnapshotId, advice: Advice | None) -> str:
-        """Why nobody needs a copy of it any more; "" if somebody may."""
+        """Why no host needs a copy of it any more; "" if one may."""
         base = self._held.base
         if base is not None and not base.spares(snapshot.lineage, snapshot.step):
             return GIVEN_UP
@@ -94,7 +94,7 @@ class Copies:
                 continue
             if rank not in wanted or newest[rank] != one.index:
                 del self._held.sets[one.index]
-                reason = f"nobody needs the copies of rank {rank} in it"
+                reason = f"the copies of rank {rank} in it aren't needed any more"
                 self.out.append(RemoveSet(index=one.index, trainer=one.trainer, reason=reason))
 
     # ---------------------------------------------------------------- one transfer

@@ -21,7 +21,8 @@ T = TypeVar("T")
 class Desk:
     """One event's worth of output, and the replies given so far.
 
-    `stir` is set by whoever changed something that another machine may be waiting for; the Coordinator then lets all of them look.
+    A part sets `stir` if it has changed something that another part may be waiting for; the
+    Coordinator then lets all of them look.
     """
 
     settings: Settings
@@ -118,7 +119,7 @@ def all_have(world: int | None) -> str:
 
 def ranks_text(ranks: Iterable[int], hosts: Mapping[int, Any]) -> str:
     """`rank 1 (host ab12), rank 3 and 5 more`: for messages."""
-    return named([f"rank {rank} (host {hosts[rank]})" if rank in hosts else f"rank {rank}" for rank in ranks]) or "nobody"
+    return named([f"rank {rank} (host {hosts[rank]})" if rank in hosts else f"rank {rank}" for rank in ranks]) or "no rank"
 
 
 def named(parts: Sequence[str]) -> str:

@@ -2,7 +2,8 @@
 
 An entry holds the whole state after it. Each attempt that claims finishes the intents that are open then. So an intent is open from
 the entry that decided it until it is carried out and each other attempt that has owned it is known dead: the process of a superseded
-one may still wake up and carry it out once more. Nobody performs the opposite on that step meanwhile (the hold rule).
+one may still wake up and carry it out once more. Meanwhile no attempt performs the opposite on
+that step (the hold rule).
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ def claim_entry(
 
 
 def is_closed(intent: Intent, *, attempt: int, carried: Collection[IntentKey], dead: Collection[int]) -> bool:
-    """True if the next entry of `attempt` drops this intent: it is carried out, and nobody can come late with it."""
+    """True if the next entry of `attempt` drops this intent.
+
+    It is carried out, and no other attempt that had it can still come late with it.
+    """
     return key_of(intent) in carried and all(one == attempt for one in carriers(intent, dead))
 
 
@@ -80,7 +84,7 @@ def next_entry(
 
     Args:
         tail: the newest entry; it must be the attempt's own.
-        carried: intents that are carried out by now; those that nobody can repeat are dropped.
+        carried: intents that are carried out by now; those that no process can repeat are dropped.
         dead: attempts whose process is known to be gone.
         commit: step that becomes live with this entry.
         retires: (step, aside, reason) of live steps that stop being live with this entry.
@@ -156,6 +160,6 @@ def _why_held(
         return f"step {intent.step} cannot be {what} yet: its {intent.kind} (entry {intent.seq}) is not carried out"
     attempts = f"attempt {late[0]}" if len(late) == 1 else f"attempts {', '.join(map(str, late))}"
     return (
-        f"step {intent.step} cannot be {what}: a {intent.kind} of {attempts} (entry {intent.seq}) is open, and nobody knows "
-        f"that its process is dead; `raystate gc STORAGE {' '.join(f'--assume-dead {one}' for one in late)}` releases it"
+        f"step {intent.step} cannot be {what}: a {intent.kind} of {attempts} (entry {intent.seq}) is open, and its "
+        f"process may still be alive; `raystate gc STORAGE {' '.join(f'--assume-dead {one}' for one in late)}` releases it"
     )

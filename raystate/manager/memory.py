@@ -45,7 +45,7 @@ class MemorySnapshot:
         self._here: dict[int, Holding] = {}
         self._far: dict[int, Holding] = {}
         self._tables: dict[int, SlotTable] = {}
-        self._lost: dict[int, str] = {}  # ranks of which nobody has anything, and why
+        self._lost: dict[int, str] = {}  # ranks of which no host has anything, and why
         self._reader: StepReader | None = None
         self._sets: list[SlotSet] = []
         self.world = choice.world
@@ -93,7 +93,7 @@ class MemorySnapshot:
         """All but the arrays of these ranks' pieces.
 
         Raises:
-            CorruptCheckpointError: nobody has one of them.
+            CorruptCheckpointError: no host has one of them.
         """
         ranks = list(ranks)
         self._look_up(ranks)
@@ -101,7 +101,7 @@ class MemorySnapshot:
             if rank in self._lost:
                 step = self._choice.step
                 raise CorruptCheckpointError(
-                    f"nobody gives what rank {rank} held of step {step}: {self._lost[rank]}", step=step, rank=rank
+                    f"no host gives what rank {rank} held of step {step}: {self._lost[rank]}", step=step, rank=rank
                 )
         return {rank: self._tables[rank] for rank in ranks}
 
@@ -207,7 +207,7 @@ class _Renumbered:
 
 
 def content_from_memory(snapshot: MemorySnapshot, choice: RestoreChoice) -> StepContent:
-    """The step of a snapshot. What of it nobody has in memory comes from storage, if the same bytes are there.
+    """The step of a snapshot. Pieces that no host has in memory come from storage, if it has them.
 
     Raises:
         CorruptCheckpointError: something is nowhere.

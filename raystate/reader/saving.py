@@ -35,8 +35,8 @@ def save(
     No run, no step, no Ray. The bytes on disk and the rules are those of `StateManager.save`: each chunk has a checksum, and stock
     Orbax, v0 and v1, reads it with no raystate installed.
 
-    Saves of one path, in whatever thread or in the background, are written in the order of their calls; each waits for the one
-    before, at most 600 s.
+    Saves of one path, from any thread and in the background, are written in the order of their
+    calls; each waits for the one before, at most 600 s.
 
     Args:
         path: gs://bucket/…, s3://bucket/…, file://…, a directory or a PathLike: the checkpoint's own folder, which must not exist yet.
@@ -116,7 +116,7 @@ def save_async(
         deadline_s = time.monotonic() + WAIT_S
         turns.append(Turn(place))
         is_its_turn = turns[0].wait(WAIT_S)
-        # Only now: whoever has the turn of the arrays waits for no other save.
+        # Only now: a save that has the turn of the arrays waits for no other save.
         turns.append(Turn(_ARRAYS))
         if not (is_its_turn and turns[1].wait(deadline_s - time.monotonic())):
             raise _too_late(place, "nothing was taken. Ask its future, save less often")
@@ -143,7 +143,7 @@ def _storage_above(path: StorageUrl) -> tuple[Storage, str]:
     """The storage above a path, and the name in it."""
     url = canonical_url(path)
     if ORBAX_TEMPORARY in url:
-        text = f"path: {url!r} has {ORBAX_TEMPORARY!r} in it, as Orbax names what is unfinished: nobody would read it. Use another name"
+        text = f"path: {url!r} has {ORBAX_TEMPORARY!r} in it, as Orbax names what is unfinished: no reader would list it. Use another name"
         raise ConfigError(text, field="path", got=url)
     scheme, _, rest = url.partition("://")
     above, _, name = rest.rpartition("/")

@@ -41,7 +41,7 @@ def offer(folder: Path) -> Callable[[], None]:
     path = _path(folder, os.getpid())
     with _offering:
         if _is_offered or _is_used_by_the_program() or _is_caught():
-            logger.debug("%s is in use in this process already: nobody will see its stacks in %s", SIGNAL.name, folder)
+            logger.debug("%s is in use in this process already: its stacks will not be written to %s", SIGNAL.name, folder)
             return lambda: None
         try:
             file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - the handler writes to it until it is taken back
@@ -56,7 +56,7 @@ def offer(folder: Path) -> Callable[[], None]:
         with _offering:
             if file.closed:
                 return
-            path.unlink(missing_ok=True)  # first: without the file nobody sends the signal
+            path.unlink(missing_ok=True)  # first: without the file no process sends the signal
             if not _is_used_by_the_program():  # else the end of ours would be the end of its handler, too
                 faulthandler.unregister(SIGNAL)
             file.close()
@@ -104,7 +104,7 @@ def kill(pid: int, rank: int) -> None:  # noqa: ARG001 - the model of the public
 
 
 def sweep(folder: Path) -> None:
-    """Remove what processes left that were killed: nobody asks for their stacks any more."""
+    """Remove what killed processes left: no process asks for their stacks any more."""
     for path in folder.glob(f"{_PREFIX}*"):
         pid = path.name.removeprefix(_PREFIX)
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():

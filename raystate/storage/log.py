@@ -1,7 +1,8 @@
 """The log of a run in storage: contiguous, create-once, never deleted. What an entry means is core's business.
 
 An entry may be written as changes to a base (core.entries). A base is created before the first entry that names it, and goes when two
-newer ones have taken its place: entries of the past can't be read in full any more then, and nobody needs them.
+newer ones have taken its place: entries of the past can't be read in full any more then, and no
+reader needs them.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ class RunLog(LogReader):
 
     def _append(self, entry: LogEntry, needs: Sequence[str]) -> Appended:
         planned = self._plan
-        if planned is None or planned.entry != entry:  # a second try writes what the first one wrote, whatever the log is by now
+        # A second try writes what the first one wrote, even if the log has changed meanwhile.
+        if planned is None or planned.entry != entry:
             planned = self._planned(entry)
         if planned is None:
             return self._taken(entry)
@@ -179,7 +181,7 @@ class RunLog(LogReader):
             if base:
                 self._storage.delete(base_name(base))
         except StorageError as error:
-            logger.debug("a base of the log that nobody needs any more stays for the next start: %s", error)
+            logger.debug("a base of the log that isn't needed any more stays for the next start: %s", error)
 
     def _taken(self, entry: LogEntry) -> Appended:
         tail = self.tail()

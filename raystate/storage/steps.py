@@ -64,7 +64,7 @@ class StepFolder:
         """
         self._check_mine(package)
         if MARKER not in package.files:
-            raise self._error("assemble", f"its package has no {MARKER}: nobody would ever see it")
+            raise self._error("assemble", f"its package has no {MARKER}: no reader would ever list it")
         if self.storage.is_directory:
             place = self.storage.local_path(self.name)
             other = os.path.islink(place) or (os.path.exists(place) and not os.path.isdir(place))
@@ -75,7 +75,7 @@ class StepFolder:
             for name, data in package.files.items():
                 self.storage.create_or_same(f"{self.write_prefix}/{name}", data)
         found = self.storage.list(self.write_prefix)
-        if not self.storage.is_directory:  # unique names, of whatever save, take no place
+        if not self.storage.is_directory:  # unique names, of any save, are in no save's way
             for info in found:
                 if save_of(info.name) is None:
                     raise self._error("assemble", f"{info.name} is there already")
@@ -152,7 +152,8 @@ class StepFolder:
         for _ in range(2):  # when the work folder goes away under us, somebody else has just published: look again
             if self.storage.list(self.name, recursive=False):
                 self._check_equal(package)
-                self.storage.fsync_tree(self.name)  # whoever renamed it may have died before it was durable
+                # The process that renamed it may have died before it was durable.
+                self.storage.fsync_tree(self.name)
                 return
             missing = _missing_object(self.storage.list(work), work, package) or self._differing_file(work, package)
             if missing is None:
@@ -240,7 +241,8 @@ def find_package(storage: Storage, step: int) -> Package | None:
     """The package of a visible step; None if there is none: stock Orbax wrote the step, or it was copied without its `.raystate`.
 
     Raises:
-        CorruptCheckpointError: the package is damaged, or nobody can tell which of several is the step's.
+        CorruptCheckpointError: the package is damaged, or nothing tells which of several is the
+            step's.
         StorageError: storage failed.
     """
     try:

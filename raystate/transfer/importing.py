@@ -112,7 +112,7 @@ def _refuse_used(storage: Storage, takeover: bool) -> None:
     if tail is None or takeover or is_outside(tail.writer):
         return
     message = (
-        f"{storage.url} belongs to run {tail.run!r} (attempt {tail.attempt}), and nobody can tell from here whether it lives. Import into "
+        f"{storage.url} belongs to run {tail.run!r} (attempt {tail.attempt}), and an import can't tell whether it lives. Import into "
         f"an empty storage; or end the run and import with --takeover: a run that is still alive would end with StaleAttemptError"
     )
     raise RunInUseError(message, run=tail.run, storage=storage.url)
@@ -283,7 +283,8 @@ class _Importer:
         try:
             self._attempt.append(f"import of step {step}", commit=live)
         except StorageError:
-            # The entry may still appear, and the step with it: nobody removes its data but the next who claims the run and looks.
+            # The entry may still appear, and the step with it. So the next claim of
+            # the run looks, and removes the step's data if there is no entry.
             self._written.remove(written)
             raise
         # From here on there is only rolling forward, by this process or by the next that claims the run.

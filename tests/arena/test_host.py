@@ -257,7 +257,7 @@ def test_a_trainer_that_comes_late_finds_its_set_taken(open_host: OpenHost):
     host = open_host()
     held = host.allot(trainer="late", **SIZES)
     assert host.release(held)
-    with pytest.raises(RaystateError, match="belongs to nobody, not to 'late'"):
+    with pytest.raises(RaystateError, match="belongs to no trainer, not to 'late'"):
         TrainerArena.attach(held.path, trainer="late")
     assert host.allot(trainer="new", **SIZES) is held
     with pytest.raises(RaystateError, match="belongs to trainer 'new', not to 'late'"):

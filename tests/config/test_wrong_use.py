@@ -309,7 +309,7 @@ def test_an_address_without_a_cluster_is_said_before_ray_looks_for_minutes(host:
     monkeypatch.setattr(own_ray, "_ANSWER_S", 0.5)
     address = f"{host}:{free_port()}"
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(raystate.RaystateError, match=rf"RAY_ADDRESS='{address}' could not be joined: nobody answers there"):
+    with pytest.raises(raystate.RaystateError, match=rf"RAY_ADDRESS='{address}' could not be joined: no process answers there"):
         own_ray.start_ray()
 
 

@@ -119,7 +119,7 @@ def test_without_storage_a_node_that_dies_meanwhile_takes_the_snapshot_with_it(w
         manager.restore(init())
 
     with pytest.raises(
-        CorruptCheckpointError, match=r"no step of the run can be restored: .* nobody gives what rank 0 held of step 1"
+        CorruptCheckpointError, match=r"no step of the run can be restored: .* no host gives what rank 0 held of step 1"
     ):
         play(world, 4, "second", script)
 

@@ -148,7 +148,7 @@ def test_what_nobody_has_comes_from_storage_and_the_rest_from_memory(jobs: Any, 
         shares = jobs[2, 4].reshard(case, {**order, "nodes": ["node0", "node1"]})
         third = ARRAYS * SIZE // 3
         assert shares == [{"memory": third, "peer": third, "storage": third, "needed": 3 * third}] * 2
-        with pytest.raises(AssertionError, match="nobody gives what rank 2 held"):
+        with pytest.raises(AssertionError, match="no host gives what rank 2 held"):
             jobs[2, 4].reshard(case, {**order, "nodes": ["node0", "node1"], "stored": None})
     finally:
         nodes.close()

@@ -245,7 +245,7 @@ def restart(world: World) -> None:
     world.truth.check_clean()
     step = restored // 10 * 10 + 10
     while not process.save(step):
-        if world.tell_dead or "is open, and nobody knows" not in "".join(process.machine.journal.troubles):
+        if world.tell_dead or "is open, and its process may still be alive" not in "".join(process.machine.journal.troubles):
             raise Violation(f"step {step} can't be saved after a restart: {process.machine.journal.troubles}")
         step += 10  # somebody may still be about to remove a step of that number
     process.settle()
