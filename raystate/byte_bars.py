@@ -15,7 +15,7 @@ class _ByteRate(ProgressColumn):
     """Bytes a second in the units of rich's `DownloadColumn(binary_units=True)`; rich's own column has others."""
 
     def render(self, task: Task) -> Text:
-        """Nothing as long as nobody knows."""
+        """Nothing until the first bytes have been counted."""
         speed = task.finished_speed or task.speed
         return Text(f"{format_bytes(speed)}/s" if speed else "", style="progress.data.speed")
 

@@ -105,7 +105,7 @@ class StateConfig(pydantic.BaseModel, frozen=True):
         best_metric: the name in `save(metrics=…)` that ranks steps; needed by `keep_best`.
         best_mode: "min": smaller is better; "max": larger is.
         keep_policy: an Orbax `PreservationPolicy` instead of all `keep_*`, functions of the script in it included. The newest step is kept
-            whatever it says.
+            in any case.
         chunk_bytes: about how many bytes of an array are written, checksummed and read back as a whole, at least 4,096. Small ones make
             partial reads and other shardings cheap, large ones make fewer of them; the default of 4 MiB costs a restore nothing that
             can be measured.

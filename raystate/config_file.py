@@ -61,7 +61,8 @@ def _refuse_twice(node: yaml.Node | None, path: Path, *, only: str | None = None
 
 
 def _refuse_odd_numbers(node: yaml.Node | None, section: dict[str, Any], path: Path) -> None:
-    """YAML 1.1 has octal numbers, 010, and such of base 60, 1:30: whoever writes these means ten, or a time, or a text."""
+    """YAML 1.1 has octal numbers, 010, and such of base 60, 1:30: the writer means ten, or a time,
+    or a text."""
     for key, value in _pairs(node):
         text = value.value
         if (value.tag == _INT and _OCTAL.match(text)) or (value.tag in (_INT, _FLOAT) and ":" in text):

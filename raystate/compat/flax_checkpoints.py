@@ -244,7 +244,7 @@ def restore_checkpoint(
     orbax_checkpointer: Any = None,
     orbax_transforms: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Restore the newest checkpoint, or one step, whoever wrote it: raystate, or any version of flax.
+    """Restore the newest checkpoint, or one step, written by raystate or by any version of flax.
 
     Args:
         ckpt_dir: a directory of checkpoints, or one checkpoint.

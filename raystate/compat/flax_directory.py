@@ -120,7 +120,8 @@ class FlaxDirectory:
         self._remove_folder(gda)
 
     def _remove_folder(self, name: str) -> None:
-        """In a directory it loses its name first: nobody finds half of it, also if this process is killed."""
+        """In a directory it loses its name first: so no reader finds half of it, even if this
+        process is killed."""
         if self.storage.is_directory and self.storage.list(name, recursive=False):
             going = f"{name}{TEMPORARY}{new_save()}{_GOING}"
             try:

@@ -100,7 +100,8 @@ def _as_target(content: StepContent, target: Any) -> Any:
 
 
 def _in_order(target: Any, leaves: Iterator[Any]) -> Any:
-    """The target with other leaves. JAX alone would sort the keys of its dicts; whoever goes through them expects the target's order."""
+    """The target with other leaves. JAX alone would sort the keys of its dicts; a loop over them
+    expects the target's order."""
     children, structure = jax.tree_util.tree_flatten(target, is_leaf=lambda node: node is not target)
     if len(children) == 1 and children[0] is target:  # a leaf
         return next(leaves)

@@ -19,7 +19,8 @@ logger = logging.getLogger("raystate")
 
 
 def replace_with_tree(fixed: FixedNames, files: Mapping[str, bytes]) -> None:
-    """Create the files of a tree, what makes it complete last, in the place of whatever form of a checkpoint is there.
+    """Create the files of a tree, what makes it complete last, in the place of a checkpoint of any
+    form.
 
     Args:
         fixed: of the checkpoint's folder; the tree's data lie there already, under names that have the save in them.

@@ -1,4 +1,5 @@
-"""Saves of one process to one directory, one after the other in the order of their calls, whatever manager they were given.
+"""Saves of one process to one directory, one after the other in the order of their calls, also
+through several managers.
 
 Each decides by what it finds there, so what was called before has to be there, or to have failed.
 """

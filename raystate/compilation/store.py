@@ -1,7 +1,7 @@
 """A folder of compiled programs, for all processes of one user on one node.
 
 A program's file is complete or absent: it appears by a rename, and carries a digest, because loading a damaged executable can end the
-process. Whatever goes wrong here means that something is compiled once more: nothing is raised.
+process. Nothing is raised here: after any failure a program is compiled once more.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def _digest(key: str, value: bytes) -> bytes:
 def node_folder(parent: Path) -> Path | None:
     """This user's folder of compiled programs on this node, made if it is not there.
 
-    Whoever can write there can run code in the trainers: None if it isn't this user's alone, or can't be made.
+    A process that can write there can run code in the trainers: None if it isn't this user's alone,
+    or can't be made.
 
     Args:
         parent: a folder of this node that outlives the trainers. Nodes that share it get folders of their own if their CPUs differ.

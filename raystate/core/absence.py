@@ -49,7 +49,7 @@ class Absence:
             self.came(host)
 
     def lost(self, host: HostId) -> None:
-        """It is gone with its node: nobody waits for it."""
+        """It is gone with its node: no decision waits for it."""
         self._since_s.pop(host, None)
 
     def _counts(self, host: HostId) -> bool:

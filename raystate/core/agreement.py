@@ -1,4 +1,5 @@
-"""All ranks act at the same step: stop there, or make it durable. Nobody talks while nothing is proposed.
+"""All ranks act at the same step: stop there, or make it durable. No message is sent until a step
+is proposed.
 
 A rank that has acknowledged a proposal waits at its step until it is confirmed or withdrawn. A rank that is already there, or past
 it, refuses, or is seen to have made that step without an answer; then a later step is proposed under a new id.
@@ -29,7 +30,7 @@ class _Stop:
 
     Attributes:
         agree_until_s: a common step must be agreed on by then.
-        gone_s: then some trainers may be gone; inf: nobody goes away.
+        gone_s: then some trainers may be gone; inf: none goes away.
         is_late: half of the time has passed; what is newest in memory was made durable, if need be.
     """
 
@@ -202,7 +203,7 @@ class Agreement:
         return True
 
     def _release_waiting(self, group: Group) -> None:
-        """A trainer has acknowledged a proposal that nobody knows (any more): it must not wait for it."""
+        """A trainer that has acknowledged a forgotten proposal must not wait for its outcome."""
         proposal = self.snapshots.proposal
         acked = group.acked
         if acked <= self._released or (proposal is not None and proposal.id >= acked):
@@ -268,9 +269,10 @@ class Agreement:
     def _stop_is_late(self, stop: _Stop, proposal: Proposal | None) -> None:
         """The time to agree has passed.
 
-        Where nobody goes away, training goes on: until the step that all have agreed on, or without one. Otherwise what is newest in
-        memory becomes durable, unless the common step is there, and who has not agreed has half of the rest to do so. Then the group is
-        ended: without an agreement as soon as that save is over, with one when somebody still runs at the end of the notice.
+        If no trainer goes away, training goes on: until the step that all have agreed on, or
+        without a stop. Otherwise the newest step in memory becomes durable, unless all hold the
+        common step. Ranks that have not agreed get half of the rest of the time. Then the group is
+        ended: without an agreement as soon as that save is over, else at the end of the notice.
         """
         group = self.joins.group
         agreed = group is not None and proposal is not None and proposal.kind == "stop" and proposal.state == "confirmed"

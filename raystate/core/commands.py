@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamped:
-    """What the newest of counts, whatever order they arrive in."""
+    """Words of which only the newest counts, in any order of arrival."""
 
     attempt: int
     seq: int
@@ -58,7 +58,8 @@ class Advice(Stamped):
     """
 
     lineage: str  # the current one; "" before the first join
-    # Whether it is known what the current lineage goes on from. Before, a host may hold something newer of an older one that nobody knows.
+    # Whether it is known what the current lineage goes on from. Before, a host may hold a newer
+    # snapshot of an older lineage that it has not reported.
     decided: bool = False
     stable: tuple[int, int] = NOWHERE  # places, see SnapshotId
     dead: tuple[tuple[int, int], ...] = ()
@@ -119,7 +120,8 @@ class EndTrainers:
     """Kill the trainers of this lineage's worker group on that host: they are stuck in a collective with a dead rank. Idempotent.
 
     `hanging`: only these ranks, and they are the cause: what they were doing is found out first.
-    `announced`: nobody has failed; their node or another rank's was announced to go away, and they did not stop in time.
+    `announced`: no rank has failed. Their node or another rank's was announced to go away, and they
+    did not stop in time.
     """
 
     host: HostId
@@ -234,9 +236,10 @@ class Superseded:
     """The log is another attempt's: leave the storage alone, and end.
 
     Attributes:
-        by_stranger: of another cluster: whoever asks is answered with StaleAttemptError, the trainers here have been advised that their
-            run is over, and the HostActors end. Else it is this run's next Coordinator, which answers these very trainers and has
-            these very HostActors.
+        by_stranger: the attempt is of another cluster. Each question is answered with
+            StaleAttemptError, the trainers here have been advised that their run is over, and the
+            HostActors end. Else it is this run's next Coordinator, which answers these very
+            trainers and has these very HostActors.
     """
 
     by_attempt: int

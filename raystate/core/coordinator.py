@@ -160,7 +160,8 @@ class Coordinator:
 
     @property
     def held_by(self) -> frozenset[int]:
-        """Older attempts, not known to be dead, that may still carry out an open intent: nobody does the opposite meanwhile."""
+        """Older attempts that may still carry out an open intent: the opposite has to wait for
+        them."""
         return self.journal.held_by
 
     # ---------------------------------------------------------------- the one entrance
@@ -239,10 +240,11 @@ class Coordinator:
     def _settle(self) -> None:
         """Let every part look until nothing changes any more.
 
-        The order, in each round: saves begin, recovery, notices and agreement go on, then whoever waits for durability or for the end, then
-        the journal gives the entries that all of these want, and advice tells the hosts what has come of it. Each part reads what the
-        parts before it have left and asks only the journal (which comes last) for entries, so most events need one round; a part that
-        changes what an earlier one waits for sets `desk.stir`, and another round follows.
+        The order, in each round: saves begin; recovery, notices and agreement go on; those that
+        wait for durability or for the end are answered; the journal gives the entries that all of
+        these want; advice tells the hosts. Each part reads what the parts before it have left, and
+        asks only the journal (which comes last) for entries. So most events need one round. A part
+        that changes what an earlier one waits for sets `desk.stir`, and another round follows.
         """
         desk = self._desk
         for _ in range(_MAX_ROUNDS):
@@ -315,8 +317,9 @@ class Coordinator:
     def _exited(self, event: TrainerExited) -> None:
         group = self.joins.group
         order = lineage_order(event.lineage)
-        # HostActors tell a new attempt once more of all that have died. What those of an earlier group left counts until the present one
-        # has restored; of those before them nobody asks any more.
+        # HostActors tell a new attempt once more of all dead trainers. The promises of the dead of
+        # an earlier group count until the present group has restored; older ones don't count any
+        # more.
         is_early = group is None or group.nonce == order.nonce or order > group.order or not self.saves.untold.has_judged
         if order.attempt == self.attempt or is_early:
             self.saves.trainer_exited(event)

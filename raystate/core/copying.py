@@ -1,8 +1,9 @@
 """Copies of snapshots on other hosts: which snapshot is copied now, who fetches what from whom, and who is not waited for.
 
 All hosts copy the same snapshot, the newest complete one, until it has its copies; then the next one, which is the newest by then. So
-nothing queues up, and hosts of unequal speed have the same snapshot in the end. After a host is lost, the copies that went with it are
-made anew in the same way, of whatever a recovery would restore now.
+nothing queues up, and hosts of unequal speed have the same snapshot in the end. After a host is
+lost, the copies that went with it are made anew in the same way, of the snapshot that a recovery
+would restore now.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""delete(): a durable step is retired because the user says so, and whoever asked is told when it is gone."""
+"""delete(): a durable step is retired because the user says so; the caller hears when it is
+gone."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Deletes:
         self._logged: set[Ask] = set()  # those that stand in the log
 
     def start(self, event: Claimed) -> None:
-        """This attempt owns the run: whoever has asked the one before for a delete asks again."""
+        """This attempt owns the run. Callers who wait for a delete of the one before ask again."""
         self._saves.deleted.update(event.deleted)
 
     def asked(self, event: DeleteAsked) -> None:

@@ -22,7 +22,8 @@ MOST_HELD = 2048  # the same of one that was taken back: with 30 s, 17 hours
 FEW_STEPS = 3  # a group that fails after so few has not worked
 _MOST_ENDS = 64  # that are looked at together
 
-Newest = Callable[[], int | None]  # the newest step (snapshots included) when it was made; None: nobody could say
+# The newest step (snapshots included) at that time; None: unknown.
+Newest = Callable[[], int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,8 @@ class Sizes:
 
     Attributes:
         fewest, most: equal: the run is not elastic.
-        global_batch: examples of one step over all processes, the same for every size; None: nobody said.
+        global_batch: examples of one step over all processes, the same for every size; None: not
+            given.
     """
 
     fewest: int
@@ -131,7 +133,8 @@ class Elastic:
         self._newest: Newest = lambda: None  # before `_ends`
         self._growths = 0
         self._grown_to: dict[int, int] = {}  # size -> which growth last led to it
-        # Of groups that nobody has looked at yet: (workers, after how many growths, whether it failed, the newest step then).
+        # Ended groups, not judged yet: (workers, after how many growths, whether it failed, its
+        # newest step).
         self._ends: list[tuple[int, int, bool, Newest]] = []
         self._worked: dict[int, int] = {}  # size that has made new steps -> after how many growths it last has
         self._ceiling = 0  # a larger group only failed: no more than this until then

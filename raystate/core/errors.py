@@ -35,7 +35,7 @@ class RaystateError(Exception):
         return str(self.args[0])
 
     def add(self, sentence: str) -> None:
-        """End the message with one thing more: whoever it passes may know what to do."""
+        """End the message with a sentence more: code that it passes may know what to do."""
         super().__init__(printable(f"{self.message}; {sentence}"))
 
     def __getattr__(self, name: str) -> Any:

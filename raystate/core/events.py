@@ -50,7 +50,7 @@ class HostLeaving:
     """A host is to go away: its node is preempted or drained. Told any number of times.
 
     Attributes:
-        within_s: from now until it is gone; None: nobody has said.
+        within_s: from now until it is gone; None: unknown.
         reason: who says so.
     """
 
@@ -120,7 +120,8 @@ class RestoreTried:
 
     Attributes:
         lineage: the one that the rank has asked from, which goes on until the restore is settled.
-        mistaken: the step is fine, and the rank can't use it: its reference does not fit. It raises that, and nobody restores the step.
+        mistaken: the step is fine, but the rank's reference does not fit it. The rank raises that,
+            and no rank restores the step.
         rollback: what the rank had asked for, for a Coordinator that did not hear it ask.
         word: number of the rank's last word; once the restore is settled it writes the next one.
     """
@@ -144,7 +145,7 @@ class FlushAsked:
     """Answered once each of the `promised` snapshots is durable or can't become so. `word`: as in RestoreAsked.
 
     `broken`: promised ones whose copy on this rank came to nothing, and why. Without `wait` the answer is what is known now.
-    `tells`: whoever asks tells its user what is lost; otherwise the run's end does.
+    `tells`: the asker tells its user what is lost; otherwise the run's end does.
     """
 
     ask: Ask
@@ -219,10 +220,12 @@ class DeleteAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked:
-    """End the attempt at a common step. After `within_s` from now some of its trainers may be gone; None: nobody goes away, and a
+    """End the attempt at a common step.
+
+    After `within_s` from now some of its trainers may be gone. None: no trainer goes away, and a
     stop that the ranks don't agree on in time is given up.
 
-    `group`: only this worker group is meant (see `group_of`); "": whoever trains.
+    `group`: only this worker group is meant (see `group_of`); "": any group that trains.
     """
 
     reason: str
@@ -250,7 +253,7 @@ class Invalidated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A host finished (error == "") or failed its part of a save. `away`: nobody was there to do it, or it died meanwhile."""
+    """A host finished (error == "") or failed its part of a save. `away`: it was down, or died."""
 
     host: HostId
     save: SaveId
@@ -310,7 +313,8 @@ class Appended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitsFound:
-    """Outcome of FindCommits: which of the snapshots were committed; nobody knows if there is an `error`."""
+    """Outcome of FindCommits: which of the snapshots were committed. With an `error` it says
+    nothing."""
 
     snapshots: tuple[SnapshotId, ...]
     found: tuple[SnapshotId, ...] = ()

@@ -155,7 +155,7 @@ class Joins:
         desk.log("debug", f"group {event.group} of {counted(event.world, 'rank')} joins")
 
     def _refuse(self, event: Joined, message: str, **details: object) -> None:
-        """The group cannot be what its ranks say: nobody of it may start."""
+        """The group cannot be what its ranks say: no rank of it may start."""
         asks = [event.ask]
         if self._barrier is not None:
             asks += [ask for ask in self._barrier.everybody() if ask != event.ask]

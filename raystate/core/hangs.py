@@ -15,8 +15,9 @@ TO_END_S = 10.0  # a host that has not ended its hanging trainer by then is no u
 class Hangs:
     """Watches when the ranks of the present group made their last step.
 
-    A rank that waits for the Coordinator hangs no more than the Coordinator does: meanwhile nobody's time runs. In a collective all
-    ranks stand still, and the one behind the others has not come to it. Where all are level, nobody can tell: all are meant.
+    A rank that waits for the Coordinator hangs no more than the Coordinator does: meanwhile no time
+    is counted. In a collective all ranks stand still, and the one behind the others has not come to
+    it. If all are level, any may be the cause: all are meant.
     """
 
     def __init__(self, desk: Desk, joins: Joins, saves: Saves, promises: Promises):
@@ -47,7 +48,8 @@ class Hangs:
         last = min(seen.newest_step for seen in group.seen.values())
         end_s = self._desk.settings.hang_timeout_s
         limit_s = self._unusual_s(last) if end_s is None else end_s
-        if group.restoring or not group.decided:  # it may be restoring still; of an adopted one nobody knows
+        # It may be restoring still; of an adopted group that isn't known.
+        if group.restoring or not group.decided:
             limit_s = max(limit_s, self._desk.settings.restore_timeout_s)
         stills_s = self._stills_s(group)
         hanging = tuple(rank for rank, seen in sorted(group.seen.items()) if seen.newest_step == last)
@@ -79,8 +81,11 @@ class Hangs:
         return max(self._desk.settings.barrier_timeout_s, UNUSUAL * self._longest_s)
 
     def _stills_s(self, group: Group) -> dict[int, float]:
-        """Rank -> how long it has made no step, by its host's last report. What trainers do whose host is down nobody sees: they stand
-        still as long as all the others do, who would wait for them."""
+        """Rank -> how long it has made no step, by its host's last report.
+
+        While a host is down, its trainers' steps are not seen. They count as still for as long as
+        all the others stand still, since those would wait for them.
+        """
         seen: dict[int, float] = {}
         for rank in group.seen:
             view = self._joins.memory.hosts[group.hosts[rank]]

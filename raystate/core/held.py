@@ -45,11 +45,12 @@ class HeldSet:
         return self.word.done[slot] if self.word is not None and slot < len(self.word.done) else 0
 
     def is_granted(self, slot: int) -> bool:
-        """True while the slot is its trainer's: granted, and not used up or handed back. Without a word it is nobody's."""
+        """True while the slot is its trainer's: granted, and not used up or handed back. A set
+        without a word has none."""
         return self.word is not None and self.slots[slot].granted > self.done(slot)
 
     def contents(self) -> list[tuple[Place, Staged]]:
-        """What may be read. A granted slot is left out whatever it holds."""
+        """What may be read. A granted slot is left out: its trainer may be writing to it."""
         return [
             (Place(rank=slot.content.rank, index=self.index, slot=number), slot.content)
             for number, slot in enumerate(self.slots)
@@ -133,7 +134,8 @@ class Held:
                 self.discard(one, number)
 
     def drop_replaced(self, advice: Advice | None, is_connected: Callable[[HeldSet], bool]) -> None:
-        """A trainer whose state has grown has other slots: the old ones go once nobody needs what they hold.
+        """A trainer whose state has grown has other slots: the old ones go once their contents
+        aren't needed.
 
         Not before it has come with the others. Which were given later, their numbers don't say: a set may be handed on.
         """
@@ -168,7 +170,7 @@ class Held:
                     self.discard(one, number)
 
     def discard(self, one: HeldSet, number: int) -> None:
-        """It holds nothing any more; its bytes go when nobody reads them."""
+        """It holds nothing any more; its bytes go when no reader is left."""
         slot = one.slots[number]
         slot.content = None
         if slot.holds:

@@ -30,7 +30,7 @@ class SetFound:
 
     Attributes:
         index: of the set, for ever.
-        trainer: the incarnation that it belongs to; "" nobody's.
+        trainer: the incarnation that it belongs to; "": none has it.
         word: its trainer's word, read before `contents`.
         contents: what each slot's header says, None where nothing is complete.
         host_word: what an earlier HostActor wrote last to its trainer; None for a set that has just been allotted.
@@ -212,7 +212,7 @@ class Remember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examine:
-    """Find out where this trainer's Python is, for a moment; then Examined, whatever came of it."""
+    """Find out where this trainer's Python is, for a moment; then Examined, also if that failed."""
 
     connection: int
     pid: int
@@ -261,7 +261,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveSet:
-    """Give the set's memory back, if it is still that trainer's: it has another set, and nobody needs what this one holds."""
+    """Give the set's memory back, if it is still that trainer's.
+
+    The trainer has another set, and what this one holds isn't needed.
+    """
 
     index: int
     trainer: str

@@ -1,7 +1,7 @@
 """The log as one attempt writes it: one entry at a time, and every open intent carried out.
 
-What "failed" means for an append: nobody knows whether the entry is there. So the same entry is tried again until the answer is
-known, and what it decided is neither abandoned nor discarded in between.
+An append that failed says nothing about the entry: it may be there. So the same entry is tried
+again until the answer is known, and what it decided is neither abandoned nor discarded in between.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Work:
     busy: bool = False  # the shell has been told to, and has not said how it went
     tries: int = 0
     next_s: float = 0.0  # not tried again before
-    pinned: str = ""  # who has pinned the step, and why; "": nobody, as far as is known
+    pinned: str = ""  # who has pinned the step, and why; "": no pin is known
 
 
 def retry_delay_s(tries: int) -> float:

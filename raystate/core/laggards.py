@@ -1,4 +1,4 @@
-"""Some ranks call save() and others don't: found out, so that nobody waits for ever."""
+"""Some ranks call save() and others don't: found out, so that no rank waits for ever."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Laggards:
     def __init__(self, desk: Desk, joins: Joins):
         self._desk = desk
         self._joins = joins
-        self._since_s: float | None = None  # since when some ranks are ahead of others; None: nobody lags
+        # Since when some ranks are ahead of others; None: no rank lags.
+        self._since_s: float | None = None
 
     def forget(self) -> None:
         """Another lineage is the present one now."""

@@ -1,4 +1,4 @@
-"""The end of the run: close(), release by the driver, and release when nobody is left."""
+"""The end of the run: close(), release by the driver, and release when no trainer is left."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Leaving:
 
     @property
     def is_settled(self) -> bool:
-        """Whether this Coordinator will end, whoever comes now."""
+        """Whether this Coordinator will end, even if a trainer comes now."""
         return self.phase in ("closing", "finished") or (self.phase != "open" and self._group is None)
 
     # ---------------------------------------------------------------- who wants it to end
@@ -110,7 +110,8 @@ class Leaving:
         self.desk.stir = True
 
     def _release(self, why: str, event: ReleaseAsked | None = None) -> None:
-        """Nobody trains any more: what is newest becomes durable. The hosts are asked what they hold, last words included."""
+        """No rank trains any more: the newest step becomes durable. The hosts are asked what they
+        hold."""
         group = self.joins.group
         known = event is not None and group is not None and group.lineage == event.lineage
         self._speaker = (event.rank, event.word) if event is not None and known else None
@@ -138,13 +139,15 @@ class Leaving:
         self._idle_since_s = self.desk.now_s
 
     def _refuse_last(self, error: str, last: SnapshotId, text: str) -> None:
-        """The last step does not become durable. Whoever takes this for the end hears of all that the group was promised."""
+        """The last step does not become durable: the error names all that the group was
+        promised."""
         durable_step = self.journal.durable_step
         text = "; ".join((text, f"newest durable step: {step_text(durable_step)}", *self._others_late(last.step)))
         self._refuse(error, text, step=last.step, durable_step=durable_step)
 
     def _others_late(self, told: int) -> tuple[str, ...]:
-        """Why what else was promised to those who close is not durable, each once; of a release, to whoever had trained."""
+        """Why other promised steps are not durable, each once: of the ranks that close, or that
+        trained."""
         if self._group is None:
             return self._texts_of_release(told)
         fates = self._promises.fates()
@@ -202,7 +205,7 @@ class Leaving:
                 self._finish()
 
     def _unheard_of(self, group: Group | None) -> str:
-        """Whose report has to come before anything is decided about the end; "" if nobody's."""
+        """Which report has to come before anything is decided about the end; "": none."""
         if group is not None:
             if gathering := self.snapshots.gathering:  # a rank that has saved nothing since its restore has no word to be heard
                 return f"no report of hosts {named(sorted(gathering))}"
@@ -319,19 +322,20 @@ class Leaving:
             self.desk.log("error", f"promised by save(), and not durable: {named(untold)}")
         told: dict[str, None] = {}
         for rank, asks in sorted(self._asks.asks.items()):
-            event = self._left.get(rank)  # of a release: nobody's own
+            event = self._left.get(rank)  # a release has no rank
             errors = () if event is None else tuple(fates.late(event))
             told.update(dict.fromkeys(errors))
             for ask in asks:
                 self.desk.answer(ask, LeaveReply(step=step, errors=errors, untold=untold))
-        if told:  # whoever has closed may be gone before it reads that
+        if told:  # a process that has closed may be gone before it reads its answer
             self.desk.log("error", f"promised to those who close, and not durable: {named([*told])}")
         self.desk.out.append(Finish(reason=self._why))
 
     # ---------------------------------------------------------------- time
 
     def tick(self) -> None:
-        """Act on the deadlines of the present phase. A run that nobody trains is released after a while."""
+        """Act on the deadlines of the present phase. A run without trainers is released after a
+        while."""
         now_s, settings = self.desk.now_s, self.desk.settings
         waited_s = now_s - self._since_s
         group = self._group

@@ -1,7 +1,7 @@
 """What each process holds for itself in a run of several: numpy arrays, jax.Arrays on its own devices alone, numbers and strings.
 
 A step has one value of each. So they must be equal on all ranks, which their checksums tell: compared at the first save and before every
-commit. Nobody gives one rank's value to another in silence.
+commit. No rank gets another rank's value in silence.
 """
 
 from __future__ import annotations
