@@ -20,9 +20,10 @@ class Counted(Generic[T]):
         batches = raystate.Counted(lambda: dataset.iter_batches(batch_size=64))
         restored = manager.restore_or_init(init, items={"data": batches})
 
-    This is right only if a new iterator gives the same items in the same order (a fixed seed for the shuffle), and if whoever takes
-    the items *uses* them: what a prefetching queue in front of it has taken and nobody has used yet counts as used, and is lost after
-    a restore. So prefetch inside of `make_iterator`, not around the Counted. Skipping reads all that is skipped; an iterator with
+    This is right only if a new iterator gives the same items in the same order (a fixed seed for
+    the shuffle), and if each item that is taken is *used*. Items that wait in a prefetching queue
+    in front of it count as used, and are lost after a restore. So prefetch inside of
+    `make_iterator`, not around the Counted. Skipping reads all that is skipped; an iterator with
     `get_state` and `set_state`, such as grain's, goes straight to its place and needs no Counted.
 
     Each process counts its own items, and its count is for the number of processes that it was saved with.

@@ -1,4 +1,4 @@
-"""What a training process was told by whoever launched it: the seam between `train` and `manager`.
+"""What a training process was told by its launcher: the seam between `train` and `manager`.
 
 Standard library only: it is imported in every worker before the training function, and by processes that have no Ray.
 """

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from raystate.core.errors import StorageError
 
-# Of a file that is read whole: metadata, packages, log entries. Whoever can write one must not fill the memory of those who read it.
+# Of a file that is read whole: metadata, packages, log entries. A writer of such a file must not be
+# able to fill a reader's memory.
 MOST_READ_BYTES = 1 << 30
 
 

@@ -128,7 +128,7 @@ class StepContent:
 
     step: int
     tier: str
-    trees: Mapping[str, TreeSpec]  # array items; the state is "state", whatever Orbax called it
+    trees: Mapping[str, TreeSpec]  # array items; the state is always "state"
     source: Callable[[str], PieceSource]  # item -> its bytes
     iterator_states: Callable[[str], tuple[dict[int, bytes], int]]  # item -> (by process, process count)
     iterators: tuple[str, ...]

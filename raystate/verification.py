@@ -51,7 +51,7 @@ class StepReport:
 
 
 def _ignore(_done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Show no progress."""
 
 
 def verify_log(storage: Storage, *, on_entry: Callable[[int, int], None] = _ignore) -> tuple[BadObject, ...]:

@@ -45,8 +45,7 @@ class HeldSet:
         return self.word.done[slot] if self.word is not None and slot < len(self.word.done) else 0
 
     def is_granted(self, slot: int) -> bool:
-        """True while the slot is its trainer's: granted, and not used up or handed back. A set
-        without a word has none."""
+        """True while the slot is its trainer's: granted, and not used up or handed back."""
         return self.word is not None and self.slots[slot].granted > self.done(slot)
 
     def contents(self) -> list[tuple[Place, Staged]]:

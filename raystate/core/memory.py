@@ -80,7 +80,7 @@ class Snap:
 
     @property
     def order(self) -> tuple[Lineage, tuple[int, int]]:
-        """Newer snapshots, of whatever lineage, are greater."""
+        """Newer snapshots are greater, also across lineages."""
         return self.id.order
 
     @property
@@ -206,7 +206,8 @@ class Memory:
         view.trainers = ()
 
     def place(self, view: HostView, staged: tuple[Staged, ...]) -> dict[SnapshotId, bool]:
-        """Replace the host's pieces; gives the snapshots that changed, and whether nobody had known of them before."""
+        """Replace the host's pieces; gives the snapshots that changed, each with whether it is new
+        here."""
         old = view.staged
         touched: dict[SnapshotId, bool] = {}
         for piece in old:

@@ -74,7 +74,7 @@ class SnapshotId(NamedTuple):
 
     @property
     def order(self) -> tuple[Lineage, tuple[int, int]]:
-        """Newer snapshots, of whatever lineage, are greater."""
+        """Newer snapshots are greater, also across lineages."""
         return (lineage_order(self.lineage), self.place)
 
 

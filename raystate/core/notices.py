@@ -1,4 +1,4 @@
-"""Hosts that were announced to go away: whoever trains there is asked to stop in time."""
+"""Hosts that were announced to go away: the trainers there are asked to stop in time."""
 
 from __future__ import annotations
 

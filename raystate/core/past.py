@@ -1,7 +1,7 @@
 """What earlier attempts have committed: a trainer that has outlived them asks about all that it was promised.
 
-A claim reads back the newest entries of the log. What nobody has waited for since may be older than these, and retired by now: it is
-looked for before anybody is told that it is lost.
+A claim reads back the newest entries of the log. A promised step may have been committed by an
+older entry, and retired by now: so it is looked for before a rank is told that it is lost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Past:
         return bool(self._wanted)
 
     def is_open(self, key: SnapshotId) -> bool:
-        """Whether an entry that was not read back may have committed it, and nobody has looked for it."""
+        """Whether an entry may have committed it that was neither read back nor searched for it."""
         is_older = bool(key.lineage) and lineage_order(key.lineage).attempt < self._desk.attempt
         return bool(self._unread) and is_older and key not in self._looked
 

@@ -1,4 +1,5 @@
-"""What became of the steps for which save() has returned True: whoever flushes waits for it, and whoever closes is told."""
+"""What became of the steps for which save() has returned True: a rank that flushes waits for it, a
+rank that closes is told."""
 
 from __future__ import annotations
 
@@ -187,7 +188,8 @@ class Promises:
         return self._saves.waits_for(key)
 
     def _fate(self, key: SnapshotId, spoken: Collection[int] | None = None) -> Fate:
-        """As `Saves.fate`; also of a snapshot that nobody will complete. `spoken`: only these ranks have changed since it was undecided."""
+        """As `Saves.fate`; also of a snapshot that can't become complete. `spoken`: only these
+        ranks have changed since it was undecided."""
         durable, why = self._saves.fate(key)
         if durable is None and key not in self._saves.jobs and key.step not in self._journal.live:
             skipped = self._skipped(key, spoken)
@@ -204,7 +206,8 @@ class Promises:
         return not is_known and key.step < journal.newest and not self._saves.past.has(key)
 
     def _is_over(self, key: SnapshotId) -> bool:
-        """Its lineage has been replaced by a restore, so nobody stages it any more, and no host is away that could hold the rest."""
+        """Its lineage has been replaced by a restore, so no rank stages it any more, and no host is
+        away that could hold the rest."""
         group = self._joins.group
         assert group is not None
         if key.lineage == group.lineage or self._memory.complete(key) is not None:

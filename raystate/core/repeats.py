@@ -1,7 +1,8 @@
 """A step that is promised and saved once more, by force: due again if the promised save is lost, which only the Coordinator knows.
 
-A rank learns of a loss when it waits for durability, and each rank waits when it likes. If each decided by what it knows, some would
-save the step again and some would not, and nobody could make it durable. So all ask here, and the first answer counts for all.
+A rank learns of a loss when it waits for durability, and each rank waits when it likes. If each
+decided by what it knows, some would save the step again and some would not: it could never become
+complete. So all ask here, and the first answer counts for all.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class RestoreSettled:
         tier: the slowest that any rank needed.
         ahead: newer steps in storage, of another past: they can't be saved again.
         safe: the step is durable, or its save is under way.
-        saving: it is under way: whoever waits for durability waits for it, too.
+        saving: it is under way: a rank that waits for durability waits for it, too.
         durable_step: newest published step.
         advice: (attempt, seq) of the newest Advice: older news in a host's word is from before the restore.
     """
@@ -112,7 +112,7 @@ class LeaveReply:
     """The run is released."""
 
     step: int  # the durable last step, -1 if none was ever saved
-    errors: tuple[str, ...] = ()  # what was promised to whoever asks, is not durable, and was not said before
+    errors: tuple[str, ...] = ()  # the asker's promised steps that are not durable, not said before
     untold: tuple[str, ...] = ()  # the same of worker groups before, which have died
 
 

@@ -55,7 +55,8 @@ class Restorable:
         return found[0] if found and not self.is_behind(found[0], self.stored()) else None
 
     def in_memory(self, want: int | None) -> Snap | None:
-        """The snapshot to restore from memory: of the step `want`, or the newest; None if storage has it, or nobody."""
+        """The snapshot to restore from memory: of the step `want`, or the newest; None if storage
+        has it, or no tier."""
         if want is None:
             return self.newest_in_memory()
         snap = next((snap for snap in self._in_memory() if snap.step == want), None)
@@ -68,7 +69,8 @@ class Restorable:
         return sorted({snap.step for snap in self._memory.candidates()})
 
     def why_not(self, want: int) -> tuple[str, str, list[int]]:
-        """Why nobody can restore the step `want`: the error's name, its text, and the steps that there are."""
+        """Why the step `want` can't be restored: the error's name, its text, and the steps that
+        there are."""
         stored, held = self.stored(), self.all_in_memory()
         damaged = [why for step, why in self._damaged if step == want]
         error = "CorruptCheckpointError" if damaged else "StepNotFoundError"
@@ -83,7 +85,9 @@ class Restorable:
         if best is not None:
             on_the_way = [*journal.publishing, *([job.key.step] if job is not None and committing else [])]
             if all(step <= best.step for step in on_the_way):
-                return ""  # whatever becomes of them, memory has something newer: storage that is slow or out holds nobody up
+                # Memory has a newer step, whether they succeed or not: a restore doesn't wait for
+                # slow storage.
+                return ""
         if journal.publishing:
             return f"the publication of steps {list(journal.publishing)} ({'; '.join(journal.troubles[-1:]) or 'under way'})"
         if journal.busy or committing:

@@ -125,7 +125,7 @@ class Saves:
         return f"step {key.step} is not committed: {self.joins.missing_text(key)}"
 
     def lost(self, key: SnapshotId, why: str) -> None:
-        """Note that a promised snapshot can never become complete, so whoever waits for it is told."""
+        """Note that a promised snapshot can never become complete, so its waiters are told."""
         if key in self.failed or self._is_saved(key) or key.step in self.journal.live:
             return
         if self.past.is_open(key):
@@ -139,7 +139,7 @@ class Saves:
             self.lost(key, why)
 
     def copy_broke(self, key: SnapshotId, rank: int, why: str) -> None:
-        """A rank could not make its copy of what it had promised: nobody can make it durable."""
+        """A rank could not make its copy of a promised step, which can't become durable then."""
         if key not in self.failed:
             self.lost(key, f"its copy on {self.joins.where([rank])} came to nothing: {why}")
 
@@ -203,7 +203,7 @@ class Saves:
                 return
 
     def _drop_gone(self) -> None:
-        """Saves whose snapshot has given way to newer ones, of whatever lineage, or whose host has lost it."""
+        """Saves whose snapshot has given way to newer ones, or whose host has lost it."""
         gone = [key for key, job in self.jobs.items() if job.phase == "queued" and self.memory.complete(key) is None]
         for key in gone:
             if self.jobs[key].gives_way and any(one.complete and one.order > key.order for one in self.memory.snaps.values()):
@@ -281,7 +281,7 @@ class Saves:
         if request.kind == "retention":
             assert self._kept is not None
             retires, _ = self._retirable(live, self._kept)
-            self._kept = None  # what is refused now waits for whoever holds it, and for the next commit
+            self._kept = None  # refused retirements wait for the next commit
             return (None, retires) if retires else None
         job = self.running
         assert job is not None and job.key == request.snapshot and job.packaged is not None

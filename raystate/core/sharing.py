@@ -59,7 +59,7 @@ class Take(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """A box that nobody has."""
+    """A box that no host has."""
 
     number: int
     box: Box
@@ -77,7 +77,8 @@ def share_out(
         load: bytes that it has asked the other nodes for before.
 
     Returns:
-        What to take, and what nobody has. Together they are the boxes that are wanted, without overlap.
+        What to take, and the boxes that no host has. Together they are the boxes that are wanted,
+        without overlap.
     """
     hosts = sorted({host for want in wanted for held in want.held for host in held.hosts} - {HERE})
     turn = {host: (place - rank) % len(hosts) for place, host in enumerate(hosts)}

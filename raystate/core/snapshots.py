@@ -236,7 +236,7 @@ class Snapshots:
 
         Args:
             view: the host that has just reported: its ranks are judged.
-            new: snapshots that nobody had known of: all ranks are judged, once.
+            new: snapshots that are new here: all ranks are judged, once.
         """
         group = self.joins.group
         assert group is not None

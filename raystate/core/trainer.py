@@ -52,7 +52,7 @@ class Trainer:
         self.newest: int = -1  # of the last save(), or restored
         self.again = -1  # which save() of the newest step; -1: none, it was restored
         self.kept: SnapshotId | None = None  # what was staged or held last, or restored: close() asks for it to be durable
-        # Only forward: a host ends whoever seems to go on after its group has ended.
+        # Only forward: a host ends a trainer that seems to go on after its group has ended.
         self.phase: Literal["joined", "running", "closing", "failed"] = "joined"
         self.error = ""
         self.stopped_at: int | None = None

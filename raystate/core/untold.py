@@ -1,8 +1,9 @@
-"""Promises that are lost, and whose trainers may be gone before anybody has told them.
+"""Promises that are lost, and whose trainers may be gone before they have heard of it.
 
 A trainer asks itself what became of its promises, when it waits for them and when it closes. One that dies can't. If its run is
-restored, the steps after the restored one are made again. Of those before it, some may never have got to storage: whoever ends the run
-is told. A Coordinator knows what it has seen itself, and the last words of trainers; what an earlier one alone knew is in its log.
+restored, the steps after the restored one are made again. Of those before it, some may never have
+got to storage: the process that ends the run is told. A Coordinator knows what it has seen itself,
+and the last words of trainers; what an earlier one alone knew is in its log.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ UNFINISHED = "the trainers ended before all ranks had copied it"
 
 
 class Untold:
-    """Lost promises that nobody has been told of, oldest first."""
+    """Lost promises that no user has been told of, oldest first."""
 
     def __init__(self) -> None:
         self._lost: Promises = {}
-        self._broken: Promises = {}  # by dead trainers that nobody has restored after
+        self._broken: Promises = {}  # by trainers that have died since the newest restore
         self._newest: tuple[SnapshotId, ...] = ()  # promises of theirs, one of each
         self._lineage = ""  # the newest that a restore has begun
         self._base = SnapshotId("", -1)  # what it goes on from
@@ -113,16 +114,17 @@ class Untold:
             asked: those promises.
             is_made: whether it, or the same step made again, is durable.
         """
-        # Without a restore nobody has judged what the group before had left.
+        # Only a restore judges what the group before had left.
         lost = self._lost if group_of(self._lineage) == asking else {**self._left_open(is_made), **self._lost}
         lost = {key: why for key, why in lost.items() if key not in asked and group_of(key.lineage) != asking}
         return self._told(lost, ", saved before a restart", asking)
 
     def texts_of_release(self, others: Promises, is_made: Callable[[SnapshotId], bool], *, but: int = -1) -> tuple[str, ...]:
-        """The same where nobody goes on: what the last trainers had promised will not be made again.
+        """The same where no group goes on: what the last trainers had promised will not be made
+        again.
 
         Args:
-            others: what of it is in memory, in part or whole, and not durable.
+            others: promised snapshots that are in memory, in part or whole, and not durable.
             is_made: as in `texts`.
             but: a step of which that is said already.
         """

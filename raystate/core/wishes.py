@@ -93,5 +93,5 @@ class Wishes(Barrier):
 
 
 def has_passed(lineage: str, begun: str) -> bool:
-    """Whether whoever asks from `lineage` has finished the restore that began in `begun`."""
+    """Whether a rank that asks from `lineage` has finished the restore that began in `begun`."""
     return lineage_order(lineage) > lineage_order(begun)

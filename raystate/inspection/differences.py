@@ -79,7 +79,7 @@ class Comparison:
 
     @property
     def differing(self) -> list[ArrayDifference]:
-        """The arrays that are not equal, and those of which nobody can tell."""
+        """The arrays that are not equal, and those that could not be compared."""
         return [one for one in self.arrays if one.status != "equal"]
 
     @property

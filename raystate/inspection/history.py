@@ -25,7 +25,7 @@ class PastStep:
         step: number of completed steps.
         save: the save's id; None: stock Orbax wrote it.
         attempt: that committed it, or found it.
-        time_s: wall clock at its commit, seconds since 1970; None: nobody wrote it down.
+        time_s: wall clock at its commit, seconds since 1970; None: no file says it.
         lineage: of the snapshot that was saved; "": unknown.
         metrics: what was saved with it.
         fate: "live": it is still a step of the run. "retired": retention, a rollback or a delete took it. "set aside": it was damaged.
@@ -62,7 +62,7 @@ class RunHistory:
 
 
 def _ignore(_done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Show no progress."""
 
 
 def read_history(storage: Storage, *, on_entry: Callable[[int, int], None] = _ignore) -> RunHistory | None:

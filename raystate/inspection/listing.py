@@ -23,7 +23,7 @@ class StepSummary:
         step: number of completed steps.
         folder: where it lies below the storage; "": the storage is the step.
         save: the save of a run that wrote it, as its marker says; None: none does, as of a step that Orbax alone wrote.
-        committed_at: when, UTC; None where nobody wrote it down.
+        committed_at: when, UTC; None where no file says it.
         nbytes: of all its objects in storage.
         objects: how many.
         items: item -> what it is stored as.

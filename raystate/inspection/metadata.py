@@ -133,10 +133,10 @@ class StepMetadata:
         path: URL of its folder.
         save: the save of a run that wrote it; None: no package of raystate tells, as of a step that Orbax alone wrote.
         began_at: as `_CHECKPOINT_METADATA` says, UTC: in what Orbax wrote when its save began, in what raystate wrote when the arrays
-            were in storage and only the small files were left to make; None where nobody wrote it down.
+            were in storage and only the small files were left to make; None where no file says it.
         committed_at: when it was committed.
         trees: item of arrays -> its tree: dicts and lists with an `ArrayMetadata` for each array; scalars and strings are themselves.
-            The state is "state", whatever Orbax called it.
+            The state is "state", also where Orbax has another name for it.
         items: the names of all items but the metrics.
         kinds: item -> "arrays", "json", "iterator", "files" (an object wrote them itself), or "other": raystate cannot read it.
         metrics: what was saved with the step.

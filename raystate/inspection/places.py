@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 # Of a step that is replaced again and again while it is read; of newest steps that are retired, one after the other.
 MOST_READS = 100
-AGAIN_S = 0.1  # until a step is read again: whoever replaces it may be at it
+AGAIN_S = 0.1  # until a step is read again: a writer may be replacing it
 
 
 def open_step(storage: Storage, step: int, folder: str | None = None) -> StepReader:
@@ -166,7 +166,7 @@ class Checkpoints:
             alone: nothing else is read in `read`, so that damage is this step's.
 
         Raises:
-            StepNotFoundError: there is none, or it was retired meanwhile. Whatever `read` raises.
+            StepNotFoundError: there is none, or it was retired meanwhile. Errors of `read` pass.
         """
         for tries in range(1, MOST_READS + 1):
             chosen = self.existing(step)

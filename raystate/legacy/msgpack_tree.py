@@ -65,7 +65,8 @@ class _Head:
 
 
 def begins_as_tree(file: ByteFile) -> bool:
-    """Whether the file may be one of flax's, whatever it is called: it begins with a map or an array. Text begins with neither.
+    """Whether the file may be one of flax's, by its content: it begins with a map or an array. Text
+    begins with neither.
 
     Nothing follows an empty map: what begins so and goes on is a pickle, for example.
     """

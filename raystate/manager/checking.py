@@ -153,7 +153,7 @@ def _addresses(described: Described, given: SaveArguments) -> Iterator[tuple[str
 
 
 def _left_out_text(left_out: Sequence[tuple[str, int]], leaves_out: str) -> str:
-    """One line for what a restore gives back to nobody.
+    """One line for the entries of a step that a restore does not give back.
 
     Args:
         left_out: of `Restored`.

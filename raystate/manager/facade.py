@@ -41,8 +41,8 @@ class StateManager:
         ConfigError: no config, or the world size does not match `jax.process_count()`.
         RunInUseError, StorageError, BarrierTimeoutError.
 
-    A second manager of the same run in one process closes the first, as when a notebook's cell is run again (with several processes
-    that is a RaystateError); one of another run is nobody's business.
+    A second manager of the same run in one process closes the first, as when a notebook's cell is
+    run again (with several processes that is a RaystateError). One of another run changes nothing.
     """
 
     def __init__(self, config: StateConfig | None = None, *, takeover: bool = False):
@@ -70,10 +70,11 @@ class StateManager:
         self._ranking = Ranking(config, rank)
         self._events = RunEvents(self._storage.url, rank=rank)
         self._ending = Departure(self._session, self._pipeline, launched=launched)
-        open_managers.add(config, self, launched=launched)  # whoever is interrupted now is closed by the next one
+        # The next one closes it, if this is interrupted.
+        open_managers.add(config, self, launched=launched)
         try:
             self._session.ring()
-        except BaseException:  # nobody has it to close it
+        except BaseException:  # the caller gets no manager that it could close
             self._detach()
             raise
 
@@ -333,7 +334,7 @@ class StateManager:
         """Return when the durable saves begun so far are durable.
 
         Raises:
-            StorageError: names what isn't, once: whoever waits again waits for what was saved since.
+            StorageError: names the steps that are not, once: the next call waits for later saves.
         """
         self._check_open()
         self._wait()

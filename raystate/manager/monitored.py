@@ -30,7 +30,8 @@ class RunEvents:
             self._under_way[step] = events, nbytes
 
     def durable(self, newest: int) -> None:
-        """The newest durable step is known. Of older ones that nobody saw succeed none is claimed to have."""
+        """The newest durable step is known. No event says that an older one succeeded: it may not
+        have."""
         for step in [step for step in self._under_way if step <= newest]:
             events, nbytes = self._under_way.pop(step)
             if step == newest:

@@ -36,7 +36,7 @@ class OpenManagers:
 
     def __init__(self) -> None:
         self._by_run: dict[str, Closable] = {}
-        self._of_scripts: list[Closable] = []  # that nobody closes or starts again but they themselves
+        self._of_scripts: list[Closable] = []  # that no launcher closes or starts again
         self._watching = -1  # the process that looks at its exit
 
     def add(self, config: StateConfig, manager: Closable, *, launched: bool) -> None:
@@ -97,7 +97,8 @@ open_managers = OpenManagers()
 
 
 def is_launched(config: StateConfig, context: LaunchContext | None) -> bool:
-    """Whether it is the run of whoever has launched this process, and not one that the script keeps beside it."""
+    """Whether it is the run of this process's launcher, and not one that the script keeps beside
+    it."""
     if context is None:
         return False
     return run_hash(config.storage, config.run) == run_hash(context.config.storage, context.config.run)

@@ -35,8 +35,9 @@ def not_copied(rank: int, steps: Sequence[int], waited_s: float) -> BarrierTimeo
 
 
 class StoragePace:
-    """Of one trainer. It waits while storage makes progress; where that fails or stands still not at all, until a step has become durable
-    again. The HostActor's word says which it is. Where nobody writes that word, waiting ends by itself."""
+    """Of one trainer. It waits while storage makes progress; where that fails or stands still not
+    at all, until a step has become durable again. The HostActor's word says which it is. If the
+    HostActor is dead, waiting ends by itself."""
 
     def __init__(self, session: Session):
         config = session.config

@@ -60,7 +60,7 @@ class Pipeline:
         self._jobs: deque[StepCopy] = deque()
         self._running: StepCopy | None = None
         self._skipped = SkippedStep()
-        self._pauses: set[object] = set()  # whoever wants that nothing begins
+        self._pauses: set[object] = set()  # of those that want that nothing begins
         self._pace = StoragePace(session)
         self._agreed = AgreedStep(session)
         self._compared = ""  # the lineage whose first snapshot says what this rank holds for itself
@@ -279,7 +279,7 @@ class Pipeline:
             self._running = None
             self._session.write_word(self.machine.word())
             self._changed.notify_all()
-        self._spare.prepare()  # last: nobody waits for it
+        self._spare.prepare()  # last: no call waits for it
         return True
 
     def _find_slot(self, job: StepCopy) -> bool:
@@ -397,4 +397,4 @@ class Pipeline:
             for job in self._jobs:
                 self._break_promise(job, "the training ended before a slot became free for it")
             self._jobs.clear()
-            self._spare = Spare()  # whoever keeps a closed manager keeps no copies of the state with it
+            self._spare = Spare()  # a closed manager that is kept keeps no copies of the state

@@ -114,7 +114,7 @@ class RehearsedManager(StateManager):
         if not is_last:
             return promised
         if not now.resumes:
-            self._last.forget()  # nobody needs it
+            self._last.forget()  # the next play doesn't go on from it
         self.close()
         raise Interrupted("the rehearsal ends here", step=step, rank=self._rank, phase="rehearsal")
 

@@ -68,7 +68,8 @@ class Room:
         return SlotNeed(data_bytes=data_bytes, table_bytes=table_bytes, buffer_bytes=self._buffer_bytes)
 
     def take(self, need: SlotNeed) -> None:
-        """Get such slots. Nothing is copied into those before meanwhile. Those that nobody finds any more go first.
+        """Get such slots. Nothing is copied into those before meanwhile. Those whose files were
+        removed go first.
 
         Raises:
             CapacityError: they don't fit; the slots before stay.

@@ -273,9 +273,10 @@ class Session:
         return None if index == self._set_index else Slots(TrainerArena.attach(Path(path), trainer=self.incarnation), index)
 
     def use(self, slots: Slots) -> None:
-        """These from now on; those before go back once nobody needs what they hold. Raises RaystateError: too late."""
+        """These from now on; those before go back once their contents aren't needed. Raises
+        RaystateError: too late."""
         with self._word_lock:
-            if self.is_over:  # nobody would let go of them any more
+            if self.is_over:  # leaving has let go of the slots: these would stay mapped
                 slots.arena.close()
                 self.refuse_left("save(): the step was not saved")
             old, self.arena, self._set_index = self.arena, slots.arena, slots.index
@@ -289,7 +290,7 @@ class Session:
         return self.arena is not None and not self.arena.is_there and (self.arena_path / META).exists()
 
     def move_out(self) -> None:
-        """Let go of slots that nobody finds any more, and of what they hold."""
+        """Let go of slots whose files were removed, and of what they hold."""
         with self._word_lock:
             old, self.arena, self._set_index = self.arena, None, -1
             self._host_word_seq, self._host_word = -1, None

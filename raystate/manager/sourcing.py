@@ -182,7 +182,7 @@ def _agreed(source: Any) -> tuple[str | os.PathLike[str], int] | None:
         place = None if given is None else _place(given)
         if place is not None:
             step = _existing(*place)
-    except Exception as error:  # whatever it is: the other processes wait for this one's answer
+    except Exception as error:  # any at all: the other processes wait for this one's answer
         if jax.process_count() == 1:
             raise
         problem = error
@@ -201,7 +201,8 @@ def _existing(url: str | os.PathLike[str], step: int | None) -> int:
 
 
 def _same_step(url: str, step: int, problem: Exception | None) -> int:
-    """Process 0's, if all found the same source. Those that found none take part, so that nobody waits for them."""
+    """Process 0's, if all found the same source. Those that found none take part, so that no
+    process waits for them."""
     from jax.experimental import multihost_utils
 
     name = zlib.crc32(url.encode())

@@ -27,11 +27,13 @@ class SaveArguments:
     step: int
     state: Any
     items: PackedItems
-    metrics: Mapping[str, Any]  # from `hold_metrics`: numbers, or 0-d arrays that may still be computing and that nobody else has
+    # From `hold_metrics`: numbers, or 0-d arrays of its own that may still be computing.
+    metrics: Mapping[str, Any]
     custom: Any
 
     def kept(self) -> SaveArguments:
-        """The same for later: whatever the caller does to its containers and numpy arrays. jax.Arrays don't change."""
+        """The same for later: the caller may change its containers and numpy arrays. jax.Arrays
+        don't change."""
         items = dataclasses.replace(self.items, trees=jax.tree_util.tree_map(_own, self.items.trees))
         return dataclasses.replace(self, state=jax.tree_util.tree_map(_own, self.state), items=items)
 

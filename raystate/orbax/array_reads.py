@@ -96,8 +96,9 @@ def read_boxes(
         while waiting:
             land()
     finally:
-        # After an error nobody wants the rest, and what nobody refers to is given up. Not cancel(): it keeps Python's lock while it
-        # waits for a read that is just ending in another thread, and that waits for the lock; nothing in the process runs any more.
+        # After an error the rest isn't wanted: TensorStore gives up reads without a reference. Not
+        # cancel(): it keeps Python's lock while it waits for a read that is just ending in another
+        # thread, and that waits for the lock; nothing in the process runs any more.
         waiting.clear()
     return [part for part in parts if part is not None]
 

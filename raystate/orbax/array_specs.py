@@ -83,7 +83,8 @@ def open_arrays(
 
 
 def _problem(store: ts.TensorStore, *, is_number: bool) -> str:
-    """Why an array's own metadata can't be true; "" if they can. Whoever reads from it makes room for a whole chunk first."""
+    """Why an array's own metadata can't be true; "" if they can. A reader makes room for a whole
+    chunk first."""
     dtype = store.dtype.numpy_dtype
     if store.dtype.name != dtype.name:
         return f"its elements are of the type {store.dtype.name}, which is no number's"

@@ -141,7 +141,7 @@ def refuse_special(base: dict[str, Any], what: str, key: str = "", **details: An
 def _size(path: str) -> int:
     try:
         return os.stat(path).st_size
-    except (OSError, ValueError):  # not there, or not for us: whoever reads it says so
+    except (OSError, ValueError):  # not there, or not for us: the read itself says so
         return 0
 
 
@@ -154,7 +154,7 @@ def _special(path: str) -> str | None:
             return None  # in the place of a file: not opened
         with os.scandir(path) as entries:
             inside = [entry for entry in entries if not entry.is_file(follow_symlinks=False)]
-    except (OSError, ValueError):  # not there, or not for us: whoever reads it says so
+    except (OSError, ValueError):  # not there, or not for us: the read itself says so
         return None
     links = (_special(entry.path) for entry in inside if not entry.is_dir(follow_symlinks=False))
     folders = (_special(f"{entry.path}/") for entry in inside if entry.is_dir(follow_symlinks=False))
@@ -167,8 +167,9 @@ def named_errors(what: str, *, damage: bool, **details: Any) -> Iterator[None]:
 
     Args:
         what: the sentence's beginning, such as "reading array 'w' of item 'state' of step 1200".
-        damage: whether data that was read and is wrong, or is not there, is a CorruptCheckpointError; its `absent` tells whether it may
-            be not there, which whoever can ask storage should look up. Otherwise everything is a StorageError.
+        damage: whether data that was read and is wrong, or is not there, is a
+            CorruptCheckpointError. Its `absent` tells that the data may be missing: a caller that
+            can ask storage should look. Otherwise everything is a StorageError.
         **details: the error's facts.
     """
     try:

@@ -1,7 +1,7 @@
 """What the small files of a checkpoint say, as values of known types.
 
-Anybody may have written such a file, or damaged it. So everything that is wrong with one is a CorruptCheckpointError, whatever it is:
-a run must be able to set the step aside and go on with an older one.
+Any program may have written such a file, or damaged it. So each thing that is wrong with one is a
+CorruptCheckpointError: a run must be able to set the step aside and go on with an older one.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
   be made is made; `SpecificStepsPolicy` wants these steps and no others.
 - `PreemptionCheckpointingPolicy` is always in force: an attempt that is told to end makes its last step durable.
 
-A class of somebody else's is refused: nobody knows whether two hosts would get one answer.
+A class of the user's own is refused: two hosts might get two answers from it.
 """
 
 from __future__ import annotations

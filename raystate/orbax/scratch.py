@@ -253,7 +253,7 @@ def load_orbax() -> SimpleNamespace:
 
 
 def _in_a_forked_child() -> None:
-    """Whoever holds it is a thread of the parent."""
+    """The thread that holds the lock, if one does, is the parent's: it would never be released."""
     global _one_at_a_time
     _one_at_a_time = threading.RLock()
 

@@ -1,4 +1,4 @@
-"""Which item of a step is the state, where nobody says it."""
+"""Which item of a step is the state, where the caller names none."""
 
 from __future__ import annotations
 

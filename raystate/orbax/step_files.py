@@ -78,7 +78,8 @@ class StepFiles:
         self._is_local = self.base["driver"] == "file"
         self._package = package
         self._step = step
-        # The files that whoever replaces a checkpoint replaces, too: all at once in a directory; elsewhere the marker goes first.
+        # The files that a writer replaces with a checkpoint: all at once in a directory; elsewhere
+        # the marker goes first.
         self._telling = ("_CHECKPOINT_METADATA", "_METADATA") if self._is_local else (MARKER,)
         self._first: tuple[str | None, ...] | None = None
         self._lock = threading.Lock()
@@ -164,7 +165,7 @@ class StepFiles:
 
 
 class HasFiles(Protocol):
-    """Whoever reads one step."""
+    """A reader of one step."""
 
     _files: StepFiles
 

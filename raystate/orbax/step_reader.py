@@ -239,7 +239,7 @@ class StepReader:
         return custom[CUSTOM_KEY] if set(custom) == {CUSTOM_KEY} else custom or None
 
     def times(self) -> tuple[float | None, float | None]:
-        """(begin of the save, its commit) in wall clock seconds; None where nobody wrote it down."""
+        """(begin of the save, its commit) in wall clock seconds; None where no file says it."""
         metadata = self._step_metadata()
         return metadata.begun_s, metadata.committed_s
 
@@ -361,7 +361,8 @@ class StepReader:
             return self._metadata
 
     def _check_inside(self, name: str, what: str) -> None:
-        """What a checkpoint names lies in it: nobody reads other files by a name that was made for it."""
+        """What a checkpoint names lies in it: a forged name must not make a reader open other
+        files."""
         if name.startswith("/") or "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
             raise CorruptCheckpointError(f"step {self._step}: {what} is no name inside the checkpoint", step=self._step, path=name)
 

@@ -83,7 +83,8 @@ def write_checkpoint(storage: Storage, folder: str, content: Content, *, overwri
         overwrite: see `storage.placing.new_folder`.
 
     Raises:
-        StorageError: something is there, or storage failed. Whatever the computation of an array raised.
+        StorageError: something is there, or storage failed. Errors of the computation of an array
+            pass as they are.
     """
     layout = content.described.layout
     with new_folder(storage, folder, overwrite=overwrite) as place:

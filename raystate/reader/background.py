@@ -68,7 +68,7 @@ def _run(future: Future[T], what: str, work: Callable[[], T]) -> None:
         return
     try:
         done = work()
-    except BaseException as error:  # whatever it is, it is the future's to tell
+    except BaseException as error:  # any at all: the future tells it
         if not isinstance(error, RaystateError):  # else its sentence says all
             error.add_note("".join(traceback.format_exception(error)))
         logger.error("%s failed: %s", what, "\n".join([str(error), *getattr(error, "__notes__", ())]))
@@ -86,7 +86,8 @@ def _settled(future: Future[Any]) -> None:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Drop an error's tracebacks: through the variables and closures of their frames a future that nobody asks would hold a whole state."""
+    """Drop an error's tracebacks: through the variables and closures of their frames a forgotten
+    future would hold a whole state."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -124,7 +125,8 @@ def _at_exit() -> None:
 
 
 def _in_a_forked_child() -> None:
-    """Whatever is under way is the parent's: the child has none of its threads, and would wait for them in vain."""
+    """Saves under way are the parent's: the child has none of its threads, and would wait for them
+    in vain."""
     global _lock
     _lock = threading.RLock()
     _unsettled.clear()

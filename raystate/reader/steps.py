@@ -213,7 +213,8 @@ class Reader:
             time.sleep(min(FOLLOW_POLL_S, left_s))
 
     def _placed(self, step: int | None, place: Callable[[StepContent], T]) -> T:
-        """What is read of a step to be used: counted, and told to whoever monitors restores."""
+        """Place what is read of a step; count its bytes, and tell the listeners of
+        `jax.monitoring`."""
 
         def read(chosen: int, reader: StepReader) -> T:
             try:

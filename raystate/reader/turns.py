@@ -20,11 +20,11 @@ _turns: list[weakref.ref[Turn]] = []
 
 
 class Turn:
-    """A save's place in the order of the calls that save to one place. Whoever makes one leaves it, however the save ends; one that is
-    dropped before is over, too.
+    """A save's place in the order of the calls that save to one place. Its maker leaves it when the
+    save ends in any way; one that is dropped before is over, too.
 
     Args:
-        place: whatever names it; canonical.
+        place: its name; canonical.
 
     Attributes:
         is_nested: a signal's handler saves while its thread is in a save to the same place. That one can't go on meanwhile, so this one
@@ -89,7 +89,7 @@ class Turn:
 class Handed:
     """A save's task for another thread. It is called once, there; or it is taken back and never runs. Then its turns are over.
 
-    Which of both comes first is known, whatever interrupts the thread that gives it away.
+    Which of both comes first is known, also if the thread that gives it away is interrupted.
 
     Args:
         task: does the saving.
@@ -171,5 +171,5 @@ def _remove(one: weakref.ref[Turn], turns: list[weakref.ref[Turn]] = _turns) -> 
         pass
 
 
-# What a fork copied is not under way in the child, and nobody would tell it when it is over.
+# Saves that a fork copied are not under way in the child, and it would never hear of their end.
 os.register_at_fork(after_in_child=_turns.clear)

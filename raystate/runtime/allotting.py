@@ -39,7 +39,8 @@ class Allotting:
         slots: int,
         copies: int = 0,
     ) -> tuple[str, int]:
-        """Slots for a trainer: (path of the set, its index). What it had before stays until nobody needs what it holds.
+        """Slots for a trainer: (path of the set, its index). Its set of before stays until its
+        contents aren't needed.
 
         Raises:
             CapacityError: they don't fit; nothing has changed.

@@ -20,7 +20,8 @@ class Asks:
 
     def __init__(self) -> None:
         self._futures: dict[str, Future[Reply]] = {}  # of those who wait
-        self._answered: dict[str, Reply] = {}  # the newest few: whoever has not got the answer asks once more
+        # The newest few: a caller that has not got its answer asks again.
+        self._answered: dict[str, Reply] = {}
         self._lock = threading.Lock()
         self.failed: Failure | None = None
 
@@ -47,7 +48,7 @@ class Asks:
             future.set_result(reply)
 
     def fail_all(self, failure: Failure) -> None:
-        """Tell it to whoever waits, and to whoever asks from now on."""
+        """Answer all that wait, and all that ask from now on, with this failure."""
         with self._lock:
             self.failed = failure
             waiting, self._futures = [*self._futures.values()], {}

@@ -95,10 +95,11 @@ class CoordinatorLoop:
         known_attempt: an attempt of this run that has claimed on this cluster: a log without it is not the run's. 0: none is known.
         on_claim: called with the attempt when the run is claimed.
         run_metadata: see `Storing`.
-        restarted: it follows a Coordinator that was killed: while storage is out, whoever trains goes on, and is kept waiting.
+        restarted: it follows a Coordinator that was killed: while storage is out, trainers go on,
+            and are kept waiting.
         workers: who carries out the slow commands; None: threads of its own.
         packager: makes a step's package of what the hosts have written.
-        recorder: writes down each event and what it led to; None: nobody does.
+        recorder: writes down each event and what it led to; None: no record is kept.
         clock: monotonic seconds.
         wall_clock: seconds since 1970: when a step was saved.
 
@@ -203,7 +204,7 @@ class CoordinatorLoop:
 
         def answer() -> None:
             if not found.set_running_or_notify_cancel():
-                return  # whoever asked has stopped waiting
+                return  # the asker has stopped waiting
             try:
                 found.set_result(view(self.machine, self._clock()))
             except Exception as error:
@@ -270,7 +271,8 @@ class CoordinatorLoop:
         return False
 
     def claim(self) -> None:
-        """Become the newest attempt. Storage that is unusable now is a StorageError for whoever joins, or is tried again."""
+        """Become the newest attempt. If storage can't be used now, joining trainers get a
+        StorageError, or it is tried again."""
         try:
             entry, dead = self._storing.claim(self._is_dead, known_attempt=self._known_attempt)
         except LogGoneError as error:
@@ -348,7 +350,7 @@ class CoordinatorLoop:
         self._ended.set()
         self._hosts.close_all(remove_arena=True)  # first: what a slow storage still has to do needs none of them
         self._workers.shutdown()
-        self.ledger.close()  # before what may take long: whoever waits for this end kills it in the end
+        self.ledger.close()  # before what may take long: a releaser that waits too long kills this
         self._storing.end(may_be_older=bool(self._known_hosts))
         self._end(reason)
 
@@ -374,7 +376,8 @@ class CoordinatorLoop:
     def _refuse(self, failure: Failure) -> None:
         self._ended.set()
         self._asks.fail_all(failure)
-        self._hosts.close_empty()  # those that were made for whoever asked; others may hold steps that the next attempt needs
+        # Made for the refused trainers; others may hold steps that the next attempt needs.
+        self._hosts.close_empty()
         if self.claimed is not None:
             self._storing.take_back(self.claimed)
         self._end(failure.message)

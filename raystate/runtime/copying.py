@@ -193,6 +193,6 @@ class Copier:
 
 
 def _open_slot(held: SlotSet, number: int) -> Slot:
-    """The slot, to be written to: nobody else has it, by the machine's word."""
+    """The slot, to be written to: only this copy has it, by the machine's word."""
     info = held.info
     return Slot(held.slots[number].path, index=number, table_bytes=info.table_bytes, data_bytes=info.data_bytes, role="trainer")

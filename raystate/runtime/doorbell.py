@@ -138,7 +138,8 @@ class Door:
             OSError: the file system has no room for the socket's name, or this process has no file descriptor left.
         """
         self.path = socket_path(arena_path)
-        # Given up for a moment when there are no others: a call that nobody can take is ended instead of ringing for ever.
+        # Given up for a moment when there are no others: then a call that can't be answered is
+        # ended instead of ringing for ever.
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._full = False
         self._server = listen(arena_path)
@@ -209,7 +210,7 @@ class Waker:
 
 
 def listen(arena_path: Path) -> socket.socket:
-    """A socket at the arena's door, whatever lay there before, for this user only."""
+    """A socket at the arena's door, for this user only. An entry of that name is replaced."""
     path = socket_path(arena_path)
     remove_entry(path)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -261,7 +262,7 @@ class Bell:
         """Connect, as soon as the HostActor is there. However this ends, `close` leaves nothing open.
 
         Raises:
-            BarrierTimeoutError: nobody answers at the arena's door for `timeout_s` seconds.
+            BarrierTimeoutError: no HostActor answers at the arena's door for `timeout_s` seconds.
         """
         deadline_s = time.monotonic() + timeout_s
         _bells.add(self)

@@ -162,7 +162,8 @@ class HostLoop:
     # ------------------------------------------------------------ looking
 
     def has_vanished(self) -> bool:
-        """Whether somebody has removed files of the arena: this loop serves nobody any more then."""
+        """Whether files of the arena have been removed: then this loop serves no trainer any
+        more."""
         with self._lock:
             self._files_s = self._clock() + FILES_EVERY_S
             if not self._has_vanished and (gone := self.arena.missing(self._door.path)) is not None:

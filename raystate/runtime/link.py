@@ -1,4 +1,5 @@
-"""How a trainer's process reaches its run: the narrow port between the manager and whatever carries its calls."""
+"""How a trainer's process reaches its run: the narrow port between the manager and what carries its
+calls."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Unreachable(Exception):  # noqa: N818 - a state, for this package only
 
 
 class Gone(Exception):  # noqa: N818
-    """The Coordinator has been ended on purpose: nobody will answer."""
+    """The Coordinator has been ended on purpose: no answer will come."""
 
 
 class HostCall(NamedTuple):

@@ -25,7 +25,7 @@ logger = logging.getLogger("raystate.coordinator")
 
 FIRST_S = 10.0
 SELDOM_S = 300.0  # lines are no further apart
-FORGOTTEN_S = 3600.0  # nobody has told how it ended
+FORGOTTEN_S = 3600.0  # after so long without a word of its end
 
 
 @dataclass(slots=True, kw_only=True)

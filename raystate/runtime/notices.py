@@ -21,10 +21,13 @@ logger = logging.getLogger("raystate.host")
 GCE_METADATA_URL = "http://metadata.google.internal"
 PREEMPTED = "/computeMetadata/v1/instance/preempted"
 PREEMPTION_S = 30.0  # from the notice to the end
-SIGTERM_S = 20.0  # nobody says when SIGKILL follows: Kubernetes waits 30 s, minus what has passed before its signal came here
+# SIGTERM does not say when SIGKILL follows. Kubernetes waits 30 s, minus what has passed before.
+SIGTERM_S = 20.0
 HELD_S = 60.0  # the server answers after so long although nothing has changed
 ANSWER_S = HELD_S + 10.0
-AGAIN_S = 1.0  # news are told again so often: each may get lost. The server is asked so often at most, whatever it answers
+# News are told again so often: each may get lost. The server is asked no more often, even if it
+# answers at once.
+AGAIN_S = 1.0
 OVERDUE_S = 30.0  # after its end a node that is still there is not told of any more: somebody was wrong
 
 Tell = Callable[[float, str], None]
@@ -70,7 +73,7 @@ class Notice:
             threading.Thread(target=self._watch, args=(self._url,), name="raystate-metadata", daemon=True).start()
 
     def close(self) -> None:
-        """Nobody wants to be told any more."""
+        """Stop watching: no news are wanted any more."""
         self._closed = True
         self._noticed.set()
 

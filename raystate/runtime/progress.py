@@ -1,4 +1,4 @@
-"""How far long saves and restores are: said by whoever moves the bytes."""
+"""How far long saves and restores are: said by the processes that move the bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Going:
         of: as in `core.events.Progress`.
         since_s: seconds since it began.
         done_bytes: of those processes that have said how far they are.
-        total_bytes: of the same; 0: nobody has said anything.
+        total_bytes: of the same; 0: none has.
     """
 
     what: str
@@ -40,11 +40,12 @@ class Going:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that it will still take at that rate; None: nobody knows."""
+        """Seconds that it will still take at that rate; None: the rate isn't known yet."""
         return (self.total_bytes - self.done_bytes) / self.bytes_per_s if self.done_bytes else None
 
     def text(self) -> str:
-        """For a line: "3.2 of 10.0 GiB (32%), 410.0 MiB/s, about 17 s left"; "" as long as nobody has said anything."""
+        """For a line: "3.2 of 10.0 GiB (32%), 410.0 MiB/s, about 17 s left"; "": no process has
+        said how far it is."""
         if not self.total_bytes:
             return ""
         share = self.done_bytes / self.total_bytes

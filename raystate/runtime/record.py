@@ -102,7 +102,7 @@ class Recorder:
         self._thread.start()
 
     def record(self, event: Event, commands: Sequence[Command], now_s: float) -> None:
-        """Called on the machine's thread: it only hands the values over, which nobody changes."""
+        """Called on the machine's thread: it only hands the values over, which never change."""
         number, self._count = self._count, self._count + 1
         if self._off or self._waiting.qsize() >= MOST_WAITING:
             return

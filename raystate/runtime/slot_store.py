@@ -73,7 +73,7 @@ class SlotStore:
         return word
 
     def unlocked(self, index: int) -> Unlocked | None:
-        """Whether nobody holds the set and nobody is on the way to it."""
+        """The set's contents, if no process holds it or is on the way to it; else None."""
         held = self._set(index)
         if self.arena.trainer_alive(held):
             return None

@@ -24,7 +24,7 @@ from raystate.core.messages import (
 )
 from raystate.core.snapshots import JOIN_GRACE_S
 
-STARTING_S = 10.0  # an owner's trainers start, or start again: nobody else gets in between
+STARTING_S = 10.0  # an owner's trainers start, or start again: no other launch gets in between
 CONNECT_S = 5.0  # a trainer that its HostActor doesn't know so long after it has joined is gone
 LEAVING_S = 60.0  # closing takes at most about so long, else something is wrong
 SILENT_S = 10.0  # a report that is older says nothing about who is alive
@@ -165,7 +165,7 @@ def admit(
     Args:
         config: the Coordinator's `StateConfig`.
         owner_s: when the owner last said hello, on the clock of `now_s` (monotonic).
-        takeover: end the owner's use, whatever it does.
+        takeover: end the owner's use, also if it trains.
     """
     run = config.run
     is_same = asking.identity == owner.identity

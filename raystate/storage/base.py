@@ -94,7 +94,7 @@ class Storage(abc.ABC):
         except StorageError as error:
             try:
                 found = self.read(name)
-            except StorageError as unread:  # what is there, if the name is taken, nobody knows then
+            except StorageError as unread:  # then nothing says what has the name
                 told = isinstance(error, ObjectExistsError) and not isinstance(unread, ObjectMissingError)
                 raise (unread if told else error) from None
             if found != data:

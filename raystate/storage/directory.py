@@ -161,7 +161,8 @@ class DirectoryStorage(Storage):
         def rename() -> None:
             if not os.path.lexists(source_path):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source_path)
-            # rename() replaces a folder only if that is empty: one that somebody has made there is in nobody's way.
+            # rename() replaces a folder only if that is empty: so one that another program has made
+            # there is no obstacle.
             if os.path.lexists(target_path) and (os.path.islink(target_path) or not os.path.isdir(target_path)):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target_path)
             self._make_parents(target_path)
@@ -191,7 +192,7 @@ class DirectoryStorage(Storage):
         try:
             self._self_tests()
         except StorageError:
-            for folder in absent:  # whoever is refused leaves nothing there
+            for folder in absent:  # a refused run leaves nothing there
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
             raise
@@ -222,7 +223,8 @@ class DirectoryStorage(Storage):
     def _make_parents(self, path: str) -> None:
         """Create the directories above `path`, durably; those known to be durable cost one stat.
 
-        One that is there need not be durable: whoever made it may have died before its fsync. So each is fsynced once, up to "/".
+        One that is there need not be durable: its maker may have died before its fsync. So each is
+        fsynced once, up to "/".
         """
         unsure: list[tuple[str, bool]] = []
         folder = os.path.dirname(path)

@@ -46,7 +46,8 @@ def find_garbage(
     given_up: Collection[str] = (),
     on_found: Callable[[int], None] = lambda _: None,
 ) -> list[Garbage]:
-    """Work folders, packages and writers' objects of dead saves, bases of the log that nobody needs, dead pins, and trash.
+    """Work folders, packages and writers' objects of dead saves, unneeded bases of the log, dead
+    pins, and trash.
 
     A save is dead if its attempt is older than the log's tail (so nothing can commit it any more) and the tail neither holds it
     live nor has an intent on it. This is looked up here, so that a caller who slept, or who saves meanwhile, harms nothing: saves of

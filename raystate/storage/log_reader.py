@@ -91,7 +91,7 @@ class LogReader:
             try:
                 return self._remember(self._read(seq))
             except BaseMissingError as error:
-                if seq == last:  # nobody has appended since: it can't have been replaced
+                if seq == last:  # no entry was appended since: its base can't have been replaced
                     raise CorruptCheckpointError(error.message, path=error.path) from error
         raise StorageError(f"{self._storage.url}: the log goes on faster than it can be read", operation="read", path=log_name(seq))
 
@@ -103,7 +103,11 @@ class LogReader:
             raise ObjectMissingError(error.message, **error.details) from error
 
     def read_header(self, seq: int) -> WrittenEntry:
-        """One entry as it is written, whatever has become of its base. Raises ObjectMissingError, StorageError, CorruptCheckpointError."""
+        """One entry as it is written, also if its base is gone.
+
+        Raises:
+            ObjectMissingError, StorageError, CorruptCheckpointError.
+        """
         name = log_name(seq)
         written = self._parsed(name, self._storage.read(name), WrittenEntry.parse, "a log entry")
         if written.seq != seq:
@@ -165,7 +169,10 @@ class LogReader:
             return error
 
     def _check(self, seq: int) -> None:
-        """This entry is there, and is the one that this process knows: else what is written now would lie where nobody looks for it."""
+        """Check that this entry is there, and is the one that this process knows.
+
+        Else the folder was moved or replaced: an entry that is written now would never be read.
+        """
         try:
             found = self.read_header(seq)
         except ObjectMissingError:
@@ -204,7 +211,7 @@ class LogReader:
                 return 0
         newest = self._gallop(FIRST)
         while self._exists(newest + 2):
-            if not self._exists(newest + 1):  # nobody appends after a gap, and nobody deletes
+            if not self._exists(newest + 1):  # no writer leaves a gap, and none deletes entries
                 name = log_name(newest + 1)
                 raise CorruptCheckpointError(f"{self._storage.url}/{name} is missing, and later entries are there", path=name)
             newest = self._gallop(newest + 1)  # others have appended meanwhile

@@ -29,7 +29,7 @@ def step_folders(storage: Storage) -> Naming:
     Without any, folders named as Orbax does with `step_prefix` ("train_1200"), `step_format_fixed_length` ("00001200") or both.
 
     Raises:
-        ConfigError: there are steps under several such names, and nobody can tell which are meant; lists them.
+        ConfigError: there are steps under several such names: any of them may be meant; lists them.
         StorageError: storage failed.
     """
     folders = top_folders(storage)

@@ -161,7 +161,7 @@ class ObjectStorage(Storage):
             self._self_test()
         except StorageError:
             with contextlib.suppress(StorageError):
-                if not self.exists(log_name(1)):  # whoever is refused leaves nothing there
+                if not self.exists(log_name(1)):  # a refused run leaves nothing there
                     self.delete(GUARD)
             raise
 

@@ -1,4 +1,5 @@
-"""Whose folder a place lies in: a run's or a checkpoint's. Nobody else may put anything there."""
+"""Whose folder a place lies in: a run's or a checkpoint's. No other save or export may write
+there."""
 
 from __future__ import annotations
 

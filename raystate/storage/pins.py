@@ -1,7 +1,8 @@
 """Pins: a step that somebody reads is not deleted under their hands.
 
-The pin is created, *then* the log's tail is read; whoever deletes appends the retirement, *then* lists the pins. So either the
-deleter sees the pin and waits, or the pinner sees the retirement and is told that the step is gone.
+The pin is created, *then* the log's tail is read; the deleter appends the retirement, *then* lists
+the pins. So either the deleter sees the pin and waits, or the pinner sees the retirement and is
+told that the step is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CLOCKS_DIFFER_S = 24 * 3600.0  # by more than they do, wrong time zones included
 
 @contextlib.contextmanager
 def pinned(storage: Storage, step: int, why: str, *, hold_s: float = 24 * 3600.0) -> Generator[None]:
-    """Keep a live step from being deleted, by whatever attempt, until the end of the block.
+    """Keep a live step from being deleted, by any attempt, until the end of the block.
 
     Args:
         storage: of the run.

@@ -45,9 +45,9 @@ def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> New
         storage: of the folder above.
         folder: its name there, one component.
         overwrite: replace a checkpoint of that name, if nothing else lies in its folder. On a directory whose file system can exchange
-            two names (ext4, xfs, btrfs, tmpfs) a reader finds the old one or the new one at every moment; on others, such as NFS, and
-            on an object store, there is a moment with none. Whoever is in the midst of reading the old one has to begin anew;
-            `StepReader` notices.
+            two names (ext4, xfs, btrfs, tmpfs) a reader finds the old one or the new one at every
+            moment; on others, such as NFS, and on an object store, there is a moment with none. A
+            reader in the midst of the old one has to begin anew; `StepReader` notices.
     """
     kind = _RenamedFolder if storage.is_directory else _MarkedFolder
     return kind(storage, folder, overwrite=overwrite)
@@ -106,7 +106,7 @@ class NewFolder(abc.ABC):
 
     @abc.abstractmethod
     def _end(self) -> None:
-        """At the end, whatever it was."""
+        """At the end, also after a failure."""
 
     def _check_free(self) -> Listing:
         if owner := owner_of(self.storage.url if self.folder != STATE else f"{self.storage.url}/{STATE}"):
@@ -115,7 +115,8 @@ class NewFolder(abc.ABC):
             raise self._refused("there is a file of that name: save elsewhere, or remove it first")
         top = [info.name.removeprefix(f"{self.folder}/") for info in self.storage.list(self.folder, recursive=False)]
         if not top:
-            # The folder that takes its place has neither its mode nor its group, and whoever is in it would be in a removed one.
+            # The folder that takes its place has neither its mode nor its group, and a shell in it
+            # would be in a removed folder.
             if not self.overwrite and self.storage.is_directory and os.path.isdir(self.storage.local_path(self.folder)):
                 raise self._refused("an empty folder is there: save to a new name in it, or replace it with overwrite=True")
             return []
@@ -188,7 +189,8 @@ class _RenamedFolder(NewFolder):
                 self._lock = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 continue
-            with contextlib.suppress(OSError):  # a mount without locks: there, nobody removes what others have left
+            # On a mount without locks no save removes what others have left.
+            with contextlib.suppress(OSError):
                 fcntl.flock(self._lock, fcntl.LOCK_SH)
             if os.path.isdir(self._path):
                 return
@@ -216,7 +218,7 @@ class _RenamedFolder(NewFolder):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 posix.remove_tree(path)
-            except OSError:  # its writer lives, or nobody can tell
+            except OSError:  # its writer lives, or there are no locks that would tell
                 pass
             finally:
                 os.close(descriptor)
@@ -270,7 +272,7 @@ class FixedNames:
             raise
 
     def are_mine(self) -> bool:
-        """Whether nobody has taken the folder since they were created."""
+        """Whether no other save has taken the folder since they were created."""
         metadata = f"{self.folder}/{METADATA}"
         return metadata in self._created and self.storage.find(metadata) == self._created[metadata]
 

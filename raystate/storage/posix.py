@@ -51,7 +51,8 @@ def open_regular(path: str) -> int:
     """A descriptor to read a file with. A pipe in its place is no object, and would be waited for without end.
 
     Raises:
-        FileNotFoundError: also what is neither a file nor a folder. IsADirectoryError, and whatever else the system says.
+        FileNotFoundError: also for an entry that is neither a file nor a folder.
+        OSError: as the system raises it, such as IsADirectoryError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

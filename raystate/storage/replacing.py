@@ -1,4 +1,5 @@
-"""On a directory: a folder, or a file, in the place of another one, whatever fails or dies meanwhile.
+"""On a directory: a folder, or a file, in the place of another one, also if a call fails or this
+process dies meanwhile.
 
 Where two names can be exchanged, that is one operation. Elsewhere the old one is renamed first, to `<new>-old`; one that lies there while
 nothing has its name was left by a save that died between two renames, and gets its name back before the next save does anything else.
@@ -121,7 +122,7 @@ def _is_there(storage: Storage, name: str) -> bool:
 
 
 def _is_held(path: str) -> bool:
-    """Whether the writer of a folder in the making lives; False if nobody can tell."""
+    """Whether the writer of a folder in the making lives; False if no lock tells."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

@@ -286,7 +286,7 @@ class RayTrainCallback(_Callback):
         if reason is None:
             self._again(ending)
             return
-        if not ending.is_known:  # nobody is in a hurry any more
+        if not ending.is_known:  # nothing is started again: there is time to ask
             self._told = endings.told_ends(self._run_hash, self._group, set(self._failures), within_s=_PROBE_S)
             ending = endings.classify(error, self._failures, self._told)
         given_up = "" if self._elastic is None else self._elastic.given_up

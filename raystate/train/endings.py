@@ -78,8 +78,11 @@ class _Travelling(queue.SimpleQueue[Any]):
 
 
 def prepare_worker() -> None:
-    """In a worker: what its training function raises can be read in the controller and the driver, whatever they lack. And it is not
-    shown there, only in the worker's log file, where another process's end has led to it."""
+    """In a worker: let the controller and the driver read any error of its training function.
+
+    They need not have the error's module. An error that another process's end has led to is
+    shown only in the worker's log file.
+    """
     get_train_context().execution_context.training_thread_runner._exc_queue = _Travelling()
     for handler in logging.getLogger("ray.train").handlers:
         if isinstance(handler, logging.StreamHandler):
@@ -192,7 +195,8 @@ def classify(error: TrainingFailedError, found: Mapping[int, RankFailure], told:
 
 
 def _beside(ending: Ending, found: Mapping[int, RankFailure]) -> Ending:
-    """With what other ranks have raised of their own while this one ended as it was told: nobody else would hear of it."""
+    """With the errors that other ranks have raised of their own while this one ended as it was
+    told: only this cause names them."""
     if ending.kind != "interrupted":
         return ending
     raised = [

@@ -1,7 +1,7 @@
 """Start jax.distributed without the one-second pause that Ray's own start often has.
 
-Ray lets all processes connect at once. A process that is faster than rank 0 finds nobody listening, and gRPC then waits a whole
-second before it tries again. Here the others connect when rank 0 listens.
+Ray lets all processes connect at once. A process that is faster than rank 0 finds no listener, and
+gRPC then waits a whole second before it tries again. Here the others connect when rank 0 listens.
 """
 
 from __future__ import annotations

@@ -312,7 +312,7 @@ def _entry(train_fn: Callable[..., Any], *, takes_config: bool = False) -> Calla
         if context is not None and "jax" in sys.modules:
             launch_context.check_world(context.world)
         if context is not None and context.rank > 0:
-            value = None  # nobody would see it
+            value = None  # Ray Train returns rank 0's value only
         return Outcome(check_sendable(value), launch_context.summary())
 
     if takes_config:  # to an argument that has a default Ray Train would not pass it

@@ -148,7 +148,8 @@ class RetryPolicy:
 
 
 def signature_of(error: BaseException) -> str:
-    """What two exceptions have in common if they are the same failure: type and message, whatever numbers and addresses are in it."""
+    """What two exceptions have in common if they are the same failure: type and message, without
+    numbers and addresses."""
     return f"{type(error).__name__}: {_NUMBER.sub('#', str(error))[:_SIGNATURE_CHARS]}"
 
 
@@ -167,7 +168,8 @@ def culprit(seen: Mapping[int, Seen], told: Sequence[End] | None) -> int | None:
 
     Args:
         seen: by Ray Train, by rank.
-        told: to the run's Coordinator, in order. None: there is nobody who will ever know more.
+        told: to the run's Coordinator, in order. None: there is no Coordinator that could know
+            more.
     """
     first = first_to_fail(told or ())
     if first is not None and not first.collateral:

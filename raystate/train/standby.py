@@ -94,7 +94,8 @@ class Standby:
         self._trainer: Any = None
         self._answer: Any = None  # of it: how often it has saved; then, which of them it has imported
         self._asks_left = 0
-        from raystate.train.group_actors import GroupActors  # more of Ray's internals, which nobody else needs
+        # More of Ray's internals, needed only here.
+        from raystate.train.group_actors import GroupActors
 
         self._group_actors = GroupActors()
 
@@ -184,7 +185,7 @@ class Standby:
     def _ask(self, question: Callable[[], Any]) -> Any:
         """A trainer's answer, once it is there; None: not yet. It is asked the same at each look until it has answered.
 
-        Nobody waits for it: it may hang.
+        This never waits for the trainer: it may hang.
         """
         if self._answer is None:
             self._answer = self._trainer.execute.remote(question)
@@ -202,7 +203,8 @@ class Standby:
         return [each.node for each in self._waiting if each.node not in self._own]
 
     def _kind_for(self, group: Any) -> Any:
-        """The class of actors that can become this group's workers; None: nobody wants them to wait."""
+        """The class of actors that can become this group's workers; None: standby is switched
+        off."""
         runtime_env = WorkerGroup._get_worker_runtime_env(group._train_run_context.run_config.worker_runtime_env)
         variables = dict(runtime_env.get("env_vars") or {})
         if variables.get(SWITCH, "1") == "0":
@@ -276,7 +278,7 @@ def _ahead(work: Callable[[Any], None], given: Any) -> None:
 
 
 def preload(storage: str) -> None:
-    """Import all that a trainer of a run with this storage needs, whatever it computes."""
+    """Import all that any trainer of a run with this storage needs."""
     for module in _MODULES:
         importlib.import_module(module)
     storage_kind(storage)

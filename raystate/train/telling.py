@@ -1,5 +1,7 @@
-"""What the launcher tells the run's Coordinator, if there is one now. Nobody waits for it, and nothing is lost if it doesn't arrive. And
-what it tells people."""
+"""What the launcher tells people, and the run's Coordinator, if there is one now.
+
+No answer is waited for, and nothing is lost if a message doesn't arrive.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class Slow:
         self._timer: threading.Timer | None = None
 
     def begin(self, text: str, *, at_once: bool = False) -> None:
-        """Tell it if nobody calls `end` soon."""
+        """Tell it, unless `end` is called soon."""
         self.end()
         self._timer = threading.Timer(0.0 if at_once else SLOW_S, logger.warning, ("%s", text))
         self._timer.daemon = True

@@ -35,9 +35,10 @@ class _NoDatasetsCallback(DatasetsCallback):
 
 
 class QuietJaxTrainer(JaxTrainer):
-    """Ray's, without an actor for datasets where there are none, and without the one that frees a dead controller's placement group
-    where there is no dashboard: it asks the dashboard whether the controller lives, and where nobody answers it does nothing but say
-    so every second. The group goes with the job."""
+    """Ray's, without an actor for datasets where there are none, and without the one that frees a
+    dead controller's placement group where there is no dashboard: it asks the dashboard whether the
+    controller lives, and without an answer it does nothing but say so every second. The group goes
+    with the job."""
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()

@@ -23,7 +23,7 @@ def is_outside(writer: str) -> bool:
 
 
 class OutsideAttempt:
-    """It has the run from here on: whoever had it ends with StaleAttemptError.
+    """It has the run from here on: the attempt that had it ends with StaleAttemptError.
 
     Args:
         storage: of the run.
@@ -50,13 +50,14 @@ class OutsideAttempt:
             return claim_entry(tail, self._writer, name, foreign_steps(storage, live_steps(tail)), kind, dead=dead)
 
         if not is_run(storage):
-            claim(None)  # whoever is refused has left nothing there
+            claim(None)  # first without writing: a refused claim leaves nothing there
         storage.self_test()
         self.tail = self._log.claim(claim)
         self._dead = assumed_dead(storage)
 
     def finish_earlier(self) -> None:
-        """Carry out what earlier attempts have decided, as whoever claims a run has to. Pinned steps wait."""
+        """Carry out what earlier attempts have decided, as each claim of a run has to. Pinned steps
+        wait."""
         for intent in self.tail.intents:
             folder = StepFolder(self._storage, intent.step, intent.save)
             if intent.kind == "commit":

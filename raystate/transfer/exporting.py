@@ -35,7 +35,7 @@ class ExportReport:
         url: of the folder in which the files are.
         files: with names relative to it.
         step: which step.
-        arrays: how many; 0 of a copy, which nobody counts.
+        arrays: how many; 0 of a copy, which doesn't look into them.
         nbytes: of all files.
         verified: whether everything was read back.
     """

@@ -79,7 +79,7 @@ def export_safetensors(
     description = describe_tree(source.tree, step)
     shards = safetensors_format.shards(flat.stored, shard_bytes)
     files = dict(zip(safetensors_format.shard_names(stem, len(shards)), shards, strict=True))
-    # Whatever is wrong with names or sizes is said before anything is written.
+    # Wrong names and sizes are refused before anything is written.
     own = {**_FORMAT, KEY: description} if len(files) == 1 else _FORMAT
     headers = {file: safetensors_format.header_bytes(names, flat.stored, own) for file, names in files.items()}
     index = f"{stem}{safetensors_format.INDEX_SUFFIX}"
@@ -96,7 +96,8 @@ def export_safetensors(
 
 
 def _refuse_mixed(folder: str, stem: str) -> None:
-    """Another export of that name may have other files: whoever reads the folder would take one of both."""
+    """Another export of that name may have other files: a reader of the folder would take one of
+    both."""
     if CHAIN in folder:
         return  # a new archive
     fs, inner = open_files(folder, field="dst")

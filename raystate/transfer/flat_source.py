@@ -42,7 +42,8 @@ def npz_step(fs: Any, path: str, *, step: int | None, flat: bool, what: str) -> 
     found = {name: member.stored for name, member in reader.members.items()}
 
     def read(name: str, start: tuple[int, ...], shape: tuple[int, ...], _held: object = fs) -> np.ndarray:
-        with storage_errors("read", path):  # an archive is closed when nobody holds its file system any more
+        # An archive stays open as long as `_held` has its file system.
+        with storage_errors("read", path):
             return reader.read(name, start, shape)
 
     return flat_step(found, read, npz_format.DTYPES, reader.description, step=step, flat=flat, what=what)
@@ -151,7 +152,7 @@ class _TensorFile:
     def __init__(self, fs: Any, path: str, what: str):
         self._what = what
         self._lock = threading.Lock()
-        self._fs = fs  # an archive is closed when nobody holds its file system any more
+        self._fs = fs  # an archive stays open as long as its file system is referred to
         with storage_errors("open", path):
             self._file = _open(fs, path)
             size = self._file.seek(0, 2)

@@ -1,4 +1,5 @@
-"""A step that comes from elsewhere, whatever its format: described in full, its arrays still to be read."""
+"""A step that comes from elsewhere, in any format: described in full, its arrays still to be
+read."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ class IncomingStep:
         """
         kinds = reader.items()
         state = _state_item(reader, step, item)
-        # Which item of the step each one here is; the one that becomes the state takes the place of whatever was called so.
+        # Which item of the step each one here is; the one that becomes the state takes the place of
+        # an item of that name.
         origin = {name: name for name, kind in kinds.items() if kind == "arrays" and name not in (STATE, state, METRICS)}
         origin[STATE] = state
         left_out = (

@@ -9,7 +9,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def ignore(_what: str, _done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Show no progress."""
 
 
 class Tally:

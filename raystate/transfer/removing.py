@@ -76,7 +76,7 @@ def remove_run(storage: Storage) -> tuple[str, ...]:
         StaleAttemptError: somebody else has claimed the run meanwhile.
     """
     _refuse_pinned(storage, steps_of_run(storage))
-    # A log that can't be read fences nobody off, and lets nobody go on either.
+    # A log that can't be read fences no process off, and lets none go on either.
     with contextlib.suppress(CorruptCheckpointError, ConfigError):
         attempt = OutsideAttempt(storage, "rm")
         doomed = {(one.step, one.save) for one in (*attempt.tail.live, *attempt.tail.intents)}

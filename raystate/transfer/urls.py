@@ -85,7 +85,8 @@ def open_files(url: str, *, field: str, write: bool = False) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def storage_errors(operation: str, path: str) -> Iterator[None]:
-    """Whatever a file system raises is a StorageError that names the operation and the path: each has classes of its own."""
+    """Turn all errors of a file system, which has classes of its own, into a StorageError that
+    names the operation and the path."""
     try:
         yield
     except RaystateError:
@@ -117,7 +118,8 @@ def missing(url: str, field: str, *, more: str = "") -> ConfigError:
 
 
 def refuse_owned(folder_url: str) -> None:
-    """Check that nothing is exported into a run or into a checkpoint: whoever reads these would find it there.
+    """Check that nothing is exported into a run or into a checkpoint: their readers would find it
+    there.
 
     Args:
         folder_url: of the folder that gets the files; may be in an archive. Nothing needs to be there.

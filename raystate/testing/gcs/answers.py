@@ -37,7 +37,7 @@ class GcsAnswer:
         status: the HTTP status.
         headers: without Content-Length, which follows from `body` or `length`.
         body: everything, if `stream` is None.
-        stream: the backend's answer, whose body is passed on piece by piece; whoever holds it closes it.
+        stream: the backend's answer, whose body is passed on piece by piece; its holder closes it.
         length: bytes that `stream` gives; also what a HEAD request is told.
     """
 

@@ -78,7 +78,7 @@ class Backend:
         raise BackendError(f"fake-gcs-server did not start: {' '.join(said) or f'no answer within {_START_TIMEOUT_S:g} s'}")
 
     async def ended(self) -> str:
-        """Wait for its end, which nobody wanted; returns what it said."""
+        """Wait for its end, which is unexpected; returns what it said."""
         status = await self._process.wait()
         return f"fake-gcs-server ended with status {status}: {' '.join(self._said)}"
 

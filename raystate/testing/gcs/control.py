@@ -91,7 +91,7 @@ class GcsControl:
         self._call("PUT", "settings", {"writes_per_object_s": per_object_s})
 
     def create_bucket(self, name: str) -> None:
-        """Create a bucket, whatever the faults; one that exists is fine.
+        """Create a bucket, past all faults; one that exists is fine.
 
         Raises:
             ConfigError: the name is not allowed: 3 to 63 characters, lower case.
@@ -99,7 +99,7 @@ class GcsControl:
         self._call("PUT", "buckets", {"name": name})
 
     def delete_bucket(self, name: str) -> None:
-        """Delete a bucket with everything in it, whatever the faults; one that is missing is fine."""
+        """Delete a bucket with everything in it, past all faults; one that is missing is fine."""
         self._call("DELETE", "buckets", {"name": name})
 
     # ------------------------------------------------------------ inside

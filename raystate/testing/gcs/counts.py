@@ -32,7 +32,7 @@ _BILLING: dict[Kind, Billing] = {
 
 _LOGGED = 10_000  # newest operations that the log keeps
 _WINDOW_S = 1.0  # Cloud Storage wants at least this between two changes of one name
-_REMEMBERED = 100_000  # names after which those that nobody wrote lately are forgotten
+_REMEMBERED = 100_000  # names after which those that were not written lately are forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,8 @@ class Counts:
 
     Attributes:
         requests: HTTP requests; a batch is one.
-        kinds: operations by kind, whatever became of them; each part of a batch is one, and so is the batch itself.
+        kinds: operations by kind, failed ones included; each part of a batch is one, and so is the
+            batch itself.
         statuses: operations by status; 0: the connection was cut before or instead of an answer.
         class_a: billed as class A (uploads, lists, rewrites, …). Operations that fail aren't billed; an upload in many requests is
             one; what was carried out is billed, even if its answer was lost.
@@ -125,7 +126,7 @@ class Counters:
 
         Args:
             entry: goes into the log.
-            carried_out: it had its effect, whatever the client was told.
+            carried_out: it had its effect, even if the client was told otherwise.
         """
         self.log.append(entry)
         self._kinds[entry.kind] += 1

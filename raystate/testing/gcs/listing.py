@@ -96,7 +96,8 @@ def _page_size(query: Mapping[str, str]) -> int:
 
 
 def _token(last: str) -> str:
-    """Where the next page begins: behind the last result of this one, whatever is created or deleted between."""
+    """Where the next page begins: behind the last result of this one, also if names were created or
+    deleted between."""
     return base64.urlsafe_b64encode(last.encode()).decode()
 
 

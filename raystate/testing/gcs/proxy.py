@@ -116,7 +116,8 @@ class Proxy:
                     self._count(operation, at_s, body, 0, carried_out=False, rule=rule)
                 raise ConnectionCutError
 
-        # Whatever becomes of the client: what has begun is carried out, as in a real service.
+        # An operation that has begun is carried out even if its client is gone, as in a real
+        # service.
         task = asyncio.create_task(self._carry_out(operation, upload, headers, body, base_url, in_batch, at_s, rule))
         self._running.add(task)
         task.add_done_callback(self._running.discard)

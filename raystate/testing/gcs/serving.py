@@ -55,7 +55,7 @@ async def serve(
         loop.add_reader(sys.stdin.fileno(), _on_lifeline, loop, stop)
 
     backend = await Backend.start()
-    # Connections stay open; whatever waits for long (a big upload) has no limit.
+    # Connections stay open; a request that takes long (a big upload) has no limit.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3600)
     try:
         async with aiohttp.ClientSession(

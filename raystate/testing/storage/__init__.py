@@ -1,4 +1,5 @@
-"""For whoever writes a storage back end, or code on top of one: storages that fail on purpose, and the tests that every back end passes.
+"""For authors of a storage back end, or of code on top of one: storages that fail on purpose, and
+the tests that every back end passes.
 
     from raystate.testing.storage import StorageContract
 

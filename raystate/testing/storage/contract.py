@@ -25,7 +25,7 @@ def tree(storage: Storage, prefix: str = "") -> dict[str, bytes]:
 
 
 class StorageContract:
-    """The tests. Each gets `storage`: empty, nobody else's, not even created yet."""
+    """The tests. Each gets `storage`: empty, for this test alone, not even created yet."""
 
     def test_create_then_read(self, storage: Storage):
         storage.create("a/b/c.json", b"bytes")

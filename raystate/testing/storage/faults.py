@@ -35,7 +35,8 @@ class Recording(StorageWrapper):
 
 
 class DyingAt(StorageWrapper):
-    """The process dies, with `DiedError`, before or right after one operation; whatever it tries later dies too.
+    """The process dies, with `DiedError`, before or right after one operation; each later operation
+    dies too.
 
     Args:
         inner: the storage, which lives on.
