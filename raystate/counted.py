@@ -92,7 +92,7 @@ class Counted(Generic[T]):
     def _at(self, count: int) -> Iterator[T]:
         made: Any = self._make()
         if not isinstance(made, Iterable):
-            raise ConfigError(f"what make_iterator gives can't be iterated: a {type(made).__name__}", field="make_iterator")
+            raise ConfigError(f"make_iterator gave a {type(made).__name__}, which can't be iterated", field="make_iterator")
         items: Iterator[T] = iter(made)
         if items is self._used:
             raise ConfigError(

@@ -115,9 +115,7 @@ def check_asked_for(spec: TreeSpec, wants: Sequence[Want], *, free_bytes: int, s
     """
     needed, _ = _needs(wants, spec)
     if needed > free_bytes:
-        text = (
-            f"what the reference asks for takes {_gib(needed)} of this process's memory, and {_gib(free_bytes)} are free on {says}"
-        )
+        text = f"the reference asks for {_gib(needed)} of this process's memory, and {_gib(free_bytes)} are free on {says}"
         text += ". Spread it over more processes, or leave out what is not needed (... in the reference)"
         raise CapacityError(f"item {spec.item!r}: {text}", item=spec.item, needed_bytes=needed, available_bytes=free_bytes)
 

@@ -80,7 +80,7 @@ class _Replacing:
             storage.delete_all([info for info in old if info.name not in self._held])
         except StorageError as error:
             logger.warning(
-                "what was replaced takes up space in %s/%s, until it is replaced again: %s", storage.url, name, error.message
+                "the replaced files take up space in %s/%s, until the next save there: %s", storage.url, name, error.message
             )
 
     def _listed(self) -> list[ObjectInfo]:

@@ -120,7 +120,7 @@ class SlotStore:
             write_json(self._memory_path, dataclasses.asdict(memory))
         except (OSError, RaystateError) as error:
             if self._to_remember is None:
-                logger.warning("what has to outlive this HostActor can't be written to %s: %s", self._memory_path, error)
+                logger.warning("this HostActor can't write what its successor needs to %s: %s", self._memory_path, error)
             self._to_remember = memory
         else:
             self._to_remember = None

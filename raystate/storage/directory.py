@@ -80,7 +80,7 @@ class DirectoryStorage(Storage):
             with open(posix.open_regular(path), "rb") as file:
                 if (size := os.fstat(file.fileno()).st_size) > MOST_READ_BYTES:
                     raise TooLargeError(
-                        f"read {path} failed: it has {size:,} bytes; what is read whole has at most {MOST_READ_BYTES:,}",
+                        f"read {path} failed: it has {size:,} bytes; a file that is read whole has at most {MOST_READ_BYTES:,}",
                         operation="read", path=path, expected=MOST_READ_BYTES, got=size,
                     )  # fmt: skip
                 return file.read()

@@ -223,7 +223,7 @@ class ObjectStorage(Storage):
     def _too_large(self, name: str) -> StorageError:
         path = f"{self.url}/{name}"
         return TooLargeError(
-            f"read {path} failed: it is too large; what is read whole has at most {MOST_READ_BYTES:,} bytes",
+            f"read {path} failed: it is too large; an object that is read whole has at most {MOST_READ_BYTES:,} bytes",
             operation="read", path=path, expected=MOST_READ_BYTES,
         )  # fmt: skip
 

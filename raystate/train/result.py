@@ -100,7 +100,7 @@ def _ledger(config: StateConfig) -> Sequence[LoggedRecovery]:
     try:
         return [one for _, one in read_ledger(open_storage(config.storage), saves=False).recoveries]
     except RaystateError as error:  # as below
-        logger.warning("what the run noted of its restarts can't be read: %s", error)
+        logger.warning("the run's notes of its restarts can't be read: %s", error)
         return ()
 
 

@@ -74,7 +74,7 @@ def test_two_ranks_each_go_on_with_their_own_count():
     ("call", "kind", "said"),
     [
         (lambda: raystate.Counted(numbers()), raystate.ConfigError, r"a function that makes the iterator anew, not a generator"),  # pyright: ignore[reportArgumentType]
-        (lambda: next(raystate.Counted(lambda: 3)), raystate.ConfigError, "can't be iterated: a int"),  # pyright: ignore[reportArgumentType]
+        (lambda: next(raystate.Counted(lambda: 3)), raystate.ConfigError, "make_iterator gave a int, which can't be iterated"),  # pyright: ignore[reportArgumentType]
         (lambda: _restored({"seed": 7, "position": 3}), raystate.ReferenceMismatchError, "another iterator saved it"),
         (lambda: _restored({"count": -1}), raystate.ReferenceMismatchError, "no count"),
         (lambda: _restored({"count": 3, "processes": 4}), raystate.ItemTopologyError, "of 4 processes.*about 1.*shared=True"),

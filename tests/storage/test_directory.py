@@ -339,5 +339,5 @@ def test_a_file_that_fills_the_memory_is_refused(tmp_path: Path):
     storage = open_storage(tmp_path)
     storage.create("small", b"1")
     os.truncate(tmp_path / "small", MOST_READ_BYTES + 1)  # it takes no room on the disk
-    with pytest.raises(StorageError, match=r"it has 1,073,741,825 bytes; what is read whole has at most 1,073,741,824"):
+    with pytest.raises(StorageError, match=r"it has 1,073,741,825 bytes; a file that is read whole has at most 1,073,741,824"):
         storage.read("small")

@@ -31,7 +31,7 @@ def test_an_object_that_fills_the_memory_is_refused(name: str, tmp_path: Path, m
         storage.create("nothing", b"")
         assert (len(storage.read("enough")), storage.read("nothing")) == (LIMIT_BYTES, b"")
         with pytest.raises(
-            StorageError, match=r"much failed: it is too large; what is read whole has at most 1,048,576 bytes"
+            StorageError, match=r"much failed: it is too large; an object that is read whole has at most 1,048,576 bytes"
         ) as caught:
             storage.read("much")
         assert caught.value.operation == "read"
@@ -74,8 +74,8 @@ def test_s3_refuses_a_range_of_an_object_without_bytes(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("file", "error", "why"),
     [
-        ("_CHECKPOINT_METADATA", CorruptCheckpointError, "is too large; what is read whole has at most"),
-        ("state/_METADATA", CorruptCheckpointError, "is too large; what is read whole has at most"),
+        ("_CHECKPOINT_METADATA", CorruptCheckpointError, "is too large; an object that is read whole has at most"),
+        ("state/_METADATA", CorruptCheckpointError, "is too large; an object that is read whole has at most"),
         ("state/manifest.ocdbt", CorruptCheckpointError, "state/manifest.ocdbt has 1,048,577 bytes, at most 1,048,576 are read"),
     ],
 )
