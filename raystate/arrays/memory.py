@@ -79,7 +79,7 @@ class MemorySource:
     A box within one piece of this node is returned as a read-only view of the slot, without a copy; another is put together in memory
     of its own. What this node has not, or only damaged, is taken from other nodes: each box from one that has it, and from another one
     if that one fails; what none of them has, from storage, if the same bytes are there. Of an array that each rank held for itself
-    (`ArraySpec.local`), a rank gets its own value; who has none gets any, if all are equal.
+    (`ArraySpec.local`), a rank gets its own value; a rank that has none gets any, if all are equal.
 
     Args:
         holdings: of different ranks, on this node.

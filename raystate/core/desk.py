@@ -58,7 +58,8 @@ def remember(memory: dict[K, T], key: K, value: T, *, most: int) -> None:
 
 
 def brief(text: str) -> str:
-    """A text for people: of Ray's node ids the first eight digits, which tell hosts apart. What a program needs is in the details."""
+    """A text for people: of Ray's node ids the first eight digits, which tell hosts apart. Programs
+    find the full ids in the details."""
     return _NODE_ID.sub(lambda found: found[0][:8], text)
 
 

@@ -172,8 +172,9 @@ class Elastic:
             self._look_back()
 
     def take_back(self, now_s: float) -> bool:
-        """The present group has failed for good. Whether the next one is smaller: of a size that has worked, as this one has not since
-        the run grew to it. What worked before the growth proves nothing: what it needed may have gone."""
+        """The present group has failed for good. Whether the next one is smaller: of a size that
+        has worked, as this one has not since the run grew to it. A success before the growth proves
+        nothing: nodes or memory may have gone since."""
         self._look_back()
         below = [size for size in self._worked if size < self.tried]
         if self._works(self.tried) or not below:

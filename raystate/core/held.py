@@ -121,7 +121,8 @@ class Held:
         self.take(one, event.contents)
 
     def take(self, one: HeldSet, contents: Iterable[Staged | None]) -> None:
-        """What was read in the slots' headers. A granted slot holds nothing for anybody: its trainer may overwrite it at any moment."""
+        """Take what was read in the slots' headers. A granted slot counts as empty: its trainer may
+        overwrite it at any moment."""
         for number, found in enumerate(contents):
             slot = one.slots[number]
             if slot.doomed or one.is_granted(number):
@@ -191,7 +192,7 @@ class Held:
         return tuple(found[rank] for rank in sorted(found.keys() & set(ranks)))
 
     def hold(self, places: Iterable[Place]) -> None:
-        """Somebody reads here: the bytes stay."""
+        """A reader begins: the bytes stay."""
         for place in places:
             self.sets[place.index].slots[place.slot].holds += 1
 

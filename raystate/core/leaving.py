@@ -162,7 +162,8 @@ class Leaving:
         return lambda key: newest.get(key.step, key).order > key.order or self.saves.fate(key)[0] is True
 
     def _texts_of_release(self, told: int = -1) -> tuple[str, ...]:
-        """What was promised, to whomever, and is not durable, but for a step of which that is said already."""
+        """The promised steps of all groups that are not durable, but for `told`, which is named
+        already."""
         is_made = self._made()
         saves = self.saves
         snaps = [snap for snap in self.memory.snaps.values() if snap.promised_by_some and snap.id not in saves.failed]
@@ -242,7 +243,7 @@ class Leaving:
                     self._fall_back(group, last)
                 return False
             if not self._tried_again:
-                # What made it fail before may be over; a run that ends gives it another chance.
+                # The cause of its failure may be over: a run that ends tries it once more.
                 self._tried_again = True
                 self.saves.want(key, "the run ends", again=True)
                 return False
@@ -264,8 +265,8 @@ class Leaving:
         return bool(self._left) and self.saves.past.looking and in_time
 
     def _give_up_mistaken(self, group: Group | None, last: SnapshotId, mistake: str) -> None:
-        """No try can make the last step durable. Those who close are told; who only releases gets the run released without it, so that
-        it is not what the next start, of a corrected script, goes on from."""
+        """No try can make the last step durable. Ranks that close are told. A release goes on
+        without the step, so that the next start, of a corrected script, does not go on from it."""
         if group is not None:
             self._refuse_last("ConfigError", last, mistake)
             return

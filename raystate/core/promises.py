@@ -61,7 +61,7 @@ class Promises:
     """Waits for durability on behalf of the ranks that have called wait_until_finished().
 
     Each waits for one thing at a time: a report of its rank, then the first of its promises that is undecided. So an event costs the same
-    however many wait. What no event tells, such as a host that is down, is seen at the next tick.
+    however many wait. The next tick sees changes that no event tells, such as a host that is down.
     """
 
     def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots):
@@ -113,7 +113,7 @@ class Promises:
         return due
 
     def _late(self) -> list[Ask]:
-        """Who has waited long enough. They wait for nothing any more."""
+        """Take the ranks that have waited long enough: they wait for nothing any more."""
         least_s = self._desk.now_s - self._desk.settings.save_timeout_s
         # In the order in which they have asked.
         late = dict.fromkeys(itertools.takewhile(lambda ask: self._waiting[ask][1] <= least_s, self._waiting))

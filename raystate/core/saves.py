@@ -134,7 +134,7 @@ class Saves:
             self._give_up(key, why)
 
     def commits_found(self, event: CommitsFound) -> None:
-        """What was looked for in the log is known."""
+        """The search of the log has ended."""
         for key, why in self.past.found(event).items():
             self.lost(key, why)
 
@@ -307,7 +307,8 @@ class Saves:
         return retires, None if len(retires) == len(chosen) else kept
 
     def _retire_the_rest(self) -> None:
-        """What the last commit could not retire, because it was not published yet, must not wait for the next one: there may be none."""
+        """Ask for the retirements that the last commit could not take: there may be no next
+        commit."""
         if not any(request.kind == "retention" for request in self.journal.waiting):
             self.journal.request(Request(kind="retention", why="retention"))
 

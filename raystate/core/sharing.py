@@ -23,7 +23,7 @@ class HeldPiece(NamedTuple):
         box: of the global array.
         rank: whose snapshot it is part of.
         piece: index into the pieces of that rank's layout.
-        hosts: who has it; `HERE` among them: this node.
+        hosts: those that have it; `HERE` among them: this node.
     """
 
     box: Box

@@ -53,7 +53,7 @@ def status_of(machine: Coordinator, now_s: float) -> RunStatus:
     """The status at a moment of the machine's own clock."""
     group, snapshots = machine.joins.group, machine.snapshots
     settings, base = machine.settings, machine.memory.base
-    # What was restored stays in memory until something newer is complete there.
+    # A restored snapshot stays in memory until a newer one is complete there.
     restored = base.step if base is not None and base.lineage and group is not None and base.by == group.lineage else -1
     return RunStatus(
         attempt=machine.attempt,

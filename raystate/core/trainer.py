@@ -80,7 +80,8 @@ class Trainer:
         return None if not every else (max(0, step) // every + 1) * every
 
     def begin(self, lineage: str, base: SnapshotId | None) -> None:
-        """All ranks go on from `base` (None: the run has no step) in a new lineage. What was being staged must have ended; slots stay.
+        """All ranks go on from `base` (None: the run has no step) in a new lineage. Staging must
+        have ended; slots stay.
 
         Promises of the lineage before stay to be told: the Coordinator knows which of them hold.
         """
