@@ -12,6 +12,8 @@ from raystate.core.messages import Answer, Ask, Command, Failure, Log, Reply, Se
 _REMEMBERED_REPLIES = 65536  # several for each rank of a large run
 _NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
 NAMED = 8  # ranks or hosts in a message; more are counted
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 30.0
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -48,6 +50,11 @@ class Desk:
         failure = Failure(error=error, message=brief(message), details=details)
         for ask in asks:
             self.answer(ask, failure)
+
+
+def retry_delay_s(tries: int) -> float:
+    """How long to wait before the next try: twice as long after each one, up to `LAST_RETRY_S`."""
+    return min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** max(0, tries - 1))
 
 
 def remember(memory: dict[K, T], key: K, value: T, *, most: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from raystate.core.desk import Desk
+from raystate.core.desk import LAST_RETRY_S, Desk, retry_delay_s
 from raystate.core.log import IntentKey, carriers, is_closed, key_of, next_entry, published_steps, refuse_retire, refuse_save
 from raystate.core.messages import (
     Append,
@@ -29,8 +29,6 @@ from raystate.core.messages import (
     Superseded,
 )
 
-FIRST_RETRY_S = 1.0
-LAST_RETRY_S = 30.0
 CLOSE_AFTER_S = 30.0
 
 Retirement = tuple[int, str]
@@ -80,11 +78,6 @@ class _Work:
     tries: int = 0
     next_s: float = 0.0  # not tried again before
     pinned: str = ""  # who has pinned the step, and why; "": no pin is known
-
-
-def retry_delay_s(tries: int) -> float:
-    """How long to wait before the next try: twice as long after each one, up to `LAST_RETRY_S`."""
-    return min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** max(0, tries - 1))
 
 
 class Journal:

@@ -110,8 +110,8 @@ class Leaving:
         self.desk.stir = True
 
     def _release(self, why: str, event: ReleaseAsked | None = None) -> None:
-        """No rank trains any more: the newest step becomes durable. The hosts are asked what they
-        hold."""
+        """No rank trains any more: ask the hosts what they hold; the newest step becomes
+        durable."""
         group = self.joins.group
         known = event is not None and group is not None and group.lineage == event.lineage
         self._speaker = (event.rank, event.word) if event is not None and known else None
@@ -139,15 +139,13 @@ class Leaving:
         self._idle_since_s = self.desk.now_s
 
     def _refuse_last(self, error: str, last: SnapshotId, text: str) -> None:
-        """The last step does not become durable: the error names all that the group was
-        promised."""
+        """The last step can't become durable: the error names all promises of the group."""
         durable_step = self.journal.durable_step
         text = "; ".join((text, f"newest durable step: {step_text(durable_step)}", *self._others_late(last.step)))
         self._refuse(error, text, step=last.step, durable_step=durable_step)
 
     def _others_late(self, told: int) -> tuple[str, ...]:
-        """Why other promised steps are not durable, each once: of the ranks that close, or that
-        trained."""
+        """Why other promised steps are not durable, each once."""
         if self._group is None:
             return self._texts_of_release(told)
         fates = self._promises.fates()
@@ -335,8 +333,7 @@ class Leaving:
     # ---------------------------------------------------------------- time
 
     def tick(self) -> None:
-        """Act on the deadlines of the present phase. A run without trainers is released after a
-        while."""
+        """Act on the deadlines of the present phase, and release a run without trainers."""
         now_s, settings = self.desk.now_s, self.desk.settings
         waited_s = now_s - self._since_s
         group = self._group

@@ -6,8 +6,7 @@ older entry, and retired by now: so it is looked for before a rank is told that 
 
 from __future__ import annotations
 
-from raystate.core.desk import Desk
-from raystate.core.journal import retry_delay_s
+from raystate.core.desk import Desk, retry_delay_s
 from raystate.core.messages import Claimed, CommitsFound, FindCommits, SnapshotId, lineage_order
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from raystate.core.memory import Snap
 from raystate.core.messages import HostId, Packaged, SaveId, SnapshotId, Write
 
 Steps = frozenset[int]
@@ -33,6 +35,19 @@ class Job:
     waiting: set[HostId] = field(default_factory=set[HostId])  # hosts that have not written
     packaged: Packaged | None = None
     kept: Steps | None = None  # `Saves._kept` when its commit is in the log
+
+    def begin(self, save: SaveId, snap: Snap, hosts: Mapping[int, HostId], now_s: float) -> None:
+        """Begin a try: each rank's piece is written by its own host (`hosts`), if that has it."""
+        by_host: dict[HostId, list[int]] = {}
+        for rank in sorted(snap.pieces):
+            by_host.setdefault(snap.home(rank, hosts.get(rank)), []).append(rank)
+        self.save, self.phase, self.tries = save, "writing", self.tries + 1
+        self.started_s = self.told_s = now_s
+        self.waiting, self.moved = set(by_host), {}
+        self.orders = tuple(
+            Write(host=host, save=save, lineage=snap.lineage, step=snap.step, again=snap.id.again, ranks=tuple(ranks))
+            for host, ranks in sorted(by_host.items())
+        )
 
     def moves(self, host: str, done_bytes: int) -> bool:
         """Whether that host has written more than it had said before."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from raystate.core.absence import Absence
-from raystate.core.desk import Desk, named, remember
+from raystate.core.desk import Desk, named, remember, retry_delay_s
 from raystate.core.group import Joins
-from raystate.core.journal import Change, Journal, Request, Retirement, retry_delay_s
+from raystate.core.journal import Change, Journal, Request, Retirement
 from raystate.core.memory import Memory, Snap
 from raystate.core.messages import (
     BuildPackage,
@@ -26,7 +26,6 @@ from raystate.core.messages import (
     SaveId,
     SnapshotId,
     TrainerExited,
-    Write,
     Written,
 )
 from raystate.core.past import Past
@@ -212,24 +211,12 @@ class Saves:
                 self._give_up(key, "its hosts have lost its snapshot")
 
     def _start(self, job: Job, snap: Snap) -> None:
-        desk = self.desk
-        group = self.joins.group
-        hosts = group.hosts if group is not None else {}
-        by_host: dict[HostId, list[int]] = {}
-        for rank in sorted(snap.pieces):
-            by_host.setdefault(snap.home(rank, hosts.get(rank)), []).append(rank)
+        desk, group = self.desk, self.joins.group
         self._counter += 1
-        job.save = SaveId(f"a{desk.attempt}k{self._counter}")
-        job.phase = "writing"
-        job.started_s = job.told_s = desk.now_s
-        job.tries += 1
-        job.waiting, job.moved = set(by_host), {}
+        save = SaveId(f"a{desk.attempt}k{self._counter}")
+        job.begin(save, snap, {} if group is None else group.hosts, desk.now_s)
         self.running = job
-        desk.log("debug", f"save {job.save} of step {snap.step} ({job.why}, try {job.tries}) on {len(by_host)} hosts")
-        job.orders = tuple(
-            Write(host=host, save=job.save, lineage=snap.lineage, step=snap.step, again=snap.id.again, ranks=tuple(ranks))
-            for host, ranks in sorted(by_host.items())
-        )
+        desk.log("debug", f"save {save} of step {snap.step} ({job.why}, try {job.tries}) on {len(job.orders)} hosts")
         desk.out.extend(job.orders)
         desk.stir = True
 

@@ -232,11 +232,9 @@ class Snapshots:
     def _find_dead(self, view: HostView, new: list[SnapshotId]) -> None:
         """A snapshot is dead once a rank has passed its place and neither holds a piece nor is still staging one.
 
-        A report shows a trainer's word and its slots together (the word is read first), so one report is enough to judge its ranks.
-
-        Args:
-            view: the host that has just reported: its ranks are judged.
-            new: snapshots that are new here: all ranks are judged, once.
+        A report shows a trainer's word and its slots together (the word is read first), so one
+        report is enough to judge its ranks: of `view`, which has just reported, and of all hosts
+        for a snapshot that is `new` here.
         """
         group = self.joins.group
         assert group is not None
