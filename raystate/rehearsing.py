@@ -77,4 +77,5 @@ def redirected(config: Any) -> Any:
 _WAITS = ("start_timeout_s", "save_timeout_s", "barrier_timeout_s", "restore_timeout_s", "idle_timeout_s")
 _NONE = (
     "save_every_s", "save_policy", "keep_last", "keep_every_steps", "keep_every_s", "keep_best", "keep_policy", "hang_timeout_s",
+    "record_dir",
 )  # fmt: skip

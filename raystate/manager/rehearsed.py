@@ -84,7 +84,8 @@ class RehearsedManager(StateManager):
     def _open(self, config: StateConfig, link: Link, rank: int, world: int, group: str, *, launched: bool, takeover: bool) -> None:
         self._records = Records(config, rank)
         self._steps: set[int] = set()
-        self._records.write("opened", hash=run_hash(config.storage, config.run), address=_cluster())
+        name = run_hash(config.storage, config.run)
+        self._records.write("opened", hash=name, address=_cluster(), arena_dir=config.arena_dir)
         super()._open(config, link, rank, world, group, launched=launched, takeover=takeover)
         self._pipeline.check = RecordingCheck(rank, self._records)
 

@@ -92,9 +92,8 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """And what it has started, which may outlive it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -118,7 +117,8 @@ def _clear(played: Played) -> None:
         command = [sys.executable, "-m", "raystate.rehearsal.child", "release", address, *hashes]
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RELEASE_S, check=False)
-    with contextlib.suppress(RaystateError):
-        for left in default_root().glob(f"{PREFIX}*"):
-            if any(name in left.name for name in opened):  # its Ray is gone with all of its processes
-                shutil.rmtree(left, ignore_errors=True)
+    for arena_dir in {record["arena_dir"] for record in played.of("opened")}:
+        with contextlib.suppress(RaystateError):
+            for left in default_root(arena_dir).glob(f"{PREFIX}*"):
+                if any(name in left.name for name in opened):  # its Ray is gone with all of its processes
+                    shutil.rmtree(left, ignore_errors=True)

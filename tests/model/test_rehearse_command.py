@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -9,8 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from raystate.arena import default_root
+from raystate.config import StateConfig
+from raystate.rehearsal.plays import Stage
+from raystate.rehearsing import VARIABLE, Play, redirected
+from raystate.storage import open_storage
 from tests.patience import PATIENCE_S
 
 LIMIT_S = 90.0  # many times what a script here takes, since it has to be waited for
@@ -100,6 +108,26 @@ def test_a_rehearsal_that_is_ended_leaves_nothing(tmp_path: Path):
     with pytest.raises(ProcessLookupError):
         os.kill(int(asleep.read_text()), 0)
     assert files(tmp_path) == ["asleep", "tmp", "train.py"]
+
+
+def test_nothing_of_a_play_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What its process started, and its arena; its record goes with Ray's logs."""
+    play = Play(name="first", scratch=f"file://{tmp_path}/scratch", saves=4, limit_s=PATIENCE_S)
+    root = default_root(str(tmp_path))
+    root.mkdir(mode=0o700)
+    (arena := root / "raystate-deadbeef-node").mkdir()
+    record = {"kind": "opened", "hash": "deadbeef", "address": "", "arena_dir": str(tmp_path)}
+    open_storage(play.scratch).create("records/first/0.json", json.dumps(record).encode())
+    Stage(command=["sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/started"], environment={}).play(play)
+    assert not arena.exists()
+    deadline = time.monotonic() + PATIENCE_S
+    with contextlib.suppress(psutil.NoSuchProcess):
+        started = psutil.Process(int((tmp_path / "started").read_text()))
+        while started.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, started.kill()
+            time.sleep(0.05)
+    monkeypatch.setenv(VARIABLE, play.environment()[VARIABLE])
+    assert redirected(StateConfig(storage=str(tmp_path / "run"), run="lm", record_dir=str(tmp_path))).record_dir is None
 
 
 @pytest.mark.parametrize(
