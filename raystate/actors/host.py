@@ -70,6 +70,7 @@ class HostActor:
         self._coordinator: Any = None
         self._opening = threading.Lock()
         self._opened: HostLoop | None = None
+        self._first_index = 0  # of slot sets: trainers may still name those of an arena that was removed
         self._gives_up = False
         self._notice: Notice | None = None
         self._before_sigterm: Any = signal.signal(signal.SIGTERM, self._on_sigterm)  # here: only a process's main thread may
@@ -121,7 +122,7 @@ class HostActor:
         finally:
             self._opening.release()
 
-    def _open(self, first_index: int = 0) -> None:
+    def _open(self) -> None:
         from raystate.arena import HostArena, arena_path, default_root, parse_memory, sweep
         from raystate.arena.vanished import why_files_may_vanish
         from raystate.runtime.host_loop import HostLoop
@@ -142,7 +143,7 @@ class HostActor:
             cap_bytes=parse_memory(host_memory),
             node_pid=os.getppid(),  # the raylet: while it lives, so may this arena's users
         )
-        arena.first_index = first_index
+        arena.first_index = self._first_index
         loop = None
         try:
             loop = HostLoop(
@@ -182,9 +183,13 @@ class HostActor:
             old, self._opened = self._opened, None
             if old is not None and not self._gives_up:
                 logger.warning("host %s: %s", self._host[:8], vanished_text(path, old.arena.path))
-                first_index = 1 + max((held.index for held in old.arena.sets), default=-1)
+                self._first_index = 1 + max((held.index for held in old.arena.sets), default=-1)
                 old.close(remove_arena=False)
-                self._open(first_index)
+                try:
+                    self._open()
+                except Exception as error:
+                    text = "host %s is of no use to run %r until a trainer or the Coordinator calls it again: %s: %s"
+                    logger.warning(text, self._host[:8], self._run, type(error).__name__, error)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         """Whoever ends a node may send it to all of its processes. A host goes with its raylet; until then its memory is needed."""

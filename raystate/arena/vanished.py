@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 from collections.abc import Iterable
@@ -52,9 +53,10 @@ def why_files_may_vanish(root: Path, *, system: Path = Path("/")) -> str:
     if user < _FIRST_USER or not is_shared or not (system / "run/systemd/seats").is_dir():
         return ""
     configured = sorted([system / "etc/systemd/logind.conf", *(system / "etc/systemd/logind.conf.d").glob("*.conf")])
-    lines = [
-        line.replace(" ", "") for path in configured if path.is_file() for line in path.read_text(errors="replace").splitlines()
-    ]
+    lines: list[str] = []
+    for path in configured:
+        with contextlib.suppress(OSError):  # absent, or not for this user's eyes
+            lines += path.read_text(errors="replace").replace(" ", "").splitlines()
     if any(line.lower() in ("removeipc=no", "removeipc=false", "removeipc=0", "removeipc=off") for line in lines):
         return ""
     name = _user_name(user)

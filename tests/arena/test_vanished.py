@@ -66,6 +66,8 @@ def test_logind_is_named_where_it_would_remove_the_files(tmp_path: Path, monkeyp
     assert why_files_may_vanish(tmp_path, system=here) == "", "it only looks into shared memory"
     assert why_files_may_vanish(shared, system=machine(tmp_path / "2", conf="[Login]\nRemoveIPC = no\n")) == ""
     assert why_files_may_vanish(shared, system=machine(tmp_path / "3", linger=True)) == ""
+    (here / "etc/systemd/logind.conf").symlink_to("/proc/self/mem")
+    assert why_files_may_vanish(shared, system=here), "a file that can't be read turns nothing off"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert why_files_may_vanish(shared, system=here) == "", "system users are left alone"
 
