@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Mapping
 
-from raystate.core.errors import RaystateError, StaleAttemptError, StorageError, although_promised, lost_steps
+from raystate.core.errors import BarrierTimeoutError, RaystateError, StaleAttemptError, StorageError, although_promised, lost_steps
 from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
 from raystate.launch_context import leave_unseen
 from raystate.manager.pipeline import Pipeline
@@ -30,6 +30,7 @@ def is_clean_exit(error: BaseException | None) -> bool:
 
 ASK_EVERY_S = 0.1  # what a loop asks at each turn is the Coordinator's business no more often than this
 ANSWER_S = 5.0
+TOLD_AFTER_S = 5.0  # a wait for another thread's end
 
 
 class Departure:
@@ -44,6 +45,7 @@ class Departure:
         self._pipeline = pipeline
         self.launched = launched
         self._has_let_go = False
+        self._leaves_since_s = 0.0
         self._decided: frozenset[SnapshotId] = frozenset()  # promises that are durable or lost, and whose user may not know it yet
         self._ask_at_s = 0.0
 
@@ -56,15 +58,27 @@ class Departure:
         """Whether this thread leaves: from here on no other one saves or restores.
 
         False: another thread does. It has left when this returns.
+
+        Raises:
+            BarrierTimeoutError: it does not come to its end.
         """
         session, config = self._session, self._session.config
         if session.is_the_parents:
             return False
         with self._pipeline.lock:  # a save that is being decided still counts
-            session.leaver = session.leaver or threading.get_ident()
-        if session.is_left:
-            self._pipeline.wait_until(lambda: self._has_let_go, 2 * (config.save_timeout_s + config.barrier_timeout_s))
+            if session.leaver is None:
+                session.leaver, self._leaves_since_s = threading.get_ident(), session.link.clock()
+        if session.is_left and not self._pipeline.wait_until(lambda: self._has_let_go, TOLD_AFTER_S):
+            logger.warning("run %r: %s", config.run, self._who_leaves())
+            limit_s = 2 * (config.save_timeout_s + config.barrier_timeout_s)
+            if not self._pipeline.wait_until(lambda: self._has_let_go, limit_s):
+                text = f"rank {session.rank}: {self._who_leaves()}, and has not come to its end"
+                raise BarrierTimeoutError(text, rank=session.rank, phase="close", waited_s=limit_s)
         return not session.is_left
+
+    def _who_leaves(self) -> str:
+        leaver = next((one.name for one in threading.enumerate() if one.ident == self._session.leaver), "that has died")
+        return f"another thread ({leaver}) has been closing this StateManager for {self._session.link.clock() - self._leaves_since_s:.0f} s"
 
     @contextlib.contextmanager
     def ends_well(self, error: BaseException | None) -> Generator[None, None, None]:
@@ -201,7 +215,11 @@ class Departure:
         """The training failed here. The others must not wait for this rank; what was saved stays."""
         session = self._session
         reason = f"rank {session.rank} failed: {type(error).__name__}: {error}".splitlines()[0]
-        if not self.begin():
+        try:
+            if not self.begin():
+                return
+        except BarrierTimeoutError as failure:
+            self._name(error, failure.message)
             return
         if self.detached:
             self.detach(failed=reason)

@@ -85,3 +85,33 @@ def _play(seed: int, call: Callable[[raystate.StateManager, int], Any], how: str
         assert not world.crashed
     finally:
         world.close()
+
+
+def test_who_closes_behind_another_thread_hears_of_it_and_waits_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(1, ranks=1, nodes=1, save_every_steps=1)
+    told = r"another thread \(rank-0\) has been closing this StateManager for \d+ s"
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore(state(0))
+        config = manager.config
+        limit_s = 2 * (config.save_timeout_s + config.barrier_timeout_s)
+        error = ValueError("the training is wrong")
+        monkeypatch.setattr(manager._ending, "leave", lambda _: rank.rest(3 * limit_s))
+        beside = rank.beside(lambda _: manager.close())
+        rank.rest(1.0)
+        began_s = world.now_s
+        with pytest.raises(raystate.BarrierTimeoutError, match=told):
+            manager.close()
+        assert world.now_s - began_s < 1.5 * limit_s
+        manager.__exit__(ValueError, error, None)  # which goes on
+        assert re.search(told, error.__notes__[0])
+        assert len(re.findall(f"WARNING.*{told}", caplog.text)) == 2, "each once"
+        rank.rest_until(lambda: beside.finished, 2 * limit_s)
+
+    try:
+        world.play(script)
+    finally:
+        world.close()
