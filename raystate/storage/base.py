@@ -83,8 +83,11 @@ class Storage(abc.ABC):
             StorageError: unknown outcome; it may even appear later.
         """
 
-    def create_or_same(self, name: str, data: bytes) -> None:
+    def create_or_same(self, name: str, data: bytes) -> bool:
         """Like `create`, but an object of equal bytes is success: the answer to a lost acknowledgement and to a second publisher.
+
+        Returns:
+            Whether this call has made it; False where that may have been another one's.
 
         Raises:
             ObjectExistsError: the name is taken by other bytes.
@@ -103,6 +106,8 @@ class Storage(abc.ABC):
                     operation="create", path=name, expected=len(data), got=len(found),
                 ) from error  # fmt: skip
             self.fsync_tree(name)  # it is there; that it stays is what may have failed, or its writer died before
+            return False
+        return True
 
     @abc.abstractmethod
     def read(self, name: str) -> bytes:

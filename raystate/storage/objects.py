@@ -157,19 +157,19 @@ class ObjectStorage(Storage):
         return 0  # no temporary files: an object appears whole
 
     def self_test(self) -> None:
+        # With an object that every run has: a bucket takes one change of a name in a second, so a probe could not be deleted at once.
+        is_mine = self.create_or_same(GUARD, GUARD_TEXT)
         try:
             self._self_test()
         except StorageError:
             with contextlib.suppress(StorageError):
-                if not self.exists(log_name(1)):  # a refused run leaves nothing there
+                if is_mine and not self.exists(log_name(1)):  # a refused run leaves nothing there
                     self.delete(GUARD)
             raise
 
     # ------------------------------------------------------------ inside
 
     def _self_test(self) -> None:
-        # With an object that every run has: a bucket takes one change of a name in a second, so a probe could not be deleted at once.
-        self.create_or_same(GUARD, GUARD_TEXT)
         try:
             self.create(GUARD, b"a second create of one name")
         except ObjectExistsError:

@@ -12,7 +12,7 @@ import raystate
 from raystate.core.errors import ConfigError, StorageError
 from raystate.core.log import claim_entry, live_steps
 from raystate.storage import RunLog, Storage, foreign_steps, open_storage, owner_of
-from raystate.storage.names import STATE
+from raystate.storage.names import GUARD, GUARD_TEXT, STATE
 from raystate.transfer.importing import import_steps
 from tests.storage.harness import Process
 from tests.storage.test_given_up import Nobody
@@ -116,11 +116,14 @@ def test_a_run_whose_folder_is_away_writes_nothing_in_its_place(storage: Storage
     assert everything(storage) == before
 
 
-def test_a_storage_that_is_unfit_is_left_as_it_was(storage: Storage):
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_storage_that_is_unfit_is_left_as_it_was(storage: Storage, begun: bool):
+    if begun:
+        storage.create_or_same(GUARD, GUARD_TEXT)  # another run, that begins at this moment
     before = everything(storage)
     with (
         mock.patch.object(type(storage), "read", return_value=b"other bytes"),
-        pytest.raises(StorageError, match="cannot hold a run"),
+        pytest.raises(StorageError, match=r"cannot hold|exists"),
     ):
         storage.self_test()
     assert everything(storage) == before
