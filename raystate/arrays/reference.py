@@ -30,6 +30,7 @@ from raystate.arrays.stored import EMPTY, Stored
 from raystate.arrays.transforms import KeepReference, Made, Rules, Unknown
 from raystate.arrays.uncollected import uncollected
 from raystate.core.errors import ConfigError
+from raystate.core.texts import counted
 from raystate.core.tree import ArraySpec, LeafSpec, TreeSpec, nest
 
 ShapeRule = Literal["match", "checkpoint"]
@@ -151,7 +152,7 @@ def _match(reference: Any, spec: TreeSpec, *, partial: bool, cast: bool, shapes:
             wants.append(Keep(value=value))
             if below := stored.below(path):
                 why = not_a_value(value) or f"expected {kind(value)}"
-                leaves = "1 leaf" if len(below) == 1 else f"{len(below)} leaves"
+                leaves = counted(len(below), "leaf", "leaves")
                 differences.add(path, f"{why}, the checkpoint has {leaves} below it{_of_a_step(path, value)}")
             elif partial or rules is not None:
                 _check_kept(path, value, differences, MISSING)

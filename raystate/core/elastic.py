@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
 from raystate.core.errors import ConfigError
+from raystate.core.texts import counted
 
 LEAST_EVERY_S = 1.0
 SETTLE_S = 10.0  # room that has been there for so long counts as room that stays
@@ -210,9 +211,9 @@ class Elastic:
     def outcome(self, workers: int) -> str:
         """What becomes of the run's size in a group of so many, in words for "the run …"; "" if there is nothing to say."""
         if self._workers and workers != self._workers:
-            return f"goes on with {workers_text(workers)} instead of {self._workers}"
+            return f"goes on with {counted(workers, 'worker')} instead of {self._workers}"
         if self._wish is not None:
-            return f"goes on with {workers_text(workers)} all the same: the room was gone"
+            return f"goes on with {counted(workers, 'worker')} all the same: the room was gone"
         return ""
 
     def started(self, now_s: float, newest: Newest) -> None:
@@ -259,7 +260,7 @@ class Elastic:
             return None  # more has come just now: one restart for both
         return Wish(
             workers=size,
-            reason=f"there has been room for {workers_text(size)} for {self._settle_s:.0f} s: the run grows from {self._workers}",
+            reason=f"there has been room for {counted(size, 'worker')} for {self._settle_s:.0f} s: the run grows from {self._workers}",
         )
 
     def asked(self, wish: Wish, now_s: float) -> None:
@@ -282,11 +283,6 @@ class Elastic:
     def is_full(self) -> bool:
         """Whether the running group is as large as it may be."""
         return self._workers >= self.sizes.most
-
-
-def workers_text(count: int) -> str:
-    """For messages."""
-    return f"{count} worker{'' if count == 1 else 's'}"
 
 
 def _is_count(given: Any) -> TypeGuard[int]:

@@ -354,6 +354,13 @@ class Joins:
         """These ranks with their hosts, for messages."""
         return ranks_text(ranks, {} if self.group is None else self.group.hosts)
 
+    def lost_text(self, key: SnapshotId) -> str:
+        """What became of a snapshot that was complete, for messages."""
+        group, snap = self.group, self.memory.snaps.get(key)
+        hosts = group.hosts if group is not None and group.nonce == group_of(key.lineage) else {}
+        missing = [] if snap is None else [rank for rank in range(snap.world) if rank not in snap.pieces]
+        return f"its snapshot of {ranks_text(missing, hosts)} is lost" if missing else "its hosts have lost its snapshot"
+
     def missing_text(self, key: SnapshotId) -> str:
         """Why a snapshot is not complete, for messages: what can't be reached is not called missing."""
         group, snap = self.group, self.memory.snaps.get(key)

@@ -208,7 +208,7 @@ class Saves:
             if self.jobs[key].gives_way and any(one.complete and one.order > key.order for one in self.memory.snaps.values()):
                 self._give_up(key, f"the snapshot of step {key.step} {GAVE_WAY}")
             elif all(view.up and view.reported_s is not None for view in self.memory.views):
-                self._give_up(key, "its hosts have lost its snapshot")
+                self._give_up(key, self.joins.lost_text(key))
 
     def _start(self, job: Job, snap: Snap) -> None:
         desk, group = self.desk, self.joins.group

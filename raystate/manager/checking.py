@@ -18,6 +18,7 @@ import numpy as np
 from raystate.arena import format_bytes
 from raystate.arrays import Described, is_checkpointable, is_iterator, shown_path
 from raystate.core.errors import ConfigError, RaystateError, ReferenceMismatchError
+from raystate.core.texts import counted
 from raystate.manager.staging import SaveArguments
 from raystate.restored import ReadOptions, Restored, StepContent
 
@@ -161,7 +162,7 @@ def _left_out_text(left_out: Sequence[tuple[str, int]], leaves_out: str) -> str:
     """
     count, size = len(left_out), sum(nbytes for _, nbytes in left_out)
     some = ", ".join(path for path, _ in left_out[:3]) + (", …" if count > 3 else "")
-    what = "1 entry" if count == 1 else f"{count:,} entries"
+    what = counted(count, "entry", "entries")
     return (
         f"{leaves_out} {what} of the step ({format_bytes(size)}), which neither the reference nor items names: {some}. "
         "Name it to get it back; `...` in its place says that it is left out on purpose"

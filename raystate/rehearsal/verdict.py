@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raystate.core.errors import ConfigError
+from raystate.core.texts import counted
 
 STEPS = 2  # before the restart, and after it
 PLAYS = {"first": STEPS, "again": STEPS, "undisturbed": 2 * STEPS}
@@ -228,8 +229,7 @@ class Verdict:
     def result(self, undisturbed: Played | None) -> Rehearsal:
         """All of it."""
         if self.findings:
-            problems = "1 problem" if len(self.findings) == 1 else f"{len(self.findings)} problems"
-            summary = f"rehearsal of {self.name}: {problems} at a restart"
+            summary = f"rehearsal of {self.name}: {counted(len(self.findings), 'problem')} at a restart"
         else:
             saved = undisturbed.saved() if undisturbed is not None else {}
             steps = sorted({step for found in saved.values() for step in found})[STEPS:]
@@ -271,4 +271,4 @@ def _listed(paths: Mapping[str, str]) -> str:
 
 
 def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count:,} entries"
+    return counted(count, "entry", "entries")

@@ -20,7 +20,8 @@ from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
 
 from raystate.actors.draining import draining_nodes
 from raystate.core.desk import ranks_text
-from raystate.core.elastic import Elastic, Newest, Sizes, Wish, room_of, workers_text
+from raystate.core.elastic import Elastic, Newest, Sizes, Wish, room_of
+from raystate.core.texts import counted
 from raystate.train import nodes
 
 logger = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class ElasticGroups:
         """The group has failed for good, for this reason, the last time because of this. Whether the run goes on with fewer workers."""
         taken_back = self._decides.take_back(self._clock())
         if taken_back:
-            size = workers_text(self._decides.tried)
+            size = counted(self._decides.tried, "worker")
             logger.warning("gave up on %s, %s", size, reason)
             self.given_up = f"{size} had been given up before, {reason}: {cause}"
         return taken_back

@@ -173,7 +173,7 @@ def test_close_with_an_older_promise_that_cannot_be_kept_any_more():
     assert driver.replies(Failure) == []
     for reply in driver.replies(LeaveReply):
         assert reply.step == 6
-        assert reply.errors == ("step 5: its hosts have lost its snapshot",), "nobody waits for it"
+        assert reply.errors == ("step 5: its snapshot of rank 0 (host a) is lost",), "nobody waits for it"
 
 
 def test_flush():
