@@ -3,7 +3,7 @@
 #   make test   make test-first   make test-core   make test-ray   make test-timed   make test-long   make test-all
 #   make test-versions [VERSIONS=3.13-newest] [ARGS=…]
 #   make check  make house  make venv
-#   make docs   make bench [ARGS=--quick]    make format   make clean
+#   make docs   make bench [ARGS=--quick]    make bench-gpu [ARGS=--quick]   make format   make clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -28,7 +28,7 @@ BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 # Without Ray: two processes that keep to a core each.
 ONE_CORE := $(BY_FILE) -p tests.one_core
 
-.PHONY: demo test test-first test-core test-ray test-long test-timed test-all test-versions check house docs bench format clean venv
+.PHONY: demo test test-first test-core test-ray test-long test-timed test-all test-versions check house docs bench bench-gpu format clean venv
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -114,6 +114,10 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# For a machine with an accelerator that JAX in .venv sees. CONTRIBUTING.md says how to run it on one that is lent, where nothing can be installed.
+bench-gpu: $(STAMP)
+	$(BIN)/python -m benchmarks accelerator $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .

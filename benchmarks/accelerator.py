@@ -1,89 +1,154 @@
 """What snapshots and restores cost on this machine's accelerator, beside Orbax; the most important figures first.
 
-    python benchmarks/accelerator.py --out figures.json              all that the time allows
-    python benchmarks/accelerator.py --quick                         small states: shows that it runs
-    python benchmarks/accelerator.py --parts correct limits          some of it
+    python benchmarks/accelerator.py --out figures.json --minutes 9
+    python benchmarks/accelerator.py --quick                  small states, on CPU devices too: shows that it runs
+    python benchmarks/accelerator.py --parts correct limits   some of it
+    python benchmarks/accelerator.py --table figures.json     the figures of an earlier run as a table
 
-Each figure is printed and in the file as soon as it is known, so an interrupted run keeps what it has. What a package is missing for
-is left out. Everything but `kill` runs without Ray.
+Each figure is printed and in the file as soon as it is known, so an interrupted run keeps what it has. Each part is a process of its own
+with a time limit. A part that no longer fits into the minutes is left out, and so is what a missing package is needed for. Everything
+but `kill` runs without Ray.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import json
 import os
+import signal
 import sys
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-PARTS = ("correct", "limits", "states", "kill")
-# (MiB, arrays, dtype), the most telling first.
-STATES = [
-    (2048, 16, "float32"),
-    (8192, 16, "float32"),
-    (8192, 500, "bfloat16"),
-    (2048, 500, "float32"),
-    (32768, 500, "float32"),
-    (32768, 16, "bfloat16"),
+from benchmarks.device.figures import OFF, Figures, Teller, table  # noqa: E402
+from benchmarks.device.work import Case  # noqa: E402
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One process. `least_s`: a part is not begun with less than that left; `most_s`: it is killed then."""
+
+    name: str
+    least_s: float
+    most_s: float
+    case: Case | None = None
+
+    @property
+    def kind(self) -> str:
+        return "states" if self.case else self.name
+
+
+def state(mib: int, arrays: int, dtype: str, least_s: float, most_s: float, *, others: bool = False) -> Part:
+    case = Case(mib=mib, arrays=arrays, dtype=dtype, others=others)
+    return Part(name=case.name, least_s=least_s, most_s=most_s, case=case)
+
+
+KINDS = ("correct", "limits", "states", "kill")
+# The most telling first. Orbax beside the larger ones would take all of the time.
+PARTS = [
+    Part(name="correct", least_s=20, most_s=90),
+    Part(name="limits", least_s=20, most_s=60),
+    state(2048, 16, "float32", 40, 130, others=True),
+    state(8192, 500, "bfloat16", 40, 100),
+    Part(name="kill", least_s=60, most_s=170),
+    state(8192, 16, "float32", 60, 150, others=True),
+    state(32768, 500, "float32", 60, 150),
+    state(2048, 500, "float32", 30, 60),
+    state(32768, 16, "bfloat16", 60, 150),
 ]
-QUICK_STATES = [(8, 16, "float32"), (8, 50, "bfloat16")]
+QUICK = [
+    Part(name="correct", least_s=1, most_s=600),
+    Part(name="limits", least_s=1, most_s=600),
+    state(8, 16, "float32", 1, 600, others=True),
+    state(8, 50, "bfloat16", 1, 600),
+    Part(name="kill", least_s=1, most_s=600),
+]
 
 
 def main() -> int:
-    """Exit status 0: all that began was measured; 1: a part has failed."""
+    """Exit status 0: all was measured; 1: a part has failed or was left out; 2: bad usage, or no accelerator."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small states and short steps")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "accelerator.json", help="file of the figures")
-    parser.add_argument("--limit-s", type=float, default=480.0, help="after so many seconds nothing new begins")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--minutes", type=float, default=9.0, help="for all of it")
+    parser.add_argument("--parts", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--step-s", type=float, default=0.5, help="of a step")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--table", type=Path, metavar="FILE", help="only print the figures in FILE, as a table")
+    parser.add_argument("--one", nargs=3, metavar=("PART", "S", "FOLDER"), help=argparse.SUPPRESS)  # in its own process
+    parser.add_argument("--pinned-gb-s", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--gpu", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.table:
+        print(table(json.loads(args.table.read_text())))
+        return 0
+    return one(args) if args.one else every(args)
+
+
+def every(args: argparse.Namespace) -> int:
+    """All parts, one after the other."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part's process ends, too
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
-
-    from benchmarks.device.figures import Figures
-    from benchmarks.device.here import described
-
-    figures = Figures(args.out, args.limit_s)
-    figures.machine(described())
-    found: dict[str, float] = {}
-    if "correct" in args.parts:
-        from benchmarks.device.correct import correct
-
-        figures.part("correct", lambda: correct(figures, mib=1 if args.quick else 512, steps=5 if args.quick else 100))
-    if "limits" in args.parts:
-        from benchmarks.device.limits import limits
-
-        figures.part("limits", lambda: found.update(limits(figures, 16 if args.quick else 2048)))
-    if "states" in args.parts:
-        from benchmarks.device.staging import staging
-        from benchmarks.device.work import Case
-
-        for mib, arrays, dtype in QUICK_STATES if args.quick else STATES:
-            case = Case(mib=mib, arrays=arrays, dtype=dtype)
-            figures.part(
-                case.name,
-                functools.partial(
-                    staging,
-                    figures,
-                    case,
-                    step_s=0.02 if args.quick else args.step_s,
-                    rounds=1 if args.quick else args.rounds,
-                    every=3 if args.quick else 20,
-                    snapshots=(1, 3) if args.quick else (1, 10, 100),
-                    limits=found,
-                ),
-            )
-    if "kill" in args.parts:
-        from benchmarks.device.kill import kill
-
-        figures.part("kill -9 of the trainer", lambda: kill(figures, quick=args.quick))
+    figures = Figures(args.out, 60 * args.minutes)
+    command = [sys.executable, str(Path(__file__).resolve()), "--step-s", str(args.step_s), *(["--quick"] if args.quick else [])]
+    if not figures.part("machine", [*command, "--one", "machine"], least_s=0, most_s=120):
+        return 1
+    platform = figures.content["machine"]["platform"]
+    if platform == "cpu" and not args.quick:
+        print("JAX sees no accelerator here: only --quick runs on CPU devices", file=sys.stderr)
+        return 2
+    known = ["--gpu"] if platform == "gpu" else []
+    for part in QUICK if args.quick else PARTS:
+        if part.kind in args.parts:
+            figures.part(part.name, [*command, *known, "--one", part.name], least_s=part.least_s, most_s=part.most_s)
+        if part.kind == "limits" and (pinned := figures.of(OFF)):
+            known += ["--pinned-gb-s", str(pinned)]
+    figures.finish()
     print(f"{figures.taken_s:.0f} s; the figures are in {args.out}")
-    return int(bool(figures.failed))
+    return int(bool(figures.content["failed"]))
+
+
+def one(args: argparse.Namespace) -> int:
+    """One part, in this process."""
+    from benchmarks.side.process import end_with_parent
+
+    end_with_parent()
+    name, limit_s, folder = args.one
+    tell, quick = Teller(float(limit_s)), args.quick
+    try:
+        if name == "machine":
+            from benchmarks.device.here import described
+
+            tell.tell(machine=described())
+        elif name == "correct":
+            from benchmarks.device.correct import correct
+
+            correct(tell, mib=1 if quick else 512, steps=5 if quick else 100)
+        elif name == "limits":
+            from benchmarks.device.limits import limits
+
+            limits(tell, 16 if quick else 2048)
+        elif name == "kill":
+            from benchmarks.device.kill import kill
+
+            kill(tell, quick=quick, gpu=args.gpu)
+        else:
+            from benchmarks.device.staging import Staging
+
+            case = next(part.case for part in (QUICK if quick else PARTS) if part.name == name)
+            assert case is not None
+            Staging(tell, case, step_s=0.02 if quick else args.step_s, quick=quick).run(Path(folder), args.pinned_gb_s)
+        tell.tell(done=True)
+        status = 0
+    except Exception as error:
+        traceback.print_exc()
+        tell.note(f"{name}: {type(error).__name__}: {str(error)[:500]}")
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)  # without waiting for threads of Orbax or a device's driver
 
 
 if __name__ == "__main__":

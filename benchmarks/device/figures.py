@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import tempfile
+import threading
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 WIDTH = 58  # of a figure's name on the terminal
+OFF = "device -> pinned memory"  # the limit of a snapshot's copy
 
 
-class Figures:
-    """What was measured, in a JSON file.
+class Teller:
+    """A part's own process tells with it what it finds, a line of JSON for each.
 
     Args:
-        path: of the file. It is whole at any time.
-        limit_s: after so many seconds nothing new begins.
+        limit_s: the part is killed after so many seconds.
     """
 
-    def __init__(self, path: Path, limit_s: float):
-        self._path = path
-        self._begin_s = time.monotonic()
-        self._limit_s = limit_s
-        self._content: dict[str, Any] = {"machine": {}, "figures": [], "failed": []}
-        self.failed = 0
+    def __init__(self, limit_s: float):
+        self._end_s = time.monotonic() + limit_s
 
-    def machine(self, facts: dict[str, Any]) -> None:
-        """What the machine is."""
-        self._content["machine"] = facts
-        for name, value in facts.items():
-            print(f"{name}: {value}", flush=True)
-        self._write()
-
-    def add(self, name: str, value: float, unit: str, *, of: str = "", beside: dict[str, float] | None = None) -> None:
+    def add(self, name: str, value: float, unit: str, *, of: str = "", beside: Mapping[str, float] | None = None) -> None:
         """Tell a figure.
 
         Args:
@@ -44,37 +36,133 @@ class Figures:
             of: the state that it was measured with.
             beside: what others took for the same in the same run, by name.
         """
-        row = {"name": name, "of": of, "value": value, "unit": unit, "beside": beside or {}, "at_s": round(self.taken_s, 1)}
-        self._content["figures"].append(row)
-        self._write()
-        others = "".join(f"; {other} {number:.4g}" for other, number in row["beside"].items())
-        print(f"  {name:{WIDTH}} {value:10.4g} {unit}{others}", flush=True)
+        self.tell(name=name, of=of, value=value, unit=unit, beside=dict(beside or {}))
 
-    def part(self, name: str, run: Callable[[], None]) -> None:
-        """One part of the benchmark. One that fails is told, and the next ones run."""
-        if self.left_s <= 0:
-            print(f"{name}: not begun, the {self._limit_s:.0f} s are over", flush=True)
-            self._content["failed"].append({"part": name, "why": "no time left"})
-            self._write()
-            return
+    def note(self, text: str) -> None:
+        """Something that the reader of the figures must know."""
+        self.tell(note=text)
+
+    def tell(self, **line: Any) -> None:
+        print(json.dumps(line), flush=True)
+
+    @property
+    def left_s(self) -> float:
+        return self._end_s - time.monotonic()
+
+
+class Figures:
+    """What was measured, in a JSON file that is whole at any time.
+
+    Args:
+        path: of the file.
+        limit_s: for the whole run.
+    """
+
+    def __init__(self, path: Path, limit_s: float):
+        self._path = path
+        self._begin_s = time.monotonic()
+        self._limit_s = limit_s
+        self.content: dict[str, Any] = {"finished": False, "machine": {}, "figures": [], "notes": [], "failed": []}
+        self._write()
+
+    def part(self, name: str, command: list[str], *, least_s: float, most_s: float) -> bool:
+        """Run a part in a process of its own: one that hangs or dies is told, and the next one begins with a free device.
+
+        Args:
+            command: gets two more arguments: how long it may take, in seconds, and a folder that is removed after it.
+            least_s: a part that is not begun with less than that left.
+            most_s: it is killed after so many.
+
+        Returns:
+            Whether it has succeeded.
+        """
+        left_s = self._limit_s - self.taken_s
+        if left_s < least_s:
+            self._failed(name, f"not begun: it needs {least_s:.0f} s, {max(0.0, left_s):.0f} are left")
+            return False
         print(f"== {name} ({self.taken_s:.0f} s)", flush=True)
-        try:
-            run()
-        except Exception as error:
-            self.failed += 1
-            traceback.print_exc()
-            self._content["failed"].append({"part": name, "why": f"{type(error).__name__}: {error}"})
-            self._write()
+        limit_s = min(most_s, left_s)
+        late = threading.Event()
+        with tempfile.TemporaryDirectory(prefix="raystate-bench-", ignore_cleanup_errors=True) as folder:
+            asked = [*command, f"{limit_s:.0f}", folder]
+            running = subprocess.Popen(asked, stdout=subprocess.PIPE, text=True, process_group=0)
+
+            def end() -> None:
+                late.set()
+                os.killpg(running.pid, signal.SIGKILL)
+
+            timer = threading.Timer(limit_s, end)
+            timer.start()
+            try:
+                assert running.stdout is not None
+                succeeded = self._read(running.stdout)
+            finally:
+                timer.cancel()
+                if running.poll() is None:
+                    os.killpg(running.pid, signal.SIGKILL)
+                running.wait()
+        if not succeeded:
+            self._failed(
+                name, f"killed after {limit_s:.0f} s" if late.is_set() else f"ended early, exit status {running.returncode}"
+            )
+        return succeeded
+
+    def finish(self) -> None:
+        """All parts were begun, or told to be left out."""
+        self.content["finished"] = True
+        self._write()
+
+    def of(self, name: str) -> float | None:
+        """The newest figure of that name."""
+        return next((row["value"] for row in reversed(self.content["figures"]) if row["name"] == name), None)
 
     @property
     def taken_s(self) -> float:
         return time.monotonic() - self._begin_s
 
-    @property
-    def left_s(self) -> float:
-        return self._limit_s - self.taken_s
+    def _read(self, lines: Any) -> bool:
+        """What a part tells; whether it came to its end. Lines that are no JSON are shown."""
+        for line in lines:
+            try:
+                told = json.loads(line)
+            except ValueError:
+                print(line, end="", flush=True)
+                continue
+            match told:
+                case {"done": True}:
+                    return True
+                case {"machine": facts}:
+                    self.content["machine"] = facts
+                    shown = "\n".join(f"  {name}: {value}" for name, value in facts.items())
+                case {"note": note}:
+                    self.content["notes"].append(note)
+                    shown = f"  {note}"
+                case row:
+                    self.content["figures"].append({**row, "at_s": round(self.taken_s, 1)})
+                    others = "".join(f"; {other} {value:.4g}" for other, value in row["beside"].items())
+                    shown = f"  {row['name']:{WIDTH}} {row['value']:10.4g} {row['unit']}{others}"
+            self._write()
+            print(shown, flush=True)
+        return False
+
+    def _failed(self, name: str, why: str) -> None:
+        print(f"{name}: {why}", flush=True)
+        self.content["failed"].append({"part": name, "why": why})
+        self._write()
 
     def _write(self) -> None:
         temporary = self._path.with_name(self._path.name + ".new")
-        temporary.write_text(json.dumps(self._content, indent=1))
+        temporary.write_text(json.dumps(self.content, indent=1))
         os.replace(temporary, self._path)
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """The figures as a page of documentation has them."""
+    lines = [f"- {name}: {value}" for name, value in content["machine"].items()]
+    lines += ["", "| state | figure | value | beside |", "|---|---|---|---|"]
+    for row in content["figures"]:
+        others = ", ".join(f"{name} {value:.4g}" for name, value in row["beside"].items())
+        lines.append(f"| {row['of']} | {row['name']} | {row['value']:.4g} {row['unit']} | {others} |")
+    lines += ["", *(f"- {note}" for note in content["notes"])]
+    lines += [f"- {one['part']}: {one['why']}" for one in content["failed"]]
+    return "\n".join(lines)

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 import time
 from importlib import metadata
 from typing import Any
@@ -30,14 +31,17 @@ def described() -> dict[str, Any]:
     devices = jax.devices()
     kinds = sorted({memory.kind for memory in devices[0].addressable_memories()})
     shm = shutil.disk_usage("/dev/shm")
+    disk = shutil.disk_usage(tempfile.gettempdir())
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "devices": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform}), memories {', '.join(kinds)}",
+        "platform": devices[0].platform,
+        "devices": f"{len(devices)} x {devices[0].device_kind}, memories {', '.join(kinds)}",
+        "device_memory_gib": round((devices[0].memory_stats() or {}).get("bytes_limit", 0) / 2**30, 1),
         "link": _nvidia(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "shm_gib": round(shm.total / 2**30, 1),
-        "shm_free_gib": round(shm.free / 2**30, 1),
+        "shm_free_gib": f"{shm.free / 2**30:.1f} of {shm.total / 2**30:.1f}",
+        "disk_free_gib": round(disk.free / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         "versions": {name: version for name in VERSIONS if (version := _version(name))},
         "missing": missing(),

@@ -5,25 +5,24 @@ from __future__ import annotations
 import statistics
 import sys
 
-from benchmarks.device.figures import Figures
+from benchmarks.device.figures import Teller
 from benchmarks.device.here import missing
-from benchmarks.side.process import ROOT, gpus, json_of, on_cpu, on_gpu
+from benchmarks.side.process import ROOT, json_of, on_cpu, on_gpu
 
 QUICK = ["--width", "64", "--save-every", "6", "--settle-s", "1"]
 FULL = ["--lm", "--settle-s", "10", "--plain-cache"]
 
 
-def kill(figures: Figures, *, quick: bool) -> None:
-    """One start of each, one kill in each."""
+def kill(tell: Teller, *, quick: bool, gpu: bool) -> None:
+    """One start of each, one kill in each. This process leaves the device to the trainers."""
     if lacking := missing():
-        print(f"  left out: {', '.join(lacking)} missing", flush=True)
+        tell.note(f"kill is left out: {', '.join(lacking)} missing")
         return
     command = [sys.executable, str(ROOT / "benchmarks" / "recovery.py"), "--json", "--workers", "1", "--ranks", "0"]
-    here = gpus() > 0
-    found = json_of([*command, *(QUICK if quick else FULL), *(["--gpu"] if here else [])], on_gpu() if here else on_cpu())
+    found = json_of([*command, *(QUICK if quick else FULL), *(["--gpu"] if gpu else [])], on_gpu() if gpu else on_cpu())
     for key, name, unit in (
         ("to_new_step_s", "kill -9 -> next new step", "s"),
         ("repeated_steps", "steps done again", "steps"),
     ):
         middle = {way: statistics.median(row[key] for row in rows) for way, rows in found.items()}
-        figures.add(name, middle.pop("raystate"), unit, beside={"JaxTrainer + Orbax": middle["plain"]})
+        tell.add(name, middle.pop("raystate"), unit, beside={"JaxTrainer + Orbax": middle["plain"]})

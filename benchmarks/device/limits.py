@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import site
+import re
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,26 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.device.figures import Figures
+from benchmarks.device.figures import OFF, Teller
 from benchmarks.device.slots import slots_of
 from raystate import checksum
 from raystate.arrays.threads import in_threads
 
 TIMES = 5
 D2H = 2  # cudaMemcpyDeviceToHost
-OFF, ONTO = "device -> pinned memory", "pinned memory -> device"
+ONTO = "pinned memory -> device"
 
 
-def limits(figures: Figures, mib: int) -> dict[str, float]:
-    """GB/s by name."""
+def limits(teller: Teller, mib: int) -> None:
+    """Each of a memory of so many MiB, the median of a few."""
     import jax
     import jax.numpy as jnp
 
-    found: dict[str, float] = {}
-
     def tell(name: str, seconds: Callable[[], float]) -> None:
-        found[name] = nbytes / statistics.median(seconds() for _ in range(TIMES)) / 1e9
-        figures.add(name, found[name], "GB/s", of=f"{mib} MiB")
+        teller.add(name, nbytes / statistics.median(seconds() for _ in range(TIMES)) / 1e9, "GB/s", of=f"{mib} MiB")
 
     array = jax.block_until_ready(jax.random.normal(jax.random.key(0), (mib, 2**18), jnp.float32))
     nbytes = array.nbytes
@@ -42,9 +40,9 @@ def limits(figures: Figures, mib: int) -> dict[str, float]:
         there = jax.block_until_ready(jax.device_put(array, pinned))
         tell(OFF, lambda: _timed(lambda: jax.block_until_ready(jax.device_put(array, pinned, may_alias=False))))
         tell(ONTO, lambda: _timed(lambda: jax.block_until_ready(jax.device_put(there, array.sharding, may_alias=False))))
+        # What `raystate.arrays.copy` does with it next: a view takes no time, a copy does. An array keeps it, so each time another one.
+        tell("pinned memory -> numpy", lambda: _timed_with(lambda: jax.device_put(array, pinned, may_alias=False), np.asarray))
         del there
-    # A jax.Array keeps what it has once been copied to: each time another one.
-    tell("device -> fresh memory of the process", lambda: _timed_with(lambda: array + 0, np.array))
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     with slots_of(1, nbytes) as (slot,):
         slot.begin()
@@ -57,20 +55,19 @@ def limits(figures: Figures, mib: int) -> dict[str, float]:
         )
         tell("crc32c, one thread", lambda: _timed(lambda: checksum.crc32c(source)))
         if device.platform == "gpu":
-            _registered(tell, array, data)
-    return found
+            _registered(teller, tell, array, data)
 
 
-def _registered(tell: Callable[[str, Callable[[], float]], None], array: Any, data: np.ndarray) -> None:
+def _registered(teller: Teller, tell: Callable[[str, Callable[[], float]], None], array: Any, data: np.ndarray) -> None:
     """The slot as pinned memory, which the device copies into: no pool of XLA's and no second copy."""
     cuda = cuda_runtime()
     if cuda is None:
-        print("  no CUDA runtime found: the registered slot is left out", flush=True)
+        teller.note("no CUDA runtime found: the registered slot is left out")
         return
     address, size = ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(data.nbytes)
     begin_s = time.perf_counter()
     if status := cuda.cudaHostRegister(address, size, ctypes.c_uint(0)):
-        print(f"  cudaHostRegister of the slot fails with {status}", flush=True)
+        teller.note(f"cudaHostRegister of the slot fails with {status}")
         return
     took_s = time.perf_counter() - begin_s
     try:
@@ -81,17 +78,17 @@ def _registered(tell: Callable[[str, Callable[[], float]], None], array: Any, da
             assert status == 0, f"cudaMemcpy fails with {status}"
 
         tell("device -> slot that is registered as pinned", lambda: _timed(go))
-        tell("registering a slot", lambda: took_s)
+        teller.add("registering that slot", took_s, "s", of=f"{data.nbytes >> 20} MiB")
         assert data.tobytes() == np.asarray(array).tobytes(), "the registered slot holds what the device has"
     finally:
         cuda.cudaHostUnregister(address)
 
 
 def cuda_runtime() -> Any:
-    """CUDA's runtime library, from where the loader or a wheel has it; None if there is none."""
-    places = [Path(place) / "nvidia" for place in site.getsitepackages()]
-    wheels = [str(path) for place in places for path in sorted(place.glob("*/lib/libcudart.so.*"))]
-    for name in ("libcudart.so.13", "libcudart.so.12", "libcudart.so", *wheels):
+    """CUDA's runtime library: the one that JAX has loaded, or from where the loader or a wheel has it. None if there is none."""
+    loaded = re.findall(r"/\S*/libcudart[^/\s]*\.so[^/\s]*", Path("/proc/self/maps").read_text())
+    wheels = [str(path) for place in sys.path for path in sorted(Path(place).glob("nvidia/*/lib/libcudart.so.*"))]
+    for name in (*loaded, *wheels, "libcudart.so.13", "libcudart.so.12", "libcudart.so", "/usr/local/cuda/lib64/libcudart.so"):
         try:
             return ctypes.CDLL(name)
         except OSError:

@@ -1,16 +1,19 @@
-"""raystate's snapshots, and Orbax's two asynchronous checkpointers, behind the same calls."""
+"""raystate's snapshots, Orbax's two asynchronous checkpointers and `raystate.save_async`, behind the same calls."""
 
 from __future__ import annotations
 
+import itertools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.device.figures import Teller
 from benchmarks.device.here import has
 from benchmarks.device.slots import Copied, Snapshots
 
 OURS = "raystate"
+STORED = "raystate.save_async"
 
 
 class Saver(Protocol):
@@ -40,90 +43,109 @@ class Ours:
         self.newest = self._snapshots.take(state)
 
     def wait(self) -> None:
-        if self.newest is not None:
-            self.newest.wait()
+        assert self.newest is not None
+        self.newest.wait()
 
     def restore(self, reference: Any) -> Any:
         assert self.newest is not None
         return self._snapshots.restore(self.newest, reference)
 
 
-class OrbaxV0:
+class InFolders:
+    """One that saves each state into a new folder, as a training does, and here keeps the newest only."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir()
+        self._paths: Iterator[Path] = (folder / str(number) for number in itertools.count())
+        self._path = folder / "none"
+        self._future: Any = None
+
+    def save(self, state: Any) -> None:
+        self._previous, self._path = self._path, next(self._paths)
+        self._future = self.begin(self._path, state)
+
+    def wait(self) -> None:
+        self._future.result()
+
+    def clear(self) -> None:
+        """Remove what is not the newest; nobody is measured now."""
+        shutil.rmtree(self._previous, ignore_errors=True)
+
+    def restore(self, reference: Any) -> Any:
+        return self.load(self._path, reference)
+
+    def begin(self, path: Path, state: Any) -> Any:
+        raise NotImplementedError
+
+    def load(self, path: Path, reference: Any) -> Any:
+        raise NotImplementedError
+
+
+class OrbaxV0(InFolders):
     """Orbax v0's AsyncCheckpointer."""
 
     def __init__(self, folder: Path):
+        super().__init__(folder)
         import orbax.checkpoint as ocp
 
-        self._args, self._path = ocp.args, folder / "v0"
-        self._saver = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
+        self._args, self._saver = ocp.args, ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
 
-    def save(self, state: Any) -> None:
-        self._saver.save(self._path, args=self._args.StandardSave(state), force=True)
+    def begin(self, path: Path, state: Any) -> None:
+        self._saver.save(path, args=self._args.StandardSave(state))
 
     def wait(self) -> None:
         self._saver.wait_until_finished()
 
-    def restore(self, reference: Any) -> Any:
-        return self._saver.restore(self._path, args=self._args.StandardRestore(reference))
+    def load(self, path: Path, reference: Any) -> Any:
+        return self._saver.restore(path, args=self._args.StandardRestore(reference))
 
 
-class OrbaxV1:
+class OrbaxV1(InFolders):
     """Orbax v1's `save_async`."""
 
     def __init__(self, folder: Path):
+        super().__init__(folder)
         from orbax.checkpoint import v1
 
-        self._v1, self._path, self._response = v1, folder / "v1", None
+        self._v1 = v1
 
-    def save(self, state: Any) -> None:
-        self._response = self._v1.save_async(str(self._path), state, overwrite=True)
+    def begin(self, path: Path, state: Any) -> Any:
+        return self._v1.save_async(str(path), state)
 
-    def wait(self) -> None:
-        if self._response is not None:
-            self._response.result()
-            self._response = None
-
-    def restore(self, reference: Any) -> Any:
-        return self._v1.load(str(self._path), reference)
+    def load(self, path: Path, reference: Any) -> Any:
+        return self._v1.load(str(path), reference)
 
 
-class Stored:
-    """raystate's own way to storage in one process: `raystate.save_async` and `load`."""
+class Stored(InFolders):
+    """raystate's own way to storage in one process."""
 
-    def __init__(self, folder: Path):
+    def begin(self, path: Path, state: Any) -> Any:
         import raystate
 
-        self._raystate, self._path, self._future = raystate, folder / "raystate", None
+        return raystate.save_async(path, state)
 
-    def save(self, state: Any) -> None:
-        self._future = self._raystate.save_async(self._path, state, overwrite=True)
+    def load(self, path: Path, reference: Any) -> Any:
+        import raystate
 
-    def wait(self) -> None:
-        if self._future is not None:
-            self._future.result()
-            self._future = None
-
-    def restore(self, reference: Any) -> Any:
-        return self._raystate.load(self._path, reference)
+        return raystate.load(path, reference)
 
 
-STORED = "raystate.save_async"
-
-
-def savers(snapshots: Snapshots, folder: Path, room_bytes: int) -> dict[str, Saver]:
-    """Those that this machine can run: Orbax needs its package, and twice the state on disk."""
-    found: dict[str, Saver] = {OURS: Ours(snapshots)}
-    others: dict[str, Callable[[Path], Saver]] = {"Orbax v0": OrbaxV0, "Orbax v1": OrbaxV1}
-    if has("pydantic") and has("fsspec"):
-        others[STORED] = Stored
-    if not has("orbax.checkpoint"):
-        return found
-    if shutil.disk_usage(folder).free < 2 * len(others) * room_bytes:
-        print("  the disk has no room for Orbax beside it", flush=True)
-        return found
-    for name, make in others.items():
-        try:
-            found[name] = make(folder)
-        except Exception as error:
-            print(f"  {name} is left out: {type(error).__name__}: {error}", flush=True)
+def others_of(tell: Teller, folder: Path, room_bytes: int) -> dict[str, InFolders]:
+    """Those that this machine can run: each needs its package, and room on the disk for two states."""
+    kinds: dict[str, tuple[Callable[[Path], InFolders], str]] = {
+        "Orbax v0": (OrbaxV0, "orbax.checkpoint"),
+        "Orbax v1": (OrbaxV1, "orbax.checkpoint"),
+        STORED: (Stored, "pydantic"),
+    }
+    found: dict[str, InFolders] = {}
+    for name, (make, needs) in kinds.items():
+        if not has(needs):
+            tell.note(f"{name} is left out: there is no {needs}")
+        elif shutil.disk_usage(folder).free < 2 * len(kinds) * room_bytes:
+            tell.note(f"{name} is left out: the disk has no room for it")
+        else:
+            try:
+                found[name] = make(folder / name.replace(" ", "-"))
+            except Exception as error:
+                tell.note(f"{name} is left out: {type(error).__name__}: {error}")
     return found

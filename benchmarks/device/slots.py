@@ -20,24 +20,26 @@ TABLE_BYTES = 1 << 20
 
 @contextmanager
 def slots_of(count: int, data_bytes: int) -> Iterator[list[Slot]]:
-    """Slots for so many bytes in /dev/shm, every page of them reserved and touched."""
+    """Slots for so many bytes in /dev/shm, every page of them reserved and touched. Their names are gone at once: however this process
+    ends, nothing of them stays."""
     data_bytes = -(-data_bytes // 4096) * 4096
-    with tempfile.TemporaryDirectory(prefix="raystate-bench-", dir="/dev/shm") as folder:
-        slots: list[Slot] = []
-        try:
-            for number in range(count):
-                path = Path(folder) / f"slot-{number}"
+    slots: list[Slot] = []
+    try:
+        for number in range(count):
+            with tempfile.TemporaryDirectory(prefix="raystate-bench-", dir="/dev/shm") as folder:
+                path = Path(folder) / "slot"
                 fd = create_slot_file(path, slot_file_bytes(TABLE_BYTES, data_bytes))
                 try:
+                    slots.append(Slot(path, index=number, table_bytes=TABLE_BYTES, data_bytes=data_bytes, role="trainer"))
+                    path.unlink()
                     fill_slot_file(fd)
                 finally:
                     os.close(fd)
-                slots.append(Slot(path, index=number, table_bytes=TABLE_BYTES, data_bytes=data_bytes, role="trainer"))
-                slots[-1].touch()
-            yield slots
-        finally:
-            for slot in slots:
-                slot.close()
+            slots[-1].touch()
+        yield slots
+    finally:
+        for slot in slots:
+            slot.close()
 
 
 @dataclass(eq=False, slots=True)

@@ -2,159 +2,201 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
-import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.device.figures import Figures
-from benchmarks.device.limits import OFF
-from benchmarks.device.savers import OURS, STORED, Ours, Saver, savers
+import numpy as np
+
+from benchmarks.device.figures import Teller
+from benchmarks.device.savers import OURS, STORED, InFolders, Ours, Saver, others_of
 from benchmarks.device.slots import Snapshots, slots_of
 from benchmarks.device.work import Case, Work
 
-SLOTS = 3  # as many as a trainer has by default
+MOST_SLOTS = 3  # as many as a trainer has by default
+SPARE_BYTES = 4 << 30  # of the machine's memory, for everything else
 
 
-def staging(
-    figures: Figures, case: Case, *, step_s: float, rounds: int, every: int, snapshots: Sequence[int], limits: dict[str, float]
-) -> None:
+class Staging:
     """All figures of one state.
 
     Args:
-        every: steps of the loops with a snapshot after each, and of those without.
-        snapshots: after how many of them the memory is told.
-        limits: GB/s, from `limits`.
+        step_s: of a step.
+        quick: one round of everything.
     """
-    import jax
 
-    work = Work(case, step_s)
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), work.state)
-    with slots_of(SLOTS, work.nbytes + (1 << 20)) as slots, tempfile.TemporaryDirectory(prefix="raystate-bench-") as folder:
-        taking = Snapshots(work.state, slots)
-        others = savers(taking, Path(folder), work.nbytes)
-        _one_at_a_time(figures, case, work, others, rounds, limits)
-        _every_step(figures, case, work, taking, every)
-        _restored(figures, case, work, others, abstract)
-        _memory(figures, case, work, taking, snapshots)
+    def __init__(self, tell: Teller, case: Case, *, step_s: float, quick: bool):
+        self._tell, self._case, self._step_s = tell, case, step_s
+        self._rounds = 1 if quick else 3
+        self._every = 4 if quick else 10  # steps of a loop with a snapshot of each, and of one without
+        self._snapshots = (1, 3) if quick else (1, 10, 100)  # the memory is told after so many
 
+    def run(self, folder: Path, pinned_gb_s: float | None) -> None:
+        """`folder`: for the others' saves. `pinned_gb_s`: the machine's limit, if it is known."""
+        self._work = work = Work(self._case, self._step_s)
+        before = memory()["available"]
+        slot_bytes = work.nbytes + (1 << 20)
+        fit = min(
+            shutil.disk_usage("/dev/shm").free // slot_bytes,
+            # Beside the slots: two snapshots on their way in the pinned pool.
+            (memory()["available"] - SPARE_BYTES - min(2 * work.nbytes, 64 << 30)) // slot_bytes
+            if work.nbytes > SPARE_BYTES
+            else 99,
+        )
+        if fit < 1:
+            self._tell.note(f"{self._case.name}: left out, the machine's memory has no room for a slot and pinned memory")
+            return
+        if fit < MOST_SLOTS:
+            self._tell.note(f"{self._case.name}: {fit} slots of {MOST_SLOTS}, the machine's memory has no room for more")
+        with slots_of(min(fit, MOST_SLOTS), slot_bytes) as slots:
+            self._at_a_time = max(1, len(slots) - 1)  # one slot keeps the newest whole one
+            self._taking = Snapshots(work.state, slots)
+            others = others_of(self._tell, folder, work.nbytes) if self._case.others else {}
+            savers: dict[str, Saver] = {OURS: Ours(self._taking), **others}
+            self._one_at_a_time(savers, pinned_gb_s)
+            self._every_step()
+            self._restored(savers)
+            self._memory(before - len(slots) * slot_bytes)
 
-def _one_at_a_time(
-    figures: Figures, case: Case, work: Work, others: dict[str, Saver], rounds: int, limits: dict[str, float]
-) -> None:
-    """Each saver in turn, and steps until it is done."""
-    alone: list[float] = []
-    blocked: dict[str, list[float]] = {name: [] for name in others}
-    beside: dict[str, list[float]] = {name: [] for name in others}
-    done: dict[str, list[float]] = {name: [] for name in others}
-    rates: list[float] = []
-    for round_ in range(rounds + 1):  # the first one warms up
-        alone.append(work.timed())
-        for name, saver in others.items():
-            work()
-            work.wait()
-            begin_s = time.perf_counter()
-            saver.save(work.state)
-            saved_s = time.perf_counter()
-            ended: list[float] = []
-            waiting = threading.Thread(target=lambda saver=saver, ended=ended: (saver.wait(), ended.append(time.perf_counter())))
-            waiting.start()
-            steps = [work.timed()]
-            while waiting.is_alive():
-                steps.append(work.timed())
-            waiting.join()
-            if round_ and ended:
-                blocked[name].append(saved_s - begin_s)
-                beside[name].append(max(steps))
-                done[name].append(ended[0] - begin_s)
-                if isinstance(saver, Ours) and saver.newest is not None:
-                    rates.append(work.nbytes / saver.newest.seconds / 1e9)
-    base = statistics.median(alone[1:])
-    figures.add("step alone", 1e3 * base, "ms", of=case.name)
-    _tell(figures, "blocked in save, the state computed", blocked, 1e3, "ms", case)
-    ratios = {name: [one / base for one in all_] for name, all_ in beside.items()}
-    _tell(figures, "slowest step beside the save / step alone", ratios, 1.0, "x", case)
-    _tell(figures, "seconds until the slot (others: the folder) has it", done, 1.0, "s", case)
-    rate = statistics.median(rates)
-    figures.add("copy of a snapshot", rate, "GB/s", of=case.name)
-    if OFF in limits:
-        figures.add("copy of a snapshot / limit of pinned copies", rate / limits[OFF], "x", of=case.name)
+    def _add(self, name: str, value: float, unit: str, beside: dict[str, float] | None = None) -> None:
+        self._tell.add(name, value, unit, of=self._case.name, beside=beside)
 
+    def _one_at_a_time(self, savers: dict[str, Saver], pinned_gb_s: float | None) -> None:
+        """Each saver in turn, and steps until it is done. Begins no round that may not end in time."""
+        work = self._work
+        alone: list[float] = []
+        blocked, slowest, done = (defaultdict[str, list[float]](list) for _ in range(3))
+        rates: list[float] = []
+        took_s = 0.0
+        for round_ in range(self._rounds + 1):  # the first one warms up
+            if round_ > 1 and self._tell.left_s < 4 * took_s:
+                break
+            begun_s = time.perf_counter()
+            alone.append(work.timed())
+            for name, saver in savers.items():
+                work()
+                work.wait()
+                ended: list[float] = []
 
-def _every_step(figures: Figures, case: Case, work: Work, taking: Snapshots, steps: int) -> None:
-    """A loop that runs ahead of its device, with a snapshot of each step for which a slot is free, beside one without."""
-    ratios: list[float] = []
-    blocked: list[float] = []
-    taken = 0
-    for _ in range(3):
-        without_s = work.timed(steps)
-        under_way: list[Any] = []
+                def until_done(saver: Saver = saver, ended: list[float] = ended) -> None:
+                    saver.wait()
+                    ended.append(time.perf_counter())
+
+                begin_s = time.perf_counter()
+                saver.save(work.state)
+                saved_s = time.perf_counter()
+                waiting = threading.Thread(target=until_done)
+                waiting.start()
+                steps = [work.timed()]
+                while waiting.is_alive():
+                    steps.append(work.timed())
+                if not ended:
+                    raise RuntimeError(f"{name} has failed to save")
+                if isinstance(saver, InFolders):
+                    saver.clear()
+                if round_:
+                    blocked[name].append(saved_s - begin_s)
+                    slowest[name].append(max(steps))
+                    done[name].append(ended[0] - begin_s)
+                    if isinstance(saver, Ours) and saver.newest is not None:
+                        rates.append(work.nbytes / saver.newest.seconds / 1e9)
+            took_s = time.perf_counter() - begun_s
+        base = statistics.median(alone[1:])
+        self._add("step alone", 1e3 * base, "ms")
+        self._told("blocked in save, the state computed", blocked, 1e3, "ms")
+        self._told("slowest step beside the save / step alone", slowest, 1 / base, "x")
+        self._told("seconds until the slot (others: the folder) has it", done, 1.0, "s")
+        rate = statistics.median(rates)
+        self._add("copy of a snapshot", rate, "GB/s")
+        if pinned_gb_s:
+            self._add("copy of a snapshot / limit of pinned copies", rate / pinned_gb_s, "x")
+
+    def _told(self, name: str, found: dict[str, list[float]], scale: float, unit: str) -> None:
+        middle = {one: scale * statistics.median(all_) for one, all_ in found.items()}
+        self._add(name, middle.pop(OURS), unit, middle)
+
+    def _every_step(self) -> None:
+        """A loop that is a step ahead of its device, with a snapshot of each step for which a slot is free, beside one without."""
+        ratios: list[float] = []
+        blocked: list[float] = []
+        for _ in range(self._rounds):
+            without_s = self._loop(None)
+            ratios.append(without_s / self._loop(blocked))
+            if self._tell.left_s < 10 * without_s:
+                break
+        self._add("throughput with a snapshot of each step / without", statistics.median(ratios), "x")
+        self._add("steps that had a slot", len(blocked) / (len(ratios) * self._every), "of all")
+        self._add("blocked by a snapshot, p50", 1e3 * statistics.median(blocked), "ms")
+        self._add("blocked by a snapshot, p99", 1e3 * float(np.percentile(blocked, 99)), "ms")
+
+    def _loop(self, blocked: list[float] | None) -> float:
+        """Its seconds. With a list: what each snapshot has blocked is added to it."""
+        work, under_way = self._work, list[Any]()
         work.wait()
         begin_s = time.perf_counter()
-        for _ in range(steps):
+        for _ in range(self._every):
             work()
-            under_way = [one for one in under_way if one.thread.is_alive()]
-            if len(under_way) < SLOTS - 1:  # one slot keeps the newest whole one
-                under_way.append(taking.take(work.state))
-                blocked.append(under_way[-1].held_s)
-                taken += 1
+            if blocked is not None:
+                under_way = [one for one in under_way if one.thread.is_alive()]
+                if len(under_way) < self._at_a_time:
+                    under_way.append(self._taking.take(work.state))
+                    blocked.append(under_way[-1].held_s)
+            work.keep_up()
         work.wait()
-        ratios.append(without_s * steps / (time.perf_counter() - begin_s))
+        took_s = time.perf_counter() - begin_s
         for one in under_way:
             one.wait()
-    figures.add("throughput with a snapshot of each step / without", statistics.median(ratios), "x", of=case.name)
-    figures.add("steps that had a slot", taken / (3 * steps), "of all", of=case.name)
-    blocked.sort()
-    figures.add("blocked by a snapshot, p50", 1e3 * statistics.median(blocked), "ms", of=case.name)
-    figures.add("blocked by a snapshot, p99", 1e3 * blocked[int(0.99 * (len(blocked) - 1))], "ms", of=case.name)
+        return took_s
 
+    def _restored(self, savers: dict[str, Saver]) -> None:
+        """Back onto the device, where nothing else is then, of what each has saved."""
+        import jax
 
-def _restored(figures: Figures, case: Case, work: Work, others: dict[str, Saver], abstract: Any) -> None:
-    """Back onto the device, of what each has saved."""
-    import jax
+        work = self._work
+        took: dict[str, list[float]] = {name: [] for name in savers}
+        reference = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), work.state)
+        savers[OURS].save(work.state)  # the others' folders are there
+        savers[OURS].wait()
+        for name, saver in savers.items():
+            for _ in range(2):
+                if took[name] and self._tell.left_s < 4 * took[name][0]:
+                    break
+                work.state = None
+                begin_s = time.perf_counter()
+                work.state = jax.block_until_ready(saver.restore(reference))
+                took[name].append(time.perf_counter() - begin_s)
+        work.timed()  # compiles again where these arrays are committed to their device
+        fastest = {name: min(all_) for name, all_ in took.items()}
+        slot_s = fastest.pop(OURS)
+        self._add("restore slot -> device", slot_s, "s")
+        self._add("restore slot -> device, rate", work.nbytes / slot_s / 1e9, "GB/s")
+        if STORED in fastest:
+            self._add("restore storage -> device", fastest.pop(STORED), "s", fastest)
 
-    took: dict[str, list[float]] = {name: [] for name in others}
-    for name, saver in others.items():
-        saver.save(work.state)
-        saver.wait()
-        for _ in range(2):
+    def _memory(self, before: int) -> None:
+        """What the machine has less of than before, the slots apart, as more and more snapshots are taken: the pinned pool above all."""
+        taken = 0
+        for target in self._snapshots:
             begin_s = time.perf_counter()
-            jax.block_until_ready(saver.restore(abstract))
-            took[name].append(time.perf_counter() - begin_s)
-    slot = min(took.pop(OURS))
-    figures.add("restore slot -> device", slot, "s", of=case.name)
-    figures.add("restore slot -> device", work.nbytes / slot / 1e9, "GB/s", of=case.name)
-    if STORED in took:
-        stored = min(took.pop(STORED))
-        figures.add("restore storage -> device", stored, "s", of=case.name, beside={name: min(one) for name, one in took.items()})
+            while taken < target:
+                self._work(repeats=1)
+                self._taking.take(self._work.state).wait()
+                taken += 1
+                if self._tell.left_s < 5:
+                    self._tell.note(f"{self._case.name}: no time for {target} snapshots, {taken} taken")
+                    return
+            self._add(f"snapshots one after the other, {target}", time.perf_counter() - begin_s, "s")
+            now = memory()
+            self._add(f"host memory beside the slots after {target} snapshots", (before - now["available"]) / 2**20, "MiB")
+            self._add(f"private memory of the process after {target} snapshots", now["private"] / 2**20, "MiB")
 
 
-def _memory(figures: Figures, case: Case, work: Work, taking: Snapshots, snapshots: Sequence[int]) -> None:
-    """What the process has in memory as it takes more and more of them."""
-    taken = 0
-    for target in snapshots:
-        while taken < target:
-            work()
-            taking.take(work.state).wait()
-            taken += 1
-        for what, mib in memory_mib().items():
-            figures.add(f"{what} after {target} snapshots", mib, "MiB", of=case.name)
-
-
-def memory_mib() -> dict[str, float]:
-    """Private, shared and pinned memory of this process."""
-    names = {"RssAnon": "private memory", "RssShmem": "shared memory", "VmPin": "pinned memory", "VmLck": "locked memory"}
-    found: dict[str, float] = {}
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name in names and int(rest.split()[0]):
-            found[names[name]] = int(rest.split()[0]) / 1024
-    return found
-
-
-def _tell(figures: Figures, name: str, found: dict[str, list[float]], scale: float, unit: str, case: Case) -> None:
-    middle = {one: scale * statistics.median(all_) for one, all_ in found.items() if all_}
-    figures.add(name, middle.pop(OURS), unit, of=case.name, beside=middle)
+def memory() -> dict[str, int]:
+    """Bytes that the machine has available, and the private ones of this process. The driver's pinned memory is in the former only."""
+    free, private = (Path(path).read_text() for path in ("/proc/meminfo", "/proc/self/status"))
+    kib = {"available": free.partition("MemAvailable:")[2], "private": private.partition("RssAnon:")[2]}
+    return {name: int(text.split()[0]) << 10 for name, text in kib.items()}

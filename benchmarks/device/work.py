@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ class Case:
         mib: of all arrays together.
         arrays: how many, about: parameters and two moments for each, and a counter.
         dtype: of them.
+        others: Orbax saves it, too.
     """
 
     mib: int
     arrays: int
     dtype: str
+    others: bool = False
 
     @property
     def name(self) -> str:
@@ -31,23 +34,17 @@ class Case:
         return f"{size}, {self.arrays} arrays, {self.dtype}"
 
 
-def init_of(case: Case) -> Callable[[], Any]:
-    """Makes the state: dicts of (rows, 1024) arrays that compress as weights do, and an int32 counter."""
+def init(case: Case) -> Any:
+    """The state: dicts of (rows, 1024) arrays that compress as weights do, and an int32 counter. Compiles one array's program."""
     import jax
     import jax.numpy as jnp
 
     count = max(1, case.arrays // 3)
     rows = max(1, case.mib * 2**20 // (3 * count * COLUMNS * jnp.dtype(case.dtype).itemsize))
-
-    def make() -> Any:
-        keys = jax.random.split(jax.random.key(case.mib), 3 * count).reshape(3, count)
-
-        def group(number: int) -> Any:
-            return {f"w{i:04d}": jax.random.normal(keys[number, i], (rows, COLUMNS), case.dtype) for i in range(count)}
-
-        return {"params": group(0), "mu": group(1), "nu": group(2), "step": jnp.zeros((), jnp.int32)}
-
-    return make
+    make = jax.jit(lambda key: jax.random.normal(key, (rows, COLUMNS), case.dtype))
+    keys = iter(jax.random.split(jax.random.key(case.mib), 3 * count))
+    state = {group: {f"w{i:04d}": make(next(keys)) for i in range(count)} for group in ("params", "mu", "nu")}
+    return jax.block_until_ready({**state, "step": jnp.zeros((), jnp.int32)})
 
 
 class Work:
@@ -59,38 +56,48 @@ class Work:
 
         size = MATRIX if jax.devices()[0].platform != "cpu" else MATRIX // 16
         self._matrix = jax.random.normal(jax.random.key(1), (size, size), jnp.bfloat16) / size**0.5
-        self.state: Any = jax.block_until_ready(jax.jit(init_of(case))())
+        self.state: Any = init(case)
         self.nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.state))
-        self._step = jax.jit(_step, donate_argnums=0)
-        self._repeats = jnp.int32(1)
+        self._repeats = 1
+        self._losses: list[Any] = []
         self._calibrate(step_s)
 
-    def __call__(self) -> None:
-        """Begin one step."""
-        self.state = self._step(self.state, self._matrix, self._repeats)
+    def __call__(self, repeats: int | None = None) -> None:
+        """Begin one step. `repeats`: of its products, else as many as take `step_s`."""
+        self.state, loss = _compiled()(self.state, self._matrix, repeats or self._repeats)
+        self._losses = [*self._losses[-1:], loss]
+
+    def keep_up(self) -> None:
+        """Until the step before the newest is done: a loop that reads its losses is one step ahead of its device."""
+        self._losses[0].block_until_ready()
 
     def wait(self) -> None:
         """Until the newest step is done."""
-        self.state["step"].block_until_ready()
+        self._losses[-1].block_until_ready()
 
-    def timed(self, steps: int = 1) -> float:
-        """Seconds of a step, of so many in a row."""
+    def timed(self) -> float:
+        """Seconds of a step that begins when the device has nothing to do."""
         self.wait()
         begin_s = time.perf_counter()
-        for _ in range(steps):
-            self()
+        self()
         self.wait()
-        return (time.perf_counter() - begin_s) / steps
+        return time.perf_counter() - begin_s
 
     def _calibrate(self, step_s: float) -> None:
-        import jax.numpy as jnp
+        self()
+        self.wait()
+        least_s = min(self.timed(), self.timed())
+        self._repeats = 50
+        each_s = max(1e-6, (self.timed() - least_s) / 49)
+        self._repeats = max(1, round((step_s - least_s) / each_s))
+        self.timed()
 
-        self.timed()
-        least_s = self.timed()
-        self._repeats = jnp.int32(20)
-        each_s = max(1e-6, (self.timed() - least_s) / 19)
-        self._repeats = jnp.int32(max(1, (step_s - least_s) / each_s))
-        self.timed()
+
+@functools.cache
+def _compiled() -> Callable[[Any, Any, int], Any]:
+    import jax
+
+    return jax.jit(_step, donate_argnums=0)
 
 
 def _step(state: Any, matrix: Any, repeats: Any) -> Any:
@@ -111,4 +118,4 @@ def _step(state: Any, matrix: Any, repeats: Any) -> Any:
 
     done = {name: adam(p, state["mu"][name], state["nu"][name]) for name, p in state["params"].items()}
     groups = {group: {name: new[i] for name, new in done.items()} for i, group in enumerate(("params", "mu", "nu"))}
-    return {**groups, "step": state["step"] + 1}
+    return {**groups, "step": state["step"] + 1}, change

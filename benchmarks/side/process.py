@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +25,11 @@ def json_of(command: list[str], environment: dict[str, str] | None = None) -> An
     if done.returncode:
         raise ValueError(f"exit status {done.returncode}\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def end_with_parent() -> None:
+    """From now on the kernel kills this process when the thread that started it is gone."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def on_gpu() -> dict[str, str]:
