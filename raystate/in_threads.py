@@ -11,7 +11,8 @@ R = TypeVar("R")
 
 
 def map_in_threads(function: Callable[[W], R], work: Sequence[W], *, threads: int, name: str) -> list[R]:
-    """`function` of each, in order. What wants one thread is done right here: to start and end it takes longer than to read a small file.
+    """`function` of each, in order. With one thread all is done right here: to start and end it
+    takes longer than to read a small file.
 
     Args:
         threads: at most so many.

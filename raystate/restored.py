@@ -199,7 +199,8 @@ class StepContent:
     def check(
         self, reference: object, items: Mapping[str, object] | None, options: ReadOptions
     ) -> tuple[Matched | None, dict[str, Matched]]:
-        """Refuse what does not fit this step, before any of it is read. What functions in `transforms` make of it is not known here.
+        """Refuse what does not fit this step, before any of it is read. The results of functions in
+        `transforms` are not known here.
 
         Returns:
             What to do for the leaves of the state, and of each item, as far as they were matched.

@@ -67,7 +67,7 @@ def unpacked(data: bytes) -> BaseException:
 
 
 class _Nowhere:
-    """What is written here is not kept."""
+    """A file that keeps nothing of what is written to it."""
 
     def write(self, data: bytes) -> int:
         return len(data)

@@ -219,7 +219,7 @@ class CoordinatorActor:
         return Failure(error="RunInUseError", message=self._given_up, details={"run": self._config.run, "starting": True})
 
     def _without_log(self, service: CoordinatorLoop, gone: str, takeover: bool) -> Failure:
-        """Another launch comes, and the folder is gone. What the hosts hold is of the run that lay there."""
+        """Another launch comes, and the folder of the run whose steps the hosts hold is gone."""
         if takeover:
             self._give_up(service, f"run {self._config.run!r} was given up: {gone}")
             return self._ending()

@@ -74,7 +74,8 @@ def default_root(arena_dir: str | None = None) -> Path:
             field="arena_dir",
             got=str(above),
         )
-    # Somebody else may have taken the name. What this user has is looked for first: it must be found again.
+    # Another user may have taken the name. A folder of this user is looked for first: it must be
+    # found again.
     names = [above / f"{PREFIX}{os.geteuid()}{more}" for more in ("", *(f".{number}" for number in range(1, _OTHER_NAMES)))]
     mine = next(filter(is_private_dir, names), None) or next((path for path in names if not os.path.lexists(path)), None)
     if mine is None:

@@ -76,10 +76,10 @@ _LARGE_BYTES = 128 << 10  # the checksum of so much lets other threads run
 class MemorySource:
     """A PieceSource over one item of a snapshot in memory.
 
-    A box within one piece of this node is returned as a read-only view of the slot, without a copy; another is put together in memory
-    of its own. What this node has not, or only damaged, is taken from other nodes: each box from one that has it, and from another one
-    if that one fails; what none of them has, from storage, if the same bytes are there. Of an array that each rank held for itself
-    (`ArraySpec.local`), a rank gets its own value; a rank that has none gets any, if all are equal.
+    A box within one piece of this node is returned as a read-only view of the slot; another is put
+    together in memory of its own. Boxes missing or damaged here are taken from other nodes, in turn
+    if one fails; else from storage, if it has the same bytes. Of an array that each rank held for
+    itself (`ArraySpec.local`), a rank gets its own value; one without gets any, if all are equal.
 
     Args:
         holdings: of different ranks, on this node.

@@ -200,7 +200,7 @@ def _called(want: Make, spec: TreeSpec, inputs: dict[int, Any]) -> Any:
 
 
 def _placed(want: Make, value: Any, differences: Differences, item: str, *, cast: bool, shapes: ShapeRule) -> Any:
-    """What a function has made is matched and placed like a checkpoint of this one leaf."""
+    """Match and place a value that a function has made, like a checkpoint of this one leaf."""
     try:
         spec, source = host_tree(item, want.path, value)
     except DifferenceError as error:

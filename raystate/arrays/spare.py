@@ -1,7 +1,7 @@
 """Copies of a step's arrays on the CPU backend, in memory that was touched before: fresh pages cost several times the copy.
 
-`enqueue` runs on the training thread, `Spare.give` and `Spare.prepare` behind it. What costs the training thread time, and what is done
-about it:
+`enqueue` runs on the training thread, `Spare.give` and `Spare.prepare` behind it. Three things cost
+the training thread time:
 
 - A program that only copies is run by XLA at once, in the thread that asks for it, since it counts as cheap: by its arithmetic. These
   programs do a little arithmetic beside, so that they are queued like a step (1 GiB: 0.2 ms instead of 90). If XLA counts

@@ -318,7 +318,7 @@ class _Builder:
 
     def _parts(self, spec: ArraySpec, shard: Shard) -> tuple[_PlacedPart, ...]:
         whole, itemsize = Box(shard.start, shard.shape), np.dtype(spec.dtype).itemsize
-        # What is compressed is copied in any case.
+        # Compressed chunks are copied in any case: they need no boxes that lie straight in memory.
         boxes = [whole] if self.options.zstd_level is not None else straight_boxes(whole, spec.chunk, itemsize)
         sizes = [box.size * itemsize for box in boxes]
         align = PIECE_ALIGNMENT_BYTES

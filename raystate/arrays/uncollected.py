@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No cycle is looked for meanwhile, in any thread: it takes 40% of the restore of 10,000 arrays. What is made there is kept anyway."""
+    """No cycle is looked for meanwhile, in any thread: it takes 40% of the restore of 10,000
+    arrays. Objects that a restore makes are kept anyway."""
     if not gc.isenabled():
         yield
         return

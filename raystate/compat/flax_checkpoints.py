@@ -145,7 +145,7 @@ def save_checkpoint(
         there: list[str] = []
 
         def decide() -> str:
-            # What a save that this one interrupts has moved aside is not left over.
+            # A save that this one interrupts may have moved files aside: they are not left over.
             if directory.storage.is_directory and not turn.is_nested:
                 put_back(directory.storage)
             there.extend(

@@ -1,7 +1,8 @@
 """On an object store: one checkpoint of flax's in the place of another one, which comes back if that fails.
 
-A store replaces nothing, so a name is free for a moment. What is deleted before the new one is complete is small, or a single object,
-and is held in memory until then; what is large has unique names, and goes at the end.
+A store replaces nothing, so a name is free for a moment. Small files, or a single object, are
+deleted before the new checkpoint is complete, and held in memory until then. Large objects have
+unique names, and are deleted at the end.
 """
 
 from __future__ import annotations

@@ -92,7 +92,8 @@ class ProgramStore:
     def trim(self) -> None:
         """Remove what is too much, and what a killed process had half written. Other processes may do the same at once."""
         found: list[tuple[float, int, Path]] = []
-        # XLA keeps files of its own below it, on GPUs. What goes meanwhile is passed over: rglob would raise.
+        # XLA keeps files of its own below it, on GPUs. Files that go meanwhile are passed over:
+        # rglob would raise.
         for folder, _, names in os.walk(self.folder):
             for path in (Path(folder, name) for name in names):
                 with contextlib.suppress(OSError):

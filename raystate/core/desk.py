@@ -104,7 +104,7 @@ class Barrier:
 class Lookout:
     """Finds one late item among many, beginning with the one that was late last: an event costs the same however many there are.
 
-    What was not late once is looked at again at the end, so that one that becomes late once more is seen.
+    An item that was not late once is looked at again at the end: it may have become late.
     """
 
     _at: int = 0

@@ -353,7 +353,7 @@ class Leaving:
         elif self.phase == "saving":
             self.desk.stir |= self._awaits_host
         elif self.phase == "closing" and waited_s >= settings.barrier_timeout_s:
-            # What is decided but not carried out is in the log: the next start finishes it.
+            # The log has the removals that are not carried out: the next start finishes them.
             self.desk.log(
                 "warning", f"released with unfinished removals after {waited_s:.1f} s: {'; '.join(self.journal.troubles[-1:])}"
             )

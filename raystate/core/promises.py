@@ -217,7 +217,7 @@ class Promises:
     def _skipped(self, key: SnapshotId, among: Collection[int] | None) -> list[int]:
         """Ranks (of these; None: of all) that are past the snapshot and neither hold nor stage it: it can't become complete any more.
 
-        What a host that is down holds isn't known: it may be back with it.
+        A host that is down is left out: it may come back with its piece.
         """
         group = self._joins.group
         snap = self._memory.snaps.get(key)

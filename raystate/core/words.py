@@ -43,7 +43,7 @@ def host_word_to_json(word: HostWord) -> bytes:
     """The word in at most `MAX_WORD_BYTES` bytes. If it has to be shortened: texts are cut, `save_errors` keeps its newest few, and
     details of the failure that are too long are left out and named in the detail `left_out`.
 
-    What JSON does not know among the details becomes text, a tuple becomes a list.
+    Details that JSON does not know become text, a tuple becomes a list.
 
     Raises:
         CapacityError: the numbers and names alone are too long: more than `MAX_SLOTS` slots, or a name of many kilobytes.

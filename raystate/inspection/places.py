@@ -89,7 +89,7 @@ class Checkpoints:
         if not self._is_known:
             inside = {info.name for info in self.storage.list(recursive=False)}  # all that a run's reader pays for this question
             self._single = self._single_of(inside)
-            # What is not there yet, or is being written or copied, may become one or the other.
+            # A folder that is missing, or being written or copied, may become one or the other.
             self._is_known = self._single is not None or f"{STATE}/" in inside or self._has_a_step(inside)
         return self._single
 

@@ -311,7 +311,7 @@ class Pipeline:
 
     @contextmanager
     def paused(self) -> Generator[None, None, None]:
-        """What has a slot is copied into it, and nothing else begins. Raises BarrierTimeoutError."""
+        """Finish the copies that have a slot, and begin no other. Raises BarrierTimeoutError."""
         mine = object()
 
         def pause() -> bool:

@@ -1,8 +1,9 @@
 """Orbax in a private scratch directory: it writes the small files of a step there, and nowhere else.
 
-Orbax's own commit cannot be fenced, so raystate never lets it see the shared storage. Here it gets a tree whose arrays are mere
-stand-ins: their data was written by the hosts. What it leaves in the scratch directory is read back and the directory removed.
-Steps that differ only in values (JSON items, metrics, custom metadata, times) share one such visit.
+Orbax's own commit cannot be fenced, so raystate never lets it see the shared storage. Here it gets
+a tree whose arrays are mere stand-ins: their data was written by the hosts. Its files in the
+scratch directory are read back, and the directory is removed. Steps that differ only in values
+(JSON items, metrics, custom metadata, times) share one such visit.
 """
 
 from __future__ import annotations

@@ -81,9 +81,10 @@ def save_async(
 ) -> Future[None]:
     """Like `save`, but return as soon as the arrays are taken: the next step may donate them, and numpy arrays may be changed.
 
-    What is wrong with the arguments is raised here; what storage says, also that there is something at `path`, comes with the future.
-    A call waits, at most 600 s, until the save before it is written or has failed, as in Orbax: so the program holds the arrays of one
-    save at a time, and saves are written in the order of their calls.
+    Errors of the arguments are raised here; the future has those of storage, also that there is
+    something at `path`. A call waits, at most 600 s, until the save before it is written or has
+    failed, as in Orbax: so the program holds the arrays of one save at a time, and saves are
+    written in the order of their calls.
 
     The interpreter's exit waits for what is under way, at most 600 s. An error is logged at once, whether or not the future is asked.
 

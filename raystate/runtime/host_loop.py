@@ -331,7 +331,7 @@ class HostLoop:
             return len(self._callers)
 
     def _hear_ends(self) -> None:
-        """What the kernel knows of their ends counts already, and is told."""
+        """Hear of the callers whose end the kernel knows, before anything is decided."""
         for caller in list(self._callers.values()):
             while caller.fileno() in self._callers and caller.has_hung_up():
                 self._on_caller(caller)

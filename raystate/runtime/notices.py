@@ -78,7 +78,8 @@ class Notice:
         self._noticed.set()
 
     def notice(self, within_s: float, why: str) -> None:
-        """The node goes away. What was said before stands until its end is over. A signal handler may call it."""
+        """The node goes away. An earlier notice stands until its end is over. A signal handler may
+        call it."""
         now_s, until_s = self._clock.monotonic(), self._until_s
         if until_s is None or until_s < now_s:
             self._until_s, self._why = now_s + within_s, why

@@ -51,7 +51,7 @@ def find_garbage(
 
     A save is dead if its attempt is older than the log's tail (so nothing can commit it any more) and the tail neither holds it
     live nor has an intent on it. This is looked up here, so that a caller who slept, or who saves meanwhile, harms nothing: saves of
-    the newest attempt are never touched, unless it names them itself. What is dead once stays dead.
+    the newest attempt are never touched, unless it names them itself. A dead save stays dead.
 
     Args:
         storage: of the run.
@@ -152,7 +152,8 @@ def _work_folders(storage: Storage, is_dead: Callable[[str | None], bool]) -> It
 
 
 def _bases(storage: Storage, newest: Tail) -> Iterator[Garbage]:
-    """Those of past entries, and of entries that were never appended. What an entry yet to come may name is not touched."""
+    """Those of past entries, and of entries that were never appended. Bases that an entry yet to
+    come may name are not touched."""
     keep = {base_name(newest.base.name), base_name(newest.base.before)}
     for info in storage.list(BASES, recursive=False):
         if 0 < base_number(info.name) <= newest.entry.seq and info.name not in keep:

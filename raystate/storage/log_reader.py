@@ -149,7 +149,8 @@ class LogReader:
         )
 
     def check_newest(self) -> None:
-        """The newest entry that this process knows is where it was. What is not found beside it is really not there.
+        """Check that the newest entry that this process knows is where it was: then a name that is
+        not found beside it is really free.
 
         Raises:
             LogGoneError: it is not. StorageError: storage failed.

@@ -1,4 +1,5 @@
-"""What of a folder belongs to the one checkpoint that it is: so that who replaces a checkpoint takes nothing else away with it."""
+"""Which files of a folder belong to the one checkpoint that it is: replacing it must take nothing
+else away."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def not_of_one(names: Iterable[str], items: frozenset[str] | None) -> list[str]:
             return False
         if items is None:
             return _SMALL.fullmatch(rest) is not None or _of_a_tree(rest, by_item[item])
-        # What lies in an item that is no tree only its handler knows.
+        # Only its handler knows which files an item has that is no tree.
         return item in items and (TREE_METADATA not in by_item[item] or _of_a_tree(rest, by_item[item]))
 
     return [name for name in names if not belongs(name)]

@@ -36,7 +36,8 @@ class RunBar:
         self._tasks: dict[tuple[str, int, str], TaskID] = {}
 
     def show(self, going: Sequence[Going]) -> None:
-        """Show this, and nothing else. What has just begun, or has told nothing of its bytes, is not shown."""
+        """Show this, and nothing else. A copy that has just begun, or has told nothing of its
+        bytes, is not shown."""
         long = {(one.what, one.step, one.of): one for one in going if one.since_s >= SHOWN_AFTER_S and one.total_bytes}
         for key in [key for key in self._tasks if key not in long]:
             self._progress.remove_task(self._tasks.pop(key))

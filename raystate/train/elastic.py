@@ -5,7 +5,7 @@ more. So the controller of an elastic run asks `Elastic` (raystate/core) instead
 has ended. A growth begins in the Coordinator: all ranks stop at one step, as for a preemption, and the next group is larger.
 
 The policy is a class of Ray's, made in the driver and asked in the controller's process: `ElasticGroups.install` replaces its two
-decisions there, for this one run. What it still does is ask Ray's autoscaler for the most workers.
+decisions there, for this one run. It still asks Ray's autoscaler for the most workers.
 """
 
 from __future__ import annotations

@@ -129,7 +129,8 @@ def fit(
 
 
 def _enter(config: StateConfig, launch: str, *, takeover: bool) -> None:
-    """Have the run, or raise what speaks against it. What another try may mend is left to the worker groups, which are tried again."""
+    """Have the run, or raise what speaks against it. Errors that another try may mend are left to
+    the worker groups, which are tried again."""
     if takeover:
         open_managers.close_earlier(config, takeover=True)
     try:

@@ -102,7 +102,7 @@ class RetryPolicy:
         return None
 
     def begin_again(self) -> None:
-        """What has failed is not tried again: the next group is another one."""
+        """Forget the failures so far: the next group is another one."""
         self._streak = self._repeated = 0
         self._signature = ""
         self._unseen.clear()

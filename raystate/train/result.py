@@ -60,7 +60,7 @@ class RunResult:
         return_value: what the training function returned on rank 0.
         recoveries: every restart, oldest first.
         lost: steps for which `save` had returned True in a worker group that has died since or that did not call `close`, and which
-            are not durable, each with its reason. What is in storage is whole.
+            are not durable, each with its reason. Each step in storage is whole.
         ray: Ray Train's own result. Its `checkpoint` and `metrics` are None: the steps are the run's, and `raystate.Reader(result.path)`
             reads them; Ray Train keeps only metrics that were reported with a checkpoint. A training function that calls
             `ray.train.report(metrics, checkpoint=…)` itself gets both, and a second copy of the state that raystate doesn't look after.

@@ -105,5 +105,5 @@ class OutsideAttempt:
         raise StorageError(f"{url}: the log could not be written: {done.error}", operation="append", path=url)
 
     def carried_out(self, kind: str, step: int) -> None:
-        """What was decided of a step is done."""
+        """Note that the decision of this kind about a step is carried out."""
         self._carried.update(key_of(one) for one in self.tail.intents if one.kind == kind and one.step == step)

@@ -26,7 +26,8 @@ def has_same(storage: Storage, step: IncomingStep, progress: Progress) -> bool:
     The content alone decides: a number says nothing about it, and a name of a source says nothing about what lay there then.
 
     Raises:
-        CorruptCheckpointError, StorageError: the source can't be read. What is there and can't be read is not the same.
+        CorruptCheckpointError, StorageError: the source can't be read. A step that is there and
+            can't be read is not the same.
     """
     try:
         there = IncomingStep.from_reader(open_step(storage, step.step), step.step)
