@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from raystate.core.desk import remember
 from raystate.core.errors import RaystateError
 from raystate.core.messages import (
     Answer,
@@ -36,8 +37,9 @@ from raystate.storage import Storage
 logger = logging.getLogger("raystate.coordinator")
 
 EVENTS = ".raystate/events"
-REMEMBERED_LINEAGES = 8  # their ends
+REMEMBERED_GROUPS = 8  # what is told of older ones is no news
 REMEMBERED_SAVES = 64  # that are under way
+_REMEMBERED_ASKS = 1 << 16  # of ranks that join
 END_WAIT_S = 5.0  # for what is still being written when the run ends
 _READERS = 16  # objects at a time
 _SAVE = "save-"  # in the names of what is noted of saves
@@ -99,6 +101,20 @@ class _OpenRecovery:
     settled: bool = False  # whether the step to go on from is known
 
 
+@dataclass(slots=True)
+class _Past:
+    """What is known of one worker group."""
+
+    name: str | None = None  # its launcher's; None: it has not joined this Coordinator
+    newest: int = -1  # newest step seen
+    has_died: bool = False
+    has_begun: bool = False  # its end has begun a recovery
+    is_announced: bool = False  # it was ended because a node goes away
+    hanging: frozenset[int] = frozenset()  # ranks that hosts were asked to end because they hang
+    swept: frozenset[int] | None = None  # ranks that their launcher ended, because others had
+    ends: Ends = field(default_factory=Ends)  # how its trainers ended
+
+
 class Ledger:
     """Watches the events and commands that pass through the Coordinator: who is present, who died first, what came back.
 
@@ -111,16 +127,8 @@ class Ledger:
         self._storage = storage
         self.lock = threading.RLock()
         self._attempt = -1
-        # By the nonce that all lineages of a worker group share.
-        self._newest: dict[str, int] = {}  # newest step seen
-        self._ended: set[str] = set()  # those that died
-        self._began: set[str] = set()  # those whose end has begun a recovery
-        self._announced: set[str] = set()  # those of them that were ended because a node goes away
-        self._hanging: dict[str, frozenset[int]] = {}  # ranks that hosts were asked to end because they hang
-        self._swept: dict[str, frozenset[int]] = {}  # ranks that their launcher ended, because others had
+        self._pasts: dict[str, _Past] = {}  # by the nonce that all lineages of a worker group share
         self._joining: dict[str, str] = {}  # ask -> group
-        self._group: dict[str, str] = {}  # -> the launcher's name of the group
-        self._ends: dict[str, Ends] = {}  # how its trainers ended
         self._blamed: dict[str, str] = {}  # group -> why it ended, as its launcher says; "": it didn't know
         self._left: tuple[str, float] | None = None  # the lineage of trainers that left on purpose, and when the first did
         self._open: _OpenRecovery | None = None
@@ -137,43 +145,47 @@ class Ledger:
     def raised(self, lineage: str, end: End) -> None:
         """A trainer tells its exception, before it tells that it has failed."""
         with self.lock:
-            self._ends.setdefault(group_of(lineage), Ends()).add(end)
-            for old in list(self._ends)[:-REMEMBERED_LINEAGES]:
-                del self._ends[old]
+            self._past(lineage).ends.add(end)
 
     def blame(self, group: str, cause: str, now_s: float) -> None:
         """The launcher says why a group ended: it has heard of more than the Coordinator, and of groups that never joined."""
         if not group:
             return  # the first start failed before its group had a name: no group of this run has ended
         with self.lock:
-            is_stranger = group not in self._blamed and group not in self._group.values()
-            self._blamed.setdefault(group, cause)  # a start that fails before its group has a name is told of the group before
-            if is_stranger:
+            if group in self._blamed:
+                return  # a start that fails before its group has a name is told of the group before
+            remember(self._blamed, group, cause, most=REMEMBERED_GROUPS)
+            if self._named(group) is None:
                 self._stranger_ended(group, now_s)
 
     def sweeps(self, group: str, ranks: Collection[int]) -> None:
         """The launcher ends these ranks of a group, because others have ended."""
         with self.lock:
-            if (nonce := self._nonce_of(group)) is not None:
-                self._swept.setdefault(nonce, frozenset(ranks))
+            if (past := self._named(group)) is not None and past.swept is None:
+                past.swept = frozenset(ranks)
 
     def ends(self, group: str) -> Told | None:
         """How the trainers of a worker group ended, as far as this is known. None: no such group has joined."""
         with self.lock:
-            nonce = self._nonce_of(group)
-            if nonce is None:
+            past = self._named(group)
+            if past is None:
                 return None
-            ends = self._ends.get(nonce, Ends()).in_order
-            return Told(ends=ends, awaited=self._hanging.get(nonce, frozenset()) - {end.rank for end in ends})
+            ends = past.ends.in_order
+            return Told(ends=ends, awaited=past.hanging - {end.rank for end in ends})
 
-    def _nonce_of(self, group: str) -> str | None:
-        return next((nonce for nonce, its_group in self._group.items() if its_group == group), None)
+    def _named(self, group: str) -> _Past | None:
+        return next((past for past in self._pasts.values() if past.name == group), None)
+
+    def _past(self, lineage: str) -> _Past:
+        nonce = group_of(lineage)
+        if nonce not in self._pasts:
+            remember(self._pasts, nonce, _Past(), most=REMEMBERED_GROUPS)
+        return self._pasts[nonce]
 
     def _cause(self, ended: _OpenRecovery) -> str:
         if blamed := self._blamed.get(ended.group):
             return blamed
-        ends = self._ends.get(group_of(ended.lineage))
-        first = None if ends is None else first_to_fail(ends.in_order)
+        first = first_to_fail(self._past(ended.lineage).ends.in_order)
         if first is not None and first.kind == "died":
             return f"the process of rank {first.rank} died"  # as its launcher says it
         return "" if first is None else first.reason
@@ -185,38 +197,37 @@ class Ledger:
     def _observe(self, message: Any, now_s: float) -> None:
         self.presence.observe(message, now_s)
         if isinstance(message, TrainerExited) and not message.clean:
-            nonce = group_of(message.lineage)
-            ended = message.ended or message.rank in self._swept.get(nonce, ())
-            kind = "hung" if message.hung else "died" if not ended else "interrupted" if nonce in self._announced else "ended"
+            past = self._past(message.lineage)
+            ended = message.ended or message.rank in (past.swept or ())
+            kind = "hung" if message.hung else "died" if not ended else "interrupted" if past.is_announced else "ended"
             self.raised(message.lineage, End(rank=message.rank, kind=kind, reason=message.reason, traceback=message.stack))
         match message:
-            case TrainerExited(lineage=lineage, clean=False) if group_of(lineage) not in self._ended:
+            case TrainerExited(lineage=lineage, clean=False) if not self._past(lineage).has_died:
                 self._begin_recovery(lineage, now_s)
             case TrainerExited(lineage=lineage) if self._left is None or group_of(self._left[0]) != group_of(lineage):
                 self._left = (lineage, now_s)
             case EndTrainers(lineage=lineage, announced=announced, hanging=hanging):
-                self._ended.add(group_of(lineage))
-                if hanging:
-                    self._hanging[group_of(lineage)] = self._hanging.get(group_of(lineage), frozenset()) | set(hanging)
-                if announced:
-                    self._announced.add(group_of(lineage))
+                past = self._past(lineage)
+                past.has_died = True
+                past.hanging |= set(hanging)
+                past.is_announced |= announced
             case RestoreAsked(lineage=lineage, rollback=True) if (order := lineage_order(lineage)) > self._rolled_back:
                 self._rolled_back, self.newest_step = order, -1
             case Joined(ask=ask, group=group):
-                self._joining[ask] = group
+                remember(self._joining, ask, group, most=_REMEMBERED_ASKS)
             case Answer(ask=ask, reply=JoinReply(lineage=lineage)) if ask in self._joining:
-                self._group[group_of(lineage)] = self._joining.pop(ask)
+                self._past(lineage).name = self._joining.pop(ask)
                 if self._left is not None and group_of(self._left[0]) != group_of(lineage):
                     self._begin_left()
             case Answer(reply=RestoreSettled(step=step, tier=tier)) if self._open is not None:
                 self._open.step, self._open.tier, self._open.settled = step, tier, True
             case HostReported(summary=summary):
                 for trainer in summary.trainers:
-                    nonce = group_of(trainer.lineage)
-                    self._newest[nonce] = max(self._newest.get(nonce, -1), trainer.newest_step)
+                    past = self._past(trainer.lineage)
+                    past.newest = max(past.newest, trainer.newest_step)
                     if lineage_order(trainer.lineage) > self._rolled_back:
                         self.newest_step = max(self.newest_step, trainer.newest_step)
-                    self._close(nonce, trainer.newest_step, now_s)
+                    self._close(trainer.lineage, trainer.newest_step, now_s)
             case Write(save=save):
                 self._saving.setdefault(save, now_s)
                 for old in list(self._saving)[:-REMEMBERED_SAVES]:
@@ -235,12 +246,11 @@ class Ledger:
 
     def _begin_recovery(self, lineage: str, since_s: float) -> None:
         """These trainers have ended. If a restart had led to them, it has failed, and the next one counts from here."""
-        nonce = group_of(lineage)
-        if nonce in self._began:
+        past = self._past(lineage)
+        if past.has_begun:
             return
-        self._began.add(nonce)
-        self._ended.add(nonce)
-        group, newest = self._group.get(nonce, ""), self._newest.get(nonce, -1)
+        past.has_begun = past.has_died = True
+        group, newest = past.name or "", past.newest
         if (before := self._open) is not None:
             if (group and group == before.group) or lineage_order(lineage) < lineage_order(before.lineage):
                 return  # late news of those that are known to have ended, or of those before them
@@ -250,7 +260,7 @@ class Ledger:
 
     def _stranger_ended(self, group: str, now_s: float) -> None:
         """A group has ended that never joined."""
-        if self._left is not None and self._group.get(group_of(self._left[0])):
+        if self._left is not None and self._past(self._left[0]).name:
             self._begin_left()
         before = self._open
         if before is None:
@@ -261,11 +271,14 @@ class Ledger:
         self._closed(before, group, now_s, back=False)
         self._open = _OpenRecovery(lineage=before.lineage, group=group, since_s=now_s, newest=before.newest)
 
-    def _close(self, nonce: str, newest_step: int, now_s: float) -> None:
-        """A recovery ends with the first new step of a living worker group."""
-        if self._open is None or not self._open.settled or nonce in self._ended or newest_step <= self._open.step:
+    def _close(self, lineage: str, newest_step: int, now_s: float) -> None:
+        """A recovery ends with the first new step of a living worker group, which is a newer one."""
+        past, before = self._past(lineage), self._open
+        if before is None or not before.settled or past.has_died or newest_step <= before.step:
             return
-        self._closed(self._open, self._group.get(nonce, ""), now_s, back=True)
+        if lineage_order(lineage) < lineage_order(before.lineage):
+            return
+        self._closed(before, past.name or "", now_s, back=True)
         self._open = None
 
     def _closed(self, ended: _OpenRecovery, group: str, now_s: float, *, back: bool) -> None:

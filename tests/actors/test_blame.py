@@ -29,7 +29,7 @@ from raystate.core.messages import (
     TrainerSeen,
 )
 from raystate.runtime.ends import End, Ends, Told, first_to_fail, is_collateral
-from raystate.runtime.ledger import Ledger, read_ledger
+from raystate.runtime.ledger import REMEMBERED_GROUPS, Ledger, read_ledger
 from raystate.storage.objects import ObjectStorage
 
 
@@ -381,3 +381,21 @@ def test_ranks_that_hang_are_awaited_until_they_have_said_where_they_are() -> No
         groups.ledger.observe(exited, 41.0)
     assert groups.ledger.ends("g1") == Told(ends=ends_of(groups.ledger))
     assert [(end.kind, end.traceback) for end in ends_of(groups.ledger)] == [("hung", "at 0"), ("hung", "at 1")]
+
+
+def test_what_a_group_of_long_ago_does_is_no_recovery_and_its_facts_are_forgotten() -> None:
+    groups = Groups("r7")
+    for number in range(1, 31):
+        groups.join(number, 10.0 * number)
+        groups.restore(number, 10.0 * number)
+        groups.train(number, number + 1, 10.0 * number + 1)
+        groups.end(number, 0, 10.0 * number + 2)
+        groups.ledger.blame(f"g{number}", "", 10.0 * number + 3)
+    groups.join(31, 310.0)
+    groups.restore(31, 310.0)
+    groups.train(1, 99, 311.0)  # a node that was cut off
+    assert [one.group for one in groups.ledger.recoveries] == [f"g{number}" for number in range(2, 31)]
+    groups.train(31, 32, 312.0)
+    assert groups.told()[-1] == ("g31", "the process of rank 0 died", 10.0, 0, True)
+    kept = [one for one in vars(groups.ledger).values() if isinstance(one, dict | set)]
+    assert all(len(one) <= REMEMBERED_GROUPS for one in kept)
