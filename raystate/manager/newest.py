@@ -92,7 +92,8 @@ class DurableSteps:
     """What this process knows of the durable steps.
 
     Storage lists them. The newest is also told by the host's word, which may be a moment behind:
-    what storage has once listed, or the Coordinator answered, is not forgotten for it.
+    what storage has once listed, or the Coordinator answered, is not forgotten for it. A newer list
+    counts: a step may have been removed.
     """
 
     def __init__(self, session: Session):
