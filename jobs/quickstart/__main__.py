@@ -1,0 +1,157 @@
+"""Half a minute: kill -9 ends a training, and it comes back from host memory at the step where it died.
+
+    python -m jobs.quickstart
+
+It runs train.py, the script beside this file, in two processes at once, on a small Ray of its own. The first is left
+alone, the second is killed in mid-run and started again; both must end equal to the last bit.
+
+Exit codes: 0 everything held, 1 something did not, 130 Ctrl-C. Nothing is left behind in any of these cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+import raystate
+
+SCRIPT = Path(__file__).with_name("train.py")
+KILL_AFTER = 250  # steps; the script makes each 100th durable
+DEADLINE_S = 600  # for all of it: a machine that does much else takes minutes
+END_S = 5.0  # for processes to end by themselves
+NO_RAY = "Ray did not start"  # it waits 30 s, which a machine that does much else may need
+
+
+class QuickstartFailed(Exception):  # noqa: N818 - the quickstart's own verdict, shown to a person
+    """Something did not hold."""
+
+
+class Training:
+    """train.py in a folder of its own."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._log = folder, folder / "log"
+        folder.mkdir()
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            command = [sys.executable, SCRIPT]
+            self._process = subprocess.Popen(command, cwd=self._folder, stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def kill(self) -> None:
+        self._process.kill()  # SIGKILL, which is -9
+        self._process.wait()
+
+    def wait_for(self, beginning: str) -> str:
+        """The rest of the next line of its output that begins so."""
+        assert self._process.stdout is not None
+        found = next((line for line in self._process.stdout if line.startswith(beginning)), None)
+        if found is None:
+            raise QuickstartFailed(f"train.py said no {beginning!r}; its log:\n{self._log.read_text()[-2000:]}")
+        return found.removeprefix(beginning).strip()
+
+    def finish(self) -> raystate.Restored:
+        """Its last state, as it is on disk."""
+        if self._process.wait():
+            raise QuickstartFailed(f"train.py failed; its log:\n{self._log.read_text()[-2000:]}")
+        return self.saved().restore()
+
+    def saved(self) -> raystate.Reader:
+        return raystate.Reader(self._folder / "runs" / "spirals")
+
+
+@contextlib.contextmanager
+def local_ray(folder: Path) -> Iterator[None]:
+    """A Ray of this process, which the scripts join. It leaves no process and no shared memory, whatever happens."""
+    import ray
+
+    try:
+        where: dict[str, Any] = {"_temp_dir": str(folder), "include_dashboard": False, "object_store_memory": 100 << 20}
+        try:
+            ray.init("local", num_cpus=4, log_to_driver=False, logging_level=logging.ERROR, **where)
+        except Exception as error:  # Ray has no class for it
+            raise QuickstartFailed(f"{NO_RAY}: {error}") from error
+        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave things behind
+        nodes = [node["NodeID"] for node in ray.nodes()] if ray.is_initialized() else []
+        processes = psutil.Process().children(recursive=True)
+        ray.shutdown()
+        for process in psutil.wait_procs(processes, timeout=END_S)[1]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes, timeout=END_S)
+        for node in nodes:  # has something only if a run did not end
+            for arena in Path("/dev/shm").glob(f"raystate-*/raystate-*-{node[:12]}"):
+                shutil.rmtree(arena, ignore_errors=True)
+
+
+def quickstart(console: Console, folder: Path) -> None:
+    began_s = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began_s:5.1f} s[/]  {text}", highlight=False)
+
+    say("A small network learns to tell two spirals apart: 500 steps, in two processes.")
+    with local_ray(folder):
+        alone, killed = Training(folder / "alone"), Training(folder / "killed")
+        killed.saved()  # imports what it needs while the processes start
+        killed.wait_for("at step 0, from init")
+        say("Both train. Each step is kept in host memory, each 100th on disk, too.")
+        killed.wait_for(f"step {KILL_AFTER}:")
+        killed.kill()
+        killed_s, on_disk = time.monotonic(), killed.saved().latest_step() or 0
+        say(f"[bold red]kill -9[/] for one of them, after step {KILL_AFTER}. The newest step on disk is {on_disk}.")
+        killed.start()
+        step, tier = killed.wait_for("at step ").split(", from ")
+        back_s = time.monotonic() - killed_s
+        say(f"[bold green]Started again, it stands at step {step}, from {tier}[/], {back_s:.1f} s after the kill.")
+        if tier != "memory" or int(step) <= on_disk:
+            raise QuickstartFailed(f"it came back at step {step} from {tier}, not from memory at one after {on_disk}")
+        ends = [training.finish() for training in (killed, alone)]
+        said = f"Both have done {ends[0].step} steps; loss {ends[0].metrics['loss']:.4f} and {ends[1].metrics['loss']:.4f}."
+        if len({b"".join(layer.tobytes() for layer in end.state) for end in ends}) > 1:
+            raise QuickstartFailed(f"{said} The weights differ")
+        say(f"{said} [bold]Equal to the last bit: yes.[/]")
+    say("Nothing is left behind. What was run: jobs/quickstart/train.py")
+
+
+def main() -> int:
+    as_it_is = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(prog="python -m jobs.quickstart", description=__doc__, formatter_class=as_it_is).parse_args()
+    os.environ.update(JAX_PLATFORMS="cpu", RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.default_int_handler)
+    signal.alarm(DEADLINE_S)
+    console = Console(soft_wrap=True)
+    try:
+        # In /tmp, as Ray's own files: the names of its sockets must be short.
+        with tempfile.TemporaryDirectory(prefix=f"raystate-{os.getpid()}-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+            quickstart(console, Path(folder))
+    except QuickstartFailed as error:
+        console.print(f"[bold red]It did not hold:[/] {error}")
+        return 1
+    except KeyboardInterrupt:
+        console.print(f"Interrupted, or not done after {DEADLINE_S} s. Nothing is left behind.")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
