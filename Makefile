@@ -1,5 +1,5 @@
 # Everything runs in .venv, which is made on the first call from nothing but python3, pip and make.
-#   make demo [GCS=1] [ARGS=…]
+#   make quickstart   make demo [GCS=1] [ARGS=--full]
 #   make test   make test-first   make test-core   make test-ray   make test-timed   make test-long   make test-all
 #   make test-versions [VERSIONS=3.13-newest] [ARGS=…]
 #   make check  make house  make venv
@@ -10,8 +10,11 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Named by what was installed: a change of either file sets up again, anything else does not.
-STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+# Named by what was installed: a change of either file sets up again, anything else does not. What a person looks at first needs less
+# than the tests, which bring Sphinx, node, Keras and moto.
+SUM := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+STAMP := $(VENV)/.installed-$(SUM)
+SMALL_STAMP := $(VENV)/.small-$(SUM)
 # What shows most mistakes in the first minute: no cluster, no program that trains, no server.
 FIRST := $(addprefix tests/,config arena arrays orbax testing cli compat package actors record)
 TIMED := tests/timed
@@ -28,21 +31,26 @@ BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 # Without Ray: two processes that keep to a core each.
 ONE_CORE := $(BY_FILE) -p tests.one_core
 
-.PHONY: demo test test-first test-core test-ray test-long test-timed test-all test-versions check house docs bench bench-gpu format clean venv
+.PHONY: quickstart demo test test-first test-core test-ray test-long test-timed test-all test-versions check house docs bench bench-gpu format clean venv
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
 
-$(STAMP): | pyproject.toml constraints.txt
+$(SMALL_STAMP): EXTRAS := jobs,gcs-server
+$(STAMP): EXTRAS := jobs,dev,gcs-server,bench
+$(SMALL_STAMP) $(STAMP): | pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "raystate needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Name another one: make PYTHON=python3.11"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV) >/dev/null 2>&1; } || { \
 	  : "a Python without ensurepip: pip itself can fill the environment"; \
 	  rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[jobs,dev,gcs-server,bench]'
-	@rm -f $(VENV)/.installed-* && touch $@
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@rm -f $(VENV)/.installed-* $(VENV)/.small-* && touch $@
 
-demo: $(STAMP)
+quickstart: $(or $(wildcard $(STAMP)),$(SMALL_STAMP))
+	$(BIN)/python -m jobs.quickstart
+
+demo: $(or $(wildcard $(STAMP)),$(SMALL_STAMP))
 	$(BIN)/python -m jobs.demo $(if $(GCS),--gcs) $(ARGS)
 
 # Fast layers first: what core decides is wrong long before a cluster shows it.

@@ -86,6 +86,9 @@ def local_ray(folder: Path) -> Iterator[None]:
             ray.init("local", num_cpus=4, log_to_driver=False, logging_level=logging.ERROR, **where)
         except Exception as error:  # Ray has no class for it
             raise QuickstartFailed(f"{NO_RAY}: {error}") from error
+        for number in (signal.SIGTERM, signal.SIGALRM):  # after Ray has set its own
+            signal.signal(number, signal.default_int_handler)
+        signal.alarm(DEADLINE_S)
         os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         yield
     finally:
@@ -136,9 +139,6 @@ def main() -> int:
     as_it_is = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(prog="python -m jobs.quickstart", description=__doc__, formatter_class=as_it_is).parse_args()
     os.environ.update(JAX_PLATFORMS="cpu", RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
-    for number in (signal.SIGTERM, signal.SIGALRM):
-        signal.signal(number, signal.default_int_handler)
-    signal.alarm(DEADLINE_S)
     console = Console(soft_wrap=True)
     try:
         # In /tmp, as Ray's own files: the names of its sockets must be short.

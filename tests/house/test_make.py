@@ -51,6 +51,14 @@ def test_a_changed_dependency_sets_up_again(tmp_path: Path):
     assert stamp_of(tmp_path) != before
 
 
+def test_what_a_person_looks_at_first_installs_less_than_the_tests_do(tmp_path: Path):
+    lay_out(tmp_path)
+    installs = {target: make("-n", target, cwd=tmp_path).stdout for target in ("quickstart", "demo", "test-core")}
+    extras = {target: re.findall(r"-e '\.\[(.*)\]'", said) for target, said in installs.items()}
+    assert extras["quickstart"] == extras["demo"] == ["jobs,gcs-server"]
+    assert extras["test-core"] == ["jobs,dev,gcs-server,bench"]
+
+
 def test_an_old_python_is_named(tmp_path: Path):
     lay_out(tmp_path)
     old = tmp_path / "python3.8"
@@ -68,7 +76,7 @@ def test_an_old_python_is_named(tmp_path: Path):
 MAKEFILE = (ROOT / "Makefile").read_text()
 PHONY = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[0].split()
 TESTED = ("clean", "venv", "test-versions")  # by being run, here and above
-HELPFUL = ("benchmarks", "jobs.demo")  # modules that are the targets' own
+HELPFUL = ("benchmarks", "jobs.demo", "jobs.quickstart")  # modules that are the targets' own
 
 
 def commands(target: str, folder: Path) -> list[list[str]]:
