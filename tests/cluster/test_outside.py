@@ -24,7 +24,7 @@ from tests.processes import kill_family
 
 REPO = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("outside_script.py")
-# README gives it in a sentence, with a bucket.
+# README's first script has one.
 CONFIG = 'import sys, raystate\nconfig = raystate.StateConfig(storage=sys.argv[1], run="outside", save_every_steps=5)\n'
 
 

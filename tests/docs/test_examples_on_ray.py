@@ -41,7 +41,7 @@ def test_the_examples_of_a_page_run(page: str, python_on_ray: Interpreter, tmp_p
     python_on_ray.run(page, tmp_path, CHECKS[page][1] if page in CHECKS else None)
 
 
-@pytest.mark.parametrize(("page", "diffs"), [("docs/tutorial.md", True)])
+@pytest.mark.parametrize(("page", "diffs"), [("README.md", False), ("docs/tutorial.md", True)])
 def test_the_script_of_a_page_and_its_commands_run(page: str, diffs: bool, python_on_ray: Interpreter, tmp_path: Path):
     del python_on_ray  # its Ray is that of `ray start --head`
     commands = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

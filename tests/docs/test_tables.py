@@ -44,12 +44,14 @@ def test_row18_the_table_has_each_name_of_orbax(heading: str, names: set[str]):
     assert names - left_column(heading) == set()
 
 
-def test_the_examples_of_readme_are_examples_of_the_site():
-    """So they are run."""
-    site = [text for page in pages(on_ray=True) + pages(on_ray=False) for _, text in fences(REPO / page, "python")]
-    shown = [text for _, text in fences(REPO / "README.md", "python")]
-    assert shown
-    assert [text for text in shown if not any(text in example for example in site)] == []
+def test_readme_shows_the_first_script_as_it_stands_and_is_short():
+    text = (REPO / "README.md").read_text()
+    ((line, script),) = fences(REPO / "README.md", "python")
+    assert script == (REPO / "jobs" / "quickstart" / "train.py").read_text()
+    assert line <= 25
+    assert len(text.splitlines()) <= 90
+    assert len(text.split()) <= 700
+    assert text.count("<picture>") + text.count("![") == 1
 
 
 def test_pages_that_need_ray_say_so():
