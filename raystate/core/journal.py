@@ -262,7 +262,8 @@ class Journal:
             desk.out.append(Append(entry=entry))
 
     def _has_to_wait(self, intent: Intent, publishing: bool) -> bool:
-        """A newer step must be visible before the ones that it replaces go."""
+        """A newer step is visible before those that it replaces go: readers always find one.
+        (test_saves.test_retention_retires_after_the_newer_one_is_visible)"""
         return publishing and intent.kind == "retire"
 
     def tick(self) -> None:
@@ -278,6 +279,8 @@ class Journal:
         if flight is None or event.seq != flight.seq:
             return
         if event.outcome == "failed":
+            # The log may have it all the same: a commit is neither discarded nor made anew.
+            # (test_saves.test_an_unanswered_append_is_repeated_and_never_discarded)
             if self._resend_s is None:
                 self._tries += 1
                 self._resend_s = self.desk.now_s + retry_delay_s(self._tries)
@@ -296,6 +299,8 @@ class Journal:
         request, self._flight, self._flight_of = self._flight_of, None, None
         assert request is not None
         if event.outcome == "refused":
+            # The package is gone and nothing was written: the entry's retirements must not happen.
+            # (test_saves.test_nothing_goes_for_a_step_that_has_not_come)
             self._logged(request, None, event.error)
             return
         self._arrived(flight)
@@ -337,7 +342,7 @@ class Journal:
     def _looked(self) -> None:
         tail = self.tail
         assert tail is not None
-        self.published = published_steps(tail, self.carried)
+        self.published = published_steps(tail, self.carried)  # durable is what readers see
         self.live = {one.step: one for one in tail.live}
         self.newest = max(self.live, default=-1)
         self.changed_s = self.desk.now_s
@@ -359,6 +364,8 @@ class Journal:
         if not event.pinned:
             self._ended(work, event.error, "retired", f"step {event.step} is retired: {work.intent.reason}")
             return
+        # A pin is no failure: users hear of no trouble, and the end of the run doesn't wait.
+        # (test_saves.test_a_pinned_step_is_removed_when_its_pin_is_gone)
         if not work.pinned:
             self.desk.log("info", f"step {event.step} is removed when it is no longer pinned ({event.pinned})")
         work.busy, work.pinned, work.next_s = False, event.pinned, self.desk.now_s + LAST_RETRY_S

@@ -123,6 +123,15 @@ class Snap:
         """Ranks hold different values of something of which a step has one."""
         return len({piece.local for held in self.pieces.values() for piece in held.values() if piece.local}) > 1
 
+    def skipper(self, view: HostView) -> int | None:
+        """A rank on this host that has no piece of it and won't have one: past it, and not staging
+        it."""
+        for one in view.trainers:
+            is_past = one.lineage == self.lineage and one.place >= self.id.place and self.step not in one.pending
+            if is_past and view.host not in self.pieces.get(one.rank, {}):
+                return one.rank
+        return None
+
     def add(self, host: HostId, piece: Staged) -> None:
         """A host holds this piece."""
         self.remove(host, piece.rank)

@@ -128,7 +128,9 @@ class Saves:
         if key in self.failed or self._is_saved(key) or key.step in self.journal.live:
             return
         if self.past.is_open(key):
-            self.past.look_for(key, why)  # it may have been durable, and retired since
+            # It may have been durable, and retired since.
+            # (test_untold.test_whoever_waits_for_a_broken_copy_is_told_once_the_log_is_read)
+            self.past.look_for(key, why)
         else:
             self._give_up(key, why)
 
@@ -150,7 +152,9 @@ class Saves:
     def keys(self) -> list[SnapshotId]:
         """Snapshots that must stay in memory for a save.
 
-        While storage makes progress these are all that are due: trainers wait for it. Where it fails, there is room for few.
+        While storage makes progress these are all that are due: trainers wait for it. If it fails,
+        there is room for few: training must go on, and needs slots for newer snapshots.
+        (test_saves.test_a_due_save_gives_way_to_new_snapshots_while_storage_is_slow)
         """
         waiting = sorted(self.jobs, key=self._by_turn)  # a commit that is not in the log yet may have to be made again
         kept = waiting[: self.pace.room] if self.journal.fails else waiting
@@ -184,7 +188,7 @@ class Saves:
             if job.next_s > now_s:
                 continue
             refused = self.journal.refuse_save(key.step)
-            if refused is not None:
+            if refused is not None:  # a superseded attempt may still remove a step of this number
                 if self.journal.is_live(key):
                     del self.jobs[key]
                     self.desk.stir = True
@@ -207,6 +211,8 @@ class Saves:
         for key in gone:
             if self.jobs[key].gives_way and any(one.complete and one.order > key.order for one in self.memory.snaps.values()):
                 self._give_up(key, f"the snapshot of step {key.step} {GAVE_WAY}")
+            # A host that is down may come back with its piece.
+            # (test_deadlines.test_flush_of_a_step_whose_host_is_down_does_not_call_it_unstaged)
             elif all(view.up and view.reported_s is not None for view in self.memory.views):
                 self._give_up(key, self.joins.lost_text(key))
 
@@ -228,6 +234,8 @@ class Saves:
         if event.away:
             self.absence.went(event.host)
         if event.error:
+            # An absent host costs no try: after three the step would be given up.
+            # (test_storage_watch.test_a_write_of_an_absent_host_is_no_failure_of_storage)
             what = "is away" if event.away else "could not write"
             self._fail(job, f"host {event.host} {what}: {event.error}", of_storage=not event.away, counts=not event.away)
             return
@@ -251,7 +259,7 @@ class Saves:
             return
         if event.error:
             if event.hopeless:
-                job.tries = MAX_TRIES
+                job.tries = MAX_TRIES  # the caller's mistake: no try can mend it
                 self.mistake = (job.key, event.error)
             self._fail(job, f"the package could not be built: {event.error}", of_storage=not event.hopeless)
             return
@@ -294,8 +302,8 @@ class Saves:
         return retires, None if len(retires) == len(chosen) else kept
 
     def _retire_the_rest(self) -> None:
-        """Ask for the retirements that the last commit could not take: there may be no next
-        commit."""
+        """Ask for the retirements that the last commit could not take: it may be the last one.
+        (test_saves.test_retention_does_not_wait_for_a_next_commit)"""
         if not any(request.kind == "retention" for request in self.journal.waiting):
             self.journal.request(Request(kind="retention", why="retention"))
 
@@ -379,7 +387,9 @@ class Saves:
         self.journal.trouble(f"step {key.step} will not be durable: {why}", is_told=not given_up, of_storage=of_storage)
 
     def abort_after(self, step: int, why: str) -> None:
-        """Give up the saves of later steps, unless their commit is already being written."""
+        """Give up the saves of later steps, unless their commit is already being written: its entry
+        may be in the log, so a rollback waits for it and retires the step.
+        (test_recovery.test_a_rollback_waits_for_the_commit_that_is_being_written)"""
         for key in [key for key, job in self.jobs.items() if key.step > step and job.phase != "committing"]:
             self._give_up(key, why)
 

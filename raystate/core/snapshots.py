@@ -78,7 +78,8 @@ class Snapshots:
         self.saves.absence.begin()
 
     def trainer_heard(self) -> None:
-        """A trainer has spoken to the Coordinator itself: it may be a while before its host reports it."""
+        """A trainer has spoken to the Coordinator itself: it may be a while before its host reports
+        it. (test_ending.test_a_trainer_that_has_just_joined_is_a_sign_of_life)"""
         self.last_trainer_s = self.desk.now_s + JOIN_GRACE_S
 
     def host_up(self, event: HostUp) -> None:
@@ -117,8 +118,9 @@ class Snapshots:
         view = self.memory.hosts.get(event.host)
         if view is not None and view.up:
             if (view.staged or view.reported_s is None) and not event.gone:
-                # Its arena outlives the actor: a recovery waits a while for the pieces to be reported again. The news may be late, and
-                # the next actor have started, but not told what it has found.
+                # Its arena outlives the actor: a recovery waits a while for the pieces to be
+                # reported again. The news may be late: the next actor may have started, and not
+                # reported yet. (test_recovery.test_recovery_waits_for_a_host_that_restarts)
                 view.expect_back(self.desk.now_s + self.desk.settings.host_timeout_s)
             self._fall(view, event.reason)
         if view is not None and event.gone:
@@ -185,6 +187,8 @@ class Snapshots:
                 view.tell_again()
                 self._unadvised.append(view)
                 self.desk.stir = True
+        # A host that was away when the others discarded hears of it before its pieces count again.
+        # (test_recovery.test_what_a_restore_gave_up_is_not_believed_when_a_host_comes_back)
         self._discards.tell(view)
 
     # ---------------------------------------------------------------- stable and dead
@@ -234,7 +238,8 @@ class Snapshots:
 
         A report shows a trainer's word and its slots together (the word is read first), so one
         report is enough to judge its ranks: of `view`, which has just reported, and of all hosts
-        for a snapshot that is `new` here.
+        for a snapshot that is `new` here: the hosts that skipped it need not report again.
+        (test_snapshots.test_what_two_ranks_of_one_host_have_reported_together_is_judged_for_all)
         """
         group = self.joins.group
         assert group is not None
@@ -244,18 +249,10 @@ class Snapshots:
             if key.lineage != group.lineage or key.place <= self.stable or key.place in self.dead or snap.complete:
                 continue
             for other in self.memory.views if key in new else (view,):
-                rank = self._skipper(other, snap)
+                rank = snap.skipper(other)
                 if rank is not None:
                     self._dead(key, rank, other)
                     break
-
-    def _skipper(self, view: HostView, snap: Snap) -> int | None:
-        """A rank on this host that has no piece of the snapshot and won't have one."""
-        for one in view.trainers:
-            is_past = one.lineage == snap.lineage and one.place >= snap.id.place and snap.step not in one.pending
-            if is_past and view.host not in snap.pieces.get(one.rank, {}):
-                return one.rank
-        return None
 
     def _dead(self, key: SnapshotId, rank: int, view: HostView) -> None:
         group = self.joins.group
@@ -271,7 +268,7 @@ class Snapshots:
         unit = self.interval * max(1, self.desk.settings.snapshot_every_steps)
         if step <= self._mark or step % unit:
             return
-        if self._calm >= TOLERATED_EVERY:
+        if self._calm >= TOLERATED_EVERY:  # one hiccup must not halve the rate of snapshots
             self._calm = 0
         elif self.interval < MAX_INTERVAL:
             self._set_interval(self.interval * 2, why)
@@ -333,6 +330,8 @@ class Snapshots:
     def advise(self) -> None:
         """Give the hosts new advice if it differs from the last, and those that have missed the last the same once more."""
         group = self.joins.group
+        # Advice frees slots and shows a proposal: not before all hosts have said what they hold.
+        # (test_agreement.test_a_new_coordinator_goes_on_with_the_newest_proposal_that_a_host_shows)
         if self.gathering or (group is None and self._advice is None and not self._forced):
             return
         if group is not None:

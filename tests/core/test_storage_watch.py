@@ -136,7 +136,7 @@ def test_a_host_that_comes_and_goes_does_not_hold_up_snapshots_without_end(host:
     assert held_s <= (40.0 if host == "b" else 13.0)
 
 
-def test_a_write_that_nobody_was_there_to_do_is_not_a_failure_of_storage():
+def test_a_write_of_an_absent_host_is_no_failure_of_storage():
     driver = settled()
     driver.stage(2, promised=True)
     for _ in range(5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 REPO = Path(__file__).parents[2]
 FILES = sorted((REPO / "raystate").rglob("*.py"))
 MOST_LINES = 400
+
+TEST = re.compile(r"\btest_\w+\.test_\w+")
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -42,6 +45,17 @@ def test_no_line_of_a_log_names_raystate_once_more():
         and any(isinstance(part, ast.Constant) and str(part.value).startswith("raystate:") for part in ast.walk(node))
     ]
     assert not said
+
+
+def test_a_comment_names_a_test_that_exists():
+    known = {
+        f"{path.stem}.{name}"
+        for path in (REPO / "tests").rglob("test_*.py")
+        for name in re.findall(r"^\s*(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    named = {name for path in FILES for name in TEST.findall(path.read_text())}
+    assert len(named) > 10
+    assert not named - known
 
 
 def public(body: list[ast.stmt], owner: str = "") -> Iterator[tuple[str, Definition]]:
