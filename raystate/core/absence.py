@@ -61,13 +61,20 @@ class Absence:
         return host in self._since_s and self._desk.now_s - self._since_s[host] < MOST_AWAY_S
 
     def hosts(self) -> list[HostId]:
-        """Who is away, or has missed a report or two, and may soon be back."""
+        """Those that are away, or have missed a report or two, and may soon be back."""
         group, now_s = self._joins.group, self._desk.now_s
         if now_s >= self._look_s:
             self._look_s = now_s + LOOK_EVERY_S
             views = (self._memory.hosts.get(host) for host in ({} if group is None else group.hosts).values())
             self._silent = [view.host for view in views if view is not None and view.up and now_s - view.heard_s >= SILENT_S]
         return sorted({*filter(self.is_away, self._since_s), *self._silent})
+
+    def may_bring_more(self) -> bool:
+        """Whether a host of the group is away, or has just started anew and not reported yet."""
+        group = self._joins.group
+        hosts = () if group is None else dict.fromkeys(group.hosts.values())
+        views = [view for host in hosts if (view := self._memory.hosts.get(host)) is not None]
+        return bool(self.hosts()) or any(view.up and view.reported_s is None for view in views)
 
     def has_waited(self, since_s: float, patience_s: float) -> bool:
         """Whether so many seconds have passed with all hosts there: these are waited for, but not without end."""

@@ -79,7 +79,9 @@ class Copying:
         return tuple(missing[: max(0, too_few)])
 
     def kept_beside(self, base: Invalidate, keys: Collection[SnapshotId]) -> list[SnapshotId]:
-        """The snapshot with the most copies, the newest of such, until the one that was restored, which is newer, has as many.
+        """The snapshot with the most copies, the newest of such, until the restored one, which is
+        newer, has as many: else the loss of a host could cost both.
+        (test_copies.test_what_has_its_copies_stays_until_what_was_restored_has_them)
 
         Args:
             base: what was restored.

@@ -24,8 +24,12 @@ class Discards:
 
     def begin(self, by: str, lineage: str, step: int) -> None:
         """From now on only (lineage, <= step) counts, with what that came from, and what `by` and later lineages stage."""
+        # Two restores may choose one step: a late word of the first doesn't count for the second.
+        # (test_recovery.test_a_late_word_of_a_discard_does_not_count_for_the_next_of_the_same_step)
         self._seq += 1
         base = self._memory.base
+        # With the past of that lineage: its promises still count after several restores in a row.
+        # (test_recovery.test_what_was_promised_before_several_restores_in_a_row_becomes_durable)
         order = Invalidate(
             host=_NO_HOST,
             lineage=lineage,
@@ -42,7 +46,9 @@ class Discards:
         self._desk.stir = True
 
     def first_undone(self) -> HostView | None:
-        """A host that has not yet discarded what the newest choice gives up."""
+        """A host that has not yet discarded what the newest choice gives up. A host that is down is
+        told when it is back: no restore waits for it.
+        (test_deadlines.test_a_host_that_does_not_discard)"""
         return self._undone.first(self._memory.views, lambda view: view.up and not self.is_done(view))
 
     def is_done(self, view: HostView) -> bool:

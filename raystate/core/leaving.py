@@ -79,7 +79,8 @@ class Leaving:
             return
         group = self.joins.group
         if self.phase != "open" and self._group is None and self._asks.asks:
-            # Its group was not known when somebody asked for the release, which would have ended it.
+            # The release did not know of this group, which it would have ended: so it does now.
+            # (test_ending.test_a_close_does_not_overtake_a_release)
             why = f"the run is being released: {self._why}"
             self.joins.end(why)
             self.desk.fail([event.ask], "StaleAttemptError", why, rank=event.rank, lineage=event.lineage, replaced=True)
@@ -206,7 +207,9 @@ class Leaving:
     def _unheard_of(self, group: Group | None) -> str:
         """Which report has to come before anything is decided about the end; "": none."""
         if group is not None:
-            if gathering := self.snapshots.gathering:  # a rank that has saved nothing since its restore has no word to be heard
+            # A rank that has saved nothing since its restore has no word to be heard.
+            # (test_ending.test_a_new_coordinator_hears_all_hosts_before_it_ends_a_run)
+            if gathering := self.snapshots.gathering:
                 return f"no report of hosts {named(sorted(gathering))}"
             ranks = range(group.world or 0)
             rank = self._unheard.first(ranks, lambda rank: not group.heard(rank, self._left[rank].word))
@@ -223,7 +226,9 @@ class Leaving:
         if view.up:
             return not self._inquiry.is_answered(view)
         has_time = self.desk.now_s - self._since_s < self.desk.settings.host_timeout_s
-        return has_time and self.saves.absence.is_away(view.host)  # it may be back in a moment
+        # It may be back in a moment
+        # (test_ending.test_a_release_waits_a_while_for_a_host_that_is_away).
+        return has_time and self.saves.absence.is_away(view.host)
 
     def _saved(self, group: Group | None) -> bool:
         """True once the step is durable, and everything else that was promised is settled."""
@@ -236,7 +241,9 @@ class Leaving:
                 return False
             key = self._find(last)
             if key is None:
-                self._awaits_host = self._is_awaited()
+                # The rest of it may come with a host that is away, or has just started anew.
+                # (test_ending.test_a_close_waits_for_the_host_that_has_the_rest_of_the_last_step)
+                self._awaits_host = self.saves.absence.may_bring_more()
                 if not self._awaits_host:
                     self._fall_back(group, last)
                 return False
@@ -264,7 +271,8 @@ class Leaving:
 
     def _give_up_mistaken(self, group: Group | None, last: SnapshotId, mistake: str) -> None:
         """No try can make the last step durable. Ranks that close are told. A release goes on
-        without the step, so that the next start, of a corrected script, does not go on from it."""
+        without the step: the next start, of a corrected script, must not go on from it.
+        (test_ending.test_a_mistake_of_the_caller_is_not_what_the_next_start_goes_on_from)"""
         if group is not None:
             self._refuse_last("ConfigError", last, mistake)
             return
@@ -282,13 +290,6 @@ class Leaving:
         if last in self.saves.jobs or (last in self.saves.failed and self._tried_again) or self.memory.complete(last) is not None:
             return last
         return None
-
-    def _is_awaited(self) -> bool:
-        """Whether a host is away, or has just started anew, that may have the rest of it."""
-        group = self.joins.group
-        hosts = () if group is None else dict.fromkeys(group.hosts.values())
-        views = [view for host in hosts if (view := self.memory.hosts.get(host)) is not None]
-        return bool(self.saves.absence.hosts()) or any(view.up and view.reported_s is None for view in views)
 
     def _fall_back(self, group: Group | None, last: SnapshotId) -> None:
         """The last step is not complete in memory: take the newest one that is, if nothing was promised."""

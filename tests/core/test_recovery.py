@@ -114,7 +114,7 @@ def test_what_was_promised_before_several_restores_in_a_row_becomes_durable():
     assert [driver.core.saves.fate(key) for key in promised] == [(True, "")] * 3
 
 
-def test_a_late_word_of_the_discard_before_does_not_count_for_the_next_of_the_same_step():
+def test_a_late_word_of_a_discard_does_not_count_for_the_next_of_the_same_step():
     """The host still held what the next restore gave up, and was not told again: a new Coordinator would have believed it."""
     driver = running()
     driver.stage(4)
