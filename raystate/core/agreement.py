@@ -278,7 +278,9 @@ class Agreement:
         agreed = group is not None and proposal is not None and proposal.kind == "stop" and proposal.state == "confirmed"
         if stop.gone_s == math.inf:
             if agreed:
-                stop.agree_until_s = math.inf  # they stop when they get there
+                # They stop when they get there: a rank that has stopped there can't be called back.
+                # (test_simulator.test_planted_bug_of_peer_copies_is_found, "a growth taken back")
+                stop.agree_until_s = math.inf
             else:
                 self._give_up_stop(stop, proposal)
             return

@@ -113,6 +113,8 @@ class Copies:
         if slot.content is not None:
             slot.content = None
             self.out.append(Empty(index=one.index, slot=number, reason=f"a copy of step {transfer.snapshot.step} takes its place"))
+        # Bytes are on their way into this slot: the next transfer must not get it.
+        # (test_simulator.test_planted_bug_of_peer_copies_is_found, "copy's slot is given away")
         slot.holds += 1
         self.no_memory = ""
         transfer.place = Place(rank=transfer.rank, index=one.index, slot=number)

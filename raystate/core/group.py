@@ -65,7 +65,11 @@ class Group:
         self.decided = True
 
     def heard(self, rank: int, word: int) -> bool:
-        """Whether a report has told of the rank's word with this number, or of a later one."""
+        """Whether a report has told of the rank's word with this number, or of a later one.
+
+        Judged on an older report, a question would miss what the rank had saved when it asked.
+        (test_simulator.test_planted_bug_is_found, "questions judged on older reports")
+        """
         seen = self.seen.get(rank)
         return word == 0 or (seen is not None and seen.number >= word)
 
@@ -244,7 +248,11 @@ class Joins:
         self.desk.stir = True
 
     def next_lineage(self) -> str:
-        """A name for the one in which the present worker group goes on after its restore."""
+        """A name for the one in which the present worker group goes on after its restore.
+
+        Never the old one: pieces from before and after the restore would count together.
+        (test_simulator.test_planted_bug_is_found, "restore without a new lineage")
+        """
         assert self.group is not None
         self._counter += 1
         return str(Lineage(self.desk.attempt, self._counter, self.group.nonce))

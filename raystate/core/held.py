@@ -131,6 +131,7 @@ class Held:
             slot.content = found
             if found is not None and self.base is not None and not self.base.spares(found.lineage, found.step):
                 # Staged in a past that a restore has given up meanwhile.
+                # (test_host.test_what_is_staged_late_in_a_past_that_was_given_up_is_discarded)
                 self.discard(one, number)
 
     def drop_replaced(self, advice: Advice | None, is_connected: Callable[[HeldSet], bool]) -> None:
@@ -149,6 +150,7 @@ class Held:
         """Give the trainer of this set the slots that it may reuse. Whether there were any."""
         granted = False
         for number, slot in enumerate(one.slots):
+            # Read now; or its trainer may be writing to it.
             if slot.holds or one.is_granted(number):
                 continue
             reason = why_reusable(slot.content, advice)
@@ -170,7 +172,8 @@ class Held:
                     self.discard(one, number)
 
     def discard(self, one: HeldSet, number: int) -> None:
-        """It holds nothing any more; its bytes go when no reader is left."""
+        """It holds nothing any more; its bytes go when no reader is left.
+        (test_simulator.test_planted_bug_is_found, "discarded while it is read")"""
         slot = one.slots[number]
         slot.content = None
         if slot.holds:

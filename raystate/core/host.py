@@ -171,7 +171,9 @@ class Host:
         if not self._up_said:
             self._up_said = True
             out.append(Tell(event=HostUp(host=self.host, incarnation=self.incarnation)))
-        self._knows_all = self._knows_all or type(event) is not SetFound  # the shell tells first what it finds
+        # The shell tells first of all sets that it finds: a report before would call the rest lost.
+        # (test_host.test_the_first_report_says_all_that_lies_there)
+        self._knows_all = self._knows_all or type(event) is not SetFound
         self._handlers[type(event)](event)
         if type(event) is not Look:  # time alone frees nothing
             self._grant()
@@ -241,6 +243,8 @@ class Host:
         self._attached.unlocked(one)
 
     def _end_trainers(self, order: EndTrainers) -> None:
+        # A superseded Coordinator that wakes up must not end the trainers of its successor.
+        # (test_simulator.test_planted_bug_is_found, "ends are not fenced")
         if not self._is_stale(order.attempt):
             self._attached.end(order)
 
@@ -261,7 +265,9 @@ class Host:
         if self._is_stale(advice.attempt) or not (old is None or advice.stamp > old.stamp):
             return
         if advice.proposal is None and old is not None and old.proposal is not None:
-            # A new Coordinator knows of a proposal only through the hosts: it must not be lost before all of them have reported it.
+            # A new Coordinator knows of a proposal only through the hosts: it must not be lost
+            # before all have reported it.
+            # (test_host.test_a_proposal_is_not_forgotten_with_new_advice)
             advice = replace(advice, proposal=old.proposal)
         self._advice = advice
         if advice.proposal != (old.proposal if old is not None else None):
@@ -294,8 +300,8 @@ class Host:
         self._changed()
 
     def _write(self, order: Write) -> None:
-        """A save id is executed once: the same order again gets the same outcome."""
-
+        """A save id is executed once: the same order again gets the same outcome.
+        (test_host.test_a_save_is_executed_once)"""
         number = save_order(order.save)
         if self._is_stale(number[0]):
             self._refuse(order, "StaleAttemptError", f"save {order.save} is of a superseded attempt")

@@ -59,7 +59,9 @@ def claim_entry(
 def is_closed(intent: Intent, *, attempt: int, carried: Collection[IntentKey], dead: Collection[int]) -> bool:
     """True if the next entry of `attempt` drops this intent.
 
-    It is carried out, and no other attempt that had it can still come late with it.
+    It is carried out, and no other attempt that had it can still come late with it: a late removal
+    would take a step that has been saved again under its number.
+    (test_simulator.test_planted_bug_is_found, "late retire deletes a step saved again")
     """
     return key_of(intent) in carried and all(one == attempt for one in carriers(intent, dead))
 

@@ -100,7 +100,8 @@ class Snap:
 
     @property
     def complete(self) -> bool:
-        """Every rank of one world is there, all with the same layout."""
+        """Every rank of one world is there, all with the same layout.
+        (test_simulator.test_planted_bug_is_found, "complete without one piece")"""
         return self.uniform and len(self.pieces) == self.world
 
     @property
@@ -202,7 +203,9 @@ class Memory:
         view.reported_s = None
         view.sent = None
         view.advised = None
-        view.trainers = ()  # with the pieces: what the old one said of them would look like steps that they have skipped
+        # With the pieces: the old one's report of trainers without pieces would look like skipped
+        # steps. (test_snapshots.test_what_a_dead_host_actor_said_of_trainers_goes_with_it)
+        view.trainers = ()
         return True
 
     def forget(self, view: HostView, why: str) -> None:
@@ -263,7 +266,8 @@ class Memory:
     # ---------------------------------------------------------------- what can be recovered
 
     def believed(self, lineage: str, step: int) -> bool:
-        """False for what a recovery decision has discarded, although some host that was away may still hold it."""
+        """False for what a restore has given up, although some host that was away may still hold
+        it. (test_simulator.test_planted_bug_is_found, "host rejoins without discarding")"""
         base = self.base
         return base is None or base.spares(lineage, step)
 

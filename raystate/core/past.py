@@ -57,6 +57,8 @@ class Past:
         self._looking = False
         self._desk.stir = True
         if event.error:
+            # An unread entry may name the commit: nothing is called lost before it has been read.
+            # (test_recovery.test_nothing_is_called_lost_before_the_whole_log_was_looked_at)
             self._tries += 1
             self._next_s = self._desk.now_s + retry_delay_s(self._tries)
             self._desk.log("warning", f"the log could not be read back: {event.error}; it is tried again")

@@ -17,6 +17,7 @@ def assign_peers(domains: Mapping[HostId, str], replicas: int, before: Mapping[H
     The first peer is in another failure domain if there is one, so no domain ever has all copies. Within that, the numbers of hosts
     that one peer copies for are as equal as they can be: within one of each other, unless one domain has more than half of all hosts.
     Of the peers that were agreed `before`, all stay that can.
+    (test_simulator.test_planted_bug_of_peer_copies_is_found, "copies in one failure domain")
 
     Args:
         domains: host -> its failure domain: the hosts of one domain are lost together.

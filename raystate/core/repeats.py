@@ -47,6 +47,8 @@ class Repeats:
         if event.broken:
             self._snapshots.saves.copy_broke(event.save, event.rank, event.broken)
         key = (event.save, event.number)
+        # The first answer stands for all ranks, even if more is known by now.
+        # (test_saves.test_a_promised_step_is_due_again_on_all_ranks_or_on_none)
         if key not in self._told:
             remember(self._told, key, self._is_due(event.save, event.number), most=_REMEMBERED)
         self._desk.answer(event.ask, AgainReply(due=self._told[key]))

@@ -26,7 +26,8 @@ class Staged:
 
     @property
     def id(self) -> SnapshotId:
-        """The snapshot that it is a piece of."""
+        """The snapshot that it is a piece of: pieces of two save() calls never make one.
+        (test_simulator.test_planted_bug_is_found, "repeated saves counted together")"""
         return SnapshotId(self.lineage, self.step, self.again)
 
 

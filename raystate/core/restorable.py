@@ -108,7 +108,9 @@ class Restorable:
     def is_behind(self, snap: Snap, stored: list[int]) -> bool:
         """Never an older memory step over a newer durable one; of equal bytes memory is faster.
 
-        Other bytes under the same number could never become durable: a run that has them as its last step could not end.
+        Other bytes under the same number could never become durable: a run that has them as its
+        last step could not end.
+        (test_simulator.test_planted_bug_is_found, "older memory step over newer durable one")
         """
         return bool(stored) and (stored[-1] > snap.step or (stored[-1] == snap.step and not self._journal.is_live(snap.id)))
 

@@ -6,7 +6,11 @@ from raystate.core.messages import Advice, SnapshotId, Staged, lineage_order
 
 
 def why_free(snapshot: SnapshotId, advice: Advice) -> str | None:
-    """Why a slot that holds a piece of `snapshot` may be overwritten, or None if it may not."""
+    """Why a slot that holds a piece of `snapshot` may be overwritten, or None if it may not.
+
+    A newer step of this host alone is no reason: after a death only a step counts that all hold.
+    (test_simulator.test_planted_bug_is_found, "slot reused before stable")
+    """
     if not advice.lineage or snapshot in advice.keep:
         return None
     lineage = snapshot.lineage

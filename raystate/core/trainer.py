@@ -307,6 +307,8 @@ class Trainer:
         """Acknowledge or refuse; gives (wait here, the agreed proposal to act upon at this step)."""
         if proposal is not None and proposal.id > self._ack_id and proposal.state == "proposed":
             self._ack_id = proposal.id
+            # A step that is made already can't be agreed to: this rank would act at a later one.
+            # (test_simulator.test_planted_bug_is_found, "stop step overtaken")
             self._ack_ok = step < proposal.step
             self._ack_step = step
             self._ack = proposal if self._ack_ok else None
@@ -318,7 +320,9 @@ class Trainer:
             return False, None
         if step < mine.step:
             return False, None
-        # Without news of it (another HostActor may not know it yet) the trainer waits: the others may have been told to act.
+        # Without news of it (another HostActor may not know it yet) the trainer waits: the others
+        # may have been told to act.
+        # (test_simulator.test_planted_bug_is_found, "stop without waiting for the others")
         if proposal is None or proposal.id != mine.id or proposal.state == "proposed":
             return True, None
         self._ack = None
