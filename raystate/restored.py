@@ -75,8 +75,9 @@ class Restored:
     left_out: list[tuple[str, int]] = field(default_factory=list)
 
     def state_dict(self) -> Any:
-        """The state in the form of `flax.serialization.to_state_dict`, to be edited and given to `from_state_dict`: dicts with str as
-        keys, lists and tuples as {"0": …}, empty nodes (None among them) as {}. Its arrays are the state's own."""
+        """The state in the form of `flax.serialization.to_state_dict`, to be edited and given to
+        `from_state_dict`. Keys are str; lists and tuples become {"0": …}; empty nodes and None
+        become {}. Its arrays are the state's own."""
         return state_dict(self.state)
 
 
@@ -88,8 +89,8 @@ class ReadOptions:
         partial: paths and items that only the reference has keep its value.
         cast: dtypes are converted.
         shapes: "checkpoint": where shapes differ, the checkpoint's is taken.
-        transforms: of the state (`load(item=…)`: of that item): a function on the raw tree in host memory, or a mapping of new path to
-            old path; see `Rules`.
+        transforms: of the state, or with `load(item=…)` of that item. A function on the raw tree in
+            host memory, or a mapping of new path to old path; see `Rules`.
 
     Raises:
         ConfigError: names the option.

@@ -121,7 +121,7 @@ def _check_entry(log: LogReader, seq: int, bad: list[BadObject]) -> bool:
 
 
 def _whole_entry(storage: Storage, log: LogReader, seq: int, bad: list[BadObject]) -> LogEntry | None:
-    """An entry that is fine itself, with its base; a later one if the log has gone on so far that its base is no longer kept."""
+    """An entry that is fine itself, with its base; a later one if its base is no longer kept."""
     base = log.read_header(seq).base
     try:
         if base:

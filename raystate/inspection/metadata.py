@@ -34,10 +34,11 @@ class StoredArray:
     """How one array lies in storage.
 
     Attributes:
-        keys: key of the item's OCDBT database, or file below the item's folder -> where its bytes are: the array's own metadata, and
-            one value for each chunk that was written.
-        writers: which processes wrote it, as their folders are called (`ocdbt.process_<writer>`); empty where that is not known: small
-            values lie in the database's nodes, and plain files do not tell.
+        keys: key of the item's OCDBT database, or file below the item's folder -> where its bytes
+            are. They are the array's own metadata, and one value for each chunk that was written.
+        writers: which processes wrote it, as their folders are called (`ocdbt.process_<writer>`).
+            Empty if that isn't known: small values lie in the database's nodes, and plain files do
+            not tell.
     """
 
     keys: Mapping[str, StoredValue]
@@ -132,8 +133,8 @@ class StepMetadata:
         step: number of completed steps.
         path: URL of its folder.
         save: the save of a run that wrote it; None: no package of raystate tells, as of a step that Orbax alone wrote.
-        began_at: as `_CHECKPOINT_METADATA` says, UTC: in what Orbax wrote when its save began, in what raystate wrote when the arrays
-            were in storage and only the small files were left to make; None where no file says it.
+        began_at: as `_CHECKPOINT_METADATA` says, UTC; None where no file says it. Orbax writes when
+            its save began. raystate writes when the arrays were in storage, before the small files.
         committed_at: when it was committed.
         trees: item of arrays -> its tree: dicts and lists with an `ArrayMetadata` for each array; scalars and strings are themselves.
             The state is "state", also where Orbax has another name for it.

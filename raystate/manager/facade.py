@@ -42,7 +42,7 @@ class StateManager:
         RunInUseError, StorageError, BarrierTimeoutError.
 
     A second manager of the same run in one process closes the first, as when a notebook's cell is
-    run again (with several processes that is a RaystateError). One of another run changes nothing.
+    run again. With several processes that is a RaystateError. Another run's manager is independent.
     """
 
     def __init__(self, config: StateConfig | None = None, *, takeover: bool = False):
@@ -107,8 +107,8 @@ class StateManager:
     ) -> Restored | None:
         """Collective: the newest step of all tiers (or exactly `step`), placed as `reference` says. None if the run has no step.
 
-        Training goes on from there, at any time: what was staged or promised after that step and is not durable is given up, and
-        the next `wait_until_finished` or `close` names it.
+        Training goes on from there, at any time. Later steps that are staged or promised, and not
+        durable, are given up: the next `wait_until_finished` or `close` names them.
 
         Args:
             reference: any pytree. Leaves: abstract or real arrays, Python values, shardings (in place of a subtree, for all of it),
@@ -164,8 +164,9 @@ class StateManager:
             init_fn: makes the state; traced, and only run when there is nothing to restore.
             shardings: a pytree (or prefix) of shardings, a callable (abstract state) -> pytree, or None: what jit(init_fn) gives.
             items: iterators are set in place; trees are references.
-            source: what to start from, at step 0, when this run has no step: another run (its newest step), (run, step), the folder of
-                one step or checkpoint, a function that gives one of these (or None), or {key of a state that is a dict: one of these}.
+            source: the start, at step 0, of a run without a step. Another run (its newest step),
+                (run, step), or the folder of one step or checkpoint. Or a function that gives one
+                of these (or None); or {key of a state that is a dict: one of these}.
             source_select: picks the part of the abstract state that `source` has; the rest is initialized. A function of the abstract
                 state that gives that part as it lies in the source, or a regular expression for paths joined by "/" ("params" takes
                 all below it).

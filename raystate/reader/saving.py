@@ -32,11 +32,11 @@ def save(
 ) -> None:
     """Write one pytree, and what belongs to it, as a plain Orbax checkpoint at `path`: whole and durable, or not at all.
 
-    No run, no step, no Ray. The bytes on disk and the rules are those of `StateManager.save`: each chunk has a checksum, and stock
-    Orbax, v0 and v1, reads it with no raystate installed.
+    No run, no step, no Ray. The bytes on disk and the rules are those of `StateManager.save`. Each
+    chunk has a checksum. Stock Orbax, v0 and v1, reads it with no raystate installed.
 
-    Saves of one path, from any thread and in the background, are written in the order of their
-    calls; each waits for the one before, at most 600 s.
+    Saves of one path are written in the order of their calls, from any thread and in the
+    background. Each waits for the one before, at most 600 s.
 
     Args:
         path: gs://bucket/…, s3://bucket/…, file://…, a directory or a PathLike: the checkpoint's own folder, which must not exist yet.
@@ -44,9 +44,9 @@ def save(
         items: name -> iterator (`get_state`/`set_state`), checkpointable (`async` `save`/`load`), tree with arrays, or JSON value.
         metrics: name -> number or 0-d array.
         custom: anything JSON.
-        overwrite: replace the checkpoint that is at `path`, if nothing else lies in its folder. Where a directory's file system can
-            exchange names (all but NFS and its like), a reader finds the old one or the new one at every moment; elsewhere there is a
-            moment with none.
+        overwrite: replace the checkpoint that is at `path`, if nothing else lies in its folder. In
+            a directory whose file system can exchange names (all but NFS and its like), a reader
+            always finds the old one or the new one. Elsewhere there is a moment with none.
 
     Raises:
         ConfigError: a leaf or an argument that can't be kept; names it. Or the program has several processes.
@@ -83,8 +83,8 @@ def save_async(
 
     Errors of the arguments are raised here; the future has those of storage, also that there is
     something at `path`. A call waits, at most 600 s, until the save before it is written or has
-    failed, as in Orbax: so the program holds the arrays of one save at a time, and saves are
-    written in the order of their calls.
+    failed, as in Orbax. So the program holds the arrays of one save at a time, and the order of the
+    calls is kept.
 
     The interpreter's exit waits for what is under way, at most 600 s. An error is logged at once, whether or not the future is asked.
 

@@ -32,8 +32,9 @@ class Reader:
     """Steps of a run, of a directory that Orbax alone wrote, or one checkpoint.
 
     Args:
-        storage: gs://…, s3://…, file://…, a directory or a PathLike: of a run, or the folder of one step, of one plain Orbax checkpoint or
-            of one of its items. Steps may be named as Orbax does with `step_prefix` or `step_format_fixed_length`.
+        storage: gs://…, s3://…, file://…, a directory or a PathLike. It is a run's, or the folder
+            of one step, of one plain Orbax checkpoint, or of one of its items. Steps may be named
+            as Orbax does with `step_prefix` or `step_format_fixed_length`.
 
     Raises:
         ConfigError: no usable URL, or a file or below one. A directory may be missing yet.

@@ -74,9 +74,9 @@ else:
 class RayTrainCallback(_Callback):
     """Connects a JaxTrainer with raystate: `RunConfig(callbacks=[RayTrainCallback(config)])`.
 
-    It tells each worker its run and its place in the worker group, so that `StateManager()` needs no arguments; ends the survivors of
-    a dead worker at once, so that the restart does not wait for them; notices deaths within a fraction of a second; puts each rank
-    back on the node that holds its snapshots, if that node is still there; and ends the run when trying again cannot help.
+    Each worker hears its run and its place, so `StateManager()` needs no arguments. A death is
+    noticed within a fraction of a second, and the survivors are ended at once. Each rank returns to
+    the node that holds its snapshots. The run ends when trying again can't help.
 
     Args:
         config: the run's `StateConfig`.

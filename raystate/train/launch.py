@@ -65,9 +65,10 @@ def fit(
     Args:
         train_fn: runs in every worker; takes `train_loop_config` or nothing, as in JaxTrainer. Makes a `StateManager()`.
         config: the run's `StateConfig`.
-        num_workers: workers, or (fewest, most) for an elastic run, which goes on with what it has when it loses a node, and with more
-            when there is room again: at the earliest `elastic_resize_monitor_interval_s` of `scaling_config` after a start, 30 s if
-            none is given. 2 if neither this nor `scaling_config` is given.
+        num_workers: workers, or (fewest, most) for an elastic run. It goes on with fewer when it
+            loses a node, and with more when there is room again. It grows at the earliest
+            `elastic_resize_monitor_interval_s` of `scaling_config` after a start, 30 s if none is
+            given. 2 if neither this nor `scaling_config` is given.
         train_loop_config: passed to `train_fn`.
         scaling_config, run_config, jax_config: passed on to JaxTrainer. `run_config`'s callbacks are kept. Its failure limits are
             replaced: `max_failures` decides.
@@ -90,8 +91,9 @@ def fit(
         ConfigError: the arguments contradict each other, or the workers don't form one JAX job.
         ReferenceMismatchError, ItemTopologyError, StepOrderError and other mistakes in `train_fn`'s calls: at once, as they are.
         RunFailedError: gave up. Its cause is the user's exception; `rank` says whose. The newest complete snapshot is durable.
-        StorageError: `close` has raised it as it ended the run: the last step is durable, but not every one for which `save` had
-            returned True; it names them, with the reasons. (For those of worker groups that have died, see `RunResult.lost`.)
+        StorageError: `close` has raised it as it ended the run. The last step is durable, but not
+            every step for which `save` had returned True: it names these, with the reasons.
+            (`RunResult.lost` has those of worker groups that have died.)
         StaleAttemptError: the run belongs to another attempt. RunInUseError: it is in use. StorageError:
             its folder is gone, and memory holds the run. All before anything starts.
     """

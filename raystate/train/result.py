@@ -55,15 +55,18 @@ class RunResult:
     Attributes:
         step: the newest durable step, -1 if there is none.
         path: the run's storage.
-        metrics: the metrics of the last `save`, else those of the last `ray.train.report` with a checkpoint, else those of the newest
-            durable step (of a run that had finished before).
+        metrics: those of the last `save`; else of the last `ray.train.report` with a checkpoint;
+            else of the newest durable step, as of a run that had finished before.
         return_value: what the training function returned on rank 0.
         recoveries: every restart, oldest first.
-        lost: steps for which `save` had returned True in a worker group that has died since or that did not call `close`, and which
-            are not durable, each with its reason. Each step in storage is whole.
-        ray: Ray Train's own result. Its `checkpoint` and `metrics` are None: the steps are the run's, and `raystate.Reader(result.path)`
-            reads them; Ray Train keeps only metrics that were reported with a checkpoint. A training function that calls
-            `ray.train.report(metrics, checkpoint=…)` itself gets both, and a second copy of the state that raystate doesn't look after.
+        lost: steps for which `save` had returned True, and which are not durable, each with its
+            reason. Their worker group has died since, or did not call `close`. Each step in storage
+            is whole.
+        ray: Ray Train's own result. Its `checkpoint` and `metrics` are None: the steps are the
+            run's, and `raystate.Reader(result.path)` reads them. Ray Train keeps only metrics that
+            were reported with a checkpoint. A training function that calls
+            `ray.train.report(metrics, checkpoint=…)` itself gets both, and a second copy of the
+            state that raystate doesn't look after.
     """
 
     step: int
