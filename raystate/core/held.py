@@ -138,7 +138,9 @@ class Held:
         """A trainer whose state has grown has other slots: the old ones go once their contents
         aren't needed.
 
-        Not before it has come with the others. Which were given later, their numbers don't say: a set may be handed on.
+        Not before it has come with the others. Which were given later, their numbers don't say: a
+        set may be handed on.
+        (test_host.test_a_trainer_that_has_grown_keeps_its_old_slots_until_no_step_needs_them)
         """
         come = {one.trainer: one.given for one in self.sets.values() if one.trainer and is_connected(one)}
         for one in list(self.sets.values()):
@@ -150,7 +152,8 @@ class Held:
         """Give the trainer of this set the slots that it may reuse. Whether there were any."""
         granted = False
         for number, slot in enumerate(one.slots):
-            # Read now; or its trainer may be writing to it.
+            # A reader has it, or its trainer may be writing to it.
+            # (test_host.test_granted_and_held_slots_are_never_granted_again)
             if slot.holds or one.is_granted(number):
                 continue
             reason = why_reusable(slot.content, advice)

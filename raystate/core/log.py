@@ -48,6 +48,7 @@ def claim_entry(
         intents = tuple(replace(one, carriers=(*carriers(one, dead), attempt)) for one in tail.intents)
     known = {step.step for step in live}
     # A step whose retirement is under way may still be visible: adopting it would bring it back.
+    # (test_log.test_claim_keeps_state_and_does_not_revive_a_step_being_retired)
     known.update(intent.step for intent in intents)
     new = [LiveStep(step=step, save=None) for step in sorted(set(adopted)) if step not in known]
     if new:

@@ -248,6 +248,8 @@ class Memory:
         view.domain, view.no_copies = summary.domain, summary.no_copies
         if summary.base is not None:
             self.discarded(view, summary.base.stamp)
+            # A new Coordinator learns from the hosts what the restores before it have given up.
+            # (test_untold.test_last_words_of_a_group_before_the_one_that_a_new_coordinator_finds)
             if self.base is None or summary.base.stamp > self.base.stamp:
                 self.base = summary.base
         view.trainers = summary.trainers

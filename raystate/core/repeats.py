@@ -35,7 +35,9 @@ class Repeats:
         self.turn()
 
     def turn(self) -> None:
-        """Answer. Not before all hosts have said what they hold: a new Coordinator knows by that what the one before has answered."""
+        """Answer, once all hosts have said what they hold: that shows a new Coordinator what the
+        one before has answered.
+        (test_saves.test_a_new_coordinator_answers_when_the_hosts_have_reported)"""
         if self._snapshots.gathering:
             return
         waiting, self._waiting = self._waiting, {}
@@ -60,6 +62,7 @@ class Repeats:
         asked = SnapshotId(group.lineage, save.step, again + 1 + number)  # what this very call would save
         seen = [one for one in group.seen.values() if one.newest_step >= save.step]
         if any((one.newest_step, one.again) > (save.step, again) for one in seen):
-            # The Coordinator before has answered another rank. Whether with yes, its save tells, if there is one.
+            # The Coordinator before has answered another rank. Whether with yes, its save tells, if
+            # there is one. (test_saves.test_a_new_coordinator_gives_the_answer_of_the_one_before)
             return asked in self._memory.snaps or any((one.newest_step, one.again) == asked.place for one in seen)
         return self._promises.is_lost(save)

@@ -72,7 +72,9 @@ class Untold:
         """Take a trainer's last words; gives what is lost by them, and why. Most is known only when the run is restored, or ends."""
         broken, newest = dict(event.broken), () if event.promised is None else (event.promised,)
         if self._is_past(event.lineage) and group_of(event.lineage) != group_of(self._lineage):
-            return self._judged(broken, newest)  # the next group has restored meanwhile
+            # The next group has restored meanwhile: what it goes on from decides.
+            # (test_untold.test_late_news)
+            return self._judged(broken, newest)
         self._broken |= broken
         self._newest += newest
         return {}
@@ -94,7 +96,9 @@ class Untold:
         """What dead trainers have promised, up to the step that the run goes on from: it is not made again."""
         base = self._base
         lost = {key: why for key, why in broken.items() if key.step <= base.step}
-        # Saved after the bytes that were restored: once more, by force, or in a later lineage, which had gone back to an older step.
+        # Saved after the bytes that were restored: once more, by force, or in a later lineage,
+        # which had gone back to an older step.
+        # (test_untold.test_a_promise_of_the_line_that_goes_on_is_not)
         return lost | {key: UNFINISHED for key in newest if key.step <= base.step and key.order > base.order}
 
     def _forget_older(self) -> None:
@@ -114,7 +118,8 @@ class Untold:
             asked: those promises.
             is_made: whether it, or the same step made again, is durable.
         """
-        # Only a restore judges what the group before had left.
+        # Only a restore judges what the group before had left: without one that is told now.
+        # (test_untold.test_a_group_that_does_not_restore_is_told_of_the_one_before)
         lost = self._lost if group_of(self._lineage) == asking else {**self._left_open(is_made), **self._lost}
         lost = {key: why for key, why in lost.items() if key not in asked and group_of(key.lineage) != asking}
         return self._told(lost, ", saved before a restart", asking)

@@ -277,7 +277,7 @@ def test_a_save_is_executed_once():
     assert "does not hold ranks [0] of step 5" in node.took(Refuse)[0].message
 
 
-def test_a_trainer_that_has_grown_keeps_its_old_slots_until_nobody_needs_them():
+def test_a_trainer_that_has_grown_keeps_its_old_slots_until_no_step_needs_them():
     node = Node()
     node.connect()
     node.read(word(), None, None, None)
