@@ -74,7 +74,8 @@ class StateConfig(pydantic.BaseModel, frozen=True):
             Under `ray job submit --working-dir` an absolute one: a folder of a Ray session is refused.
         run: name of the run, in actors, metrics and logs: letters, digits, `.`, `_`, `-`.
         run_metadata: a dict of JSON values about the whole run, written with its first durable step to where
-            Orbax's `CheckpointManager(metadata=…)` has it; what is there stays. `raystate.metadata(storage).run` gives it.
+            Orbax's `CheckpointManager(metadata=…)` has it; a file that is there stays.
+            `raystate.metadata(storage).run` gives it.
         save_every_steps: steps between durable saves: the first `save()` at or after each multiple.
         save_every_s: seconds between durable saves, decided once for all hosts. With `save_every_steps` too, whichever is due.
             With no save rule at all: automatic, every 600 s.

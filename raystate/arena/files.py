@@ -218,7 +218,8 @@ def remove_entry(path: Path) -> None:
 
 
 def remove_tree(path: Path, *, last: str = "") -> None:
-    """Remove a directory; what is already gone is fine. `last` names the direct entry that goes last."""
+    """Remove a directory; missing entries are fine. `last` names the direct entry that goes
+    last."""
     try:
         entries = sorted(os.scandir(path), key=lambda entry: entry.name == last)
     except FileNotFoundError:

@@ -38,7 +38,7 @@ class FileLock:
 
         Raises:
             FileNotFoundError: there is no such file and `create` is False, or its directory is gone.
-            RaystateError: what is there is neither a file nor, as asked for, a directory.
+            RaystateError: the entry of that name is neither a file nor, as asked for, a directory.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:

@@ -1,4 +1,5 @@
-"""Names that a step can be written under: what stock Orbax can't read back is refused when it is saved, not when it is needed.
+"""Names that a step can be written under. A name that stock Orbax can't read back is refused when
+it is saved, not when it is needed.
 
 tests/orbax/test_names.py asks stock Orbax, v0 and v1, about each rule.
 """

@@ -249,7 +249,8 @@ def restore_checkpoint(
     Args:
         ckpt_dir: a directory of checkpoints, or one checkpoint.
         target: what the answer looks like; None: a state dict, nested dicts of arrays and values. Of a folder: what only the target has
-            stays as it is, what only the checkpoint has is not read; an array is placed as the target's, with the checkpoint's shape.
+            stays as it is, leaves that only the checkpoint has are not read; an array is placed as
+            the target's, with the checkpoint's shape.
         step: exactly this one.
         prefix: what the names begin with.
         parallel, gda_manager, allow_partial_mpa_restoration, orbax_checkpointer: not used; a warning says so.

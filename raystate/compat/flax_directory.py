@@ -138,7 +138,7 @@ def removed(names: list[str], new: str, *, overwrite: bool, keep: int, keep_ever
     Args:
         names: of all that are there, the new one among them.
         new: the one that was saved.
-        overwrite: what is newer goes.
+        overwrite: newer checkpoints go.
         keep: so many of the newest stay; 0: all.
         keep_every_n_steps: of the others those stay that are so far from the last one that stayed. Step 0 is not counted, as in flax.
     """

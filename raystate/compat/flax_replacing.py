@@ -63,7 +63,7 @@ class _Replacing:
         try:
             old = self._listed()
             going = [info for info in old if info.name in new or _is_fixed(info.name, name)]
-            # The marker first: what is going is not read any more.
+            # The marker first: then no reader takes the files that go.
             going.sort(key=lambda info: marker_last(info.name), reverse=True)
             self._held = {info.name: storage.read(info.name) for info in going}
             for info in going:

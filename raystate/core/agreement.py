@@ -31,7 +31,7 @@ class _Stop:
     Attributes:
         agree_until_s: a common step must be agreed on by then.
         gone_s: then some trainers may be gone; inf: none goes away.
-        is_late: half of the time has passed; what is newest in memory was made durable, if need be.
+        is_late: half of the time has passed; the newest snapshot was made durable, if need be.
     """
 
     asked: StopAsked

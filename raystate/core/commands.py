@@ -9,7 +9,7 @@ from raystate.core.entries import LiveStep, LogEntry
 from raystate.core.names import NOWHERE, Ask, HostId, SaveId, SnapshotId, lineage_order
 from raystate.core.replies import Failure, Reply
 
-MOST_OLDER = 16  # restores in a row while storage takes nothing: what is older than that is given up
+MOST_OLDER = 16  # restores in a row while storage takes nothing; older pasts are given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class Invalidate(Stamped):
 class EndTrainers:
     """Kill the trainers of this lineage's worker group on that host: they are stuck in a collective with a dead rank. Idempotent.
 
-    `hanging`: only these ranks, and they are the cause: what they were doing is found out first.
+    `hanging`: only these ranks, and they are the cause: it is found out first where they were.
     `announced`: no rank has failed. Their node or another rank's was announced to go away, and they
     did not stop in time.
     """
@@ -155,7 +155,7 @@ class Copy(Stamped):
 
     Attributes:
         pieces: (rank, a host that holds its piece).
-        attempt, seq: order the orders; the same one again: what has failed may be tried again.
+        attempt, seq: order the orders; the same one again: failed copies may be tried again.
     """
 
     host: HostId

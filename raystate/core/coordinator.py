@@ -349,7 +349,7 @@ class Coordinator:
             self.snapshots.fail(Failure(error="ConfigError", message=mistake[1], details={"step": mistake[0].step}))
 
     def _give_up_waiting(self) -> None:
-        """No process sleeps for so long: what it may still carry out is closed, and its steps are free."""
+        """No process sleeps for so long: its open intents are closed, and their steps are free."""
         if self._desk.now_s - self._claimed_s >= self.settings.assume_dead_after_s:
             for attempt in sorted(self.journal.held_by):
                 self._desk.log("warning", f"attempt {attempt} has not come back: its process is taken for dead")

@@ -85,7 +85,8 @@ class Copying:
 
         Args:
             base: what was restored.
-            keys: what stays anyway. One slot is left for new snapshots, but for the time in which copies are waited for.
+            keys: snapshots that stay anyway. One slot is left for new snapshots, but for the time
+                in which copies are waited for.
         """
         if not self.is_on:
             return []

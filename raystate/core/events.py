@@ -302,7 +302,8 @@ class Appended:
 
     Attributes:
         outcome: "ok"; "taken": another writer owns that number, `tail` is the log's newest entry; "failed": by storage, and the entry may
-            be there or appear later; "refused": what it commits is gone from storage (`error`), and it was never sent there.
+            be there or appear later; "refused": the step that it commits is gone from storage
+            (`error`), and the entry was never sent there.
     """
 
     seq: int

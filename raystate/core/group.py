@@ -370,7 +370,8 @@ class Joins:
         return f"its snapshot of {ranks_text(missing, hosts)} is lost" if missing else "its hosts have lost its snapshot"
 
     def missing_text(self, key: SnapshotId) -> str:
-        """Why a snapshot is not complete, for messages: what can't be reached is not called missing."""
+        """Why a snapshot is not complete, for messages: pieces out of reach are not called
+        missing."""
         group, snap = self.group, self.memory.snaps.get(key)
         hosts = {} if group is None else group.hosts
         pieces = {} if snap is None else snap.pieces

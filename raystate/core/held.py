@@ -107,7 +107,7 @@ class Held:
             word=event.word,
             copies_of=event.copies_of,
         )
-        if old is not None:  # handed on: what is being read stays held
+        if old is not None:  # handed on: slots that are being read stay held
             for new, was in zip(one.slots, old.slots, strict=True):
                 new.holds, new.doomed = was.holds, was.doomed
         if event.host_word is not None:
@@ -203,7 +203,7 @@ class Held:
             self.sets[place.index].slots[place.slot].holds += 1
 
     def let_go(self, places: Iterable[Place]) -> None:
-        """A reader is done: what was to be discarded meanwhile goes when it was the last."""
+        """A reader is done: if it was the last, bytes that were given up meanwhile go."""
         for place in places:
             one = self.sets.get(place.index)
             if one is None:

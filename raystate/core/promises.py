@@ -174,7 +174,8 @@ class Promises:
         return self._fate(key)[0] is False
 
     def _told(self, key: SnapshotId, spoken: Collection[int] | None = None) -> Fate:
-        """As `_fate`, for those who were promised it: what an earlier attempt may have committed is looked for before it counts as lost."""
+        """As `_fate`, for those who were promised it: before it counts as lost, the commits of
+        earlier attempts are searched for it."""
         durable, why = self._fate(key, spoken)
         is_lost = durable is False and key not in self._saves.failed
         if (is_lost or self._is_unheard_of(key)) and self._saves.past.is_open(key):

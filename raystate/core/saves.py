@@ -360,7 +360,7 @@ class Saves:
                 self._give_up(key, f"{self.joins.missing_text(key)} after {now_s - queued.due_s:.1f} s")
 
     def _fail(self, job: Job, why: str, *, of_storage: bool, counts: bool = True) -> None:
-        """Before the commit entry: what the save has written is garbage. `counts`: the try does."""
+        """Before the commit entry: the save's objects are garbage. `counts`: the try does."""
         self.desk.out.append(Discard(save=job.save, step=job.key.step))
         self.running = None
         self.desk.stir = True

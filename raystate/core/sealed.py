@@ -1,4 +1,4 @@
-"""JSON documents that carry a checksum, so that what was damaged in storage is not taken for what was written."""
+"""JSON documents that carry a checksum, so that damage in storage is noticed."""
 
 from __future__ import annotations
 

@@ -285,7 +285,8 @@ class Snapshots:
     # ---------------------------------------------------------------- advice
 
     def propose(self, proposal: Proposal | None, *, inheriting: bool = False) -> None:
-        """What all ranks are asked to agree on. `inheriting`: what an earlier attempt has proposed is not known yet."""
+        """What all ranks are asked to agree on. `inheriting`: the proposal of an earlier attempt is
+        not known yet."""
         self.inheriting = inheriting
         if proposal != self.proposal:
             self.proposal = proposal

@@ -89,7 +89,8 @@ class Untold:
         return self._judged(broken, newest)
 
     def went_on(self, lineage: str) -> None:
-        """Hosts know that a restore had begun this lineage: what the groups before it had left was judged then."""
+        """Hosts know that a restore had begun this lineage: it has judged the promises of the
+        groups before it."""
         self._went_on = max(self._went_on, lineage, key=lineage_order)
 
     def _judged(self, broken: Promises, newest: Iterable[SnapshotId]) -> Promises:

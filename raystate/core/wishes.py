@@ -52,7 +52,8 @@ class Wishes(Barrier):
     # ---------------------------------------------------------------- what is known from them
 
     def is_older(self, lineage: str) -> bool:
-        """Whether a rank that asks from this lineage has finished the restore that was resumed: what is known of that is old."""
+        """Whether a rank that asks from this lineage has finished the restore that was resumed:
+        words of that one are old."""
         return bool(self._resumed_in) and has_passed(lineage, self._resumed_in)
 
     def is_over(self, lineage: str) -> bool:

@@ -97,7 +97,7 @@ def _shorter_host_word(word: HostWord, room: int, errors: int) -> HostWord:
 
 
 def _shorter_details(details: dict[str, Any], room: int) -> dict[str, Any]:
-    """Texts are cut; what is longer than `room` as JSON goes; and so does the last of very many."""
+    """Texts are cut; values longer than `room` as JSON go, and so does the last of very many."""
     kept: dict[str, Any] = {}
     left_out: list[str] = []
     left = 2 * room  # for all together

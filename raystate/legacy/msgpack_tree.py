@@ -68,7 +68,7 @@ def begins_as_tree(file: ByteFile) -> bool:
     """Whether the file may be one of flax's, by its content: it begins with a map or an array. Text
     begins with neither.
 
-    Nothing follows an empty map: what begins so and goes on is a pickle, for example.
+    Nothing follows an empty map: a file that begins so and goes on is a pickle, for example.
     """
     first = file.read(0, 1)[0] if file.size > 0 else None
     return first in _MAPS_AND_EXTENSIONS and not (first == _EMPTY_MAP and file.size > 1)

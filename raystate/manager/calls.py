@@ -17,7 +17,7 @@ _calls: dict[tuple[int, int], str] = {}  # (thread, whose) -> the call that it i
 
 
 def alone(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
-    """Refuse a call that begins inside another one of the same thread: what that one has begun is not finished."""
+    """Refuse a call that begins inside another one of the same thread, which is not finished."""
     name = getattr(method, "__name__", "")
 
     @functools.wraps(method)

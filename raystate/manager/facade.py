@@ -142,7 +142,7 @@ class StateManager:
         return self._events.restoring(lambda: self._restoring.restore(wanted))
 
     def _settled(self, reply: RestoreSettled) -> None:
-        """A restore has begun a new lineage: what was saved before it is not saved again as the run closes."""
+        """A restore has begun a new lineage: the run's close does not save an older step again."""
         self._last.forget()
         self._durable.settled(reply)
 
@@ -258,7 +258,8 @@ class StateManager:
         return decision.promised
 
     def _interrupt(self, reason: str) -> Interrupted:
-        """The attempt ends here, with this step durable; what storage has lost does not make a failure of it, and is named."""
+        """The attempt ends here, with this step durable; steps that storage has lost are named, and
+        make no failure of it."""
         step = self._last.step
         self._interrupted = Interrupted(reason, step=step, rank=self._rank)
         try:

@@ -359,7 +359,7 @@ class Pipeline:
     # ------------------------------------------------------------ from one lineage to the next, and the end
 
     def begin(self, lineage: str, base: SnapshotId | None) -> None:
-        """A restore begins a new lineage: what waits here is given up by name. Raises RaystateError: another thread leaves."""
+        """A restore begins a new lineage: give up waiting steps. RaystateError: the run is left."""
         with self.lock:
             self._session.refuse_left("restore()")
             for job in self._jobs:
@@ -385,7 +385,7 @@ class Pipeline:
             self._session.write_word(self.machine.word())
 
     def close(self) -> None:
-        """End the background turn: copies that have a slot are finished, what still waits for one is given up."""
+        """End the background turn: finish copies that have a slot; give up steps without one."""
         self.wait_until(self._is_idle, self._session.config.save_timeout_s)
         with self.lock:
             self._pauses.add(self)

@@ -62,7 +62,8 @@ def restore_from_source(
     options: ReadOptions,
     items: Mapping[str, object] | None,
 ) -> Restored | None:
-    """The state of `source` at step 0; what is not taken from there is initialized. None: a callable source gave None.
+    """The state of `source` at step 0; leaves that it lacks are initialized. None: a callable
+    source gave None.
 
     Collective: process 0's newest step of the source is the one that all read.
 
@@ -116,7 +117,8 @@ def _from_several(
     options: ReadOptions,
     items: Mapping[str, object] | None,
 ) -> Restored:
-    """Each part of a state that is a dict from a place of its own; what no place is named for is initialized."""
+    """Each part of a state that is a dict from a place of its own; parts without a place are
+    initialized."""
     if type(reference) is not dict or not sources or not {*sources} <= {*reference}:
         has = f"are {list(reference)[:10]}" if isinstance(reference, dict) else f"it has none: it is a {type(reference).__name__}"
         text = f"source: a mapping names parts of a state that is a dict, by its keys ({has}), not {list(sources)}"

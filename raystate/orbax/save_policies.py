@@ -142,7 +142,7 @@ def _check_steps(steps: Any) -> None:
 
 
 def _try(policy: Any) -> None:
-    """A question as in training, so that what can't be answered is refused now."""
+    """Ask the policy as in training, so that one that can't answer is refused now."""
     try:
         policy.should_save(_SavedStep(step=1, time=_NO_TIME), (), context=_context())
     except Exception as error:

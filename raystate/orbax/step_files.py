@@ -91,7 +91,7 @@ class StepFiles:
         return tuple(self._objects.generation(self._prefix + name) for name in self._telling)
 
     def remember(self) -> None:
-        """Before the first of it is read: what lies here is what is read."""
+        """Note, before the first read, which checkpoint lies here: all is read of that one."""
         with self._lock:  # several threads may begin at once
             if self._first is None:
                 self._first = self._generations()

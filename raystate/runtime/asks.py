@@ -15,7 +15,7 @@ class Asks:
     """Answers by ask: `future` from any thread, the others from the loop's.
 
     Attributes:
-        failed: what everybody is told from now on; None: nothing has failed.
+        failed: the answer to all asks from now on; None: nothing has failed.
     """
 
     def __init__(self) -> None:

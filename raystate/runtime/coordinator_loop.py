@@ -348,7 +348,7 @@ class CoordinatorLoop:
     def _finish(self, reason: str) -> None:
         logger.debug("run %r released: %s", self._settings.run, reason)
         self._ended.set()
-        self._hosts.close_all(remove_arena=True)  # first: what a slow storage still has to do needs none of them
+        self._hosts.close_all(remove_arena=True)  # first: slow storage does not need them
         self._workers.shutdown()
         self.ledger.close()  # before what may take long: a releaser that waits too long kills this
         self._storing.end(may_be_older=bool(self._known_hosts))

@@ -1,6 +1,7 @@
 """The record of a Coordinator: each event and the commands that it led to, as JSON lines in a folder of its node.
 
-The files are small, compressed once they are full, and the oldest go first. Nothing depends on them: what can't be written is left out.
+The files are small, compressed once they are full, and the oldest go first. Nothing depends on
+them: an event that can't be written is left out.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def orbax_keep(config: StateConfig) -> Keep:
             if policy is None:
                 policy = config.keep_policy or preservation_policy(config)
             return preserved(policy, live)
-        except Exception as error:  # a user's own policy may do anything; what is not understood is kept
+        except Exception as error:  # a user's own policy may do anything; in doubt all is kept
             logger.warning(
                 "keep_policy failed at step %d: %s: %s: every step is kept for now%s",
                 max((one.step for one in live), default=-1),

@@ -114,8 +114,8 @@ class SlotStore:
         return True
 
     def remember(self, memory: HostMemory) -> None:
-        """Write down what has to outlive this HostActor; where there is no room, later: what it has decided besides must not wait.
-        Killed before there is room, it recalls what was true before."""
+        """Write down what has to outlive this HostActor; where there is no room, later: its other
+        decisions must not wait. Killed before there is room, it recalls what was true before."""
         try:
             write_json(self._memory_path, dataclasses.asdict(memory))
         except (OSError, RaystateError) as error:

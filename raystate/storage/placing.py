@@ -302,7 +302,8 @@ class _MarkedFolder(NewFolder):
         marker = f"{self.folder}/{MARKER}"
         in_the_way = [old[full] for name in names if (full := f"{self.folder}/{name}") in old]
         try:
-            self.storage.delete_all([old[marker]] if marker in old else [])  # first: what is going is not read any more
+            # First: then no reader takes the rest.
+            self.storage.delete_all([old[marker]] if marker in old else [])
             self.storage.delete_all(in_the_way)
             for name in names:
                 self._fixed.create(name, files[name])

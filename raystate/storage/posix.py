@@ -177,7 +177,7 @@ def remove_tree(path: str) -> None:
 
 
 def unless_missing(error: OSError) -> None:
-    """For os.walk: what is gone by now is no error."""
+    """For os.walk: an entry that is gone by now is no error."""
     if not isinstance(error, ABSENT):
         raise error
 

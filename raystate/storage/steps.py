@@ -189,7 +189,7 @@ class StepFolder:
         marker = f"{self.name}/{MARKER}"
         first = [info for info in found if info.name == marker]
         rest = [info for info in found if info.name != marker]
-        for infos in (first, rest):  # the marker first: what is going is not listed
+        for infos in (first, rest):  # the marker first: a step that goes is not listed
             if aside:  # every object is copied before any goes, so a repetition finds each either here or there
                 for info in infos:
                     self.storage.copy(info.name, f"{kept}/{info.name.removeprefix(f'{self.name}/')}")

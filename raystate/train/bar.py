@@ -57,7 +57,8 @@ class RunBar:
 
 @contextlib.contextmanager
 def run_bar(config: StateConfig) -> Iterator[None]:
-    """While this lasts, what takes long in the run is shown, if standard error is a terminal that can move its cursor."""
+    """While this lasts, long saves and restores of the run are shown, if standard error is a
+    terminal that can move its cursor."""
     console = Console(stderr=True)
     if not can_show(console):
         yield

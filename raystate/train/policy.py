@@ -134,7 +134,7 @@ class RetryPolicy:
             else:
                 self._streak += 1
                 if step is not None and step < self._newest:
-                    self._newest = step  # only after a rollback: what comes now is new
+                    self._newest = step  # only after a rollback: the steps that come now are new
         self._unseen.clear()
 
     def _told_streak(self) -> str:

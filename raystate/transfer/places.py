@@ -44,7 +44,8 @@ class WrittenFile:
 
 
 class ExportPlace(abc.ABC):
-    """A folder at some URL. As a context manager: what was written is discarded unless `commit` has been called.
+    """A folder at some URL. As a context manager: its files are discarded unless `commit` has been
+    called.
 
     Args:
         url: of the folder.
@@ -81,7 +82,7 @@ class ExportPlace(abc.ABC):
             on_bytes: called with the bytes of each part that was read back.
 
         Raises:
-            StorageError: what is there is not what was written; or storage failed.
+            StorageError: the bytes there differ from those written; or storage failed.
             ConfigError: somebody else has put something in the place meanwhile.
         """
         with storage_errors("finish", self.url):
