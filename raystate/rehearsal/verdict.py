@@ -31,8 +31,8 @@ _WAYS_OUT = {
     "set_state": "The state of that iterator means something in its own process only: see its get_state()",
 }
 _NOT_KEPT = (
-    "These came back as they were saved, or not at all: so the training uses something that is neither in the state nor in items, "
-    "such as a data iterator (save(…, items={'data': iterator})), a random generator, or a variable of the script"
+    "What was restored is as it was saved. The training also uses something that it doesn't save: "
+    "a data iterator (save(…, items={'data': iterator})), a random generator, or a variable of the script"
 )
 _CHANGED = "Give the restore a reference of the dtypes and values that are saved"
 
