@@ -1,8 +1,9 @@
 """All ranks act at the same step: stop there, or make it durable. No message is sent until a step
 is proposed.
 
-A rank that has acknowledged a proposal waits at its step until it is confirmed or withdrawn. A rank that is already there, or past
-it, refuses, or is seen to have made that step without an answer; then a later step is proposed under a new id.
+A rank that has acknowledged a proposal waits at its step until it is confirmed or withdrawn. A rank
+that is already there, or past it, refuses, or is seen to have made that step without an answer.
+Then a later step is proposed under a new id.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The copies that one host keeps of other hosts' pieces: which to fetch now, and into which slots. A part of `core.host`'s machine.
 
 The Coordinator's newest order says what is wanted; copies that wait for an older order are
-forgotten. The host fetches, so a transfer has one end that decides. A copy lies in a slot set of
-its own per rank, whose slots follow the same rules as a trainer's: from its header on the copy is
-reported, found, written, discarded and reused like the piece that it was made of.
+forgotten. The host fetches, so a transfer has one end that decides. Each rank's copies lie in a
+slot set of their own, under the same rules as a trainer's. From its header on a copy is reported,
+found, written, discarded and reused like the piece that it was made of.
 """
 
 from __future__ import annotations

@@ -234,8 +234,8 @@ class Copying:
         self.desk.stir = self.desk.stir or self._changed
 
     def _may_lose_one(self) -> bool:
-        """Whether a host has been silent, and is soon heard or down: until then nothing that has its copies may go for a snapshot that
-        has none."""
+        """Whether a host has been silent, and is soon heard or down. Until then no snapshot with
+        copies may go for one without."""
         silent_s = self.desk.settings.host_timeout_s / 2
         return any(view.up and self.desk.now_s - view.heard_s >= silent_s for view in self.memory.views)
 

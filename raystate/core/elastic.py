@@ -1,7 +1,8 @@
 """How many workers an elastic run has: the sizes that it may have, with how many it starts, and when it makes way for more.
 
-A run shrinks because it must: its next worker group is as large as what is left allows. It grows because it may: at a step that all ranks
-agree on, once there has been room for a while, and not sooner after the last start than the user allows.
+A run shrinks because it must: its next worker group is as large as the nodes that are left allow.
+It grows because it may, at a step that all ranks agree on. Before, there has been room for a while,
+and the last start is as long ago as the user wants.
 """
 
 from __future__ import annotations
@@ -107,11 +108,12 @@ class Wish:
 class Elastic:
     """Decides the size of each worker group, and when a running one makes way for a larger one.
 
-    A growth costs a restart. So there are `every_s` seconds between the start of a group and the next growth, and the room for it has
-    to have been there for a while. A growth that brings nothing, because the workers found no place or the larger group soon lost its
-    size, doubles that time for the next one. A size that has not worked since the run grew to it, and brings failures until the launcher
-    would give up, is taken back: the run goes on with the next smaller one that has ever worked, and has no more for 32 times
-    `every_s`; the next time for twice as long.
+    A growth costs a restart. So there are `every_s` seconds between the start of a group and the
+    next growth, and there has to be room for a while. A growth may bring nothing: the workers find
+    no place, or the larger group soon loses its size. That doubles the time before the next one. A
+    size that has not worked since the run grew to it is taken back when the launcher would give up.
+    The run goes on with the next smaller size that has ever worked. It has no more for 32 times
+    `every_s`, the next time for twice as long.
 
     Args:
         sizes: that the run may have.

@@ -102,8 +102,9 @@ class Base:
             "": there is no such object, and the state is empty.
         live: live steps after some earlier entry.
         intents: open ones after it.
-        before: the base that was in use until then; "": none. It is kept as long as this one is in use: a reader has time then, this one
-            can be rebuilt if it is damaged, and the log can still be read if its very last entries are lost.
+        before: the base that was in use until then; "": none. It is kept as long as this one is in
+            use, so readers have time. This one can be rebuilt from it if it is damaged, and the log
+            can be read if its very last entries are lost.
     """
 
     name: str

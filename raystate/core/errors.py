@@ -1,7 +1,7 @@
 """Every error that raystate raises on purpose.
 
-They derive from `RaystateError`, pickle (Ray moves them between processes), and carry the facts of the failure as attributes, so
-that neither a person nor a program has to parse the message.
+They derive from `RaystateError` and pickle: Ray moves them between processes. They carry the facts
+of the failure as attributes, so that no program has to parse the message.
 """
 
 from __future__ import annotations

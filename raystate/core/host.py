@@ -1,8 +1,8 @@
 """What a HostActor decides: what its report says, which slots it grants, whose orders it follows, and when a slot's bytes may go.
 
 `handle` is the only mutator, deterministic, without clock or I/O. The shell feeds it what it reads: a set's word always before the
-headers of its slots. A trainer writes a slot's header before the word that no longer lists the step as pending, so a report never
-shows a step as neither pending nor held while it is being finished.
+headers of its slots. A trainer writes a slot's header before the word that no longer lists the step
+as pending. So no report shows a step that is being finished as neither pending nor held.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from raystate.core.messages import (
 class SetFound:
     """A slot set is there: adopted from an earlier HostActor, or allotted now. A set that is handed on is found again.
 
-    If its trainer has another set already (its state has grown), that one has been read (SetRead) just before: what was staged last
-    would be taken for nothing otherwise.
+    A trainer whose state has grown has another set already. That one has been read (SetRead) just
+    before: otherwise the step that was staged last would not count.
 
     Attributes:
         index: of the set, for ever.

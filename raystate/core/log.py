@@ -1,9 +1,9 @@
 """The log of a run as pure functions: which entry may follow which, what is live, and which opposite has to wait.
 
-An entry holds the whole state after it. Each attempt that claims finishes the intents that are open then. So an intent is open from
-the entry that decided it until it is carried out and each other attempt that has owned it is known dead: the process of a superseded
-one may still wake up and carry it out once more. Meanwhile no attempt performs the opposite on
-that step (the hold rule).
+An entry holds the whole state after it. Each attempt that claims finishes the intents that are open
+then. The process of a superseded attempt may still wake up and carry one out once more. So an
+intent stays open until it is carried out, and each other attempt that has owned it is known dead.
+Meanwhile no attempt performs the opposite on that step (the hold rule).
 """
 
 from __future__ import annotations

@@ -188,8 +188,9 @@ class Memory:
     def incarnate(self, view: HostView, incarnation: str, seq: int, now_s: float, patience_s: float) -> bool | None:
         """Note which incarnation speaks. True: a new one; False: the known one; None: one that has been replaced.
 
-        A late message of a dead incarnation may arrive after the first of its successor, and a Coordinator that has just started
-        cannot tell which is which. The dead one falls silent: then the other is believed again.
+        A late message of a dead incarnation may arrive after the first of its successor. A
+        Coordinator that has just started can't tell which is which. The dead one falls silent: then
+        the other is believed again.
         """
         if incarnation == view.incarnation:
             return False

@@ -3,8 +3,9 @@
 Everything here is a frozen value of the standard library's types, so that it pickles, prints, compares and can be replayed. Events go
 into `Coordinator.handle`, commands come out of it. A shell translates: it never decides.
 
-Words: see docs/concepts.md. A `group` is one start of the worker group (drawn by the launcher); the Coordinator answers it with a
-`Lineage`, and each restore of the group with the next one. A save id is `a<attempt>k<counter>`, unique per save try.
+Words: see docs/concepts.md. A `group` is one start of the worker group, drawn by the launcher. The
+Coordinator answers it with a `Lineage`, and each restore of the group with the next one. A save id
+is `a<attempt>k<counter>`, unique per save try.
 """
 
 # ruff: noqa: F401 - each name is here for those who import it

@@ -1,8 +1,9 @@
 """Durable saves: which snapshot is written next, and each save from its first byte to its commit.
 
-A snapshot is due when all ranks have staged it and save() promised it. One save runs at a time. Dead ranks aren't needed: the hosts
-have their pieces. Until the commit entry a save that fails is discarded and tried again under a new id, while its snapshot is still
-complete; from the commit entry on there is only rolling forward, and that is the journal's.
+A snapshot is due when all ranks have staged it and save() promised it. One save runs at a time.
+Dead ranks aren't needed: the hosts have their pieces. Until the commit entry a save that fails is
+discarded, and tried again under a new id while its snapshot is complete. From the commit entry on
+there is only rolling forward, and that is the journal's.
 """
 
 from __future__ import annotations

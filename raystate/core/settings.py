@@ -30,5 +30,6 @@ class Settings:
 
 
 def most_wait_s(barrier_timeout_s: float, hang_timeout_s: float | None) -> float:
-    """For so long steps that are due may hold up a rank: others wait for it meanwhile, and it must not look as if it hung."""
+    """For so long steps that are due may hold up a rank. Others wait for it meanwhile, and it must
+    not look as if it hung."""
     return min(30.0, barrier_timeout_s / 4, (hang_timeout_s or 60.0) / 2)

@@ -113,8 +113,11 @@ def share_out(
 
 
 def _by_box(want: WantedBox) -> list[tuple[Box, list[HeldPiece]]]:
-    """The pieces that somebody has, those of the same elements together, in the order in which they are used: this node's first, and of
-    these one that is exactly what is wanted, which can be used where it lies; then those that have the most of it."""
+    """The pieces that a host has, those of the same elements together, in the order of use.
+
+    This node's come first, and of these one that is exactly the wanted box: it can be used where it
+    lies. Then come those that have the most of it.
+    """
     same: dict[Box, list[HeldPiece]] = {}
     for held in want.held:
         if held.hosts and intersection(want.box, held.box) is not None:

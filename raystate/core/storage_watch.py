@@ -1,7 +1,8 @@
 """How storage goes on, while steps that are due wait for it in host memory: who waits for whom, and for how long.
 
-While storage makes progress the training waits for it, so that no promised step is lost. Where storage fails, stands still or is too
-slow for that, promised steps give way to new snapshots, so that a crash costs no more than without any of them.
+While storage makes progress the training waits for it, so that no promised step is lost. If storage
+fails, stands still or is too slow for that, promised steps give way to new snapshots. So a crash
+costs no more than without any of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What one trainer decides at each save(): snapshot, make durable, skip, hold, stop. No traffic, no waiting for a slot.
 
-A trainer speaks through its word (`TrainerWord`), its HostActor through its own (`HostWord`). The shell reads the host's word,
-calls `on_save`, writes the word that the decision carries *before* it begins to stage, and writes `word()` again after `staged`.
-A shell that can't do what was decided puts the machine back as it was (`memento`, `put_back`): a save that raises leaves no trace.
+A trainer speaks through its word (`TrainerWord`), its HostActor through its own (`HostWord`). The
+shell reads the host's word and calls `on_save`. It writes the word that the decision carries
+*before* it begins to stage, and `word()` again after `staged`. A shell that can't do what was
+decided puts the machine back as it was (`memento`, `put_back`): a save that raises leaves no trace.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ class Trainer:
     def question(self, step: int, *, force: bool) -> tuple[SnapshotId, int] | None:
         """What has to be asked before `on_save`: whether this promised save is lost, as AgainAsked (save, number); None: nothing.
 
-        The same on all ranks at the same call, and so is the answer: what this rank has been told meanwhile plays no part in it.
+        The same on all ranks at the same call, and so is the answer: news that a rank has heard
+        play no part.
         """
         if not force or step != self.newest or step != self._safe:
             return None
@@ -174,8 +176,9 @@ class Trainer:
         return bool(self._slots.staging)
 
     def must_wait(self, step: int, *, force: bool, host_word: HostWord | None) -> bool:
-        """Whether save(step) has to wait for a slot, while storage makes progress: it is due, and one due before it has none yet, or those
-        hold all slots but the one of the newest snapshot."""
+        """Whether save(step) has to wait for a slot, while storage makes progress. It is due, and a
+        step due before it has none yet; or due steps hold all slots but that of the newest
+        snapshot."""
         if not (force or self.would_be_durable(step)):
             return False
         return self.held is not None or self._slots.are_crowded(host_word)

@@ -188,9 +188,11 @@ class Layout:
 
     @property
     def write_buffer_bytes(self) -> int:
-        """What writing this share takes in memory beside the slot, at most: TensorStore writes a chunk from where it lies if its
-        elements lie one after the other, and keeps a copy of any other, and of a compressed one, until the whole transaction is
-        written."""
+        """What writing this share takes in memory beside the slot, at most.
+
+        TensorStore writes a chunk from where it lies if its elements lie one after the other. It
+        keeps a copy of any other, and of a compressed one, until the whole transaction is written.
+        """
         return sum(
             piece.nbytes
             for piece in self.pieces
@@ -285,8 +287,9 @@ class SlotTable:
 class DataObject:
     """One immutable object of array bytes under a writer's unique name, relative to the step's folder.
 
-    `crc32c` finds flipped bits but does not tell one object from another: chunks and OCDBT's nodes end with their own crc32c, and
-    the crc32c of anything that ends so depends on its size alone. So there is a second checksum, `digest`.
+    `crc32c` finds flipped bits but does not tell one object from another. Chunks and OCDBT's nodes
+    end with their own crc32c, and the crc32c of all that ends so depends on its size alone. So
+    there is a second checksum, `digest`.
     """
 
     name: str

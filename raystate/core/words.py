@@ -40,8 +40,9 @@ def trainer_word_to_json(word: TrainerWord) -> bytes:
 
 
 def host_word_to_json(word: HostWord) -> bytes:
-    """The word in at most `MAX_WORD_BYTES` bytes. If it has to be shortened: texts are cut, `save_errors` keeps its newest few, and
-    details of the failure that are too long are left out and named in the detail `left_out`.
+    """The word in at most `MAX_WORD_BYTES` bytes. If it has to be shortened: texts are cut, and
+    `save_errors` keeps its newest few. Details of the failure that are too long are left out, and
+    named in the detail `left_out`.
 
     Details that JSON does not know become text, a tuple becomes a list.
 
