@@ -167,9 +167,9 @@ class StateManager:
             source: the start, at step 0, of a run without a step. Another run (its newest step),
                 (run, step), or the folder of one step or checkpoint. Or a function that gives one
                 of these (or None); or {key of a state that is a dict: one of these}.
-            source_select: picks the part of the abstract state that `source` has; the rest is initialized. A function of the abstract
-                state that gives that part as it lies in the source, or a regular expression for paths joined by "/" ("params" takes
-                all below it).
+            source_select: picks the part that `source` has; the rest is initialized. A function of
+                the abstract state gives that part as it lies in the source. Or a regular expression
+                for paths joined by "/" ("params" takes all below it).
             partial: paths that the checkpoint, or the source, lacks are initialized.
             transforms: as of `restore`, for the source, and for a step of this run that hasn't the state's form as it is.
 

@@ -9,8 +9,8 @@ from raystate.restored import Restored
 
 
 class RunEvents:
-    """Only steps that become durable count as saves; a step's success is heard at the first call of `save`, `wait_until_finished` or
-    `close` after it, so its total duration is at most one step too long.
+    """Only steps that become durable count as saves. A step's success is heard at the next call of
+    `save`, `wait_until_finished` or `close`: its total duration is at most one step too long.
 
     Args:
         url: of the run's storage.

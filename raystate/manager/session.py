@@ -114,8 +114,11 @@ class Session:
             self.link.rest(seconds=RETRY_S)
 
     def refuse_unfinished_restore(self) -> None:
-        """Raises RaystateError in another thread's restore, and after one that Ctrl-C or a signal handler has interrupted: the others may
-        have gone on to another lineage, in which nothing of this one can become durable."""
+        """Raises RaystateError in another thread's restore, and after an interrupted one.
+
+        The other ranks may have gone on to another lineage then: no step of this one can become
+        durable in it.
+        """
         if self.unfinished_restore:
             raise RaystateError(
                 f"rank {self.rank}: restore() has not ended: it was interrupted, and has to be called again before anything else, or "

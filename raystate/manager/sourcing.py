@@ -69,8 +69,9 @@ def restore_from_source(
 
     Args:
         source: see `StateManager.restore_or_init`.
-        select: what is taken: a function of the abstract state that gives the tree as it lies in the source, or a regular expression
-            for paths joined by "/", of leaves or of the nodes above them. None: all.
+        select: the part that is taken; None: all. A function of the abstract state gives the tree
+            as it lies in the source. Or a regular expression for paths joined by "/", of leaves or
+            of the nodes above them.
         reference: the abstract state.
         init: makes the fresh state.
         options: `partial`: what the source lacks is initialized; `transforms`.

@@ -1,8 +1,10 @@
 """Transfers of snapshots from other HostActors into slots of this host.
 
-The host that keeps the copy fetches it, chunk after chunk, on threads that give way to training. The source holds its slot only for
-the time of a chunk, so no dead reader can keep a slot; a piece that was overwritten in between is not found for the next chunk. The
-slot's header is written last, once the bytes match the checksums that the trainer has made, and only if the machine still wants it.
+The host that keeps the copy fetches it, chunk after chunk, on threads that give way to training.
+The source holds its slot only for the time of a chunk, so no dead reader can keep a slot. A piece
+that was overwritten in between is not found for the next chunk. The slot's header is written last,
+once the bytes match the checksums that the trainer has made, and only if the machine still wants
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The doorbell: a Unix socket between a trainer and its HostActor.
 
-It carries no state, only "look at the control words" and, by its end-of-file, the news that a process is gone: the kernel closes a
-dead process's socket at once, so that neither side has to poll for the other's death.
+It carries no state, only "look at the control words". Its end-of-file tells that a process is gone:
+the kernel closes a dead process's socket at once, so neither side has to poll for a death.
 """
 
 from __future__ import annotations

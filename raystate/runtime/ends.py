@@ -16,8 +16,9 @@ class End:
 
     Attributes:
         rank: of the worker group.
-        kind: "raised" an exception; "died" by itself; "hung": it made no step any more and raystate ended it; "ended" by raystate, because
-            another one had; "interrupted" by raystate, because a node goes away and the ranks did not stop in time.
+        kind: "raised" an exception. "died" by itself. "hung": it made no step any more, and
+            raystate ended it. "ended" by raystate, because another one had. "interrupted" by
+            raystate, because a node goes away and the ranks did not stop in time.
         reason: one line for a person.
         collateral: "raised", and only because another process was gone.
         error: "raised": the exception, pickled; None if it can't be.

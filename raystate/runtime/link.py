@@ -100,8 +100,10 @@ class Link(Protocol):
     def spawn(
         self, turn: Callable[[], bool], condition: threading.Condition, name: str, pause_s: float = ...
     ) -> Callable[[], None]:
-        """Call `turn` again and again in the background: at once while it says True, else when the condition is notified or `pause_s`
-        have passed, a few milliseconds if nothing is said.
+        """Call `turn` again and again in the background: at once while it says True.
+
+        Else when the condition is notified, or `pause_s` have passed: a few milliseconds by
+        default.
 
         Returns:
             What ends it and waits until it has ended.

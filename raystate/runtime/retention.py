@@ -86,8 +86,11 @@ def preservation_policy(config: StateConfig) -> Any:
 
 
 class _EverySeconds:
-    """Orbax's EveryNSeconds for a clock that may jump: a step stays if its time is `interval_s` or more away, later or earlier, from that
-    of the last step that stayed. A jump costs one step too many, or a longer gap once; on a clock that never goes back it is Orbax's rule.
+    """Orbax's EveryNSeconds for a clock that may jump.
+
+    A step stays if its time is `interval_s` or more away, later or earlier, from that of the last
+    step that stayed. A jump costs one step too many, or a longer gap once. On a clock that never
+    goes back it is Orbax's rule.
     """
 
     def __init__(self, interval_s: float):

@@ -31,8 +31,10 @@ _is_offered = False  # in this process: a signal has one handler, which writes t
 
 
 def offer(folder: Path) -> Callable[[], None]:
-    """From now on SIGUSR2 has this process write its stacks to a file there; a program that uses the signal keeps it, and of several
-    managers in one process only the first offers them.
+    """From now on SIGUSR2 has this process write its stacks to a file there.
+
+    A program that uses the signal keeps it. Of several managers in one process only the first
+    offers its stacks.
 
     Returns:
         What takes it back.

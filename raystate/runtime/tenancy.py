@@ -38,8 +38,8 @@ class Owner:
     Attributes:
         job_id: the Ray job.
         node: where its process runs.
-        launch: stays the same over the restarts of one `fit`; tells apart two uses of a run within one job, such as trials of a sweep
-            that were given the same storage.
+        launch: stays the same over the restarts of one `fit`. It tells apart two uses of a run
+            within one job, such as trials of a sweep that were given the same storage.
         pid: the process there; under `fit` the one of rank 0.
         rank: of that process.
         launched: a launcher starts its trainers again, in other processes. False: the process is the launch, and ends with it.

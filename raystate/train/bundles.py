@@ -1,8 +1,8 @@
 """Starting a worker group's processes, with deadlines.
 
-Ray Train waits for the places of a new group with a deadline, and then for its workers' first answers with none. When a node is lost in
-between, Ray looks for another place for what was to be there; where there is none, that start would never end. Nor would one whose
-process hangs as it starts.
+Ray Train waits for the places of a new group with a deadline, and then for its workers' first
+answers with none. When a node is lost in between, Ray looks for another place for its workers. If
+there is none, that start would never end. Nor would one whose process hangs as it starts.
 """
 
 from __future__ import annotations

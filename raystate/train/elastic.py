@@ -1,8 +1,10 @@
 """Elastic worker groups: raystate's answers to Ray Train's question how many workers there should be.
 
-Ray Train's own elastic policy counts a node that is dying, waits a minute for it, and ends the workers in mid-step when it finds room for
-more. So the controller of an elastic run asks `Elastic` (raystate/core) instead. A shrink needs nothing but the right number: the group
-has ended. A growth begins in the Coordinator: all ranks stop at one step, as for a preemption, and the next group is larger.
+Ray Train's own elastic policy counts a node that is dying, and waits a minute for it. It ends the
+workers in mid-step when it finds room for more. So the controller of an elastic run asks `Elastic`
+(raystate/core) instead. A shrink needs nothing but the right number: the group has ended. A growth
+begins in the Coordinator: all ranks stop at one step, as for a preemption, and the next group is
+larger.
 
 The policy is a class of Ray's, made in the driver and asked in the controller's process: `ElasticGroups.install` replaces its two
 decisions there, for this one run. It still asks Ray's autoscaler for the most workers.

@@ -2,8 +2,9 @@
 
 One is the barrier of `ray.train.report` and of Ray Train's collectives, the other watches for nodes that are drained. Each is a Python
 process that imports Ray Train: together 1.5 to 2 s of a core, just when a restarted group loads its programs and its state. So the
-next group's barrier is started ahead, and a group's watch once the group trains. A node that is drained before is seen when the watch
-starts; a run with a `StateManager` has a watch of raystate's own, in the Coordinator.
+next group's barrier is started ahead, and a group's watch once the group trains. A node that is
+drained before is seen when the watch starts. A run with a `StateManager` has a watch of raystate's
+own, in the Coordinator.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ class Ending:
     """How a worker group ended.
 
     Attributes:
-        kind: "failed": counts; "interrupted": ended on purpose or with its node, doesn't count; "waiting": it never started because
-            the cluster had no room; "final": trying again cannot help.
+        kind: "failed": counts. "interrupted": ended on purpose or with its node, doesn't count.
+            "waiting": it never started, because the cluster had no room. "final": trying again
+            can't help.
         cause: one line for a person, naming the rank where there is one.
         rank: whose error it is, None if there isn't one rank.
         error: that rank's exception, None for a death.
@@ -43,8 +44,8 @@ class Ending:
 class RetryPolicy:
     """Gives up after `max_failures` failed attempts in a row that brought no new step, or that all failed in the same way.
 
-    A step or two between two failures is no progress if the same exception comes back: a mistake in the second step of every attempt
-    would otherwise be tried for ever.
+    A step or two between two failures is no progress if the same exception comes back. Otherwise a
+    mistake in the second step of every attempt would be tried for ever.
 
     Asking for the newest step takes time that a restart doesn't have, so probes run on their own and are only waited for when they
     could matter.

@@ -1,8 +1,9 @@
 """Processes that are ready before they are needed.
 
-Most of a restart on CPU hosts is Python starting and importing Ray Train and JAX: 2 s of 3. So while a group trains, each of its nodes
-holds one more worker process per trainer that has done this already and waits; so do a few nodes that have room for a trainer and none
-on them, for the ranks whose node goes away. When the group ends, the waiting processes become the workers of the next one.
+Most of a restart on CPU hosts is Python starting and importing Ray Train and JAX: 2 s of 3. So
+while a group trains, each of its nodes holds one more worker process per trainer, which has done
+this already and waits. So do a few nodes that have room for a trainer and none on them, for ranks
+whose node goes away. When the group ends, the waiting processes become the workers of the next one.
 
 They hold no resources of their own: the group's placement group is made as ever, and accounts for them. That is why this is for CPU
 workers only: Ray gives accelerators to a process when it starts. Two things differ in such a worker: Ray's

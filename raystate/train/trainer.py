@@ -27,18 +27,20 @@ class _NoDatasets:
 
 
 class _NoDatasetsCallback(DatasetsCallback):
-    """Ray's starts an actor for each worker group that imports all of Ray Data, datasets or none: it is on its way when a restarted
-    group needs the cores."""
+    """Without datasets, no actor: Ray's imports all of Ray Data for each worker group, just when a
+    restarted group needs the cores."""
 
     def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
         return {"dataset_shard_provider": [_NoDatasets()] * len(workers)}
 
 
 class QuietJaxTrainer(JaxTrainer):
-    """Ray's, without an actor for datasets where there are none, and without the one that frees a
-    dead controller's placement group where there is no dashboard: it asks the dashboard whether the
-    controller lives, and without an answer it does nothing but say so every second. The group goes
-    with the job."""
+    """Ray's, without an actor for datasets where there are none.
+
+    Without a dashboard it also lacks the actor that frees a dead controller's placement group. That
+    actor asks the dashboard whether the controller lives: without an answer it does nothing but say
+    so every second. The group goes with the job.
+    """
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()
@@ -52,8 +54,8 @@ class QuietJaxTrainer(JaxTrainer):
 
 @contextlib.contextmanager
 def own_interrupts() -> Generator[None, None, None]:
-    """Ctrl-C is the caller's again after Ray Train's fit(), which leaves its handler behind: that hears the first two, and at the third
-    ends the process as if all were well."""
+    """Ctrl-C is the caller's again after Ray Train's fit(), which leaves its handler behind. That
+    handler hears the first two, and at the third ends the process as if all were well."""
     before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     try:
         yield
