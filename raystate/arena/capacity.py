@@ -17,9 +17,12 @@ ROOT_LOCK_TIMEOUT_S = 30.0  # sizes are added up and promised under it, which ta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What is about to be reserved, in bytes: `slots` copies of `slot_bytes`, a little around them, and buffers for writing them to
-    storage, which are memory of the HostActor and not of the arena's file system. `copies_bytes`: what copies of other hosts' snapshots
-    will take beside that, in time."""
+    """What is about to be reserved, in bytes: `slots` copies of `slot_bytes`, and a little around
+    them.
+
+    Beside them the buffers for writing to storage, which are memory of the HostActor and not of the
+    arena's file system. `copies_bytes`: what copies of other hosts' snapshots will take in time.
+    """
 
     slot_bytes: int
     slots: int

@@ -1,7 +1,8 @@
 """Layouts are big and nearly always the same, so slots name them by their hash and the arena keeps each once.
 
-A layout is kept while a slot names it in its table, and while a trainer is attached that has put it: it marks the layout in its own
-set before it puts it, because its slot names it only later. A shared lock around both keeps `prune_layouts` from looking in between.
+A layout is kept while a slot names it in its table, and while a trainer is attached that has put
+it. The trainer marks the layout in its own set before it puts it, because its slot names it only
+later. A shared lock around both keeps `prune_layouts` from looking in between.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The slots and control words of one trainer, and who may write to them.
 
 A set belongs to one incarnation of a trainer at a time. That trainer holds a shared lock on a file
-of its own in the set; the lock ends with its process, also if it is killed. The host hands a set on
-only while it holds every lock file of the set itself, so a trainer that slept through its own
+of its own in the set. The lock ends with its process, also if it is killed. The host hands a set on
+only while it holds every lock file of the set itself. So a trainer that slept through its own
 replacement finds the set taken, and one that still maps the set keeps it.
 """
 

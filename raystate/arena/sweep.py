@@ -63,8 +63,8 @@ def _sweep_one(path: Path, dead_nodes: Collection[str], is_dead: Callable[[Arena
 
 
 def _looks_like_an_arena(path: Path) -> bool:
-    """A directory may have such a name for reasons of its user's: without a meta.json it is one of ours only if it holds no more
-    than a HostActor that was killed in its first moment leaves."""
+    """A user's directory may have such a name. Without a meta.json it is one of ours only if it
+    holds no more than a HostActor that was killed in its first moment leaves."""
     with contextlib.suppress(OSError):
         names = set(os.listdir(path))
         return META in names or all(name in (HOST_LOCK, LAYOUTS) or name.startswith(f".{META}.") for name in names)

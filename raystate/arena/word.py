@@ -1,7 +1,7 @@
 """A small record in shared memory with one writer and any number of readers, in any state of health.
 
-Two buffers take turns. A record is whole if its checksum and both copies of its number agree, so a reader never sees a mixture, and
-a writer that dies in the middle of a record leaves the one before it.
+Two buffers take turns. A record is whole if its checksum and both copies of its number agree. So a
+reader never sees a mixture, and a writer that dies in mid-record leaves the one before it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A user's own checkpointable, Orbax v1's `StatefulCheckpointable`: an object that writes its own files, and reads them.
 
-Orbax lets it write into the checkpoint's folder, later and in the background. A step of raystate is immutable and committed at once,
-so here it writes into a private folder of its process, to the end, within `save()`; its files travel with the step from then on.
+Orbax lets it write into the checkpoint's folder, later and in the background. A step of raystate is
+immutable and committed at once. So here it writes into a private folder of its process, to the end,
+within `save()`. Its files travel with the step from then on.
 """
 
 from __future__ import annotations

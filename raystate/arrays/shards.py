@@ -48,8 +48,9 @@ def places_of(sharding: Sharding, shape: tuple[int, ...]) -> Places:
 def local_shards(array: jax.Array, *, process_index: int, process_count: int) -> list[Shard]:
     """The distinct boxes of `array` on this process, first holder first.
 
-    `owned` is set on exactly one process per box: the holder of replica 0. An array that only this process can see, in a run of
-    several, is taken as this process's copy of a value that all have: process 0 owns it, and the values are compared before a commit.
+    `owned` is set on exactly one process per box: the holder of replica 0. In a run of several, an
+    array that only this process can see counts as its copy of a value that all have. Process 0 owns
+    it, and the values are compared before a commit.
     """
     local = is_process_local(array.sharding, process_count)
     found: dict[Box, Shard] = {}

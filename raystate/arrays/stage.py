@@ -1,8 +1,9 @@
 """Device -> host memory without stopping the training.
 
-`hold` runs on the training thread and only enqueues: the next step may donate the very arrays that are being saved, so it asks the
-runtime for a copy of this process's shards (on accelerators into pinned host memory, so that it costs no device memory) and returns
-while the step that computes them still runs. `copy` runs behind it, waits, and moves the bytes into a slot.
+`hold` runs on the training thread and only enqueues. The next step may donate the very arrays that
+are being saved, so it asks the runtime for a copy of this process's shards. On accelerators the
+copy goes into pinned host memory, so that it costs no device memory. `hold` returns while the step
+that computes the arrays still runs. `copy` runs behind it, waits, and moves the bytes into a slot.
 
 benchmarks/hold.py measures what the alternatives cost the training.
 """

@@ -34,9 +34,9 @@ def write_item(
 ) -> bool:
     """Write one writer's share of an item, durably, in one atomic transaction.
 
-    TensorStore writes straight from the pieces' memory where a chunk's elements lie one after the
-    other, and keeps a copy of any other or compressed chunk until all is written
-    (`Layout.write_buffer_bytes`); nothing else is buffered, on any storage. So the bytes must not
+    TensorStore writes straight from the pieces' memory if a chunk's elements lie one after the
+    other. It keeps a copy of any other or compressed chunk until all is written
+    (`Layout.write_buffer_bytes`). Nothing else is buffered, on any storage. So the bytes must not
     change until this returns.
 
     Args:

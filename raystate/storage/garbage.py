@@ -49,9 +49,10 @@ def find_garbage(
     """Work folders, packages and writers' objects of dead saves, unneeded bases of the log, dead
     pins, and trash.
 
-    A save is dead if its attempt is older than the log's tail (so nothing can commit it any more) and the tail neither holds it
-    live nor has an intent on it. This is looked up here, so that a caller who slept, or who saves meanwhile, harms nothing: saves of
-    the newest attempt are never touched, unless it names them itself. A dead save stays dead.
+    A save is dead if its attempt is older than the log's tail, so that nothing can commit it any
+    more, and if the tail neither holds it live nor has an intent on it. This is looked up here: so
+    a caller who slept, or who saves meanwhile, harms nothing. Saves of the newest attempt are never
+    touched, unless it names them itself. A dead save stays dead.
 
     Args:
         storage: of the run.

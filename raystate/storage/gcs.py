@@ -1,7 +1,8 @@
 """Google Cloud Storage: every request conditional where that matters, every wait bounded.
 
-Through google-cloud-storage, on which gcsfs is built, too. gcsfs itself fixes its number of tries when it is imported, forgets the
-status of most errors, and has no conditional delete; here an operation has one deadline, and its error says what the server said.
+Through google-cloud-storage, on which gcsfs is built, too. gcsfs itself fixes its number of tries
+when it is imported, forgets the status of most errors, and has no conditional delete. Here an
+operation has one deadline, and its error says what the server said.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class RunLog(LogReader):
     def append(self, entry: LogEntry, *, needs: Sequence[str] = ()) -> Appended:
         """Create the entry: the one act that commits anything. Storage failures are an outcome, not an exception.
 
-        The fence is checked here once more: a claim must follow an entry of the attempt before it, any other entry one of its own
-        attempt, and no number may be left out.
+        The fence is checked here once more. A claim must follow an entry of the attempt before it,
+        any other entry one of its own attempt. No number may be left out.
 
         Args:
             needs: objects without which it could not be carried out: they may have been written while the folder was away.

@@ -44,10 +44,11 @@ def new_folder(storage: Storage, folder: str, *, overwrite: bool = False) -> New
     Args:
         storage: of the folder above.
         folder: its name there, one component.
-        overwrite: replace a checkpoint of that name, if nothing else lies in its folder. On a directory whose file system can exchange
-            two names (ext4, xfs, btrfs, tmpfs) a reader finds the old one or the new one at every
-            moment; on others, such as NFS, and on an object store, there is a moment with none. A
-            reader in the midst of the old one has to begin anew; `StepReader` notices.
+        overwrite: replace a checkpoint of that name, if nothing else lies in its folder. In a
+            directory whose file system can exchange two names (ext4, xfs, btrfs, tmpfs) a reader
+            always finds the old one or the new one. On others, such as NFS, and on an object store,
+            there is a moment with none. A reader in the midst of the old one has to begin anew;
+            `StepReader` notices.
     """
     kind = _RenamedFolder if storage.is_directory else _MarkedFolder
     return kind(storage, folder, overwrite=overwrite)

@@ -1,8 +1,9 @@
 """On a directory: a folder, or a file, in the place of another one, also if a call fails or this
 process dies meanwhile.
 
-Where two names can be exchanged, that is one operation. Elsewhere the old one is renamed first, to `<new>-old`; one that lies there while
-nothing has its name was left by a save that died between two renames, and gets its name back before the next save does anything else.
+Where two names can be exchanged, that is one operation. Elsewhere the old one is renamed first, to
+`<new>-old`. If one lies there while nothing has its name, a save has died between two renames. It
+gets its name back before the next save does anything else.
 """
 
 from __future__ import annotations
