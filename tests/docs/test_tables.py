@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import v1
 
+from tests.diffs import apply_hunk, hunks_of
 from tests.docs.running import ON_RAY, REPO, fences, pages
 
 ORBAX = REPO / "docs" / "migrate-from-orbax.md"
@@ -72,3 +73,12 @@ def test_the_pictures_are_what_their_maker_makes_with_the_figures_of_the_tables(
     for ours, theirs in make["RECOVERIES"].values():
         shown = [f"{seconds:g} s" for seconds, _ in (ours, theirs)]
         assert any(all(f" {seconds} (" in row for seconds in shown) for row in rows), shown
+
+
+def test_the_diff_of_readme_fits_a_script_that_knows_nothing_of_raystate():
+    """tests/cluster/test_outside.py runs what comes of it."""
+    source = (REPO / "tests" / "cluster" / "outside_script.py").read_text()
+    for hunk in hunks_of(REPO / "README.md"):
+        source = apply_hunk(source, hunk, indents=("", "    "))
+    compile(source, "README.md", "exec")
+    assert "JaxTrainer(" not in source
