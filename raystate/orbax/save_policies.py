@@ -1,13 +1,12 @@
 """Orbax's save decision policies, each decided where all hosts get one answer.
 
-- Some follow from the step alone (`FixedIntervalPolicy`, `SpecificStepsPolicy`), or from the step and
-  whether the run has one already (`InitialSavePolicy`). Each trainer asks Orbax itself: the
+- Some follow from the step alone (`FixedIntervalPolicy`, `SpecificStepsPolicy`), or from the step
+  and whether the run has one already (`InitialSavePolicy`). Each trainer asks Orbax itself: the
   question is the same on every host.
-- One depends on a clock or on storage (`ContinuousCheckpointingPolicy`). The Coordinator decides, and
-  all trainers agree on a step. Orbax's own way is a barrier of all hosts in each `save`.
-- A save that is lost is made again only where Orbax would. `InitialSavePolicy` wants a step until the
-  run has one: the first that can be made is made. `SpecificStepsPolicy` wants these steps, no
-  others.
+- One depends on a clock or on storage (`ContinuousCheckpointingPolicy`). The Coordinator decides,
+  and all trainers agree on a step. Orbax's own way is a barrier of all hosts in each `save`.
+- A save that is lost is made again only where Orbax would. `InitialSavePolicy` wants a step until
+  the run has one: the first that can be made is made. `SpecificStepsPolicy` wants its steps alone.
 - `PreemptionCheckpointingPolicy` is always in force: an attempt that is told to end makes its last step durable.
 
 A class of the user's own is refused: two hosts might get two answers from it.
