@@ -1,9 +1,11 @@
 """crc32c of arrays, and copies that come with it, without keeping Python's other threads waiting. Needs nothing of raystate.
 
-Checksumming each block of 1 MiB right after copying it, while it is in the cache, is a fifth faster on an idle machine with one thread.
-But every call that lets other threads run waits for its turn again, up to Python's switch interval (5 ms) whenever another thread runs
-Python code, as a trainer's main thread does. Beside such a thread, blocks gave 0.1 to 0.2 GB/s a thread and two long passes 4.5. So:
-two long passes; and what is small is copied and checksummed with the lock held, in less time than asking for it again would take.
+On an idle machine with one thread it is a fifth faster to checksum each block of 1 MiB right after
+its copy, while it is in the cache. But every call that lets other threads run waits for its turn
+again. That takes up to Python's switch interval (5 ms) if another thread runs Python code, as a
+trainer's main thread does. Beside such a thread, blocks gave 0.1 to 0.2 GB/s a thread and two long
+passes 4.5. So it makes two long passes. Small arrays are copied and checksummed with the lock held,
+in less time than asking for it again would take.
 """
 
 from __future__ import annotations

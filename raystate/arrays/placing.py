@@ -1,11 +1,13 @@
 """Boxes in host memory as jax.Arrays: many at once, since asking the runtime costs 0.1 ms each time.
 
-On CPUs each array gets memory of XLA's own, so that the first step after a restore can donate it as any later one. XLA's CPU client makes
-an array of host memory without copying it where that begins at a multiple of 64 bytes, even when asked not to (may_alias=False), and such
-an array is never donated. So small boxes are laid elsewhere before, and the arrays of large ones are copied on their device.
+On CPUs each array gets memory of XLA's own, so that the first step after a restore can donate it as
+any later one. XLA's CPU client makes an array of host memory without a copy if that begins at a
+multiple of 64 bytes, even when asked not to (may_alias=False). Such an array is never donated. So
+small boxes are laid elsewhere before, and the arrays of large ones are copied on their device.
 
-`device_put` itself takes 50 µs for each array, all of it in Python. So many small boxes alike are copied by a program for one of them,
-which JAX calls without that: 15 µs, and it copies from where the box lies, so that the box needs no copy before.
+`device_put` itself takes 50 µs for each array, all of it in Python. So many small boxes alike are
+copied by a program for one of them, which JAX calls without that: 15 µs. It copies from where the
+box lies, so that the box needs no copy before.
 """
 
 from __future__ import annotations
