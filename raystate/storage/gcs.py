@@ -12,6 +12,7 @@ import functools
 import io
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -45,9 +46,20 @@ class GcsStorage(BucketStorage):
 
     def read(self, name: str) -> bytes:
         def download(how: dict[str, Any]) -> bytes:
-            with _Bounded(self._too_large(name)) as into:
-                self._blob(name).download_to_file(into, **how)
-                return into.getvalue()
+            from google.api_core.retry import if_exception_type
+            from google.cloud.storage.exceptions import DataCorruption  # pyright: ignore[reportMissingTypeStubs]
+            from requests.exceptions import ChunkedEncodingError
+
+            end_s = time.monotonic() + self._timeout_s
+
+            def once() -> bytes:
+                with _Bounded(self._too_large(name)) as into:
+                    retry = how["retry"].with_timeout(end_s - time.monotonic())
+                    self._blob(name).download_to_file(into, timeout=how["timeout"], retry=retry)
+                    return into.getvalue()
+
+            # The library asks again neither for bytes that came changed, nor for an error's text that broke off.
+            return how["retry"].with_predicate(if_exception_type(DataCorruption, ChunkedEncodingError))(once)()
 
         return self._ask("read", name, download)
 
@@ -137,6 +149,8 @@ class GcsStorage(BucketStorage):
                 f"{operation} {path} failed: there is no such object", operation=operation, path=name
             ) from error
         except exceptions.PreconditionFailed as error:
+            if operation in ("read", "stat", "list"):  # they set no condition
+                raise storage_error(operation, path, error, text=_describe(error)) from error
             raise ObjectExistsError(f"{operation} {path} failed: it exists", operation=operation, path=name) from error
         except StorageError:
             raise

@@ -322,6 +322,8 @@ class _MarkedFolder(NewFolder):
 
     def _what_is_left(self) -> str:
         """Of the checkpoint that was being replaced, as a sentence."""
+        if not any(info.name == f"{self.folder}/{MARKER}" for info in self.found):
+            return "There was no whole checkpoint before, and none is there now"
         try:
             left = {info.name for info in self.storage.list(self.folder)}
         except StorageError as error:

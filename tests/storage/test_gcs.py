@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -95,15 +94,28 @@ def test_a_lost_acknowledgement_is_read_back(storage: Storage, server: GcsServer
     assert storage.read("newer") == b"data"
 
 
-def test_a_download_whose_checksum_is_wrong(storage: Storage, server: GcsServer):
-    server.faults([FaultRule(mode="corrupt", times=1)])
-    with contextlib.suppress(StorageError):  # the library asks once
-        assert storage.read("there") == b"bytes"
+def test_a_download_that_comes_changed_is_asked_again_until_the_deadline(storage: Storage, server: GcsServer):
+    server.faults([FaultRule(mode="corrupt", times=2)])
     assert storage.read("there") == b"bytes"
+    assert server.hits() == [2]
     server.faults([FaultRule(mode="corrupt")])
-    with pytest.raises(StorageError, match=r"read .*/there failed: .*[Cc]hecksum") as caught:
-        storage.read("there")
+    with pytest.raises(StorageError, match=r"read .*/there failed: .*[Cc]hecksum.*\(tried for 0 s\)") as caught:
+        open_storage(storage.url, timeout_s=0.5).read("there")
     assert caught.value.path == f"{storage.url}/there"
+
+
+def test_an_error_answer_that_breaks_off_is_asked_again(storage: Storage, server: GcsServer):
+    server.faults([FaultRule(mode="truncate", times=2)])
+    assert storage.find("not there") is None
+    assert server.hits() == [2]
+
+
+@pytest.mark.parametrize("operation", ["read", "stat", "list"])
+def test_a_failed_precondition_of_what_sets_none_is_told_as_such(storage: Storage, server: GcsServer, operation: str):
+    server.faults([FaultRule(status=412)])
+    with pytest.raises(StorageError, match=f"{operation} .* failed: 412 ") as caught:
+        OPERATIONS[operation](storage)
+    assert not isinstance(caught.value, ObjectExistsError)
 
 
 def test_a_server_that_leaves_out_a_size_of_zero(storage: Storage):
@@ -131,6 +143,18 @@ def test_a_replacement_that_is_refused_says_what_is_there(storage: Storage, serv
         raystate.save(path, {"w": np.zeros(2)}, overwrite=True)
     server.clear()
     assert storage.exists("one/commit_success.txt") == ("whole" in says)
+
+
+@pytest.mark.parametrize("refused", ["state/commit_success", "_CHECKPOINT_METADATA"])
+def test_a_replacement_of_an_unfinished_save_says_that_no_checkpoint_is_there(storage: Storage, server: GcsServer, refused: str):
+    path = f"{storage.url}/one"
+    raystate.save(path, {"w": np.ones(2)})
+    server.faults([FaultRule(status=403, kinds=("upload",), match="_CHECKPOINT_METADATA")])
+    with pytest.raises(StorageError, match="was being replaced, and none is there now: save again"):
+        raystate.save(path, {"w": np.zeros(2)}, overwrite=True)
+    server.faults([FaultRule(status=403, kinds=("upload",), match=refused)])
+    with pytest.raises(StorageError, match=r"403 .*There was no whole checkpoint before, and none is there now: save again"):
+        raystate.save(path, {"w": np.zeros(2)}, overwrite=True)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
