@@ -7,9 +7,9 @@ the training thread time:
   cheap: by its arithmetic. These programs do a little arithmetic beside, so that they are queued
   like a step (1 GiB: 0.2 ms instead of 90). If XLA counts otherwise one day, this costs time again
   and nothing else.
-- XLA needs seconds to compile one program of thousands of arguments. So a program has at most `GROUP`
-  arrays, groups alike share one, and they are compiled behind the training. Until one is there the
-  runtime copies into fresh memory.
+- XLA needs seconds to compile one program of thousands of arguments. So a program has at most
+  `GROUP` arrays, groups alike share one, and they are compiled behind the training. Until one is
+  there the runtime copies into fresh memory.
 - Small arrays cost by their number, however they are copied: 50 µs by `device_put`, 15 by a
   program for one. Those that are computed already are copied here and now, 3 µs each, by the buffer
   protocol: it waits for no computation, and refuses arrays that don't lie in row-major order.
