@@ -107,7 +107,8 @@ class HostActor:
                 self._open()
 
     def preload(self, *, gives_way: bool = True) -> None:
-        """Import what `open` needs. `gives_way`: to whoever trains here meanwhile; False: somebody waits for it."""
+        """Import what `open` needs. `gives_way`: to a training here; False: a caller waits for
+        it."""
         with ThreadPoolExecutor(1, initializer=give_way if gives_way else None) as pool:
             pool.submit(_preload, self._storage_url).result()
 
@@ -192,7 +193,8 @@ class HostActor:
                     logger.warning(text, self._host[:8], self._run, type(error).__name__, error)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
-        """Whoever ends a node may send it to all of its processes. A host goes with its raylet; until then its memory is needed."""
+        """All processes of a node that ends may get it. A host goes with its raylet: until then its
+        memory is needed."""
         from raystate.runtime.notices import SIGTERM_S
 
         if self._notice is not None:
@@ -220,7 +222,7 @@ class HostActor:
 
     def _told(self, future: Future[Any]) -> None:
         if isinstance(future.exception(), RayActorError):
-            self._coordinator = None  # dead; whoever has its name now is told next
+            self._coordinator = None  # dead; the next event goes to the one that has its name now
 
     def pid(self) -> int:
         return os.getpid()

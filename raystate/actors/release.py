@@ -22,11 +22,12 @@ from raystate.storage import open_storage, run_hash, visible_steps
 logger = logging.getLogger(__name__)
 
 QUICK_S = 5.0
-STORAGE_S = 3.0  # in an outage: whoever asks has something to go on with
+STORAGE_S = 3.0  # in an outage the newest step in memory has to do
 
 
 def newest_step(config: StateConfig) -> int | None:
-    """The newest step that any rank has saved or storage holds; None if nobody can say."""
+    """The newest step that any rank has saved or storage holds; None if the Coordinator doesn't
+    answer."""
     coordinator = find_actor(coordinator_name(run_hash(config.storage, config.run)))
     in_memory: Any = -1
     if coordinator is not None:
@@ -50,7 +51,7 @@ def release(
 
     Args:
         reason: for the log.
-        launch: only if the run belongs to this launch; None: whoever has it.
+        launch: only if the run belongs to this launch; None: also if it belongs to another.
         after: what the launch has failed with. If the run was refused before it began, its HostActors with what they hold stay for a
             start that is not refused.
 
@@ -58,7 +59,8 @@ def release(
         What the Coordinator says; None if there is none any more, or it has never owned the run.
 
     Raises:
-        StorageError: the newest snapshot could not be made durable, or nobody can say whether it is (everything is ended nevertheless).
+        StorageError: the newest snapshot could not be made durable, or no answer says whether it
+            is. Everything is ended nevertheless.
         RaystateError: this process has left Ray.
     """
     if _was_refused(after):
@@ -85,7 +87,7 @@ def release_by_hash(
         launch: only if the run belongs to this launch; None: whichever has it.
         by_force: end the actors also where the newest snapshot is not known to be durable.
     """
-    if not ray.is_initialized():  # Ray's calls would join whatever cluster there is, or start one
+    if not ray.is_initialized():  # Ray's calls would join any cluster that there is, or start one
         text = (
             "this process has left Ray (ray.shutdown()): the run's actors end by themselves after idle_timeout_s without a trainer"
         )
@@ -99,7 +101,7 @@ def release_by_hash(
         try:
             reply: Any = ray.get(coordinator.release.remote(launch, event), timeout=max(0.1, end_s - time.monotonic()))
         except GetTimeoutError:
-            failure = _unsaid(f"nobody has said within {deadline_s:.0f} s", waited_s=deadline_s)
+            failure = _unsaid(f"the Coordinator did not say within {deadline_s:.0f} s", waited_s=deadline_s)
             break
         except RayActorError:
             is_gone = True
@@ -115,11 +117,11 @@ def release_by_hash(
         coordinator.left.remote(0, 1)  # it has been read: the Coordinator need not wait
         break
     if not by_force and is_gone:
-        failure = _unsaid("its Coordinator is gone, and nobody can say")
+        failure = _unsaid("its Coordinator is gone, and has not said")
     if not _was_refused(failure) and (by_force or failure is None):
         by_themselves = _wait_or_kill(name, max(QUICK_S, end_s - time.monotonic()))
         if is_gone and failure is None and not by_themselves:  # else it had released the run, and ended
-            failure = _unsaid("its Coordinator is gone, and nobody can say")
+            failure = _unsaid("its Coordinator is gone, and has not said")
     if failure is not None:
         raise failure
     return released
@@ -173,7 +175,7 @@ def _unsaid(why: str, **details: float) -> StorageError:
 
 
 def _was_refused(error: BaseException | None) -> bool:
-    """Whether a Coordinator could not claim the run: what it holds in memory is not this launch's to end."""
+    """Whether a Coordinator could not claim the run: this launch must not end what it holds."""
     while error is not None:
         facts = error.details if isinstance(error, RaystateError) else {}
         if facts.get("begun") is False:
@@ -191,7 +193,8 @@ def _wait_or_kill(name: str, timeout_s: float) -> bool:
         if actor is None:
             continue
         if left != coordinator_name(name):
-            with contextlib.suppress(RayError):  # with its shared memory, which nobody else would remove while the node lives
+            # With its shared memory: while the node lives, no other process would remove it.
+            with contextlib.suppress(RayError):
                 ray.get(actor.close.remote(True), timeout=QUICK_S)
         ray.kill(actor, no_restart=True)
     return False

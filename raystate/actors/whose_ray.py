@@ -33,11 +33,13 @@ class StrangersRay:
 
 
 def strangers_ray() -> StrangersRay | None:
-    """The Ray that `ray.init()` would join by itself, if it is another user's; None: it is ours, there is none, or nobody can tell."""
+    """The Ray that `ray.init()` would join by itself, if it is another user's; None: it is ours,
+    there is none, or nothing tells whose it is."""
     file = Path(get_ray_address_file(None))
     try:
         address = file.read_text().strip()
-        # The file keeps the user who has made it, whoever writes another Ray's address into it later.
+        # The file keeps the user who has made it, even if another user's Ray writes its address
+        # there.
         uid = _listener(address)
         uid = file.stat().st_uid if uid is None else uid
     except OSError:

@@ -1,6 +1,7 @@
 """Saves of a program of several processes: each writes its share, and process 0 makes one checkpoint of them.
 
-They meet in JAX's coordination service, not in a collective: a save may go on beside the training, and who does not come is named.
+They meet in JAX's coordination service, not in a collective: a save may go on beside the training,
+and a process that does not come is named.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class Meeting:
         self._client.key_value_set(f"{self._topic}/{key}", json.dumps(what), allow_overwrite=True)
 
     def _get(self, key: str, deadline_s: float) -> Any:
-        """What somebody has said, which is then forgotten; None: nobody has in time."""
+        """What another process has said, which is then forgotten; None: no word came in time."""
         while True:
             left_s = deadline_s - time.monotonic()
             try:

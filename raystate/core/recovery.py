@@ -49,7 +49,7 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
 
 
 class Restores:
-    """One restore at a time, through its phases. What the ranks want, what the hosts hold and what can be restored are parts of it."""
+    """One restore at a time, through its phases; its parts know what is wanted, held and whole."""
 
     def __init__(
         self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves, snapshots: Snapshots, discards: Discards
@@ -87,7 +87,9 @@ class Restores:
         if not self._is_for(group) or self.phase == "idle":
             self._begin(group)
         elif self.phase == "asking" and self._wishes.is_older(event.lineage):
-            self._begin(group)  # what a late message said was tried belongs to the restore before this one
+            # A late message told of the restore before this one: its outcome doesn't count here.
+            # (test_recovery.test_a_restore_that_another_one_overtakes_is_answered)
+            self._begin(group)
         elif self.phase != "asking" and self._wishes.differs(event):
             why = self._has_gone_on([event.rank])
             self.desk.fail([event.ask], *why)
@@ -126,7 +128,8 @@ class Restores:
             )
             return
         if event.begins != choice.begins and event.lineage == self._wishes.lineage(event.rank):
-            # An earlier attempt has answered the rank: it may have read another past, and would begin another lineage.
+            # An earlier attempt has answered the rank: perhaps with another past and lineage.
+            # (test_recovery.test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one)
             self.desk.answer(event.ask, choice)
             return
         if event.step != choice.step or event.lineage != self._wishes.lineage(event.rank):
@@ -163,7 +166,7 @@ class Restores:
         if phase not in _NEXT[self.phase]:
             group = self._group
             raise InvalidTransitionError(
-                f"a restore of {group.lineage if group is not None else 'nobody'} goes from {self.phase} to {phase}: {self._choice}"
+                f"a restore of {group.lineage if group is not None else 'no lineage'} goes from {self.phase} to {phase}: {self._choice}"
             )
         if phase == "idle":
             self.saves.protect(-1)  # nothing is read any more
@@ -272,6 +275,8 @@ class Restores:
             return
         text = "; ".join(f"rank {one.rank}: {one.error}" for one in bad)
         self.desk.log("warning", f"step {choice.step} could not be restored from {choice.tier}: {text}")
+        # Storage out of reach is no damage: the step is not set aside for it.
+        # (test_recovery.test_unreachable_storage_is_not_taken_for_damage)
         if choice.tier == "none" or (choice.tier == "storage" and not any(one.damaged for one in bad)):
             self._fail("StorageError", f"step {choice.step} could not be restored from {choice.tier}: {text}", step=choice.step)
             return
@@ -281,7 +286,8 @@ class Restores:
         self._enter("looking")
 
     def _go_on(self, choice: RestoreChoice) -> None:
-        """The newer steps go only now that all ranks have the one behind them: else a damaged step would cost all others."""
+        """The newer steps go only now that all ranks have the one behind them: else a damaged step
+        would cost all others. (test_recovery.test_a_rollback_that_no_rank_can_use_costs_no_step)"""
         want = self._want
         if mistaken := [rank for rank, one in sorted(self._tried.items()) if one.mistaken]:
             who = self.joins.where(mistaken)
@@ -304,7 +310,9 @@ class Restores:
         assert choice is not None
         self.withdrawals.give_up_saves(want)
         if self._restorable.unsettled(want):
-            return  # a newer step whose commit is being written is to be retired, too
+            # A newer step whose commit is being written is to be retired, too.
+            # (test_recovery.test_a_rollback_waits_for_the_commit_that_is_being_written)
+            return
         if (refused := self.withdrawals.refuse_rollback(want)) is not None:
             self._fail("StorageError", f"rollback to step {want}: {refused}", step=want)
         elif not self.withdrawals.roll_back(want) and not self.withdrawals.still_visible(want):
@@ -312,7 +320,7 @@ class Restores:
             self._discard(choice)
 
     def _discard(self, choice: RestoreChoice) -> None:
-        """What the group stages from now on is of a lineage of its own: nothing of before can be taken for it."""
+        """From now on the group stages in a new lineage: no older piece can be taken for one."""
         self._group = group = self.joins.renew(choice.begins)
         kept = (choice.in_memory.lineage, choice.step) if choice.in_memory is not None else ("", -1)
         self.discards.begin(group.lineage, *kept)

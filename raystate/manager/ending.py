@@ -28,7 +28,7 @@ def is_clean_exit(error: BaseException | None) -> bool:
     return error is None or isinstance(error, GeneratorExit)
 
 
-ASK_EVERY_S = 0.1  # what a loop asks at each turn is the Coordinator's business no more often than this
+ASK_EVERY_S = 0.1  # a loop that asks at each turn asks the Coordinator no more often
 ANSWER_S = 5.0
 TOLD_AFTER_S = 5.0  # a wait for another thread's end
 
@@ -154,11 +154,11 @@ class Departure:
         )
 
     def leave(self, before_leaving: Callable[[LeaveReply], None]) -> None:
-        """Collective, a clean end: what was kept last is durable, then the run is released.
+        """Collective, a clean end: the newest step becomes durable, then the run is released.
 
         Raises:
-            StorageError: the last step could not be made durable, and the run is not released; or (`released`) the run has ended,
-                and something that was promised to this group is lost.
+            StorageError: the last step could not be made durable, and the run is not released. Or
+                (`released`) the run has ended, and a step that was promised to this group is lost.
         """
         session, pipeline = self._session, self._pipeline
         pipeline.drain()
@@ -188,8 +188,8 @@ class Departure:
             raise error
 
     def detach(self, failed: str = "") -> None:
-        """Let go of the slots. What was staged stays where it is. Called again, it goes on where it was interrupted: whoever stays attached
-        is ended with the trainers of an earlier group."""
+        """Let go of the slots; staged steps stay where they are. Called again, it goes on where it
+        was interrupted: a trainer that stays attached is ended with those of an earlier group."""
         if self._has_let_go or not self.begin():
             return
         self._session.end()
@@ -212,7 +212,7 @@ class Departure:
             self._pipeline.speak()
 
     def fail(self, error: BaseException) -> None:
-        """The training failed here. The others must not wait for this rank; what was saved stays."""
+        """The training failed here. The others must not wait for this rank; saved steps stay."""
         session = self._session
         reason = f"rank {session.rank} failed: {type(error).__name__}: {error}".splitlines()[0]
         try:
@@ -232,7 +232,8 @@ class Departure:
                 session.hang_up()  # it has no word yet that could say so
             with contextlib.suppress(Exception):
                 session.say_failed(reason, error)
-            if not self.launched:  # nobody restarts this script: what is in memory becomes durable now
+            # No launcher restarts this script: its memory becomes durable now.
+            if not self.launched:
                 self._pipeline.close()
                 with contextlib.suppress(Exception):
                     self._pipeline.speak()
@@ -241,7 +242,8 @@ class Departure:
             self.detach(failed=reason)
 
     def _release(self, reason: str, error: BaseException) -> None:
-        """What is lost is noted on the error that ends the run, and said: code above may swallow the error."""
+        """Note lost steps on the error that ends the run, and log them: code above may swallow
+        it."""
         session = self._session
         try:
             reply = session.ask(

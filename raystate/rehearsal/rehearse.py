@@ -43,10 +43,11 @@ def rehearse(
 ) -> Rehearsal:
     """Find out whether a restart would work, before the training begins.
 
-    Three times `raystate.fit(train_fn, config, …)` runs in processes of its own: two steps; again, from the second step on, two more;
-    and four undisturbed ones, to which all that was saved is compared bit by bit. "A step" is a `save` here, at whose end the training
-    function is left by `Interrupted`. The run's own storage is neither read nor written: all is written to a scratch folder, which is
-    removed, and of the state only the step that the restart needs and nothing of the others.
+    `raystate.fit(train_fn, config, …)` runs three times in processes of its own. The first makes
+    two steps. The second goes on from there and makes two more. The third makes four undisturbed
+    ones, and all saved values are compared bit by bit. "A step" is a `save` here, at whose end the
+    training function is left by `Interrupted`. The run's own storage is neither read nor written. A
+    scratch folder, which is removed, gets the step that the restart needs and no other state.
 
     Args:
         train_fn, config, num_workers, train_loop_config, scaling_config, run_config, jax_config, datasets, env, global_batch: as in
@@ -129,8 +130,8 @@ def _arguments_file(given: Mapping[str, Any]) -> Iterator[Path]:
         try:
             data: bytes = cloudpickle.dumps({**given, "max_failures": 0})  # pyright: ignore[reportPrivateImportUsage]
             file.write_bytes(data)
-        except Exception as error:  # whatever the objects in it raise
-            text = f"train_fn, or what it was given, can't be sent to another process: {type(error).__name__}: {error}"
+        except Exception as error:  # the objects in it may raise anything
+            text = f"train_fn, or another argument, can't be sent to another process: {type(error).__name__}: {error}"
             raise ConfigError(text, field="train_fn") from None
         yield file
 

@@ -37,7 +37,7 @@ from raystate.storage import Storage
 logger = logging.getLogger("raystate.coordinator")
 
 EVENTS = ".raystate/events"
-REMEMBERED_GROUPS = 8  # what is told of older ones is no news
+REMEMBERED_GROUPS = 8  # older ones are no news any more
 REMEMBERED_SAVES = 64  # that are under way
 _REMEMBERED_ASKS = 1 << 16  # of ranks that join
 END_WAIT_S = 5.0  # for what is still being written when the run ends
@@ -120,7 +120,7 @@ class Ledger:
 
     Attributes:
         newest_step: that a trainer has saved since the last rollback; -1: none.
-        lock: for whoever reads it from another thread than the Coordinator's, which writes it.
+        lock: for readers on other threads than the Coordinator's, which writes it.
     """
 
     def __init__(self, storage: Storage):
@@ -304,7 +304,8 @@ class Ledger:
         self._note("recovery", f"{len(self.recoveries):04d}", recovery)
 
     def _note(self, kind: str, name: str, what: LoggedRecovery | LoggedSave) -> None:
-        """On a thread of its own: a slow storage must not delay the Coordinator, and nobody waits for a report."""
+        """On a thread of its own: a slow storage must not delay the Coordinator, and no call waits
+        for a report."""
         data = json.dumps({"kind": kind, "time_s": time.time(), **dataclasses.asdict(what)}).encode()
         arguments = (f"{EVENTS}/{self._attempt:06d}-{name}.json", data)
         thread = threading.Thread(target=self._write, args=arguments, name="raystate-ledger", daemon=True)
@@ -325,7 +326,8 @@ class Ledger:
 
 
 def read_ledger(storage: Storage, *, saves: bool = True) -> LedgerContent:
-    """All that the ledger of a run holds; without the saves, of which there may be many, if nobody asks for them."""
+    """All that the ledger of a run holds; without the saves, of which there may be many, unless
+    `saves`."""
     names = sorted(info.name for info in storage.list(EVENTS) if saves or f"-{_SAVE}" not in info.name)
     recoveries: list[tuple[float, LoggedRecovery]] = []
     found: dict[str, LoggedSave] = {}

@@ -32,7 +32,7 @@ class Claim:
 
 
 def sees(storage_url: str, claim: Claim) -> bool:
-    """Whether this process finds the entry in the storage. What storage does not say in a failure counts as seen."""
+    """Whether this process finds the entry in the storage. A failure of storage counts as seen."""
     storage = open_storage(storage_url, timeout_s=_ANSWER_S)
     log = LogReader(storage)
     end_s = time.monotonic() + SEEN_WITHIN_S
@@ -52,7 +52,7 @@ def _forget_absence(storage: Storage, name: str) -> None:
     """An NFS mount goes on saying for up to a minute that a name is absent, unless its folder is opened: that asks the server."""
     if storage.is_directory:
         for folder in reversed(storage.local_path(name).parents):
-            with contextlib.suppress(OSError):  # what can't be opened may still be read
+            with contextlib.suppress(OSError):  # a file that can't be opened may still be read
                 os.scandir(folder).close()
 
 

@@ -128,7 +128,7 @@ class Storing:
         self._log = RunLog(storage)
         self._parts: dict[str, dict[HostId, Any]] = {}
         self._packages: dict[str, Package] = {}
-        self._given_up: set[str] = set()  # saves; whoever was told to write may still do so
+        self._given_up: set[str] = set()  # saves; hosts that were told to write may still do so
         self._discarding: set[str] = set()  # of these: what is there when it begins will be removed
 
     # ------------------------------------------------------------ the claim
@@ -163,7 +163,7 @@ class Storing:
             return claim_entry(tail, self._writer, self._run, foreign_steps(self._storage, live_steps(tail)), dead=dead)
 
         if not is_run(self._storage):
-            entry_after(None)  # whoever is refused has left nothing there
+            entry_after(None)  # first without writing: a refused claim leaves nothing there
         self._storage.self_test()
         return self._log.claim(entry_after), tuple(dead)
 
@@ -180,7 +180,8 @@ class Storing:
         return Claimed(entry=entry, hosts=hosts, dead=dead, committed=committed, unread=unread, deleted=deleted)
 
     def take_back(self, claim: Claim) -> None:
-        """Remove what the claim has made, if the run began with it: nobody has trained it, so there is no run."""
+        """Remove what the claim has made, if the run began with it: it was never trained, so there
+        is no run."""
         self._workers.shutdown()
         try:
             tail = self._log.tail()
@@ -318,7 +319,8 @@ class Storing:
     def _retire(self, command: Retire) -> None:
         error = pinned = ""
         try:
-            # After the retirement is in the log: whoever pins the step from now on finds it there. A damaged step is only moved.
+            # After the retirement is in the log: a reader that pins the step from now on finds it
+            # there. A damaged step is only moved.
             self._log.check_newest()  # while the folder is away nothing is pinned, and every step is gone
             pinned = "" if command.aside else pinned_steps(self._storage).get(command.step, "")
             if not pinned:

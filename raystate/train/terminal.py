@@ -25,7 +25,7 @@ with ray_internals():
     from ray._private import worker
     from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
-_FILE_COLUMNS = 160  # where the width is nobody's: a file, the log of a job
+_FILE_COLUMNS = 160  # for lines that go to no terminal: a file, the log of a job
 
 # At the beginning of a line.
 _NOISE = re.compile(

@@ -45,7 +45,7 @@ def ends(monkeypatch: pytest.MonkeyPatch, storage: Path, says: Exception, *, coo
 
 def test_nobody_says_that_the_last_step_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's deadline was the Coordinator's own, so it came first: the actors were killed, and `fit` returned without a word."""
-    with pytest.raises(raystate.StorageError, match="nobody has said within 100 s that the last step is durable"):
+    with pytest.raises(raystate.StorageError, match="the Coordinator did not say within 100 s that the last step is durable"):
         ends(monkeypatch, tmp_path, GetTimeoutError(), coordinators=9, alone=False)
     assert release_module.answers_within_s(raystate.StateConfig(storage="s", run="r")) > 600 + 10 + 120, (
         "the Coordinator's deadlines come first"

@@ -596,7 +596,7 @@ def test_a_step_that_was_durable_and_rolled_back_is_no_broken_promise_although_i
     assert driver.replies(FlushReply)[-1].errors == ()
 
 
-def test_a_rank_that_has_tried_the_choice_of_an_earlier_attempt_gets_this_one():
+def test_a_rank_that_has_tried_an_earlier_attempts_choice_gets_this_one():
     """Schedule 6202: the step had the same number, and the rank began the lineage that the earlier attempt had named."""
     driver = running()
     driver.stage(3)
