@@ -56,7 +56,8 @@ class PieceSource(Protocol):
     """The arrays of one tree, in any tier.
 
     Attributes:
-        lends: what `read` gives may be views of memory that is reused later, or that others may write to; such views are read-only.
+        lends: `read` may give views of memory that is reused later, or that others may write to;
+            such views are read-only.
     """
 
     lends: bool

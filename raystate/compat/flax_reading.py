@@ -66,7 +66,7 @@ def read_transformed(path: str, target: Any, transforms: Mapping[str, Any]) -> A
 
 
 def _state_dict(content: StepContent) -> Any:
-    """The raw tree; what was a jax.Array is one again."""
+    """The raw tree; a leaf that was a jax.Array is one again."""
     state = serialization.to_state_dict(content.tree(STATE, None, ReadOptions()))
     for leaf in content.trees[STATE].leaves:
         if leaf.array is None or leaf.array.typestr != "jax.Array" or not leaf.path:

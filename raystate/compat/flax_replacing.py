@@ -28,7 +28,8 @@ def replace_with_tree(fixed: FixedNames, files: Mapping[str, bytes]) -> None:
         files: name in that folder -> bytes.
 
     Raises:
-        StorageError: storage failed; what was there is there again, or the error says that it is not. Or somebody else saves there.
+        StorageError: storage failed; the old files are there again, or the error says that they are
+            not. Or another program saves there.
     """
 
     def create() -> None:

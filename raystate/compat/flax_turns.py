@@ -1,7 +1,7 @@
 """Saves of one process to one directory, one after the other in the order of their calls, also
 through several managers.
 
-Each decides by what it finds there, so what was called before has to be there, or to have failed.
+Each decides by what it finds there, so earlier calls have to be there, or to have failed.
 """
 
 from __future__ import annotations

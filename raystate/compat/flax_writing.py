@@ -175,7 +175,7 @@ class _Place:
 
     def __enter__(self) -> _Place:
         # One program saves to a directory of flax's, one save at a time (flax_turns), but for a signal's handler that saves while its
-        # thread does: what has such a name otherwise was left by a program that died.
+        # thread does: any other entry of such a name was left by a program that died.
         _under_way.add(self._save)
         alone = not os.path.lexists(self._storage.local_path(self._name))  # then what could not be put back is all that there is
         for info in self._storage.list(recursive=False):

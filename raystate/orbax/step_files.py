@@ -101,7 +101,7 @@ class StepFiles:
         return self._first is not None and self._first != self._generations()
 
     def refuse_replaced(self) -> None:
-        """Raise if what was read may be of two checkpoints.
+        """Raise if the files that were read may be of two checkpoints.
 
         Raises:
             StepNotFoundError: there is none any more. ReplacedError: another one has taken its place.

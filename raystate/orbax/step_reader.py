@@ -45,7 +45,8 @@ _OF_A_TREE = ("_sharding", "manifest.ocdbt")  # what an item of arrays has besid
 
 
 class StepReader:
-    """One step, read lazily; what was read of its metadata is kept. May be used by several threads. Holds nothing to close.
+    """One step, read lazily; its metadata is kept once it is read. May be used by several threads.
+    Holds nothing to close.
 
     Args:
         storage: where.

@@ -101,8 +101,9 @@ def _forget_frames(error: BaseException) -> None:
 def _register() -> None:
     """Have `_at_exit` called before the interpreter ends.
 
-    `atexit` comes too late: by then no executor takes work any more, and Orbax and the storage clients use executors. The function
-    that concurrent.futures uses itself for that has no public name; what is registered last is called first.
+    `atexit` comes too late: by then no executor takes work any more, and Orbax and the storage
+    clients use executors. The function that concurrent.futures uses itself for that has no public
+    name; the last one registered is called first.
     """
     global _registered
     with _lock:

@@ -159,7 +159,8 @@ class Reader:
     ) -> Iterator[Restored]:
         """Each new step as it becomes durable, or the newest if behind. Ends after `timeout_s` without a new step (None: never).
 
-        When the training goes back to an older step, what it then saves is new, under numbers that were given before, too.
+        When the training goes back to an older step, its later saves are new, also under numbers
+        that were given before.
 
         Args:
             reference: see `restore`; so are the options.

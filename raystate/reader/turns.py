@@ -14,8 +14,9 @@ Given = TypeVar("Given")
 
 LOOK_S = 1.0  # so often a wait looks whether a save has been dropped without an end
 
-# Of all places, in the order of the calls. No lock guards it, and what is done to it is atomic: a signal's handler may save at any moment,
-# and would wait for ever for a lock that its own thread holds.
+# Of all places, in the order of the calls. No lock guards it, and all its changes are atomic: a
+# signal's handler may save at any moment, and would wait for ever for a lock that its own thread
+# holds.
 _turns: list[weakref.ref[Turn]] = []
 
 

@@ -35,8 +35,9 @@ def replace_tree(storage: Storage, new: str, name: str) -> None:
         name: is there.
 
     Raises:
-        StorageError: storage failed; what was there is there again. Or the new one is in its place, but storage did not say that it
-            stays there: then `new`, or `<new>-old`, is what was replaced, for the next save to remove.
+        StorageError: storage failed; the old one is there again. Or the new one is in its place,
+            but storage did not say that it stays there: then `new`, or `<new>-old`, is what was
+            replaced, for the next save to remove.
     """
     path, place = str(storage.local_path(new)), str(storage.local_path(name))
     replaced = posix.identity(place)

@@ -45,7 +45,8 @@ FINAL = (
     StaleAttemptError, RunInUseError, ConfigError, ReferenceMismatchError, ItemTopologyError, StepOrderError,
 )  # fmt: skip
 
-_ENDS_S = 1.0  # for the news of every death to reach the Coordinator; what comes later is asked for later
+# For the news of every death to reach the Coordinator; later news are asked for later.
+_ENDS_S = 1.0
 _EXAMINE_S = 5.0  # for hosts to find out where their hanging ranks are
 _ENDS_POLL_S = 0.02
 

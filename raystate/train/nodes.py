@@ -46,7 +46,7 @@ def places(per_worker: Mapping[str, float], *, held: Sequence[str], own: Any, mo
 
     Args:
         per_worker: amounts by resource name.
-        held: node id of each worker that runs: what it has is room, too.
+        held: node id of each worker that runs: its resources are room, too.
         own: the user's label selector, as for `selectors`: a node has to match it, or one of them.
         most: no more than so many on a node.
     """

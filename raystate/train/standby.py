@@ -55,7 +55,7 @@ _LIBRARIES = (
     "chex", "einops", "equinox", "flax", "flax.linen", "flax.nnx", "grain", "grain.python", "haiku", "jaxtyping", "optax",
     "orbax.checkpoint",
 )  # fmt: skip
-_ASKS = 10  # looks at which a trainer is asked for them: what it has not imported by then comes late in its script
+_ASKS = 10  # looks at which a trainer is asked for them: its script imports the rest late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

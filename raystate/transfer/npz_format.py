@@ -187,7 +187,7 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.
 
 
 class _Sink:
-    """A file for `zipfile` that can only be written: what was written is taken away again at once."""
+    """A file for `zipfile` that can only be written: its bytes are taken away again at once."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

@@ -76,7 +76,7 @@ class Counts:
             batch itself.
         statuses: operations by status; 0: the connection was cut before or instead of an answer.
         class_a: billed as class A (uploads, lists, rewrites, …). Operations that fail aren't billed; an upload in many requests is
-            one; what was carried out is billed, even if its answer was lost.
+            one; an operation that was carried out is billed, even if its answer was lost.
         class_b: billed as class B (reads of objects and metadata).
         free: that would be free (deletes).
         bytes_up: of objects and other bodies that came in.
