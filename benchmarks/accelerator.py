@@ -74,7 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small states and short steps")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "accelerator.json", help="file of the figures")
-    parser.add_argument("--minutes", type=float, default=9.0, help="for all of it")
+    parser.add_argument("--minutes", type=float, help="for all of it; nine, with --quick an hour")
     parser.add_argument("--parts", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--step-s", type=float, default=0.5, help="of a step")
     parser.add_argument("--table", type=Path, metavar="FILE", help="only print the figures in FILE, as a table")
@@ -92,9 +92,9 @@ def every(args: argparse.Namespace) -> int:
     """All parts, one after the other."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part's process ends, too
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    figures = Figures(args.out, 60 * args.minutes)
+    figures = Figures(args.out, 60 * (args.minutes or (60 if args.quick else 9)))
     command = [sys.executable, str(Path(__file__).resolve()), "--step-s", str(args.step_s), *(["--quick"] if args.quick else [])]
-    if not figures.part("machine", [*command, "--one", "machine"], least_s=0, most_s=120):
+    if not figures.part("machine", [*command, "--one", "machine"], least_s=0, most_s=600):
         return 1
     platform = figures.content["machine"]["platform"]
     if platform == "cpu" and not args.quick:

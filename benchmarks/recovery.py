@@ -63,7 +63,7 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS if args.only in (None, name)}
     load = os.getloadavg()[0]
-    with started_ray(nodes=2 if args.drain else 0) as add_node:
+    with started_ray(nodes=2 if args.drain else 0, gpus=args.workers if args.gpu else 0) as add_node:
         for _ in range(args.rounds):
             for name in found:
                 rows = measure(name, args, add_node)
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def started_ray(*, nodes: int) -> Iterator[Callable[[], Any]]:
+def started_ray(*, nodes: int, gpus: int = 0) -> Iterator[Callable[[], Any]]:
     """A Ray of this benchmark's own: one node, or a head and so many nodes with room for one trainer each. Gives what adds one more."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before the import
     import ray
@@ -94,7 +94,7 @@ def started_ray(*, nodes: int) -> Iterator[Callable[[], Any]]:
                 cluster.add_node(**NODE)
             ray.init(cluster.address, log_to_driver=False)
         else:
-            ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+            ray.init("local", num_cpus=4, num_gpus=gpus, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         yield lambda: cluster.add_node(**NODE) if cluster is not None else None
     finally:
         ray.shutdown()

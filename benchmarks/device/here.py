@@ -70,7 +70,7 @@ def _version(name: str) -> str:
 
 def _nvidia() -> str:
     """The link to the first GPU, as its driver tells it; "" where there is none."""
-    names = "name,pcie.link.gen.current,pcie.link.width.current,memory.total,driver_version"
+    names = "name,pcie.link.gen.max,pcie.link.width.max,memory.total,driver_version"
     try:
         done = subprocess.run(
             ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=False

@@ -37,6 +37,12 @@ class Staging:
 
     def run(self, folder: Path, pinned_gb_s: float | None) -> None:
         """`folder`: for the others' saves. `pinned_gb_s`: the machine's limit, if it is known."""
+        import jax
+
+        room = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 1 << 60)  # CPU devices don't say
+        if room < 1.2 * self._case.mib * 2**20:
+            self._tell.note(f"{self._case.name}: left out, JAX has {room / 2**30:.1f} GiB of the device's memory")
+            return
         self._work = work = Work(self._case, self._step_s)
         before = memory()["available"]
         slot_bytes = work.nbytes + (1 << 20)
@@ -73,7 +79,8 @@ class Staging:
         rates: list[float] = []
         took_s = 0.0
         for round_ in range(self._rounds + 1):  # the first one warms up
-            if round_ > 1 and self._tell.left_s < 4 * took_s:
+            if round_ and self._tell.left_s < 3 * took_s:
+                self._tell.note(f"{self._case.name}: {max(1, round_ - 1)} of {self._rounds} rounds, the time has no room for more")
                 break
             begun_s = time.perf_counter()
             alone.append(work.timed())
@@ -98,25 +105,24 @@ class Staging:
                     raise RuntimeError(f"{name} has failed to save")
                 if isinstance(saver, InFolders):
                     saver.clear()
-                if round_:
-                    blocked[name].append(saved_s - begin_s)
-                    slowest[name].append(max(steps))
-                    done[name].append(ended[0] - begin_s)
-                    if isinstance(saver, Ours) and saver.newest is not None:
-                        rates.append(work.nbytes / saver.newest.seconds / 1e9)
+                blocked[name].append(saved_s - begin_s)
+                slowest[name].append(max(steps))
+                done[name].append(ended[0] - begin_s)
+                if isinstance(saver, Ours) and saver.newest is not None:
+                    rates.append(work.nbytes / saver.newest.seconds / 1e9)
             took_s = time.perf_counter() - begun_s
-        base = statistics.median(alone[1:])
+        base = warm(alone)
         self._add("step alone", 1e3 * base, "ms")
         self._told("blocked in save, the state computed", blocked, 1e3, "ms")
         self._told("slowest step beside the save / step alone", slowest, 1 / base, "x")
         self._told("seconds until the slot (others: the folder) has it", done, 1.0, "s")
-        rate = statistics.median(rates)
+        rate = warm(rates)
         self._add("copy of a snapshot", rate, "GB/s")
         if pinned_gb_s:
             self._add("copy of a snapshot / limit of pinned copies", rate / pinned_gb_s, "x")
 
     def _told(self, name: str, found: dict[str, list[float]], scale: float, unit: str) -> None:
-        middle = {one: scale * statistics.median(all_) for one, all_ in found.items()}
+        middle = {one: scale * warm(all_) for one, all_ in found.items()}
         self._add(name, middle.pop(OURS), unit, middle)
 
     def _every_step(self) -> None:
@@ -193,6 +199,11 @@ class Staging:
             now = memory()
             self._add(f"host memory beside the slots after {target} snapshots", (before - now["available"]) / 2**20, "MiB")
             self._add(f"private memory of the process after {target} snapshots", now["private"] / 2**20, "MiB")
+
+
+def warm(rounds: list[float]) -> float:
+    """The median, without the round that warmed up if there is another."""
+    return statistics.median(rounds[1:] or rounds)
 
 
 def memory() -> dict[str, int]:

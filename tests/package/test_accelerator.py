@@ -143,9 +143,9 @@ THERE = ("jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "opt_einsum")  # on the
 
 @pytest.mark.long
 def test_all_of_it_runs_from_what_is_packed_beside_a_bare_jax(tmp_path: Path):
-    """Packs with pip, as for a machine that has JAX and what JAX needs, and runs all parts there. Minutes."""
+    """Packs with pip, as for a machine that has JAX and what JAX needs, and runs all parts there. Minutes; Ray too."""
     packed, out = tmp_path / "packed.tar.xz", tmp_path / "figures.json"
-    subprocess.run([sys.executable, PACK, str(packed), "--have", "jax"], check=True, timeout=PATIENCE_S)
+    subprocess.run([sys.executable, PACK, str(packed), "--have", "jax", "--limit-mib", "100"], check=True, timeout=PATIENCE_S)
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path / "site", filter="tar")
     venv.create(tmp_path / "bare", with_pip=False)
@@ -155,6 +155,9 @@ def test_all_of_it_runs_from_what_is_packed_beside_a_bare_jax(tmp_path: Path):
         for path in (*here.glob(name), *here.glob(f"{name}.libs"), *here.glob(f"{name}-*.dist-info")):
             (site / path.name).symlink_to(path)
     python = str(tmp_path / "bare" / "bin" / "python")
+    subprocess.run(
+        [python, "-m", "compileall", "-q", str(tmp_path / "site")], check=False, stdout=subprocess.DEVNULL, timeout=PATIENCE_S
+    )
     ended(start("--quick", "--out", str(out), python=python, PYTHONPATH=str(tmp_path / "site"), PIP_NO_INDEX="1"), 0)
     content = json.loads(out.read_text())
     assert (content["failed"], content["notes"], content["machine"]["missing"]) == ([], [], {})
