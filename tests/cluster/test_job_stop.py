@@ -23,7 +23,7 @@ AGENT_PORT = 52365  # Ray's own choice for what takes jobs, on each node
 STOPS = """
 import json, sys, time
 from pathlib import Path
-from jobs.demo import local_cluster, submit
+from jobs.demo.cluster import local_cluster, submit
 from ray.job_submission import JobSubmissionClient
 from raystate.actors.naming import run_actors
 given, out, run = sys.argv[1], Path(sys.argv[2]), sys.argv[3]

@@ -20,9 +20,9 @@ SMALL = ("model.d_model=32", "model.d_ff=64", "model.n_layers=1", "train.batch_s
 # Ray's processes have the folder and the environment of this one.
 CLUSTER = """
 import os, sys
-from jobs import demo
-demo.NODES = 0  # beside the head: nodes of one machine would unpack the job's files into one folder at once
-with demo.local_cluster() as address:
+from jobs.demo import cluster
+cluster.NODES = 0  # beside the head: nodes of one machine would unpack the job's files into one folder at once
+with cluster.local_cluster() as address:
     print(address, flush=True)
     sys.stdin.read()
 """

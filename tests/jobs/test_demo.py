@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jobs.demo import ends_table, kills_table
+from jobs.demo.view import ends_table, kills_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 
@@ -35,7 +35,7 @@ def shown() -> str:
         ("steps on disk (stock Orbax)", steps, steps),
         ("newest step (stock Orbax)", newest, newest),
     ]
-    console.print(ends_table(rows))
+    console.print(ends_table(rows, full=True))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 

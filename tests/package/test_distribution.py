@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S
+from tests.processes import start_ray
 
 REPO = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
@@ -135,6 +136,41 @@ print("equal", "ray" in sys.modules)
 
 def test_saves_and_loads(python: Path, folder: Path):
     assert run([python, "-c", ROUND_TRIP, folder / "checkpoint"], folder).split() == ["equal", "False"]
+
+
+def test_the_first_script_of_readme_trains_and_goes_on_after_kill_9(python: Path, folder: Path):
+    """In a plain folder, on a Ray that it starts by itself and that ends with it."""
+    script = folder / "plain" / "train.py"
+    script.parent.mkdir()
+    script.write_bytes((REPO / "jobs" / "quickstart" / "train.py").read_bytes())
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"RAY_ADDRESS": "local", "JAX_PLATFORMS": "cpu"}
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen([python, script.name], cwd=script.parent, env=environment, stdout=subprocess.PIPE, text=True)
+
+    first = start_ray(lambda: started(start()))
+    assert first[1] == "at step 0, from init"
+    with first[0] as process:
+        assert process.stdout is not None
+        seen = next(line for line in process.stdout if line.startswith("step 250:"))
+        process.kill()
+    again = start_ray(lambda: started(start()))
+    with again[0] as process:
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    assert seen and process.returncode == 0
+    assert again[1] in ("at step 100, from storage", "at step 200, from storage")
+    assert output.splitlines()[-1].startswith("step 500: loss 0.01")
+
+
+def started(process: subprocess.Popen[str]) -> tuple[subprocess.Popen[str], str]:
+    """The script and its first line. Raises what `start_ray` knows, if its Ray was too slow."""
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        process.wait(PATIENCE_S)
+        raise RuntimeError("the script's Ray timed out during startup, perhaps")
+    return process, line
 
 
 def test_commands_are_there(python: Path, folder: Path):

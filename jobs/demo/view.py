@@ -1,0 +1,92 @@
+"""What the demo shows a person: bars in a terminal, plain lines in a log, tables at the end."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+WIDTH = 80  # characters, of a log and of the picture
+
+# (what was killed, after which step, the tier it came back from, at which step, seconds to the next new step, steps repeated)
+Struck = tuple[str, int, str, int, float, int]
+
+
+class View:
+    """Lines, and in a terminal a bar for each run that moves below them."""
+
+    def __init__(self) -> None:
+        self.console = Console()
+        if not self.console.is_terminal:
+            self.console.width = WIDTH
+        self._picture = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+        columns = (
+            TextColumn("{task.description:<14}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeElapsedColumn(),
+        )
+        self._bars = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def say(self, *what: object) -> None:
+        """Print lines or tables, above the bars."""
+        for console in (self.console, self._picture):
+            console.print(*what, highlight=False)
+
+    def bar(self, name: str, steps: int) -> TaskID:
+        return self._bars.add_task(name, total=steps)
+
+    def move(self, bar: TaskID, step: int) -> None:
+        self._bars.update(bar, completed=step)
+
+    def end(self, bar: TaskID) -> None:
+        """The run of a bar has ended: its time stands."""
+        self._bars.stop_task(bar)
+
+    def save_svg(self, path: Path) -> None:
+        """All that was said, as it looks in a terminal."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._picture.save_svg(str(path), title="make demo")
+
+
+def plain_table(title: str) -> Table:
+    """Readable in a log, too."""
+    return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 1))
+
+
+def kills_table(struck: list[Struck]) -> Table:
+    """What was killed and what followed. At most 80 characters wide, as the others."""
+    table = plain_table("kill -9 in mid-run")
+    for column in ("killed", "after step", "came back from", "at step", "next new step", "repeated"):
+        table.add_column(column, justify="left" if column in ("killed", "came back from") else "right", no_wrap=True)
+    for what, at_step, tier, start, seconds, repeated in struck:
+        table.add_row(what, str(at_step), tier, str(start), f"{seconds:.1f} s", str(repeated))
+    return table
+
+
+def ends_table(rows: list[tuple[str, str, str]], *, full: bool) -> Table:
+    """(what, undisturbed, killed) of what the two runs have come to; in words, or with the values."""
+    if full:
+        table = plain_table("the end of the run")
+        for column in ("", "undisturbed", "killed twice", "equal"):
+            table.add_column(column, no_wrap=True)
+    else:
+        table = plain_table("the end of both runs")
+        for column in ("", "equal to the last bit"):
+            table.add_column(column, no_wrap=True)
+    for name, a, b in rows:
+        equal = "[green]yes[/]" if a == b else "[bold red]NO[/]"
+        table.add_row(name, *([a, b] if full else []), equal)
+    return table
