@@ -38,8 +38,9 @@ ARRAYS = "state"
 REPORT = Path("build", "demo.html")
 # Of --config, for a demo that ends while somebody watches: less to compute, and nothing beside the training.
 SHORT = {
+    "model.n_layers": 1,
     "train.steps": 60,
-    "train.batch_size": 32,
+    "train.batch_size": 16,
     "train.eval_every_steps": 0,
     "train.eval_bytes": 4096,
     "train.sample_bytes": 0,
@@ -249,7 +250,7 @@ def demo(args: argparse.Namespace, view: View) -> None:
             kills = {0.35: lambda run: kill_trainer(run, 1), **({0.7: kill_host_actor} if args.full else {})}
             rough, done = train("killed", bucket, address, kills)
             show(view, calm, rough, done, full=args.full)
-            view.say(f"Everything held, in {time.monotonic() - began_s:.0f} s. The story of the run that was killed: {REPORT}")
+            view.say(f"\nEverything held, in {time.monotonic() - began_s:.0f} s. The story of the run that was killed: {REPORT}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

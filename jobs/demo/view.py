@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Self
 
@@ -56,9 +57,10 @@ class View:
         self._bars.stop_task(bar)
 
     def save_svg(self, path: Path) -> None:
-        """All that was said, as it looks in a terminal."""
+        """All that was said, as it looks in a terminal. It fetches no fonts from elsewhere, as rich's own would."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._picture.save_svg(str(path), title="make demo")
+        picture = self._picture.export_svg(title="make demo")
+        path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
 
 
 def plain_table(title: str) -> Table:

@@ -138,6 +138,7 @@ def test_saves_and_loads(python: Path, folder: Path):
     assert run([python, "-c", ROUND_TRIP, folder / "checkpoint"], folder).split() == ["equal", "False"]
 
 
+@pytest.mark.long
 def test_the_first_script_of_readme_trains_and_goes_on_after_kill_9(python: Path, folder: Path):
     """In a plain folder, on a Ray that it starts by itself and that ends with it."""
     script = folder / "plain" / "train.py"
