@@ -26,7 +26,7 @@ KNOWN = {
     "stop without waiting for the others": 288,
     "lost acknowledgement taken for failure": 190,
     "complete without one piece": 2061,
-    "discarded while it is read": 1142,
+    "discarded while it is read": 692,
     "restore without a new lineage": 1698,
     "lost promise told as durable": 633,
     "merge takes strangers": 505,
