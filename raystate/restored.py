@@ -123,6 +123,10 @@ class ReadOptions:
         return dataclasses.replace(self, transforms=None)
 
 
+def _stay() -> None:
+    """No iterator was moved."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepContent:
     """A step that can be read, from whichever tier."""
@@ -141,6 +145,7 @@ class StepContent:
     file_items: tuple[str, ...] = ()
     files: Callable[[str], dict[str, bytes]] = lambda _: {}  # of `file_items`: item -> what the user's checkpointable wrote
     on_plan: Callable[[int], None] = lambda _: None  # called with bytes that will be read, before they are
+    on_moved: Callable[[Callable[[], None]], None] = lambda _: None  # called with what puts iterators back that were set
     no_state: ReferenceMismatchError | None = None  # why there is no "state": the step was written with other items
 
     def restore(
@@ -188,13 +193,19 @@ class StepContent:
                 got[name] = self._read(name, wanted, options if name == STATE else options.of_items(), matched.get(name))
             else:
                 got[name] = self.json_items.get(name, wanted)
+        put_back = _stay
         if iterators:
             states = {name: self.iterator_states(name) for name in iterators}
             old_world = max(world for _, world in states.values())
             by_process = {name: found for name, (found, _) in states.items()}
-            set_iterators(iterators, by_process, old_world=old_world, world=world, process_index=process_index)
-        for name, found in files.items():  # last: their own code may raise anything
-            load_files(name, got[name], found)
+            put_back = set_iterators(iterators, by_process, old_world=old_world, world=world, process_index=process_index)
+            self.on_moved(put_back)
+        try:
+            for name, found in files.items():  # last: their own code may raise anything
+                load_files(name, got[name], found)
+        except BaseException:
+            put_back()
+            raise
         return got
 
     def check(

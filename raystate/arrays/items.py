@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
+import logging
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,8 @@ from raystate.arrays.checks import check_text, of_a_class, plain_json, shown
 from raystate.arrays.leaves import is_abstract
 from raystate.arrays.names import MOST_ITEM_CHARACTERS
 from raystate.core.errors import ConfigError, ItemTopologyError, ReferenceMismatchError, callers_code
+
+logger = logging.getLogger("raystate")
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MOST_ITEM_CHARACTERS - 1}}}")  # a folder of the step
 # Orbax takes a step that has a "default" for one with nothing else, and means other things by the last two.
@@ -137,15 +141,18 @@ def iterator_state(name: str, iterator: Any) -> bytes:
 
 def set_iterators(
     items: Mapping[str, Any], states: Mapping[str, Mapping[int, bytes]], *, old_world: int, world: int, process_index: int
-) -> None:
+) -> Callable[[], None]:
     """Set iterators in place from the states that `old_world` processes saved.
 
     With the same number of processes each gets its own back; with another, only states that are equal on all can be dealt out.
-    All are checked before any is set.
+    All are checked before any is set. If one raises, all stand where they stood.
 
     Args:
         items: name -> iterator.
         states: name -> {old process index: bytes}.
+
+    Returns:
+        What puts them back where they stood.
 
     Raises:
         ItemTopologyError: names the item and both counts.
@@ -153,13 +160,30 @@ def set_iterators(
     """
     chosen = {name: _deal(name, states.get(name, {}), old_world, world, process_index) for name in items}
     like: dict[str, Any] = {}
+    before: dict[str, Any] = {}
     for name, iterator in items.items():
         with _named("get_state", name), callers_code():
-            current = iterator.get_state()
-        like[name] = _like(name, current, chosen[name])
+            before[name] = copy.deepcopy(iterator.get_state())  # it may be the iterator's own dict
+        like[name] = _like(name, before[name], chosen[name])
+    moved: list[str] = []
+
+    def put_back() -> None:
+        for name in moved:
+            try:
+                items[name].set_state(before[name])
+            except Exception as error:  # the caller's code
+                why = f"{type(error).__name__}: {error}"
+                logger.warning("item %r may not stand where it stood before the restore: %s", name, why)
+
     for name, iterator in items.items():
-        with _named("set_state", name), callers_code():
-            iterator.set_state(like[name])
+        moved.append(name)
+        try:
+            with _named("set_state", name), callers_code():
+                iterator.set_state(like[name])
+        except BaseException:
+            put_back()
+            raise
+    return put_back
 
 
 def _deal(name: str, by_process: Mapping[int, bytes], old_world: int, world: int, process_index: int) -> bytes:

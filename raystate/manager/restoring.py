@@ -85,6 +85,7 @@ class Restoring:
         self._pipeline = pipeline
         self._storage = storage
         self._on_settled = on_settled
+        self._put_back: Callable[[], None] | None = None  # iterators that were set, if the restore fails
 
     def restore(self, wanted: Wanted) -> Restored | None:
         """Collective. What was staged, held or promised before is given up, unless it is what is restored.
@@ -95,8 +96,28 @@ class Restoring:
                 code raised: nothing was given up, and no rank has restored the step. The others get
                 a RaystateError that names this rank.
         """
-        session = self._session
         self._check_beforehand(wanted)
+        self._put_back = None
+        try:
+            restored = self._restore(wanted)
+        except BaseException:
+            self._iterators_stay()
+            raise
+        if restored is None:
+            self._iterators_stay()
+        self._put_back = None
+        return restored
+
+    def _iterators_stay(self) -> None:
+        """A restore that fails, or that gives nothing after another choice was tried, moves none."""
+        if self._put_back is not None:
+            self._put_back()
+
+    def _moved(self, put_back: Callable[[], None]) -> None:
+        self._put_back = self._put_back or put_back  # of the first choice that was tried
+
+    def _restore(self, wanted: Wanted) -> Restored | None:
+        session = self._session
         with self._pipeline.paused():
             if session.unfinished_restore:  # the word of the lineage that one has begun may not be written
                 self._pipeline.speak()
@@ -222,7 +243,7 @@ class Restoring:
 
         stop = session.link.spawn(turn, threading.Condition(), "raystate-progress", FIRST_S)
         try:
-            watched = dataclasses.replace(content, on_plan=lambda nbytes: share.began(choice.begins, nbytes))
+            watched = dataclasses.replace(content, on_plan=lambda nbytes: share.began(choice.begins, nbytes), on_moved=self._moved)
             options = wanted.options_for(content)
             return watched.restore(wanted.reference, wanted.items, options, world=session.world, process_index=session.rank)
         finally:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raystate.core import journal
-from raystate.core.errors import StepNotFoundError
+from raystate.core.errors import RaystateError, StepNotFoundError
 from raystate.core.messages import DeleteAsked, FlushReply
 from raystate.reader import Reader
 from raystate.runtime.link import Unreachable
@@ -167,3 +167,40 @@ def test_a_step_without_the_metric_that_ranks_is_told_once(caplog: pytest.LogCap
         "step 2 has no metric 'loss', by which keep_best ranks, so it is none of the best: save(…, metrics={'loss': …}); `items`, the "
         "third argument, has that name"
     )
+
+
+class _Rows:
+    """An iterator; `broken` can't be set."""
+
+    def __init__(self, at: int, broken: bool = False):
+        self.at = at
+        self._broken = broken
+
+    def get_state(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        if self._broken:
+            raise ValueError("can't be set")
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_restore_that_fails_on_one_rank_moves_no_iterator_of_any(ranks: int):
+    """The next save made the state of today durable with the position of a step that was not restored."""
+    stand: dict[int, list[int]] = {}
+
+    def script(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore()
+        manager.save(1, {"w": np.ones(2)}, items={"a": _Rows(1), "b": _Rows(1)}, force=True)
+        manager.wait_until_finished()
+        items = {"a": _Rows(99), "b": _Rows(99, broken=rank.number == ranks - 1)}
+        with pytest.raises((ValueError, RaystateError)):
+            manager.restore(step=1, items=items)
+        stand[rank.number] = [item.at for item in items.values()]
+        assert manager.restore(step=1, items={"a": (again := _Rows(99))}) is not None and again.at == 1
+        manager.close()
+
+    run(script, ranks=ranks)
+    assert stand == {rank: [99, 99] for rank in range(ranks)}
