@@ -25,7 +25,8 @@ def attempt(given: dict[str, Any]) -> None:
 
     Args:
         given: "program": module of tests.programs; "config": for its `train`; "out": folder for what is told; "deaths": of
-            {"rank", "step"}: that rank ends itself with SIGKILL after that step's save, once.
+            {"rank", "step"}: that rank ends itself with SIGKILL after that step's save, once, in an attempt that began after the
+            deaths before it: ranks may run apart.
     """
     import jax
 
@@ -33,7 +34,8 @@ def attempt(given: dict[str, Any]) -> None:
 
     program = importlib.import_module(f"tests.programs.{given['program']}")
     out, rank = Path(given["out"]), jax.process_index()
-    deaths = [death["step"] for death in given["deaths"] if death["rank"] == rank]
+    died = [(out / f"killed-{death['step']}").exists() for death in given["deaths"]]
+    deaths = [death["step"] for number, death in enumerate(given["deaths"]) if death["rank"] == rank and all(died[:number])]
     begun: list[int] = []
 
     def after_save(manager: raystate.StateManager, step: int, state: Any) -> None:
