@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ class _Iterator:
 
 
 class SaveCheck:
-    """One trainer's. No collective, nothing of the state's size, one look at each form of a save.
+    """One trainer's. No collective, nothing of the state's size, one look at each form of a save, and at Python
+    numbers that outgrow what they were.
 
     Args:
         mode: `StateConfig.check_saves`.
@@ -72,6 +74,7 @@ class SaveCheck:
         self._rank = rank
         self._asked: tuple[Any, dict[str, Any], ReadOptions] | None = None
         self._looked_at: tuple[Any, Any] = (None, None)
+        self._sizes: set[tuple[int, int, object]] = set()  # of Python numbers, as far as they were looked at in this form
         self._told: set[str] = set()
 
     def asked(self, reference: object, items: Mapping[str, Any] | None, options: ReadOptions) -> None:
@@ -98,7 +101,9 @@ class SaveCheck:
         items = given.items
         names = tuple(map(tuple, (items.trees, items.iterators, items.files, items.json_items)))
         plan, looked = self._looked_at
-        if self._mode == "off" or (plan is described.plan and looked == names):
+        is_known = plan is described.plan and looked == names
+        sizes = set() if self._mode == "off" else _sizes(described)
+        if self._mode == "off" or (is_known and sizes <= self._sizes):
             return
         for item, what, address in _addresses(described, given):
             text = f"save(step={given.step}): {what} holds an object's address, {address}: {_ADDRESS}"
@@ -108,6 +113,7 @@ class SaveCheck:
         if self._asked is not None:
             self._look_at_form(described, given, *self._asked)
         self._looked_at = described.plan, names
+        self._sizes = (self._sizes if is_known else set()) | sizes
 
     def _look_at_form(
         self, described: Described, given: SaveArguments, reference: Any, asked: Mapping[str, Any], options: ReadOptions
@@ -134,6 +140,22 @@ class SaveCheck:
         if what not in self._told:
             self._told.add(what)
             logger.log(logging.DEBUG if self._rank else logging.WARNING, text)
+
+
+def _sizes(described: Described) -> set[tuple[int, int, object]]:
+    """(tree, number of the leaf, what decides which dtypes hold it) of each Python number."""
+
+    def size(value: int | float) -> object:
+        if isinstance(value, int):
+            return value < 0, value.bit_length()
+        return (value.is_integer(), max(math.frexp(value)[1], 2)) if math.isfinite(value) else repr(value)
+
+    return {
+        (tree, number, size(value))
+        for tree, values in enumerate(described.values)
+        for number, value in enumerate(values)
+        if isinstance(value, int | float)
+    }
 
 
 def _addresses(described: Described, given: SaveArguments) -> Iterator[tuple[str, str, str]]:

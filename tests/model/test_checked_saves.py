@@ -283,3 +283,26 @@ def test_the_ported_ppo_whose_counter_begins_as_another_dtype_is_warned_at_its_f
     run(body, save_every_steps=1)
     assert len(warnings(caplog)) == told
     assert all("finished: expected dtype int32, the checkpoint has float32" in text for text in warnings(caplog))
+
+
+@pytest.mark.parametrize("mode", ["warn", "error"])
+def test_a_python_number_that_outgrows_its_dtype_is_told_when_it_does(mode: Any, caplog: pytest.LogCaptureFixture):
+    """A token counter: it fitted at the first save, and the next start could not restore what was saved last."""
+
+    def body(rank: Rank) -> None:
+        with rank.open("first") as manager:
+            state = manager.restore_or_init(lambda: {"tokens": 0, "w": jnp.ones(2)}).state
+            assert state["tokens"].dtype == jnp.int32
+            for step in (1, 2):
+                assert manager.save(step, {"tokens": step * 10**9, "w": jnp.ones(2)})
+            assert warnings(caplog) == []
+            if mode == "error":
+                with pytest.raises(raystate.ReferenceMismatchError, match="tokens: 4000000000 can't be held by int32"):
+                    manager.save(3, {"tokens": 4 * 10**9, "w": jnp.ones(2)})
+                return
+            for step in (3, 4):
+                assert manager.save(step, {"tokens": 4 * 10**9 + step, "w": jnp.ones(2)})
+            (told,) = warnings(caplog)
+            assert "tokens: 4000000003 can't be held by int32" in told
+
+    run(body, save_every_steps=1, check_saves=mode)
