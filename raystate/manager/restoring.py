@@ -154,7 +154,7 @@ class Restoring:
                     reply = self._settle(choice, wanted, restored, problem, mistaken=mistake is not None)
                 except RaystateError:
                     if mistake is not None:
-                        raise mistake from None  # it is why nobody restores the step
+                        raise mistake from None  # it is why no rank restores the step
                     raise
             self._pipeline.begin(choice.begins, choice.base)
             self._settled(reply)
@@ -228,7 +228,7 @@ class Restoring:
             except Exception as error:
                 if not _is_problem(error):
                     raise
-                # Whatever is wrong with what is in memory is no fault of the step in storage.
+                # A fault of the memory is none of the step in storage.
                 logger.warning("step %d is read from storage alone: %s", choice.step, error)
         return self._take(content_from_storage(open_step(self._storage, choice.step), choice.step), choice, wanted)
 
