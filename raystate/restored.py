@@ -54,8 +54,7 @@ class Restored:
         step: completed steps; 0 when fresh.
         state: the state, in the reference's structure and shardings.
         items: by name: iterators and checkpointables (set in place), trees, JSON values.
-        metrics: what was saved with the step.
-        custom: what was saved with the step.
+        metrics, custom: as they were saved with the step.
         tier: the slowest that any process needed: "memory", "peer", "storage", "source" or "init".
         set_aside: (step, reason) of newer steps that were found damaged.
         bytes_from: array bytes that this process has taken, by tier: "memory" (its own node's), "peer" (other nodes' memory),
@@ -75,9 +74,8 @@ class Restored:
     left_out: list[tuple[str, int]] = field(default_factory=list)
 
     def state_dict(self) -> Any:
-        """The state in the form of `flax.serialization.to_state_dict`, to be edited and given to
-        `from_state_dict`. Keys are str; lists and tuples become {"0": …}; empty nodes and None
-        become {}. Its arrays are the state's own."""
+        """The state as `flax.serialization.to_state_dict` gives it, for `from_state_dict`. Lists and
+        tuples become {"0": …}, empty nodes and None {}. Its arrays are the state's own."""
         return state_dict(self.state)
 
 
@@ -211,8 +209,7 @@ class StepContent:
     def check(
         self, reference: object, items: Mapping[str, object] | None, options: ReadOptions
     ) -> tuple[Matched | None, dict[str, Matched]]:
-        """Refuse what does not fit this step, before any of it is read. The results of functions in
-        `transforms` are not known here.
+        """Refuse what does not fit this step, before it is read; `transforms` functions don't run.
 
         Returns:
             What to do for the leaves of the state, and of each item, as far as they were matched.
