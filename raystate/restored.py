@@ -74,8 +74,8 @@ class Restored:
     left_out: list[tuple[str, int]] = field(default_factory=list)
 
     def state_dict(self) -> Any:
-        """The state as `flax.serialization.to_state_dict` gives it, for `from_state_dict`. Lists and
-        tuples become {"0": …}, empty nodes and None {}. Its arrays are the state's own."""
+        """The state as `flax.serialization.to_state_dict` gives it, for `from_state_dict`. Lists
+        and tuples become {"0": …}, empty nodes and None {}. Its arrays are the state's own."""
         return state_dict(self.state)
 
 
