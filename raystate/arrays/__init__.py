@@ -6,6 +6,7 @@ from raystate.arrays.checks import check_custom, check_metrics, check_step, hold
 from raystate.arrays.holdings import BytesTaken, Elsewhere, FarBox, Holding
 from raystate.arrays.items import PackedItems, holds_arrays, is_iterator, pack_items, real_items, set_iterators
 from raystate.arrays.memory import MemorySource, UncoveredError, common_values
+from raystate.arrays.names import flatten_trees
 from raystate.arrays.paths import path_key
 from raystate.arrays.paths import shown as shown_path
 from raystate.arrays.raw import array_bytes, check_asked_for, check_raw, check_spread, host_want, raw_wants
@@ -47,6 +48,7 @@ __all__ = [
     "common_values",
     "copy",
     "describe",
+    "flatten_trees",
     "hold",
     "hold_metrics",
     "holds_arrays",

@@ -29,8 +29,11 @@ def converted(values: np.ndarray, dtype: np.dtype, start: tuple[int, ...] | None
         start: where `values` begin in their array; None: say nothing of places.
 
     Raises:
-        DifferenceError: some are too large for it, or no whole numbers, or NaN or infinite where it has none of these.
+        DifferenceError: some are too large for it, or no whole numbers, or NaN or infinite where it has none of these; or it is no
+            dtype of numbers.
     """
+    if not _has_numbers(dtype):
+        raise DifferenceError(f"{values.dtype.name} can't become {dtype}, which is no dtype of numbers")
     got = aligned(values.shape, dtype)
     if dtype.isbuiltin == 1 and np.can_cast(values.dtype, dtype, "safe"):  # of others NumPy says so although it is not
         np.copyto(got, values)
@@ -41,6 +44,8 @@ def converted(values: np.ndarray, dtype: np.dtype, start: tuple[int, ...] | None
     for begin in range(0, flat.size, _BLOCK):
         block: Any = flat[begin : begin + _BLOCK]
         with np.errstate(all="ignore"):
+            if block.dtype.isbuiltin != 1:  # NumPy knows no way from one narrow dtype to another; float32 holds each exactly
+                block = block.astype(np.float32)
             into[begin : begin + _BLOCK] = block.real if block.dtype.kind == "c" and dtype.kind != "c" else block
             lost = _lost(block, dtype)
         if lost is not None and lost.any():
@@ -84,7 +89,7 @@ def _lost(block: Any, dtype: np.dtype) -> np.ndarray | None:
         return imag if real is None else real if imag is None else real | imag
     if dtype.kind == "c":
         dtype = np.dtype(f"float{dtype.itemsize * 4}")
-    if block.dtype.isbuiltin != 1 or block.dtype == np.float16:  # in which limits of integers are infinite
+    if block.dtype == np.float16:  # in which limits of integers are infinite
         block = block.astype(np.float32)
     if dtype == np.bool_:
         return (block != 0) & (block != 1)
@@ -103,6 +108,16 @@ def _lost(block: Any, dtype: np.dtype) -> np.ndarray | None:
     back = wide.astype(dtype).astype(np.float64)
     rounded = np.isfinite(back) & (np.abs(wide) <= high + math.ldexp(float(limits.eps), math.frexp(high)[1] - 2))
     return ~np.where(np.isfinite(wide), rounded, (back == wide) | (np.isnan(back) & np.isnan(wide)))
+
+
+def _has_numbers(dtype: np.dtype) -> bool:
+    if dtype == np.bool_ or dtype.kind == "c" or _whole_limits(dtype) is not None:
+        return True
+    try:
+        ml_dtypes.finfo(dtype)
+    except ValueError:
+        return False
+    return True
 
 
 def _whole_limits(dtype: np.dtype) -> tuple[int, int] | None:

@@ -7,11 +7,13 @@ tests/orbax/test_names.py asks stock Orbax, v0 and v1, about each rule.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import jax
 
 from raystate.arrays.checks import MOST_LEVELS, lone_surrogate
-from raystate.arrays.paths import Path, shown
+from raystate.arrays.paths import Path, cannot_flatten, shown
 from raystate.core.errors import ConfigError
 from raystate.core.texts import printable
 from raystate.core.tree import LeafSpec
@@ -31,6 +33,41 @@ def mistake(item: str, path: Path, why: str, **facts: Any) -> ConfigError:
     where = printable(shown(path))
     text = printable(f"item {item!r}{f', {where}' if path else ''}: {why}")
     return ConfigError(text, field=argument_of(item), item=item, path=where, **facts)
+
+
+def flatten_trees(trees: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """The leaves of a save's trees, and their structure.
+
+    Args:
+        trees: item -> tree.
+
+    Raises:
+        ConfigError: jax can't flatten one: names the dict whose keys can't be sorted.
+    """
+    try:
+        return jax.tree_util.tree_flatten(dict(trees))
+    except (ValueError, TypeError, SystemError) as error:  # keys that can't be sorted; containers without end
+        for item, tree in trees.items():
+            try:
+                jax.tree_util.tree_flatten(tree)
+            except (ValueError, TypeError, SystemError):
+                raise mistake(item, _unsortable(tree, ()) or (), cannot_flatten(error)) from error
+        raise
+
+
+def _unsortable(tree: Any, path: Path) -> Path | None:
+    """Where the first dict is whose keys can't be sorted, as far as plain containers lead to it."""
+    children: list[tuple[Any, Any]] = []
+    if isinstance(tree, dict):
+        have = cast("dict[Any, Any]", tree)
+        try:
+            children = [(str(key), have[key]) for key in sorted(have)]
+        except TypeError:
+            return path
+    elif isinstance(tree, list | tuple):
+        children = list(enumerate(cast("Sequence[Any]", tree)))
+    found = (_unsortable(child, (*path, key)) for key, child in children if len(path) < MOST_LEVELS)
+    return next((one for one in found if one is not None), None)
 
 
 def check_names(item: str, leaves: Sequence[LeafSpec]) -> None:

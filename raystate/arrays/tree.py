@@ -14,8 +14,8 @@ import numpy as np
 from jax.core import Tracer
 
 from raystate.arrays.checks import check_text, kind, of_a_class, plain_scalar, shown
-from raystate.arrays.names import argument_of, check_names, mistake
-from raystate.arrays.paths import TreeNode, cannot_flatten, empty_kind, flatten
+from raystate.arrays.names import argument_of, check_names, flatten_trees, mistake
+from raystate.arrays.paths import TreeNode, empty_kind, flatten
 from raystate.arrays.shards import Shard, chunk_shape, is_process_local, local_shards, sharding_json, straight_boxes
 from raystate.arrays.uncollected import uncollected
 from raystate.core.boxes import Box
@@ -122,7 +122,7 @@ def describe(
         jax.process_index() if process_index is None else process_index,
         jax.process_count() if process_count is None else process_count,
     )
-    leaves, structure = _flatten(trees)
+    leaves, structure = flatten_trees(trees)
     if previous is not None and _fits(previous, leaves, structure, process):
         plan = previous
     else:
@@ -133,18 +133,6 @@ def describe(
     for tree, row in zip(plan.layout.trees, values, strict=True):
         _check_values(tree, row)
     return Described(plan=plan, leaves=tuple(leaves), values=values)
-
-
-def _flatten(trees: Mapping[str, Any]) -> tuple[list[Any], Any]:
-    try:
-        return jax.tree_util.tree_flatten(dict(trees))
-    except (ValueError, TypeError, SystemError) as error:  # keys that can't be sorted; containers without end
-        for item, tree in trees.items():
-            try:
-                jax.tree_util.tree_flatten(tree)
-            except (ValueError, TypeError, SystemError):
-                raise mistake(item, (), cannot_flatten(error)) from error
-        raise
 
 
 # ---------------------------------------------------------------- fast path

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import jax
 import numpy as np
 
 from raystate import fault_points
 from raystate.arena import Slot, SlotHeader
-from raystate.arrays import Described, HeldState, PackedItems, Spare, copy, hold
+from raystate.arrays import Described, HeldState, PackedItems, Spare, copy, flatten_trees, hold
 from raystate.core.local_values import digest, local_checksums
 from raystate.core.messages import SnapshotId
 from raystate.core.tree import SlotTable
 from raystate.manager.session import Session
+from raystate.restored import STATE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,15 @@ class SaveArguments:
 
     def kept(self) -> SaveArguments:
         """The same for later: the caller may change its containers and numpy arrays. jax.Arrays
-        don't change."""
-        items = dataclasses.replace(self.items, trees=jax.tree_util.tree_map(_own, self.items.trees))
-        return dataclasses.replace(self, state=jax.tree_util.tree_map(_own, self.state), items=items)
+        don't change.
+
+        Raises:
+            ConfigError: jax can't flatten a tree.
+        """
+        leaves, structure = flatten_trees({STATE: self.state, **self.items.trees})
+        trees = structure.unflatten(map(_own, leaves))
+        state = trees.pop(STATE)
+        return dataclasses.replace(self, state=state, items=dataclasses.replace(self.items, trees=trees))
 
 
 @dataclass(eq=False, kw_only=True)

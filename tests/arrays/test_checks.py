@@ -315,7 +315,7 @@ class Plain:
         ({"a": "text", "a/b": "text"}, "a/b", "can't both be kept"),
         ({"x" * 60_001: np.ones(1)}, "(the tree itself)", "60001 bytes"),
         ({1: np.ones(1), "1": np.ones(1)}, "(the tree itself)", "sortable"),
-        ({"a": {None: 1, "b": 2}}, "(the tree itself)", "sortable"),
+        ({"a": [{None: 1, "b": 2}]}, "a/0", "sortable"),
         (nested(DEEP, lambda x: {"a": x}), "a/a/a", "101 levels deep"),
         ({"a": np.ma.masked_array([1, 2], np.array([False, True]))}, "a", "mask"),
         ({"a": 10**5000}, "a", "64 bits"),

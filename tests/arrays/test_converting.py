@@ -89,6 +89,30 @@ def test_what_the_target_cannot_hold_is_a_difference(tier: str, item: str, tmp_p
     assert told["n26"] == "2.5 at [1], and 1 more can't be held by int32"
 
 
+NARROW = sorted(name for name in [*STORABLE, "uint2", "uint4"] if np.dtype(name).isbuiltin != 1)
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_between_narrow_dtypes_it_is_as_from_float64(name: str):
+    every = np.arange(256, dtype=np.uint8).view(name)[:16] if np.dtype(name).itemsize == 1 else np.arange(16).astype(name)
+    for wanted in NARROW:
+        for value in every:
+            results: list[Any] = []
+            for one in (np.asarray(value), np.asarray(value).astype(np.float64)):
+                try:
+                    results.append(converted(one, np.dtype(wanted)).tobytes())
+                except DifferenceError as error:
+                    results.append(str(error))
+            assert results[0] == results[1] or all(isinstance(got, str) for got in results)
+
+
+@pytest.mark.parametrize("wanted", [object, "U9", "S3", "M8[s]", "m8[s]", "i4,f4"], ids=str)
+@pytest.mark.parametrize("saved", [5, np.arange(2)], ids=str)
+def test_what_is_no_dtype_of_numbers_is_a_difference(saved: Any, wanted: Any):
+    with pytest.raises(ReferenceMismatchError, match=r"n: int64 can't become .*, which is no dtype of numbers"):
+        Saved({"n": saved}).restore({"n": np.zeros(np.shape(saved), wanted)}, cast=True)
+
+
 @pytest.mark.parametrize("name", sorted(STORABLE - {"float64", "complex128"}))
 @given(values=st.lists(st.floats(width=64) | st.integers(-(2**63), 2**64 - 1), min_size=1, max_size=5))
 def test_a_value_comes_back_rounded_or_not_at_all(name: str, values: list[float]):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raystate.core import journal
-from raystate.core.errors import RaystateError, StepNotFoundError
+from raystate.core.errors import ConfigError, RaystateError, StepNotFoundError
 from raystate.core.messages import DeleteAsked, FlushReply
 from raystate.reader import Reader
 from raystate.runtime.link import Unreachable
@@ -204,3 +204,20 @@ def test_a_restore_that_fails_on_one_rank_moves_no_iterator_of_any(ranks: int):
 
     run(script, ranks=ranks)
     assert stand == {rank: [99, 99] for rank in range(ranks)}
+
+
+def test_a_state_whose_keys_cannot_be_sorted_is_refused_by_path_and_leaves_no_trace():
+    def script(rank: Rank) -> None:
+        manager = rank.open("first")
+        manager.restore(None)
+        for where, given in (
+            ("a", {"state": {"a": {1: 1, "b": 2}}}),
+            ("a", {"state": {}, "items": {"ema": {"a": {1: np.ones(1), "b": 2}}}}),
+        ):
+            with pytest.raises(ConfigError, match="keys") as caught:
+                manager.save(2, **given)
+            assert caught.value.path == where
+        assert manager.save(2, {"a": {"1": 1, "b": 2}})
+        manager.close()
+
+    run(script)
