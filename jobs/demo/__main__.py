@@ -249,6 +249,7 @@ def demo(args: argparse.Namespace, view: View) -> None:
             calm, _ = train("undisturbed", bucket, address, {})
             kills = {0.35: lambda run: kill_trainer(run, 1), **({0.7: kill_host_actor} if args.full else {})}
             rough, done = train("killed", bucket, address, kills)
+            view.stop_bars()
             show(view, calm, rough, done, full=args.full)
             view.say(f"\nEverything held, in {time.monotonic() - began_s:.0f} s. The story of the run that was killed: {REPORT}")
     finally:

@@ -39,7 +39,7 @@ class View:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        self.stop_bars()
 
     def say(self, *what: object) -> None:
         """Print lines or tables, above the bars."""
@@ -55,6 +55,10 @@ class View:
     def end(self, bar: TaskID) -> None:
         """The run of a bar has ended: its time stands."""
         self._bars.stop_task(bar)
+
+    def stop_bars(self) -> None:
+        """They stay where they are; what is said from now on follows them."""
+        self._bars.stop()
 
     def save_svg(self, path: Path) -> None:
         """All that was said, as it looks in a terminal. It fetches no fonts from elsewhere, as rich's own would."""
