@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -242,16 +242,10 @@ class StepContent:
                     match_reference(wanted, TreeSpec(item=name, leaves=()), partial=True, cast=False, shapes="match")
             elif is_iterator(wanted):
                 if name not in self.iterators:
-                    raise ReferenceMismatchError(
-                        f"step {self.step} has no iterator item {name!r}; it has {sorted(self.iterators)}",
-                        step=self.step,
-                        item=name,
-                    )
+                    raise self._no_item(name, "iterator item", self.iterators)
             elif is_checkpointable(wanted):
                 if name not in self.file_items:
-                    have = sorted(self.file_items)
-                    text = f"step {self.step} has no item {name!r} that a checkpointable wrote; it has {have}"
-                    raise ReferenceMismatchError(text, step=self.step, item=name)
+                    raise self._no_item(name, "item of a checkpointable", self.file_items)
             elif name in self.file_items:
                 text = f"item {name!r} of step {self.step} are files that an object wrote: give such an object, which loads itself"
                 raise ReferenceMismatchError(f"{text}, items={{{name!r}: object}}", step=self.step, item=name)
@@ -269,9 +263,15 @@ class StepContent:
                     text = f"item {name!r} of step {self.step} is JSON: ask for it with None, items={{{name!r}: None}}"
                     raise ReferenceMismatchError(text, step=self.step, item=name)
             else:
-                have = sorted(self.names() - {STATE}) or "none beside its state"
-                raise ReferenceMismatchError(f"step {self.step} has no item {name!r}; it has {have}", step=self.step, item=name)
+                raise self._no_item(name, "item", self.names() - {STATE})
         return matched
+
+    def _no_item(self, name: str, what: str, there: Collection[str]) -> ReferenceMismatchError:
+        text = (
+            f"step {self.step} has no {what} {name!r}; it has {', '.join(map(repr, sorted(there))) or 'none'}. "
+            "A new item keeps its value with partial=True; to have it at a restart give it to each save, save(…, items={…})"
+        )
+        return ReferenceMismatchError(text, step=self.step, item=name)
 
     def names(self) -> set[str]:
         """Of all items, the state among them."""

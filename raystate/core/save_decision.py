@@ -66,7 +66,9 @@ def refuse_other_pasts(step: int, *, rank: int, newest: int, stored: int, ahead:
     """
     where = f"save of step {step} on rank {rank}"
     if step < newest:
-        text = f"{where}: the newest step is {newest}; restore(step=…, rollback=True) goes back to an earlier one"
+        text = (
+            f"{where}: the newest step is {newest}. Begin the loop at `restored.step`; to go back, restore(step=…, rollback=True)"
+        )
         raise StepOrderError(text, step=step, newest=newest, rank=rank)
     if step <= stored:
         raise StepOrderError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import queue
@@ -276,9 +277,18 @@ def _of_rank(kind: Any, rank: int, failure: RankFailure) -> Ending:
     )
 
 
+def _cluster() -> str:
+    """What Ray has at all, for a comparison with what the workers need."""
+    with contextlib.suppress(Exception):  # Ray may be gone, and this is a help only
+        all_there: dict[str, float] = ray.cluster_resources()
+        counts = [f"{all_there[name]:g} {name}" for name in ("CPU", "GPU", "TPU") if all_there.get(name)]
+        return f" (each needs what scaling_config says, by default 1 CPU; the cluster has {' and '.join(counts)})"
+    return ""
+
+
 def _of_controller(failure: BaseException) -> Ending:
     if isinstance(failure, WorkerGroupStartupTimeoutError):
-        return Ending(kind="waiting", cause=f"no room yet for {counted(failure.num_workers, 'worker')}")
+        return Ending(kind="waiting", cause=f"no room yet for {counted(failure.num_workers, 'worker')}{_cluster()}")
     cause = f"the workers could not be started: {one_line(failure)}"
     return Ending(kind="failed", cause=cause, error=failure)
 
