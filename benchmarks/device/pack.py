@@ -44,7 +44,7 @@ LEFT_OUT = (
         f"pyarrow/{name}"
         for name in ("include", "src", "libarrow_python.so", "libarrow_python.so.*.*.*", "*.a", "**/*.pyx", "**/*.pxd")
     ),
-    *(f"pyarrow/*{name}*" for name in ("flight", "substrait", "s3", "gcs", "orc")),
+    *(f"pyarrow/*{name}*" for name in ("flight", "s3", "gcs", "orc")),
     "*/tests",
     "bin",
     "share",

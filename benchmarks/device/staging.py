@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import threading
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,30 +84,19 @@ class Staging:
                 break
             begun_s = time.perf_counter()
             alone.append(work.timed())
-            for name, saver in savers.items():
-                work()
-                work.wait()
-                ended: list[float] = []
-
-                def until_done(saver: Saver = saver, ended: list[float] = ended) -> None:
-                    saver.wait()
-                    ended.append(time.perf_counter())
-
-                begin_s = time.perf_counter()
-                saver.save(work.state)
-                saved_s = time.perf_counter()
-                waiting = threading.Thread(target=until_done)
-                waiting.start()
-                steps = [work.timed()]
-                while waiting.is_alive():
-                    steps.append(work.timed())
-                if not ended:
-                    raise RuntimeError(f"{name} has failed to save")
-                if isinstance(saver, InFolders):
-                    saver.clear()
-                blocked[name].append(saved_s - begin_s)
-                slowest[name].append(max(steps))
-                done[name].append(ended[0] - begin_s)
+            for name, saver in list(savers.items()):
+                try:
+                    times = self._saved(saver)
+                except Exception as error:
+                    if isinstance(saver, Ours):
+                        raise
+                    self._tell.note(f"{name} is left out: {type(error).__name__}: {error}")
+                    savers.pop(name)
+                    for found in (blocked, slowest, done):
+                        found.pop(name, None)
+                    continue
+                for found, took in zip((blocked, slowest, done), times, strict=True):
+                    found[name].append(took)
                 if isinstance(saver, Ours) and saver.newest is not None:
                     rates.append(work.nbytes / saver.newest.seconds / 1e9)
             took_s = time.perf_counter() - begun_s
@@ -120,6 +109,28 @@ class Staging:
         self._add("copy of a snapshot", rate, "GB/s")
         if pinned_gb_s:
             self._add("copy of a snapshot / limit of pinned copies", rate / pinned_gb_s, "x")
+
+    def _saved(self, saver: Saver) -> tuple[float, float, float]:
+        """A save of a state that is computed, and steps until it is done: seconds blocked, of the slowest step, until it was done."""
+        work = self._work
+        work()
+        work.wait()
+        with ThreadPoolExecutor(1) as waiting:
+            begin_s = time.perf_counter()
+            saver.save(work.state)
+            blocked_s = time.perf_counter() - begin_s
+
+            def until_done() -> float:
+                saver.wait()
+                return time.perf_counter() - begin_s
+
+            done = waiting.submit(until_done)
+            steps = [work.timed()]
+            while not done.done():
+                steps.append(work.timed())
+        if isinstance(saver, InFolders):
+            saver.clear()
+        return blocked_s, max(steps), done.result()
 
     def _told(self, name: str, found: dict[str, list[float]], scale: float, unit: str) -> None:
         middle = {one: scale * warm(all_) for one, all_ in found.items()}
@@ -163,18 +174,25 @@ class Staging:
         import jax
 
         work = self._work
-        took: dict[str, list[float]] = {name: [] for name in savers}
         reference = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), work.state)
         savers[OURS].save(work.state)  # the others' folders are there
         savers[OURS].wait()
+        took = defaultdict[str, list[float]](list)
         for name, saver in savers.items():
-            for _ in range(2):
-                if took[name] and self._tell.left_s < 4 * took[name][0]:
-                    break
-                work.state = None
-                begin_s = time.perf_counter()
-                work.state = jax.block_until_ready(saver.restore(reference))
-                took[name].append(time.perf_counter() - begin_s)
+            try:
+                for _ in range(2):
+                    if took[name] and self._tell.left_s < 4 * took[name][0]:
+                        break
+                    work.state = None
+                    begin_s = time.perf_counter()
+                    work.state = jax.block_until_ready(saver.restore(reference))
+                    took[name].append(time.perf_counter() - begin_s)
+            except Exception as error:
+                if isinstance(saver, Ours):
+                    raise
+                self._tell.note(f"{name} does not restore: {type(error).__name__}: {error}")
+                took.pop(name)
+                work.state = savers[OURS].restore(reference)
         work.timed()  # compiles again where these arrays are committed to their device
         fastest = {name: min(all_) for name, all_ in took.items()}
         slot_s = fastest.pop(OURS)
