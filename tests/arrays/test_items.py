@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raystate.arrays import is_iterator, pack_items, set_iterators
-from raystate.core.errors import ItemTopologyError, RaystateError
+from raystate.core.errors import ConfigError, ItemTopologyError, RaystateError
 
 
 class Counter:
@@ -216,3 +216,8 @@ def test_a_sharded_loader_is_refused_with_both_counts():
     assert len(_train(_sharded_loader, (2, 2), 3)) == 6
     with pytest.raises(ItemTopologyError, match=r"'data': the states of 2 processes can't be dealt out to 1: they differ"):
         _train(_sharded_loader, (2, 1), 3)
+
+
+def test_a_generator_is_told_of_counted():
+    with pytest.raises(ConfigError, match=r"raystate\.Counted\(make_iterator\)"):
+        pack_items({"data": (row for row in range(3))}, process_index=0)
