@@ -329,7 +329,7 @@ def test_a_policy_that_cannot_travel_is_refused() -> None:
     assert caught.value.details["field"] == "keep_policy"
 
 
-def test_row14_orbax_policies_that_came_another_way_are_the_same():
+def test_orbax_policies_that_came_another_way_are_the_same():
     """Its InitialSavePolicy has no equality, and a policy that holds one has one that asks it."""
 
     def config(steps: list[int]) -> raystate.StateConfig:

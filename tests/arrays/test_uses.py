@@ -55,7 +55,7 @@ def saved(mesh) -> Saved:
 # ---------------------------------------------------------------- no reference
 
 
-def test_row3_without_a_reference_everything_is_as_it_was_saved(saved: Saved, mesh):
+def test_without_a_reference_everything_is_as_it_was_saved(saved: Saved, mesh):
     raw = saved.restore(None)
     assert raw["params"]["enc"]["w"].sharding == NamedSharding(mesh, P("x", "y"))
     assert not raw["params"]["dec"]["w"].committed, "on the default device it is free to move, as it was"
@@ -66,7 +66,7 @@ def test_row3_without_a_reference_everything_is_as_it_was_saved(saved: Saved, me
     assert np.array_equal(raw["params"]["enc"]["w"], kernel())
 
 
-def test_row3_devices_that_are_not_here_give_host_arrays(saved: Saved, monkeypatch: pytest.MonkeyPatch):
+def test_devices_that_are_not_here_give_host_arrays(saved: Saved, monkeypatch: pytest.MonkeyPatch):
     few = jax.devices()[:4]
     monkeypatch.setattr(jax, "devices", lambda: few)
     raw = saved.restore(None)
@@ -75,7 +75,7 @@ def test_row3_devices_that_are_not_here_give_host_arrays(saved: Saved, monkeypat
     assert isinstance(raw["params"]["dec"]["w"], jax.Array)
 
 
-def test_row3_wide_arrays_stay_wide():
+def test_wide_arrays_stay_wide():
     with jax.enable_x64(True):
         saved = Saved({"a": jnp.arange(3, dtype=jnp.int64) + 2**40})
     raw = saved.restore(None)
@@ -83,7 +83,7 @@ def test_row3_wide_arrays_stay_wide():
     assert raw["a"].tolist() == [2**40, 2**40 + 1, 2**40 + 2]
 
 
-def test_row3_a_raw_tree_above_the_free_memory_is_refused_with_numbers(saved: Saved, monkeypatch: pytest.MonkeyPatch):
+def test_a_raw_tree_above_the_free_memory_is_refused_with_numbers(saved: Saved, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         raystate.restored, "node_memory", lambda: NodeMemory(total_bytes=1 << 30, used_bytes=(1 << 30) - 800, source="machine")
     )
@@ -98,7 +98,7 @@ def test_row3_a_raw_tree_above_the_free_memory_is_refused_with_numbers(saved: Sa
     assert saved.restore({"step": 0}) == {"step": 7}
 
 
-def test_row3_several_processes_never_get_all_of_an_array_each(saved: Saved, monkeypatch: pytest.MonkeyPatch):
+def test_several_processes_never_get_all_of_an_array_each(saved: Saved, monkeypatch: pytest.MonkeyPatch):
     wants = raw_wants(saved.spec)
     check_spread(saved.spec, wants, processes=1)
     with pytest.raises(
@@ -114,7 +114,7 @@ def test_row3_several_processes_never_get_all_of_an_array_each(saved: Saved, mon
         check_spread(spread.spec, wants, processes=2)
 
 
-def test_row3_the_state_dict_is_edited_and_given_to_flax():
+def test_the_state_dict_is_edited_and_given_to_flax():
     params = {"dense": {"kernel": jnp.ones((2, 3))}}
     tx = optax.chain(optax.clip(1.0), optax.adam(1e-3))
     state = TrainState.create(apply_fn=print, params=params, tx=tx)
@@ -136,7 +136,7 @@ def test_row3_the_state_dict_is_edited_and_given_to_flax():
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_row5_a_model_that_was_only_traced_comes_back_on_the_mesh_in_force(kind):
+def test_a_model_that_was_only_traced_comes_back_on_the_mesh_in_force(kind):
     class Net(nnx.Module):
         def __init__(self, rngs: nnx.Rngs):
             init = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("x", "y"))
@@ -164,7 +164,7 @@ def test_row5_a_model_that_was_only_traced_comes_back_on_the_mesh_in_force(kind)
 
 
 @pytest.mark.parametrize("left_out", [..., None, ocp.PLACEHOLDER, "absent"], ids=["dots", "None", "PLACEHOLDER", "absent"])
-def test_row6_only_the_part_that_is_asked_for_is_read(saved: Saved, left_out: Any):
+def test_only_the_part_that_is_asked_for_is_read(saved: Saved, left_out: Any):
     reference: dict[str, Any] = {"params": {"enc": {"w": jnp.zeros((8, 8))}, "dec": left_out}, "opt": left_out, "step": 0}
     if left_out == "absent":
         del reference["params"]["dec"], reference["opt"]
@@ -176,7 +176,7 @@ def test_row6_only_the_part_that_is_asked_for_is_read(saved: Saved, left_out: An
         assert got["opt"] is left_out
 
 
-def test_row7_what_the_checkpoint_lacks_is_listed_with_the_way_out(saved: Saved):
+def test_what_the_checkpoint_lacks_is_listed_with_the_way_out(saved: Saved):
     new = {"head": {"w": np.ones(2), "b": np.ones(2)}, "step": 0}
     with pytest.raises(ReferenceMismatchError) as caught:
         saved.restore(new)
@@ -187,7 +187,7 @@ def test_row7_what_the_checkpoint_lacks_is_listed_with_the_way_out(saved: Saved)
     assert got["head"]["w"] is new["head"]["w"] and got["step"] == 7
 
 
-def test_row7_nothing_abstract_is_kept(saved: Saved):
+def test_nothing_abstract_is_kept(saved: Saved):
     sharding = SingleDeviceSharding(jax.devices()[0])
     gone = jnp.ones(2)
     gone.delete()
@@ -199,7 +199,7 @@ def test_row7_nothing_abstract_is_kept(saved: Saved):
     assert saved.restore({"a": ..., "e": 1}, partial=True) == {"a": ..., "e": 1}
 
 
-def test_row7_an_error_stays_readable_with_ten_thousand_leaves():
+def test_an_error_stays_readable_with_ten_thousand_leaves():
     saved = Saved({f"w{i:05}": np.zeros(1, np.float32) for i in range(500)})
     reference: dict[str, Any] = {f"v{i:05}": np.zeros(1) for i in range(10_000)}
     reference.update({f"w{i:05}": np.zeros((2, 2), np.float32) for i in range(400)})
@@ -218,7 +218,7 @@ def test_row7_an_error_stays_readable_with_ten_thousand_leaves():
 # ---------------------------------------------------------------- transforms
 
 
-def test_row8_renamed_moved_split_stacked_and_cast(saved: Saved, mesh):
+def test_renamed_moved_split_stacked_and_cast(saved: Saved, mesh):
     rows = NamedSharding(mesh, P("x"))
     reference = {
         "encoder": {"kernel": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=rows)},
@@ -249,7 +249,7 @@ def test_row8_renamed_moved_split_stacked_and_cast(saved: Saved, mesh):
     assert (got["count"], got["name"], float(got["both"])) == (7, "run", kernel().sum() + 8)
 
 
-def test_row8_a_mapping_reads_only_what_it_needs(saved: Saved, mesh):
+def test_a_mapping_reads_only_what_it_needs(saved: Saved, mesh):
     reference = {"a": np.zeros((8, 8), np.float32), "b": np.zeros((8, 4), np.float32), "c": np.zeros((8, 4), np.float32)}
     halves = {"b": ("params/dec/w", lambda w: w[:, :4]), "c": ("params/dec/w", lambda w: w[:, 4:])}
     got = saved.restore(reference, transforms={"a": "params/enc/w", **halves})
@@ -257,7 +257,7 @@ def test_row8_a_mapping_reads_only_what_it_needs(saved: Saved, mesh):
     assert np.array_equal(np.concatenate([got["b"], got["c"]], axis=1), kernel(2))
 
 
-def test_row8_a_subtree_moves_as_a_whole(saved: Saved):
+def test_a_subtree_moves_as_a_whole(saved: Saved):
     reference = {"model": {"encoder": {"w": np.zeros((8, 8), np.float32), "b": np.zeros(8, np.float32)}}}
     got = saved.restore(reference, transforms={"model/encoder": "params/enc"})
     assert np.array_equal(got["model"]["encoder"]["w"], kernel())
@@ -265,14 +265,14 @@ def test_row8_a_subtree_moves_as_a_whole(saved: Saved):
     assert np.array_equal(nested["model"]["encoder"]["w"], kernel(2))
 
 
-def test_row8_an_empty_mapping_drops_and_keeps_as_in_the_flax_guide(saved: Saved):
+def test_an_empty_mapping_drops_and_keeps_as_in_the_flax_guide(saved: Saved):
     own = np.full(3, 4.0)
     got = saved.restore({"params": {"enc": {"b": np.zeros(8, np.float32)}}, "new": own, "step": 0}, transforms={})
     assert got["new"] is own and got["step"] == 7
     assert got["params"]["enc"]["b"].tolist() == [1] * 8
 
 
-def test_row8_orbax_transforms_give_what_orbax_gives():
+def test_orbax_transforms_give_what_orbax_gives():
     tree = {
         "a": np.arange(4),
         "b": {"c": np.ones(2), "d": [np.zeros(1), np.ones(1)]},
@@ -309,7 +309,7 @@ def test_row8_orbax_transforms_give_what_orbax_gives():
     assert saved.bytes_read == 16
 
 
-def test_row8_a_function_of_the_tree_sees_all_of_it(saved: Saved):
+def test_a_function_of_the_tree_sees_all_of_it(saved: Saved):
     def moved(tree: Any) -> Any:
         assert isinstance(tree["params"]["enc"]["w"], np.ndarray)
         return {"w": tree["params"]["enc"]["w"] + 1, "key": tree["key"]}
@@ -320,7 +320,7 @@ def test_row8_a_function_of_the_tree_sees_all_of_it(saved: Saved):
     assert np.array_equal(saved.restore(None, transforms=lambda tree: tree["params"]["dec"]["w"]), kernel(2))
 
 
-def test_row8_wrong_transforms_are_named_and_nothing_is_read(saved: Saved):
+def test_wrong_transforms_are_named_and_nothing_is_read(saved: Saved):
     reference = {"a": np.zeros(3, np.float32), "step": 0}
 
     def refused(transforms: Any) -> str:
@@ -343,7 +343,7 @@ def test_row8_wrong_transforms_are_named_and_nothing_is_read(saved: Saved):
         saved.restore(None, transforms={})
 
 
-def test_row8_what_a_function_gives_must_fit_and_its_own_error_says_where(saved: Saved):
+def test_what_a_function_gives_must_fit_and_its_own_error_says_where(saved: Saved):
     wrong = {"a": ("step", lambda step: [step]), "b": ("params/enc/b", lambda b: b[:3]), "c": ("name", lambda name: name)}
     differences = saved.differences({"a": 0, "b": np.zeros(8, np.float32), "c": ""}, transforms=wrong)
     assert set(differences) == {"a", "b"}
@@ -356,7 +356,7 @@ def test_row8_what_a_function_gives_must_fit_and_its_own_error_says_where(saved:
 # ---------------------------------------------------------------- shardings only
 
 
-def test_row9_one_sharding_stands_for_everything_below(saved: Saved, mesh):
+def test_one_sharding_stands_for_everything_below(saved: Saved, mesh):
     all_over = NamedSharding(mesh, P())
     got = saved.restore({"params": all_over, "opt": [all_over] * 4, "key": all_over, "step": 0})
     assert {leaf.sharding for leaf in jax.tree.leaves(got["params"])} == {all_over}
@@ -375,7 +375,7 @@ def test_row9_one_sharding_stands_for_everything_below(saved: Saved, mesh):
     assert "did you mean step=8?" in saved.differences(8)["(the tree itself)"]
 
 
-def test_row9_a_small_array_lends_its_sharding_and_the_error_names_the_option(saved: Saved, mesh):
+def test_a_small_array_lends_its_sharding_and_the_error_names_the_option(saved: Saved, mesh):
     small = {"params": {"enc": {"w": jax.device_put(jnp.zeros((2, 4)), NamedSharding(mesh, P("x", "y")))}}}
     with pytest.raises(ReferenceMismatchError, match=re.escape('shapes="checkpoint") takes the checkpoint\'s shapes')):
         saved.restore(small)

@@ -49,7 +49,7 @@ def one_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_row22_every_format_comes_back_bit_equal(one_run: Path, tmp_path: Path, form: Any) -> None:
+def test_every_format_comes_back_bit_equal(one_run: Path, tmp_path: Path, form: Any) -> None:
     report = export(one_run, tmp_path / FORMATS[form], format=form)
     assert report.verified and {file.name for file in report.files} == {
         name for name in files(Path(report.url)) if (Path(report.url) / name).is_file()
@@ -60,7 +60,7 @@ def test_row22_every_format_comes_back_bit_equal(one_run: Path, tmp_path: Path, 
         assert leaves(tmp_path / "back", "notes") == leaves(one_run, "notes")
 
 
-def test_row22_the_safetensors_package_reads_it(one_run: Path, tmp_path: Path) -> None:
+def test_the_safetensors_package_reads_it(one_run: Path, tmp_path: Path) -> None:
     export(one_run, tmp_path / "x.safetensors")
     data = (tmp_path / "x.safetensors").read_bytes()
     found = dict(safetensors.deserialize(data))
@@ -78,7 +78,7 @@ def test_row22_the_safetensors_package_reads_it(one_run: Path, tmp_path: Path) -
     assert int.from_bytes(data[:8], "little") % 8 == 0, "arrays are aligned"
 
 
-def test_row22_shards_have_an_index_as_hugging_face_expects(one_run: Path, tmp_path: Path) -> None:
+def test_shards_have_an_index_as_hugging_face_expects(one_run: Path, tmp_path: Path) -> None:
     report = export(one_run, tmp_path / "hf", format="safetensors", shard_bytes=3000)
     names = [file.name for file in report.files]
     assert names[-1] == "model.safetensors.index.json"
@@ -95,7 +95,7 @@ def test_row22_shards_have_an_index_as_hugging_face_expects(one_run: Path, tmp_p
     assert incoming_leaves(str(tmp_path / "hf")) == leaves(one_run)
 
 
-def test_row22_numpy_reads_npz_without_pickle(one_run: Path, tmp_path: Path) -> None:
+def test_numpy_reads_npz_without_pickle(one_run: Path, tmp_path: Path) -> None:
     export(one_run, tmp_path / "x.npz")
     with np.load(tmp_path / "x.npz", allow_pickle=False) as found:
         for name in ("float32", "complex128", "uint16", "bool", "int64"):
@@ -106,7 +106,7 @@ def test_row22_numpy_reads_npz_without_pickle(one_run: Path, tmp_path: Path) -> 
         assert found["rate"] == 0.25
 
 
-def test_row22_stock_orbax_reads_orbax_and_the_copy(one_run: Path, tmp_path: Path) -> None:
+def test_stock_orbax_reads_orbax_and_the_copy(one_run: Path, tmp_path: Path) -> None:
     export(one_run, tmp_path / "orbax", format="orbax", match="^(params|opt.0|rate)")
     export(one_run, tmp_path / "copy")
     expected = state()
@@ -122,7 +122,7 @@ def test_row22_stock_orbax_reads_orbax_and_the_copy(one_run: Path, tmp_path: Pat
         assert np.asarray(got["dtypes"][name]).tobytes() == value.tobytes(), name
 
 
-def test_row22_a_copy_is_the_same_files(one_run: Path, tmp_path: Path) -> None:
+def test_a_copy_is_the_same_files(one_run: Path, tmp_path: Path) -> None:
     export(one_run, tmp_path / "there")
     for path in (one_run / str(STEP)).rglob("*"):
         if path.is_file():
@@ -132,7 +132,7 @@ def test_row22_a_copy_is_the_same_files(one_run: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- a part of it
 
 
-def test_row22_item_match_and_dtype(one_run: Path, tmp_path: Path) -> None:
+def test_item_match_and_dtype(one_run: Path, tmp_path: Path) -> None:
     export(one_run, tmp_path / "a.safetensors", item="notes")
     assert set(safetensors.numpy.load_file(tmp_path / "a.safetensors")) == {"seen"}
     report = export(one_run, tmp_path / "b.safetensors", match=r"^params|opt\.3", dtype="float32")
@@ -146,7 +146,7 @@ def test_row22_item_match_and_dtype(one_run: Path, tmp_path: Path) -> None:
     assert raystate.load(tmp_path / "back")["opt"] == {"3": ["größer", 7]}, "what is left of a list keeps its numbers"
 
 
-def test_row22_a_checkpoint_that_is_no_run(one_run: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_no_run(one_run: Path, tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:  # it saves behind our back
         checkpointer.save(tmp_path / "bare", {"w": np.arange(4)})
     v1.save(str(tmp_path / "v1"), {"w": np.arange(5)})
@@ -177,7 +177,7 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
         yield lambda name: f"file://{tmp_path}/away/{name}"
 
 
-def test_row22_any_url_there_and_back(one_run: Path, tmp_path: Path, elsewhere: Any) -> None:
+def test_any_url_there_and_back(one_run: Path, tmp_path: Path, elsewhere: Any) -> None:
     for name, options in (("folder", {"format": "safetensors", "shard_bytes": 20_000}), ("a.safetensors", {}), ("w.npz", {})):
         url = elsewhere(name)
         if url.startswith("gs://") and name != "folder":
@@ -189,7 +189,7 @@ def test_row22_any_url_there_and_back(one_run: Path, tmp_path: Path, elsewhere: 
 
 
 @pytest.mark.parametrize("form", ["orbax", "copy"])
-def test_row22_steps_at_any_url(one_run: Path, tmp_path: Path, elsewhere: Any, form: Any) -> None:
+def test_steps_at_any_url(one_run: Path, tmp_path: Path, elsewhere: Any, form: Any) -> None:
     url = elsewhere(form)
     export(one_run, url, format=form)
     with pytest.raises(ConfigError, match="exists already"):
@@ -206,7 +206,7 @@ def test_row22_steps_at_any_url(one_run: Path, tmp_path: Path, elsewhere: Any, f
 
 
 @pytest.mark.parametrize("form", ["safetensors", "npz", "orbax"])
-def test_row22_no_more_than_a_batch_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any) -> None:
+def test_no_more_than_a_batch_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any) -> None:
     raystate.save(tmp_path / "big", {"w": np.arange(300_000, dtype=np.int32).reshape(3, 10_000, 10), "b": np.ones(7)})
     monkeypatch.setattr(boxes, "BATCH_BYTES", 100_000)
     monkeypatch.setattr(boxes, "_MOST_BYTES", 100_000)
@@ -254,7 +254,7 @@ def damaged(run: Path) -> Path:  # noqa: F811
 
 
 @pytest.mark.parametrize("form", ["safetensors", "npz", "orbax"])
-def test_row22_damage_leaves_nothing_anywhere(damaged: Path, tmp_path: Path, form: Any) -> None:
+def test_damage_leaves_nothing_anywhere(damaged: Path, tmp_path: Path, form: Any) -> None:
     before = files(tmp_path)
     fsspec.filesystem("memory").store.clear()  # of what other tests of this process have left
     with pytest.raises(CorruptCheckpointError, match="large"):
@@ -267,7 +267,7 @@ def test_row22_damage_leaves_nothing_anywhere(damaged: Path, tmp_path: Path, for
     assert not fsspec.filesystem("memory").find("/")
 
 
-def test_row22_a_package_tells_what_a_copy_must_hold(run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_package_tells_what_a_copy_must_hold(run: Path, tmp_path: Path) -> None:  # noqa: F811
     folder = run / str(STEP)
     objects = [path for path in folder.rglob("*") if path.is_file() and ("ocdbt.process" in str(path) or "/d/" in str(path))]
     names = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file() and path not in objects}
@@ -308,7 +308,7 @@ def boxes_crc(path: Path) -> int:
     return open_storage(path.parent).checksum(path.name)
 
 
-def test_row22_what_is_read_back_is_compared(one_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_back_is_compared(one_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = places.LocalPlace._open
 
     def flipped(self: Any, name: str) -> Any:
@@ -323,7 +323,7 @@ def test_row22_what_is_read_back_is_compared(one_run: Path, tmp_path: Path, monk
     export(one_run, tmp_path / "x.safetensors", verify=False)
 
 
-def test_row22_a_full_disk_is_said_and_leaves_nothing(one_run: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_said_and_leaves_nothing(one_run: Path, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for form, name in FORMATS.items():
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -335,7 +335,7 @@ def test_row22_a_full_disk_is_said_and_leaves_nothing(one_run: Path, tmp_path: P
         assert not files(tmp_path)
 
 
-def test_row22_somebody_else_is_not_overwritten(one_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_else_is_not_overwritten(one_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = places.LocalPlace._commit
 
     def late(self: Any) -> None:
@@ -351,7 +351,7 @@ def test_row22_somebody_else_is_not_overwritten(one_run: Path, tmp_path: Path, m
 # ---------------------------------------------------------------- the command
 
 
-def test_row22_the_command_tells_what_it_did(one_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_what_it_did(one_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = raystate_command(capsys, "export", one_run, "latest", tmp_path / "x.safetensors")
     assert code == 0
     assert out.splitlines()[-1].startswith(f"step {STEP} as safetensors: ") and out.splitlines()[-1].endswith("verified")
@@ -393,9 +393,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_row22_a_users_mistake_gets_a_sentence(
-    one_run: Path, tmp_path: Path, mistake: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_users_mistake_gets_a_sentence(one_run: Path, tmp_path: Path, mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, sentence = MISTAKES[mistake]
     filled = [argument.format(run=one_run, out=tmp_path) for argument in arguments]
     before = files(tmp_path), files(one_run)
@@ -407,7 +405,7 @@ def test_row22_a_users_mistake_gets_a_sentence(
 
 @pytest.mark.parametrize("scheme", ["", "memory://"])
 @pytest.mark.parametrize("where", ["", "/exports", "/.raystate/work"])
-def test_row22_nothing_goes_into_a_run(one_run: Path, tmp_path: Path, scheme: str, where: str) -> None:
+def test_nothing_goes_into_a_run(one_run: Path, tmp_path: Path, scheme: str, where: str) -> None:
     place = f"{scheme}{tmp_path}/live" if not scheme else f"{scheme}{tmp_path.name}/live"
     storage = open_storage(place)
     storage.create(log_name(1), b"{}")
@@ -418,20 +416,18 @@ def test_row22_nothing_goes_into_a_run(one_run: Path, tmp_path: Path, scheme: st
 
 
 @pytest.mark.parametrize("place", ["file", "file/x.safetensors"])
-def test_row22_a_file_where_a_folder_is_needed(
-    place: str, one_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_where_a_folder_is_needed(place: str, one_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     code, _, err = raystate_command(capsys, "export", one_run, "latest", tmp_path / place)
     assert code == 2 and f"{tmp_path}/file exists already: remove it first" in err
 
 
-def test_row22_a_place_that_cannot_be_written(one_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_that_cannot_be_written(one_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = raystate_command(capsys, "export", one_run, "latest", "/proc/nobody/x.safetensors")
     assert code == 1 and "create /proc/nobody" in err
 
 
-def test_row22_names_that_no_archive_should_have(tmp_path: Path) -> None:
+def test_names_that_no_archive_should_have(tmp_path: Path) -> None:
     raystate.save(tmp_path / "odd", {"..": {"/../x": np.ones(2)}, "w": np.ones(2)})
     with pytest.raises(ConfigError, match="can't be the name of a file in an npz archive"):
         export_step(str(tmp_path / "odd"), None, str(tmp_path / "x.npz"))
@@ -441,21 +437,21 @@ def test_row22_names_that_no_archive_should_have(tmp_path: Path) -> None:
         export_step(str(tmp_path / "odd"), 9, str(tmp_path / "z.npz"))
 
 
-def test_row22_one_array_alone(tmp_path: Path) -> None:
+def test_one_array_alone(tmp_path: Path) -> None:
     v1.save(str(tmp_path / "one"), {"x": jax.numpy.arange(3)})
     export_step(str(tmp_path / "one"), None, str(tmp_path / "one.safetensors"))
     assert notes()["seen"].shape == (4,)
     assert safetensors.numpy.load_file(tmp_path / "one.safetensors")["x"].tolist() == [0, 1, 2]
 
 
-def test_row22_the_how_to_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_how_to_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Path(__file__).parents[2] / "docs" / "howto" / "export-import.md"
     monkeypatch.chdir(tmp_path)
     exec(compile("\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)), page, "exec"), {})
     assert raystate.load(tmp_path / "runs" / "tune", step=1300)["seen"] == 96
 
 
-def test_row22_two_exports_are_not_mixed(one_run: Path, tmp_path: Path) -> None:
+def test_two_exports_are_not_mixed(one_run: Path, tmp_path: Path) -> None:
     """Whoever reads the folder takes an index, if there is one: the import brought the older export."""
     export(one_run, tmp_path / "shards", format="safetensors", shard_bytes=1000)
     export(one_run, tmp_path / "file", format="safetensors")
@@ -467,7 +463,7 @@ def test_row22_two_exports_are_not_mixed(one_run: Path, tmp_path: Path) -> None:
     export(one_run, tmp_path / "file/other.safetensors")
 
 
-def test_row22_a_file_of_flax_is_no_step_to_copy(tmp_path: Path) -> None:
+def test_a_file_of_flax_is_no_step_to_copy(tmp_path: Path) -> None:
     """A copy of no file was called verified."""
     (tmp_path / "checkpoint_3").write_bytes(serialization.to_bytes({"w": np.ones(3)}))
     with pytest.raises(ConfigError, match="older form of flax's, which is no step to copy"):
@@ -499,7 +495,7 @@ def to_bucket(storage: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     orbax_export._on_gcs(storage, storage.url, 3, tree, Picked(tree=tree, read=lambda _: []), False, Tally(lambda *_: None, 0))
 
 
-def test_row22_an_export_that_was_faster_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_was_faster_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slower one removed it."""
     storage = Faster(open_storage(f"memory://{tmp_path.name}/a"))
     with pytest.raises(ConfigError, match="exists already"):
@@ -507,7 +503,7 @@ def test_row22_an_export_that_was_faster_stays(tmp_path: Path, monkeypatch: pyte
     assert [info.name for info in storage.list()] == sorted(storage.others)
 
 
-def test_row22_a_lost_answer_is_no_other_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_answer_is_no_other_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost(StorageWrapper):
         def after(self, operation: str, name: str) -> None:
             if operation == "create":
@@ -518,7 +514,7 @@ def test_row22_a_lost_answer_is_no_other_export(tmp_path: Path, monkeypatch: pyt
     assert [info.name for info in storage.list()] == ["3/_CHECKPOINT_METADATA", "3/commit_success.txt", "3/default/_METADATA"]
 
 
-def test_row22_a_copy_in_a_bucket_has_its_markers(tmp_path: Path) -> None:
+def test_a_copy_in_a_bucket_has_its_markers(tmp_path: Path) -> None:
     """Early Orbax wrote none in a directory; nobody listed the copy."""
     with ocp.CheckpointManager(tmp_path / "old") as manager:
         manager.save(3, args=ocp.args.StandardSave({"w": np.ones(2)}))
@@ -530,14 +526,14 @@ def test_row22_a_copy_in_a_bucket_has_its_markers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["local", "file"])
-def test_row22_other_names_of_a_scheme(one_run: Path, tmp_path: Path, scheme: str) -> None:
+def test_other_names_of_a_scheme(one_run: Path, tmp_path: Path, scheme: str) -> None:
     """Into a run, as a step that its log doesn't know."""
     open_storage(tmp_path / "other").create(log_name(1), b"{}")
     with pytest.raises(ConfigError, match="export to another place"):
         export(one_run, f"{scheme}://{tmp_path}/other/exports")
 
 
-def test_row22_a_failed_export_takes_nothing_of_others(one_run: Path, tmp_path: Path) -> None:
+def test_a_failed_export_takes_nothing_of_others(one_run: Path, tmp_path: Path) -> None:
     fs = fsspec.filesystem("memory")
     place = open_place(f"memory://{tmp_path.name}/d", ["3"])
     place.write("3/mine", iter([b"mine"]))
@@ -548,9 +544,7 @@ def test_row22_a_failed_export_takes_nothing_of_others(one_run: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["gcs", "s3a", "local"])
-def test_row22_a_folder_that_is_called_like_a_scheme(
-    one_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_folder_that_is_called_like_a_scheme(one_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """It was taken for the scheme, and the export went to another folder."""
     monkeypatch.chdir(tmp_path)
     export(one_run, name)

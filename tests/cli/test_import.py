@@ -52,7 +52,7 @@ def steps_in_memory(*numbers: int) -> Iterator[IncomingStep]:
 # ---------------------------------------------------------------- Orbax
 
 
-def test_row22_orbax_steps_in_s3(tmp_path: Path) -> None:
+def test_orbax_steps_in_s3(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path / "old") as manager:
         for step in (3, 7):
             manager.save(step, args=ocp.args.StandardSave(tree(step)))
@@ -70,7 +70,7 @@ def test_row22_orbax_steps_in_s3(tmp_path: Path) -> None:
     assert leaves(tmp_path / "new") == leaves(tmp_path / "old") == leaves(tmp_path / "one")
 
 
-def test_row20_a_directory_of_stock_steps(tmp_path: Path) -> None:
+def test_a_directory_of_stock_steps(tmp_path: Path) -> None:
     options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["loss"])
     with ocp.CheckpointManager(tmp_path / "old", options=options) as manager:
         for step in (3, 7):
@@ -95,7 +95,7 @@ def test_row20_a_directory_of_stock_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("naming", [{"step_prefix": "train"}, {"step_format_fixed_length": 8}], ids=["prefix", "width"])
-def test_row12_a_directory_of_steps_under_other_names(tmp_path: Path, naming: dict[str, Any]) -> None:
+def test_a_directory_of_steps_under_other_names(tmp_path: Path, naming: dict[str, Any]) -> None:
     with ocp.CheckpointManager(tmp_path / "old", options=ocp.CheckpointManagerOptions(**naming)) as manager:
         for step in (3, 12):
             manager.save(step, args=ocp.args.StandardSave(tree(step)))
@@ -105,7 +105,7 @@ def test_row12_a_directory_of_steps_under_other_names(tmp_path: Path, naming: di
         assert np.array_equal(raystate.load(tmp_path / "new", step=step)["params"]["w"], tree(step)["params"]["w"])
 
 
-def test_row20_one_checkpoint_and_bare_trees_get_a_number(tmp_path: Path) -> None:
+def test_one_checkpoint_and_bare_trees_get_a_number(tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:  # it saves behind our back
         checkpointer.save(tmp_path / "bare", tree())
     ocp.PyTreeCheckpointer(use_ocdbt=False).save(tmp_path / "plain", tree(2))
@@ -118,7 +118,7 @@ def test_row20_one_checkpoint_and_bare_trees_get_a_number(tmp_path: Path) -> Non
     assert raystate.Reader(tmp_path / "new").all_steps() == [1, 2, 3]
 
 
-def test_row20_items_without_a_state(tmp_path: Path) -> None:
+def test_items_without_a_state(tmp_path: Path) -> None:
     v1.save_checkpointables(str(tmp_path / "two"), {"params": tree()["params"], "optimizer": {"mu": np.zeros(3)}})
     v1.save_checkpointables(str(tmp_path / "one"), {"params": tree()["params"]})
     with pytest.raises(ConfigError, match=r"has no state; its items of arrays: 'optimizer', 'params'\. --item params .*source="):
@@ -131,7 +131,7 @@ def test_row20_items_without_a_state(tmp_path: Path) -> None:
     assert set(raystate.load(tmp_path / "new", step=2)) == {"w", "b"}
 
 
-def test_row22_a_whole_step_with_all_items(one_run: Path, tmp_path: Path) -> None:
+def test_a_whole_step_with_all_items(one_run: Path, tmp_path: Path) -> None:
     bring(one_run, tmp_path / "new")
     assert leaves(tmp_path / "new") == leaves(one_run)
     assert leaves(tmp_path / "new", "notes") == leaves(one_run, "notes")
@@ -142,7 +142,7 @@ def test_row22_a_whole_step_with_all_items(one_run: Path, tmp_path: Path) -> Non
 # ---------------------------------------------------------------- safetensors and npz that others wrote
 
 
-def test_row22_safetensors_of_others(tmp_path: Path) -> None:
+def test_safetensors_of_others(tmp_path: Path) -> None:
     arrays = {
         "model.layers.0.w": jax.numpy.ones((3, 4), "bfloat16"),
         "model.norm": jax.numpy.arange(4.0),
@@ -165,7 +165,7 @@ def test_row22_safetensors_of_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["junk", "", "{", "[1]", '{"by": "another"}'])
-def test_row22_what_others_wrote_under_our_name_is_no_description(tmp_path: Path, text: str) -> None:
+def test_what_others_wrote_under_our_name_is_no_description(tmp_path: Path, text: str) -> None:
     safetensors.numpy.save_file({"a.b": np.ones(2)}, tmp_path / "m.safetensors", metadata={"raystate": text})
     bring(tmp_path / "m.safetensors", tmp_path / "one", step=1)
     shards = tmp_path / "shards"
@@ -178,7 +178,7 @@ def test_row22_what_others_wrote_under_our_name_is_no_description(tmp_path: Path
         assert np.array_equal(raystate.load(tmp_path / run)["a"]["b"], np.ones(2))
 
 
-def test_row22_npz_of_others(tmp_path: Path) -> None:
+def test_npz_of_others(tmp_path: Path) -> None:
     np.savez_compressed(
         tmp_path / "w.npz", **{"a.b": np.asfortranarray(np.arange(12).reshape(3, 4)), "big": np.arange(5, dtype=">i4"), "x": 2.5}
     )
@@ -247,7 +247,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_row22_a_hostile_safetensors_file_ends_in_a_clear_error(tmp_path: Path, case: str) -> None:
+def test_a_hostile_safetensors_file_ends_in_a_clear_error(tmp_path: Path, case: str) -> None:
     data, sentence = HOSTILE[case]
     (tmp_path / "x.safetensors").write_bytes(data)
     with pytest.raises(CorruptCheckpointError, match=sentence):
@@ -255,7 +255,7 @@ def test_row22_a_hostile_safetensors_file_ends_in_a_clear_error(tmp_path: Path, 
     assert not (tmp_path / "new").exists()
 
 
-def test_row22_a_header_is_not_read_beyond_its_bound(tmp_path: Path) -> None:
+def test_a_header_is_not_read_beyond_its_bound(tmp_path: Path) -> None:
     with (tmp_path / "x.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", 2**33))
         file.truncate(2**34)  # sparse
@@ -266,13 +266,13 @@ def test_row22_a_header_is_not_read_beyond_its_bound(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["../evil.safetensors", "/etc/x.safetensors", "a\0.safetensors", "x" * 300 + ".safetensors", "a.py"]
 )
-def test_row22_an_index_names_only_files_beside_it(tmp_path: Path, name: str) -> None:
+def test_an_index_names_only_files_beside_it(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(CorruptCheckpointError, match="no file beside it"):
         bring(tmp_path, tmp_path / "new", step=1)
 
 
-def test_row22_an_index_and_its_files_agree(tmp_path: Path) -> None:
+def test_an_index_and_its_files_agree(tmp_path: Path) -> None:
     safetensors.numpy.save_file({"a": np.ones(2)}, tmp_path / "model-00001-of-00002.safetensors")
     with pytest.raises(CorruptCheckpointError, match="no index: an unfinished export"):
         bring(tmp_path, tmp_path / "new", step=1)
@@ -284,7 +284,7 @@ def test_row22_an_index_and_its_files_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/abs", "a\0b"])
-def test_row22_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
     before = files(tmp_path)
     (tmp_path / "x.safetensors").write_bytes(tensors({name: entry()}, b"1234"))
     with pytest.raises(ConfigError, match="is no name that a checkpoint can have"):
@@ -317,7 +317,7 @@ def npy_header(shape: tuple[int, ...]) -> bytes:
 
 
 @pytest.mark.parametrize("shape", [(2**57, 0), (1,) * 31 + (0,)])
-def test_row22_the_largest_shapes_that_can_be_kept(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_the_largest_shapes_that_can_be_kept(tmp_path: Path, shape: tuple[int, ...]) -> None:
     (tmp_path / "x.safetensors").write_bytes(tensors({"a": entry(end=0, shape=shape)}))
     bring(tmp_path / "x.safetensors", tmp_path / "new", step=1)
     assert raystate.load(tmp_path / "new")["a"].shape == shape
@@ -334,7 +334,7 @@ def damaged_zip() -> bytes:
     return bytes(data)
 
 
-def test_row22_a_hostile_npz_ends_in_a_clear_error(tmp_path: Path) -> None:
+def test_a_hostile_npz_ends_in_a_clear_error(tmp_path: Path) -> None:
     header = npy(np.ones(4)).replace(b"(4,)", b"(9,)")
     deep = b"\x93NUMPY\x01\x00" + struct.pack("<H", 9000) + b"(" * 9000
     cases: list[tuple[dict[str, bytes], str]] = [
@@ -364,7 +364,7 @@ def test_row22_a_hostile_npz_ends_in_a_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["safetensors", "npz"])
-def test_row22_no_more_than_a_batch_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_no_more_than_a_batch_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     arrays = {"w": np.arange(300_000, dtype=np.int32).reshape(3, 10_000, 10), "wide": np.arange(60_000.0).reshape(2, 30_000)}
     if form == "npz":
         np.savez_compressed(tmp_path / "x.npz", **arrays)
@@ -394,7 +394,7 @@ def test_row22_no_more_than_a_batch_is_read_at_a_time(tmp_path: Path, monkeypatc
 # ---------------------------------------------------------------- the run
 
 
-def test_row22_a_manager_goes_on_from_what_was_imported() -> None:
+def test_a_manager_goes_on_from_what_was_imported() -> None:
     world = World(1, ranks=1, nodes=1, save_every_steps=1, keep_last=2)
     seen: list[Any] = []
 
@@ -427,7 +427,7 @@ def test_row22_a_manager_goes_on_from_what_was_imported() -> None:
         world.close()
 
 
-def test_row22_numbers_that_exist_are_refused(tmp_path: Path) -> None:
+def test_numbers_that_exist_are_refused(tmp_path: Path) -> None:
     import_steps(tmp_path, steps_in_memory(5))
     before, another = files(tmp_path), IncomingStep.from_tree(5, tree(6))
     with pytest.raises(ConfigError, match=r"step 5 exists in .*: give another number with --step, or delete it first"):
@@ -443,14 +443,14 @@ def test_row22_numbers_that_exist_are_refused(tmp_path: Path) -> None:
     assert raystate.Reader(tmp_path).all_steps() == [5, 6]
 
 
-def test_row22_stock_steps_beside_are_kept(tmp_path: Path) -> None:
+def test_stock_steps_beside_are_kept(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         manager.save(3, args=ocp.args.StandardSave(tree()))
     import_steps(tmp_path / "run", steps_in_memory(4))
     assert raystate.Reader(tmp_path / "run").all_steps() == [3, 4]
 
 
-def test_row22_a_failed_import_leaves_no_data(tmp_path: Path) -> None:
+def test_a_failed_import_leaves_no_data(tmp_path: Path) -> None:
     def fails(step: IncomingStep) -> IncomingStep:
         def read(item: str, requests: Sequence[Any]) -> list[np.ndarray]:
             raise StorageError("the source is gone")
@@ -470,7 +470,7 @@ def test_row22_a_failed_import_leaves_no_data(tmp_path: Path) -> None:
     assert raystate.Reader(tmp_path / "new").all_steps() == [5, 6]
 
 
-def test_row22_who_is_superseded_commits_nothing_more(tmp_path: Path) -> None:
+def test_who_is_superseded_commits_nothing_more(tmp_path: Path) -> None:
     def steps() -> Iterator[IncomingStep]:
         yield from steps_in_memory(5)
         RunLog(open_storage(tmp_path)).claim(lambda tail: claim_entry(tail, "another", "lm"))
@@ -481,7 +481,7 @@ def test_row22_who_is_superseded_commits_nothing_more(tmp_path: Path) -> None:
     assert not [name for name in files(tmp_path) if "ocdbt" in name]
 
 
-def test_row22_a_commit_that_died_is_finished_by_the_next_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_died_is_finished_by_the_next_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Dead(BaseException):
         pass
 
@@ -497,7 +497,7 @@ def test_row22_a_commit_that_died_is_finished_by_the_next_import(tmp_path: Path,
     assert raystate.Reader(tmp_path).all_steps() == [5, 6]
 
 
-def test_row22_what_is_read_back_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_back_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = orbax_tree.write_item
 
     def writes_something_else(base: Any, writer: str, spec: Any, pieces: Any, **more: Any) -> bool:
@@ -512,7 +512,7 @@ def test_row22_what_is_read_back_is_compared(tmp_path: Path, monkeypatch: pytest
 # ---------------------------------------------------------------- the command
 
 
-def test_row22_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     safetensors.numpy.save_file({"a.b": np.ones(2)}, tmp_path / "m.safetensors")
     code, out, _ = raystate_command(capsys, "import", tmp_path / "m.safetensors", tmp_path / "new", "--step", 3)
     assert (code, out) == (0, f"step 3 in file://{tmp_path}/new: 1 array, 16 B, verified\n")
@@ -540,9 +540,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_row22_a_users_mistake_gets_a_sentence(
-    one_run: Path, tmp_path: Path, mistake: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_users_mistake_gets_a_sentence(one_run: Path, tmp_path: Path, mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file.pkl").write_bytes(pickle.dumps(Evil()))
     arguments, sentence = MISTAKES[mistake]
     code, _, err = raystate_command(capsys, "import", *[one.format(run=one_run, out=tmp_path) for one in arguments])
@@ -551,7 +549,7 @@ def test_row22_a_users_mistake_gets_a_sentence(
     assert files(tmp_path) == ["file.pkl"]
 
 
-def test_row22_a_step_of_the_run_is_imported_by_number(one_run: Path, tmp_path: Path) -> None:
+def test_a_step_of_the_run_is_imported_by_number(one_run: Path, tmp_path: Path) -> None:
     assert bring(one_run, tmp_path / "new", step=STEP).steps == (STEP,)
 
 
@@ -570,9 +568,7 @@ def flax_run(tmp_path: Path) -> Path:
     return root
 
 
-def test_row16_a_directory_that_flax_wrote_becomes_steps(
-    flax_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_that_flax_wrote_becomes_steps(flax_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = raystate_command(capsys, "import", flax_run, tmp_path / "run")
     assert (code, err) == (0, "")
     assert "steps 1, 3, 10, 20 in " in out and "verified" in out
@@ -585,7 +581,7 @@ def test_row16_a_directory_that_flax_wrote_becomes_steps(
     assert verify_log(open_storage(tmp_path / "run")) == ()
 
 
-def test_row16_one_file_and_one_step_of_a_directory(flax_run: Path, tmp_path: Path) -> None:
+def test_one_file_and_one_step_of_a_directory(flax_run: Path, tmp_path: Path) -> None:
     bring(flax_run / "checkpoint_20", tmp_path / "one", step=5)
     assert raystate.Reader(tmp_path / "one").all_steps() == [5]
     bring(flax_run, tmp_path / "other", step=10)
@@ -594,7 +590,7 @@ def test_row16_one_file_and_one_step_of_a_directory(flax_run: Path, tmp_path: Pa
         bring(flax_run, tmp_path / "none", step=7)
 
 
-def test_row16_prefixes_and_numbers_that_are_no_steps(tmp_path: Path) -> None:
+def test_prefixes_and_numbers_that_are_no_steps(tmp_path: Path) -> None:
     root = tmp_path / "losses"
     root.mkdir()
     for loss in (0.5, -1.0):
@@ -614,7 +610,7 @@ def test_row16_prefixes_and_numbers_that_are_no_steps(tmp_path: Path) -> None:
         bring(root, tmp_path / "worst", prefix="worst_")
 
 
-def test_row16_a_file_cut_short_leaves_nothing(flax_run: Path, tmp_path: Path) -> None:
+def test_a_file_cut_short_leaves_nothing(flax_run: Path, tmp_path: Path) -> None:
     whole = (flax_run / "checkpoint_20").read_bytes()
     (flax_run / "checkpoint_20").write_bytes(whole[:-3])
     with pytest.raises(CorruptCheckpointError, match="checkpoint_20"):

@@ -85,7 +85,7 @@ def fits(out: str) -> bool:
 # ---------------------------------------------------------------- ls
 
 
-def test_row21_ls_shows_each_step(raystate: Command, written: Path):
+def test_ls_shows_each_step(raystate: Command, written: Path):
     code, out, _ = raystate("ls", written)
     assert code == 0
     header, *rows, last = out.splitlines()
@@ -101,14 +101,14 @@ def test_row21_ls_shows_each_step(raystate: Command, written: Path):
     assert found["steps"][0]["items"] == {"data": "iterator", "ema": "arrays", "state": "arrays", "vocabulary": "json"}
 
 
-def test_row21_ls_shows_the_newest_of_many(raystate: Command, written: Path):
+def test_ls_shows_the_newest_of_many(raystate: Command, written: Path):
     code, out, _ = raystate("ls", written, "--last", 1)
     assert code == 0
     assert out.splitlines()[1].startswith("  20  ") and "the last 1 of 2 steps" in out and "--all" in out
     assert len(raystate("ls", written, "-n", 1, "--all")[1].splitlines()) == 4
 
 
-def test_row21_ls_beside_retention(raystate: Command, damaged: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ls_beside_retention(raystate: Command, damaged: Path, monkeypatch: pytest.MonkeyPatch):
     """A step that goes while it is looked at is left out; the command failed."""
     real = StepReader.metrics
 
@@ -122,14 +122,14 @@ def test_row21_ls_beside_retention(raystate: Command, damaged: Path, monkeypatch
     assert code == 0 and out.splitlines()[-1].startswith("1 step of")
 
 
-def test_row21_ls_sorts_nan_with_the_worst(raystate: Command, tmp_path: Path):
+def test_ls_sorts_nan_with_the_worst(raystate: Command, tmp_path: Path):
     for step, loss in enumerate([3.0, math.nan, 1.0, 2.0]):
         from_state.publish(tmp_path, {"state": {"w": np.ones(1)}}, step=step, metrics={"loss": loss})
     _, out, _ = raystate("ls", tmp_path, "--sort", "loss", "--json")
     assert [one["step"] for one in json.loads(out)["steps"]] == [1, 0, 3, 2]
 
 
-def test_row21_ls_of_damaged_and_unfinished_steps(raystate: Command, damaged: Path):
+def test_ls_of_damaged_and_unfinished_steps(raystate: Command, damaged: Path):
     (damaged / "10/_CHECKPOINT_METADATA").write_bytes(b"{")
     (damaged / "30").mkdir()
     code, out, _ = raystate("ls", damaged)
@@ -142,7 +142,7 @@ def test_row21_ls_of_damaged_and_unfinished_steps(raystate: Command, damaged: Pa
 # ---------------------------------------------------------------- inspect
 
 
-def test_row21_inspect_shows_a_step(raystate: Command, written: Path):
+def test_inspect_shows_a_step(raystate: Command, written: Path):
     code, out, _ = raystate("inspect", written)
     assert code == 0 and fits(out)
     lines = out.splitlines()
@@ -159,7 +159,7 @@ def test_row21_inspect_shows_a_step(raystate: Command, written: Path):
     assert ["20", "step"] in rows and ['"größer"', "name"] in rows
 
 
-def test_row21_inspect_chooses(raystate: Command, written: Path):
+def test_inspect_chooses(raystate: Command, written: Path):
     def names(*arguments: object) -> list[str]:
         code, out, _ = raystate("inspect", written, 10, *arguments, "--json")
         assert code == 0
@@ -185,7 +185,7 @@ def test_row21_inspect_chooses(raystate: Command, written: Path):
     assert re.search(r"chunks 16×32; [\d.]+ KiB in storage; by a1k1h0", out)
 
 
-def test_row21_inspect_one_array(raystate: Command, written: Path):
+def test_inspect_one_array(raystate: Command, written: Path):
     code, out, _ = raystate("inspect", written, 20, "--array", "params.dense.kernel", "--at", "1:,2")
     assert code == 0
     lines = out.splitlines()
@@ -208,7 +208,7 @@ def test_row21_inspect_one_array(raystate: Command, written: Path):
         assert code == 2 and "--at: " in complaint, at
 
 
-def test_row21_a_large_tree_does_not_scroll_by(raystate: Command, large: Path):
+def test_a_large_tree_does_not_scroll_by(raystate: Command, large: Path):
     code, out, _ = raystate("inspect", large)
     assert code == 0 and len(out.splitlines()) < 30 and fits(out)
     assert any(line.split()[-2:] == ["120", "params.decoder"] for line in out.splitlines()), "as deep as fits"
@@ -219,7 +219,7 @@ def test_row21_a_large_tree_does_not_scroll_by(raystate: Command, large: Path):
     assert len(raystate("inspect", large, "--all")[1].splitlines()) > 120
 
 
-def test_row21_inspect_of_damaged_steps(raystate: Command, damaged: Path):
+def test_inspect_of_damaged_steps(raystate: Command, damaged: Path):
     (damaged / "20/ema/_METADATA").write_bytes(b"[]")
     code, _, complaint = raystate("inspect", damaged)
     assert code == 1 and "ema/_METADATA of step 20 is not a JSON object" in complaint
@@ -230,7 +230,7 @@ def test_row21_inspect_of_damaged_steps(raystate: Command, damaged: Path):
 
 
 @pytest.mark.parametrize("command", [("ls",), ("inspect",), ("inspect", "--json"), ("verify",), ("diff",)])
-def test_row21_a_path_that_is_no_checkpoint(raystate: Command, written: Path, tmp_path: Path, command: tuple[str, ...]):
+def test_a_path_that_is_no_checkpoint(raystate: Command, written: Path, tmp_path: Path, command: tuple[str, ...]):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/list.txt").write_text("x")
     more = (1, 2) if command == ("diff",) else ()
@@ -248,7 +248,7 @@ def test_row21_a_path_that_is_no_checkpoint(raystate: Command, written: Path, tm
     assert f"there is nothing at that path; did you mean file://{tmp_path}/runs?" in " ".join(complaint.split())
 
 
-def test_row12_verify_of_steps_under_other_names_and_of_one_folder(raystate: Command, written: Path, tmp_path: Path):
+def test_verify_of_steps_under_other_names_and_of_one_folder(raystate: Command, written: Path, tmp_path: Path):
     for step in (10, 20):
         shutil.copytree(written / str(step), tmp_path / f"runs/step_{step}")
     code, out, _ = raystate("verify", tmp_path / "runs")
@@ -270,7 +270,7 @@ def test_gc_of_a_path_with_nothing_at_it(raystate: Command, written: Path, tmp_p
 # ---------------------------------------------------------------- diff
 
 
-def test_row21_diff_says_what_changed_and_by_how_much(raystate: Command, written: Path):
+def test_diff_says_what_changed_and_by_how_much(raystate: Command, written: Path):
     code, out, _ = raystate("diff", written, 10, 20)
     assert code == 1 and fits(out.replace(str(written), ""))
     lines = out.splitlines()
@@ -285,7 +285,7 @@ def test_row21_diff_says_what_changed_and_by_how_much(raystate: Command, written
     assert (one["name"], one["differing"], one["elements"], one["max_abs"], one["max_rel"]) == ("params.dense.kernel", 2, 12, 11, 1)
 
 
-def test_row21_diff_of_what_is_equal(raystate: Command, written: Path, damaged: Path):
+def test_diff_of_what_is_equal(raystate: Command, written: Path, damaged: Path):
     code, out, _ = raystate("diff", written, 20, 20, "--other", damaged)
     assert (code, out.splitlines()[-1]) == (0, "equal, bit for bit: 7 arrays and 6 other values")
     assert raystate("diff", written, 10, 20, "-f", "layers")[0] == 0
@@ -299,7 +299,7 @@ def test_row21_diff_of_what_is_equal(raystate: Command, written: Path, damaged: 
         assert code == 2 and said in complaint
 
 
-def test_row21_diff_goes_on_where_an_array_is_damaged(raystate: Command, damaged: Path):
+def test_diff_goes_on_where_an_array_is_damaged(raystate: Command, damaged: Path):
     for data in (damaged / "10/state").rglob("d/*"):
         whole = data.read_bytes()
         data.write_bytes(bytes(255 - byte for byte in whole))
@@ -308,7 +308,7 @@ def test_row21_diff_goes_on_where_an_array_is_damaged(raystate: Command, damaged
     assert "tensorstore_spec" not in out + complaint
 
 
-def test_row21_damage_names_the_other_steps(raystate: Command, damaged: Path):
+def test_damage_names_the_other_steps(raystate: Command, damaged: Path):
     (damaged / "20/ema/_METADATA").write_bytes(b"[]")
     assert raystate("inspect", damaged)[2].endswith(f"; file://{damaged} also has step 10; raystate verify tells what is whole\n")
     with pytest.raises(CorruptCheckpointError, match="also has step 10") as caught:
@@ -319,12 +319,12 @@ def test_row21_damage_names_the_other_steps(raystate: Command, damaged: Path):
         assert "of step 20" in complaint and "also has" not in complaint, "whose others would it be?"
 
 
-def test_row21_ls_of_a_run_without_a_step(raystate: Command, tmp_path: Path):
+def test_ls_of_a_run_without_a_step(raystate: Command, tmp_path: Path):
     RunLog(open_storage(tmp_path)).claim(lambda tail: claim_entry(tail, "writer", "lm"))
     assert raystate("ls", tmp_path) == (2, "", f"raystate: file://{tmp_path} has no step: none of run 'lm' is durable yet\n")
 
 
-def test_row21_ls_of_a_run_whose_steps_are_lost(raystate: Command, tmp_path: Path):
+def test_ls_of_a_run_whose_steps_are_lost(raystate: Command, tmp_path: Path):
     RunLog(open_storage(tmp_path)).claim(lambda tail: claim_entry(tail, "writer", "lm", (10, 20)))
     told = "has no step, but the log of run 'lm' has [10, 20]: their folders or markers are lost"
     assert raystate("ls", tmp_path) == (2, "", f"raystate: file://{tmp_path} {told}\n")
@@ -334,7 +334,7 @@ def test_row21_ls_of_a_run_whose_steps_are_lost(raystate: Command, tmp_path: Pat
     assert code == 2 and "has no step: " in complaint
 
 
-def test_row21_ls_as_the_first_step_comes(raystate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ls_as_the_first_step_comes(raystate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It is committed and not yet published; and published just after the steps were listed."""
     log = RunLog(open_storage(tmp_path))
     claimed = log.claim(lambda tail: claim_entry(tail, "writer", "lm"))
@@ -355,7 +355,7 @@ def test_row21_ls_as_the_first_step_comes(raystate: Command, tmp_path: Path, mon
     assert raystate("ls", tmp_path) == (2, "", f"raystate: file://{tmp_path} {told}\n")
 
 
-def test_row21_a_filter_that_nothing_matches(raystate: Command, written: Path):
+def test_a_filter_that_nothing_matches(raystate: Command, written: Path):
     all_of_them = "their paths begin with layers, params, table, w"
     for options, said in {
         ("-f", "parms.*"): "did you mean 'params'?",
@@ -368,7 +368,7 @@ def test_row21_a_filter_that_nothing_matches(raystate: Command, written: Path):
         assert (code, out) == (2, "") and complaint.rstrip().endswith(said), complaint
 
 
-def test_row21_diff_of_json_by_member(raystate: Command, written: Path, damaged: Path):
+def test_diff_of_json_by_member(raystate: Command, written: Path, damaged: Path):
     (damaged / "20/vocabulary/metadata").write_text(json.dumps({"size": 20, "words": {"a.b": 1, "a": {"b": 2}}}))
     (damaged / "10/vocabulary/metadata").write_text(json.dumps({"size": 20, "words": {"a.b": 3, "a": {"b": 2}}, "more": None}))
     code, out, _ = raystate("diff", damaged, 10, "--item", "vocabulary")
@@ -381,7 +381,7 @@ def test_row21_diff_of_json_by_member(raystate: Command, written: Path, damaged:
     ]
 
 
-def test_row21_diff_tells_text_from_numbers(raystate: Command, damaged: Path):
+def test_diff_tells_text_from_numbers(raystate: Command, damaged: Path):
     for step, values in {10: ["20", "null", "", "a", "\x1b[2J\n"], 20: [20, None, 0, "b", "\x1b[2K\n"]}.items():
         (damaged / f"{step}/vocabulary/metadata").write_text(json.dumps(dict(zip("abcde", values, strict=True))))
     out = raystate("diff", damaged, 10, "--item", "vocabulary")[1]
@@ -389,7 +389,7 @@ def test_row21_diff_tells_text_from_numbers(raystate: Command, damaged: Path):
     assert out.splitlines()[-7:-2] == [f"vocabulary:{name}: {text}" for name, text in zip("abcde", told, strict=True)]
 
 
-def test_row21_diff_measures_every_kind_of_array(tmp_path: Path):
+def test_diff_measures_every_kind_of_array(tmp_path: Path):
     nan, inf = math.nan, math.inf
     a: dict[str, Any] = {
         "nan": np.array([1, nan, nan, inf], np.float32),
@@ -448,7 +448,7 @@ def test_row21_diff_measures_every_kind_of_array(tmp_path: Path):
     }
 
 
-def test_row21_diff_reads_in_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_diff_reads_in_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """At most so many bytes of each step are asked for at a time, of one array or of many."""
     monkeypatch.setattr(differences, "_BATCH_BYTES", most := 1 << 16)
     trees = [{"small": [np.full(1000, index) for index in range(20)], "zeros": np.zeros((9, 3))} for _ in range(2)]
@@ -467,7 +467,7 @@ def test_row21_diff_reads_in_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sum(asked) == 2 * (20 * 1000 + 27) * 8 and max(asked) <= most and len(asked) >= 6
 
 
-def test_row21_diff_sums_up(raystate: Command, large: Path, tmp_path: Path):
+def test_diff_sums_up(raystate: Command, large: Path, tmp_path: Path):
     layers = {
         f"layer_{i:03d}": {part: {"kernel": np.full(i % 7 + 1, i + (i == 9))} for part in ("mlp", "attention")} for i in range(60)
     }
@@ -482,7 +482,7 @@ def test_row21_diff_sums_up(raystate: Command, large: Path, tmp_path: Path):
 
 
 @pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
-def test_row21_in_a_bucket(raystate: Command, written: Path, tmp_path: Path):
+def test_in_a_bucket(raystate: Command, written: Path, tmp_path: Path):
     with gcs_backend(tmp_path) as bucket:
         copy(open_storage(written), bucket, "10")
         code, out, _ = raystate("ls", bucket.url)
@@ -495,7 +495,7 @@ def test_row21_in_a_bucket(raystate: Command, written: Path, tmp_path: Path):
 
 
 @pytest.mark.skipif(not GCS_SERVER_RUNS, reason="the GCS server runs on Linux on x86-64 only")
-def test_row22_a_run_in_a_bucket_is_looked_after(raystate: Command, written: Path, tmp_path: Path):
+def test_a_run_in_a_bucket_is_looked_after(raystate: Command, written: Path, tmp_path: Path):
     """`import`, `verify`, `export` and `gc`, as `ls`, `inspect` and `diff` above."""
     with gcs_backend(tmp_path) as bucket:
         code, out, _ = raystate("import", written, bucket.url)
@@ -529,7 +529,7 @@ def copy(source: Storage, target: Storage, step: str) -> None:
         target.create(info.name, source.read(info.name))
 
 
-def test_row21_names_command_no_terminal(raystate: Command, tmp_path: Path):
+def test_names_command_no_terminal(raystate: Command, tmp_path: Path):
     """Whoever wrote a checkpoint chose the names in it."""
     red = "\x1b[31mred\x9b0m\u202e\a"
     for step, value in ((1, 1.0), (2, 2.0)):
@@ -552,13 +552,13 @@ def test_row21_names_command_no_terminal(raystate: Command, tmp_path: Path):
     assert f"{shown}.{shown}" in raystate("inspect", run)[1]
 
 
-def test_row21_shells_complete_the_commands(raystate: Command, monkeypatch: pytest.MonkeyPatch):
+def test_shells_complete_the_commands(raystate: Command, monkeypatch: pytest.MonkeyPatch):
     for name, value in {"_RAYSTATE_COMPLETE": "complete_bash", "COMP_WORDS": "raystate in", "COMP_CWORD": "1"}.items():
         monkeypatch.setenv(name, value)
     assert raystate()[1].split() == ["inspect"]
 
 
-def test_row21_bash_completes_after_what_the_documents_say(tmp_path: Path):
+def test_bash_completes_after_what_the_documents_say(tmp_path: Path):
     """`raystate --install-completion` in a real bash, a new one of which then completes options and choices."""
     environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
@@ -576,7 +576,7 @@ def test_row21_bash_completes_after_what_the_documents_say(tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", sorted(typer.main.get_group(app).commands))
-def test_row21_help_teaches_by_examples(raystate: Command, command: str):
+def test_help_teaches_by_examples(raystate: Command, command: str):
     code, out, _ = raystate(command, "--help")
     assert code == 0 and fits(out)
     assert out.count(f"raystate {command} ") >= 3, "the usage, and two examples"

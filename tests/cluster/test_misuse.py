@@ -154,7 +154,7 @@ def train_where_only_rank_0_saves(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.long
-def test_row19_one_rank_saves_and_the_other_does_not(config: raystate.StateConfig, tmp_path: Path) -> None:
+def test_one_rank_saves_and_the_other_does_not(config: raystate.StateConfig, tmp_path: Path) -> None:
     training = Training(
         config.replace(barrier_timeout_s=10.0, save_every_steps=1000),
         tmp_path / "out",

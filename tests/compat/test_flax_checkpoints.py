@@ -81,7 +81,7 @@ def zeros(tree: Any) -> Any:
 # ---------------------------------------------------------------- both directions
 
 
-def test_row17_calls_have_the_arguments_and_defaults_of_flax():
+def test_calls_have_the_arguments_and_defaults_of_flax():
     for name in (
         "save_checkpoint",
         "save_checkpoint_multiprocess",
@@ -97,7 +97,7 @@ def test_row17_calls_have_the_arguments_and_defaults_of_flax():
         assert [(p.name, p.default) for p in here.values()] == [(p.name, p.default) for p in theirs.values()], name
 
 
-def test_row17_stock_flax_and_orbax_read_what_we_write(tmp_path: Path):
+def test_stock_flax_and_orbax_read_what_we_write(tmp_path: Path):
     tree = {**rich(), "no elements": jnp.zeros((0, 3))}  # Orbax itself can't write it
     path = ours.save_checkpoint(tmp_path, tree, 3)
     assert path == stock.latest_checkpoint(tmp_path) == f"{tmp_path}/checkpoint_3"
@@ -110,7 +110,7 @@ def test_row17_stock_flax_and_orbax_read_what_we_write(tmp_path: Path):
     same(loaded, {"half": tree["half"], "name": tree["name"]})
 
 
-def test_row17_we_read_what_stock_flax_writes(tmp_path: Path, orbax: bool):
+def test_we_read_what_stock_flax_writes(tmp_path: Path, orbax: bool):
     tree = rich()
     stock.save_checkpoint(tmp_path, tree, 3)
     wanted = stock.restore_checkpoint(tmp_path, zeros(tree))
@@ -122,7 +122,7 @@ def test_row17_we_read_what_stock_flax_writes(tmp_path: Path, orbax: bool):
         same(raw["sharded"], np.asarray(tree["sharded"]))
 
 
-def test_row17_train_state(tmp_path: Path):
+def test_train_state(tmp_path: Path):
     def state(number: int) -> TrainState:
         params = {"dense": {"kernel": np.zeros((4, 3), np.float32), "bias": np.zeros(3, np.float32)}}
         made = TrainState.create(apply_fn=lambda: None, params=params, tx=optax.adamw(1e-3))
@@ -138,7 +138,7 @@ def test_row17_train_state(tmp_path: Path):
         same(restored.opt_state, saved.opt_state)
 
 
-def test_row17_a_flipped_bit_is_refused_by_both(tmp_path: Path):
+def test_a_flipped_bit_is_refused_by_both(tmp_path: Path):
     tree = {"a": jnp.arange(4096.0)}
     path = Path(ours.save_checkpoint(tmp_path, tree, 0))
     (largest,) = sorted((f for f in path.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)[-1:]
@@ -168,7 +168,7 @@ def test_row17_a_flipped_bit_is_refused_by_both(tmp_path: Path):
     ],
     ids=str,
 )
-def test_row17_a_target_that_differs_is_filled_as_flax_does(tmp_path: Path, target: Any):
+def test_a_target_that_differs_is_filled_as_flax_does(tmp_path: Path, target: Any):
     stock.save_checkpoint(
         tmp_path, {"a": jnp.arange(5.0), "b": np.arange(3), "s": 3, "l": [1, (2, jnp.ones(2))], "n": None, "e": {}}, 0
     )
@@ -182,7 +182,7 @@ def test_row17_a_target_that_differs_is_filled_as_flax_does(tmp_path: Path, targ
 # ---------------------------------------------------------------- what flax's own tests hold
 
 
-def test_row17_save_and_restore(tmp_path: Path, orbax: bool):
+def test_save_and_restore(tmp_path: Path, orbax: bool):
     same(ours.restore_checkpoint(tmp_path, OLD, prefix="test_"), OLD)
     (tmp_path / "test_tmp").touch()  # left by a process that died
     ours.save_checkpoint(tmp_path, NEW, 0, prefix="test_", keep=1)
@@ -200,7 +200,7 @@ def test_row17_save_and_restore(tmp_path: Path, orbax: bool):
     assert isinstance(caught.value, StepNotFoundError)
 
 
-def test_row17_overwrite(tmp_path: Path, orbax: bool, monkeypatch: pytest.MonkeyPatch):
+def test_overwrite(tmp_path: Path, orbax: bool, monkeypatch: pytest.MonkeyPatch):
     ours.save_checkpoint(tmp_path, OLD, 0, keep=1)
     with pytest.raises(ValueError) as caught:
         ours.save_checkpoint(tmp_path, NEW, 0, keep=1)
@@ -223,7 +223,7 @@ def test_row17_overwrite(tmp_path: Path, orbax: bool, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_row17_either_form_replaces_the_other(tmp_path: Path, first: bool):
+def test_either_form_replaces_the_other(tmp_path: Path, first: bool):
     before = flax.config.flax_use_orbax_checkpointing
     try:
         for tree, form in [(OLD, first), (NEW, not first)]:
@@ -237,7 +237,7 @@ def test_row17_either_form_replaces_the_other(tmp_path: Path, first: bool):
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
-def test_row17_an_overwrite_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool):
+def test_an_overwrite_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool):
     ours.save_checkpoint(tmp_path, OLD, 0)
     whole = _rename
     fail_at = [2]  # the first moves the old one away
@@ -258,7 +258,7 @@ def test_row17_an_overwrite_that_fails_leaves_what_was_there(tmp_path: Path, mon
     same(ours.restore_checkpoint(tmp_path, NEW), OLD)
 
 
-def test_row17_what_a_dead_save_took_the_name_of_gets_it_back(tmp_path: Path, orbax: bool):
+def test_what_a_dead_save_took_the_name_of_gets_it_back(tmp_path: Path, orbax: bool):
     path = ours.save_checkpoint(tmp_path, OLD, 3)
     os.rename(path, f"{path}.orbax-checkpoint-tmp-s0123456789abcdef-old")  # and died there
     with pytest.raises(errors.InvalidCheckpointError, match="checkpoint_3 already exists"):
@@ -269,7 +269,7 @@ def test_row17_what_a_dead_save_took_the_name_of_gets_it_back(tmp_path: Path, or
     assert ours.available_steps(tmp_path) == [3, 4]
 
 
-def test_row17_an_exchange_that_may_not_last_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_exchange_that_may_not_last_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ours.save_checkpoint(tmp_path, OLD, 0)
     whole, exchange, exchanged = posix.fsync, posix.exchange, [False]
 
@@ -296,7 +296,7 @@ def test_row17_an_exchange_that_may_not_last_is_an_error(tmp_path: Path, monkeyp
 _rename: Callable[[str, str], None] = os.rename
 
 
-def test_row17_an_overwritten_checkpoint_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orbax: bool):
+def test_an_overwritten_checkpoint_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orbax: bool):
     path = ours.save_checkpoint(tmp_path, OLD, 0)
     whole = _rename
 
@@ -312,7 +312,7 @@ def test_row17_an_overwritten_checkpoint_is_there_at_every_moment(tmp_path: Path
     same(ours.restore_checkpoint(tmp_path, OLD), NEW)
 
 
-def test_row17_float_negative_and_zero_steps(tmp_path: Path, orbax: bool):
+def test_float_negative_and_zero_steps(tmp_path: Path, orbax: bool):
     ours.save_checkpoint(tmp_path, OLD, 0.0, prefix="test_")
     assert os.listdir(tmp_path) == ["test_0.0"]
     ours.save_checkpoint(tmp_path, NEW, 2.0, prefix="test_")
@@ -329,7 +329,7 @@ def test_row17_float_negative_and_zero_steps(tmp_path: Path, orbax: bool):
     same(ours.restore_checkpoint(tmp_path / "m", OLD, step=-0.5), NEW)
 
 
-def test_row17_singular_and_empty_targets(tmp_path: Path, orbax: bool):
+def test_singular_and_empty_targets(tmp_path: Path, orbax: bool):
     for step, (target, template) in enumerate([(np.array([1, 2], np.int32), np.zeros(2, np.int32)), (3.5, 0.0)]):
         ours.save_checkpoint(tmp_path, target, step)
         assert (tmp_path / f"checkpoint_{step}").is_file()
@@ -346,7 +346,7 @@ def test_row17_singular_and_empty_targets(tmp_path: Path, orbax: bool):
         assert ours.restore_checkpoint(tmp_path, None) == {} and ours.restore_checkpoint(tmp_path, []) == []
 
 
-def test_row17_saves_in_the_background(tmp_path: Path, orbax: bool):
+def test_saves_in_the_background(tmp_path: Path, orbax: bool):
     manager = ours.AsyncManager()
     assert manager.save_future is None
     tree = {"a": np.zeros(1000), "b": jnp.zeros(1000)}
@@ -363,7 +363,7 @@ def test_row17_saves_in_the_background(tmp_path: Path, orbax: bool):
     same(ours.restore_checkpoint(tmp_path, {"a": np.zeros(1000)}), {"a": np.full(1000, 2.0)})
 
 
-def test_row17_a_failed_background_save_is_told_once(tmp_path: Path):
+def test_a_failed_background_save_is_told_once(tmp_path: Path):
     manager = ours.AsyncManager()
     (tmp_path / "file").touch()
     ours.save_checkpoint(tmp_path / "file", NEW, 0, async_manager=manager)
@@ -374,7 +374,7 @@ def test_row17_a_failed_background_save_is_told_once(tmp_path: Path):
     same(ours.restore_checkpoint(tmp_path, OLD), NEW)
 
 
-def test_row17_latest_and_available(tmp_path: Path):
+def test_latest_and_available(tmp_path: Path):
     assert ours.latest_checkpoint(tmp_path / "not_there") is None and ours.available_steps(tmp_path / "not_there") == []
     for name in ("test_tmp", "test_0", "test_10", "test_9", "orbaxtest_.orbax-checkpoint-tmp_10"):
         (tmp_path / name).write_text(name)
@@ -385,7 +385,7 @@ def test_row17_latest_and_available(tmp_path: Path):
         assert module.latest_checkpoint(tmp_path, "orbaxtest_") is None and module.latest_checkpoint(tmp_path, "ckpt_") is None
 
 
-def test_row17_names_are_sorted_and_normalized_as_flax_does():
+def test_names_are_sorted_and_normalized_as_flax_does():
     draw = random.Random(int(os.environ["RAYSTATE_SEED"]))
     for names in (
         ["f_1", "f_2", "f_9", "f_1.0e1", "f_11"],
@@ -402,7 +402,7 @@ def test_row17_names_are_sorted_and_normalized_as_flax_does():
         assert ours.safe_normpath(path) == stock.safe_normpath(path)
 
 
-def test_row17_pre_linen_names_are_converted_as_flax_does():
+def test_pre_linen_names_are_converted_as_flax_does():
     params = {
         "mod_0": {"submod1_0": {}, "submod2_1": {"kernel": 1}, "submod1_2": {}},
         "mod2_2": {"submod2_2_0": {}},
@@ -420,7 +420,7 @@ def test_row17_pre_linen_names_are_converted_as_flax_does():
 # ---------------------------------------------------------------- the same decisions as flax
 
 
-def test_row17_any_sequence_of_saves_leaves_what_flax_leaves(tmp_path: Path, orbax: bool, monkeypatch: pytest.MonkeyPatch):
+def test_any_sequence_of_saves_leaves_what_flax_leaves(tmp_path: Path, orbax: bool, monkeypatch: pytest.MonkeyPatch):
     """Flax's rules, without its arrays: what is kept, removed and refused. Where flax removes what it has just saved, raystate refuses."""
     draw = random.Random(int(os.environ["RAYSTATE_SEED"]))
     for round_ in range((1 if orbax else 3) * (20 if os.environ.get("RAYSTATE_ALL") else 1)):
@@ -440,7 +440,7 @@ def test_row17_any_sequence_of_saves_leaves_what_flax_leaves(tmp_path: Path, orb
             assert ours.available_steps(here, step_type=float) == stock.available_steps(there, step_type=float)
 
 
-def test_row17_what_is_kept_is_what_flax_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_kept_is_what_flax_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its own function decides about the same names; only the removal is left out."""
     draw = random.Random(int(os.environ["RAYSTATE_SEED"]))
     gone: list[str] = []
@@ -467,7 +467,7 @@ def outcome(call: Callable[[], Any]) -> Exception | None:
 # ---------------------------------------------------------------- wrong and unusual use
 
 
-def test_row17_arguments_of_other_back_ends_are_accepted_and_warned_of(tmp_path: Path):
+def test_arguments_of_other_back_ends_are_accepted_and_warned_of(tmp_path: Path):
     with ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         with pytest.warns(UserWarning, match="orbax_checkpointer is not used"):
             ours.save_checkpoint(tmp_path, NEW, 0, orbax_checkpointer=checkpointer)
@@ -482,14 +482,14 @@ def test_row17_arguments_of_other_back_ends_are_accepted_and_warned_of(tmp_path:
         ours.restore_checkpoint(tmp_path, OLD)
 
 
-def test_row17_transforms_are_applied(tmp_path: Path):
+def test_transforms_are_applied(tmp_path: Path):
     ours.save_checkpoint(tmp_path, {"old": jnp.arange(3.0), "kept": jnp.ones(2)}, 0)
     target = {"new": jnp.zeros(3), "kept": jnp.zeros(2)}
     transforms = {"new": ocp.Transform(original_key="old")}
     same(ours.restore_checkpoint(tmp_path, target, orbax_transforms=transforms), {"new": jnp.arange(3.0), "kept": jnp.ones(2)})
 
 
-def test_row17_what_cannot_be_saved_is_named_and_leaves_no_trace(tmp_path: Path):
+def test_what_cannot_be_saved_is_named_and_leaves_no_trace(tmp_path: Path):
     for target, word in [({"a": {"b": object()}}, "a/b"), ({"a": 1, "b": {"": 2}}, "empty key"), ({"a": np.zeros(2, "O")}, "a")]:
         with pytest.raises(ValueError, match=word) as caught:
             ours.save_checkpoint(tmp_path, target, 0)
@@ -501,13 +501,13 @@ def test_row17_what_cannot_be_saved_is_named_and_leaves_no_trace(tmp_path: Path)
 
 
 @pytest.mark.parametrize("keep", [np.int64(2), 2.0, np.float32(2)])  # flax fails with the floats once there are more than two
-def test_row17_keep_may_be_any_whole_number(tmp_path: Path, keep: Any):
+def test_keep_may_be_any_whole_number(tmp_path: Path, keep: Any):
     for step in range(3):
         ours.save_checkpoint(tmp_path, NEW, step, keep=keep)
     assert ours.available_steps(tmp_path) == [1, 2]
 
 
-def test_row17_what_a_dead_save_left_is_removed_by_the_next(tmp_path: Path):
+def test_what_a_dead_save_left_is_removed_by_the_next(tmp_path: Path):
     left = tmp_path / "checkpoint_0.orbax-checkpoint-tmp-sdead/d"
     left.mkdir(parents=True)
     assert ours.latest_checkpoint(tmp_path) is None
@@ -515,7 +515,7 @@ def test_row17_what_a_dead_save_left_is_removed_by_the_next(tmp_path: Path):
     assert os.listdir(tmp_path) == ["checkpoint_0"]
 
 
-def test_row17_events_are_those_of_flax(tmp_path: Path):
+def test_events_are_those_of_flax(tmp_path: Path):
     heard: list[tuple[str, str]] = []
 
     def event_listener(event: str, **_: Any) -> None:
@@ -538,7 +538,7 @@ def test_row17_events_are_those_of_flax(tmp_path: Path):
     assert len(names) == 4 and names <= {event for module, event in heard if module == "ours"}
 
 
-def test_row17_nothing_is_saved_into_a_run_or_a_checkpoint(tmp_path: Path, orbax: bool):
+def test_nothing_is_saved_into_a_run_or_a_checkpoint(tmp_path: Path, orbax: bool):
     """With prefix="" the names are those of a run's steps, and `keep` would remove them."""
     import_steps(tmp_path / "run", iter([IncomingStep.from_tree(step, OLD) for step in (1, 2)]))
     raystate.save(tmp_path / "one", OLD)

@@ -44,7 +44,7 @@ def folders(bucket: Storage) -> list[str]:
     return [info.name for info in bucket.list(recursive=False)]
 
 
-def test_row17_on_gcs(bucket: Storage):
+def test_on_gcs(bucket: Storage):
     url = bucket.url
     assert ours.restore_checkpoint(url, TREE) is TREE and ours.latest_checkpoint(url) is None
     assert ours.save_checkpoint(url, TREE, 1) == f"{url}/checkpoint_1"
@@ -63,7 +63,7 @@ def test_row17_on_gcs(bucket: Storage):
     assert folders(bucket) == ["checkpoint_3/"]
 
 
-def test_row17_a_save_that_died_on_gcs_is_not_seen_and_can_be_repeated(bucket: Storage, monkeypatch: pytest.MonkeyPatch):
+def test_a_save_that_died_on_gcs_is_not_seen_and_can_be_repeated(bucket: Storage, monkeypatch: pytest.MonkeyPatch):
     ours.save_checkpoint(bucket.url, TREE, 1)
     kind = type(bucket)
     whole = kind.create
@@ -118,7 +118,7 @@ class Failing:
 @pytest.mark.parametrize(
     "forms", ["tree tree", "file file", *(pytest.param(one, marks=pytest.mark.long) for one in ("tree file", "file tree"))]
 )
-def test_row17_an_overwrite_that_fails_on_gcs_leaves_a_whole_one(
+def test_an_overwrite_that_fails_on_gcs_leaves_a_whole_one(
     bucket: Storage, monkeypatch: pytest.MonkeyPatch, error: BaseException, after: bool, forms: str
 ):
     first, second = (form == "tree" for form in forms.split())
@@ -147,7 +147,7 @@ def test_row17_an_overwrite_that_fails_on_gcs_leaves_a_whole_one(
 
 
 @pytest.mark.parametrize("old", [False, pytest.param(True, marks=pytest.mark.long)], ids=["alone", "over an old one"])
-def test_row17_a_handler_that_saves_and_exits_keeps_what_it_saved(bucket: Storage, monkeypatch: pytest.MonkeyPatch, old: bool):
+def test_a_handler_that_saves_and_exits_keeps_what_it_saved(bucket: Storage, monkeypatch: pytest.MonkeyPatch, old: bool):
     """As one does on SIGTERM. The save that it had interrupted removed its files, as if they were its own, or put old ones among them."""
     nth, came = 0, True
     while came:
@@ -175,7 +175,7 @@ def contents(bucket: Storage) -> dict[str, bytes]:
     return {info.name: bucket.read(info.name) for info in bucket.list() if info.name.startswith("checkpoint_3")}
 
 
-def test_row16_files_on_gcs(bucket: Storage):
+def test_files_on_gcs(bucket: Storage):
     before = flax.config.flax_use_orbax_checkpointing
     flax.config.update("flax_use_orbax_checkpointing", False)
     try:

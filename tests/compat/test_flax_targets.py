@@ -52,7 +52,7 @@ def same(got: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize("placed", [False, True], ids=["without shardings", "beside a jax.Array"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.bfloat16])
-def test_row17_an_abstract_target_without_a_sharding_gets_what_flax_gives(tmp_path: Path, dtype: Any, placed: bool):
+def test_an_abstract_target_without_a_sharding_gets_what_flax_gives(tmp_path: Path, dtype: Any, placed: bool):
     tree = {**STORED, "beside": np.arange(2.0)}
     stock.save_checkpoint(tmp_path / "stock", tree, 1)
     ours.save_checkpoint(tmp_path / "ours", tree, 1)
@@ -70,7 +70,7 @@ def test_row17_an_abstract_target_without_a_sharding_gets_what_flax_gives(tmp_pa
         assert placed or (got["wide"][0] == 2**40 and got["complex"][1] == 1j), "nothing is narrowed"
 
 
-def test_row17_an_abstract_target_with_a_sharding_goes_onto_its_devices(tmp_path: Path):
+def test_an_abstract_target_with_a_sharding_goes_onto_its_devices(tmp_path: Path):
     ours.save_checkpoint(tmp_path, STORED, 1)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[1])
     target = {"third": jax.ShapeDtypeStruct((3,), jnp.bfloat16, sharding=sharding), "wide": np.zeros(3, np.int64)}
@@ -83,7 +83,7 @@ def test_row17_an_abstract_target_with_a_sharding_goes_onto_its_devices(tmp_path
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_row17_a_key_is_not_made_of_other_numbers(tmp_path: Path, abstract: bool):
+def test_a_key_is_not_made_of_other_numbers(tmp_path: Path, abstract: bool):
     key = jax.random.key(3)
     ours.save_checkpoint(tmp_path, {"number": jnp.arange(2.0), "key": key, "text": "x"}, 1)
     wanted = jax.eval_shape(lambda: key) if abstract else key
@@ -93,7 +93,7 @@ def test_row17_a_key_is_not_made_of_other_numbers(tmp_path: Path, abstract: bool
             ours.restore_checkpoint(tmp_path, {name: target})
 
 
-def test_row17_dicts_keep_the_order_of_the_target(tmp_path: Path):
+def test_dicts_keep_the_order_of_the_target(tmp_path: Path):
     """A caller may zip them with something of its own."""
 
     def keys(tree: Any) -> list[str]:
@@ -110,7 +110,7 @@ def test_row17_dicts_keep_the_order_of_the_target(tmp_path: Path):
     assert keys(got["state"].params) == keys(wanted["state"].params) == keys(node.params)
 
 
-def test_row17_arrays_of_the_other_byte_order_are_saved(tmp_path: Path, orbax: bool):
+def test_arrays_of_the_other_byte_order_are_saved(tmp_path: Path, orbax: bool):
     tree = {"a": np.arange(4).astype(">f4"), "0-d": np.array(7, ">i8"), "number": np.arange(3).astype(">i2")[1]}
     ours.save_checkpoint(tmp_path, tree, 1)
     for module in (stock, ours):

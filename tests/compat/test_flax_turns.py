@@ -63,7 +63,7 @@ def restored(folder: Path, step: int | None = None) -> list[float]:
     return ours.restore_checkpoint(folder, None, step)["a"].tolist()
 
 
-def test_row17_an_overwrite_in_the_background_leaves_what_was_saved_after_its_call(tmp_path: Path, gate: Gate):
+def test_an_overwrite_in_the_background_leaves_what_was_saved_after_its_call(tmp_path: Path, gate: Gate):
     ours.save_checkpoint(tmp_path, OLD, 1)
     manager = gate.manager()
     ours.save_checkpoint(tmp_path, NEW, 1, keep=5, overwrite=True, async_manager=manager)
@@ -73,7 +73,7 @@ def test_row17_an_overwrite_in_the_background_leaves_what_was_saved_after_its_ca
     assert ours.available_steps(tmp_path) == [1, 2] and restored(tmp_path, 1) == [1, 1, 1]
 
 
-def test_row17_of_two_saves_of_a_step_the_one_that_was_called_last_stays(tmp_path: Path, gate: Gate):
+def test_of_two_saves_of_a_step_the_one_that_was_called_last_stays(tmp_path: Path, gate: Gate):
     manager = gate.manager()
     ours.save_checkpoint(tmp_path, OLD, 1, async_manager=manager)
     (tmp_path.parent / "link").symlink_to(tmp_path)  # another spelling of the directory
@@ -83,7 +83,7 @@ def test_row17_of_two_saves_of_a_step_the_one_that_was_called_last_stays(tmp_pat
     assert os.listdir(tmp_path) == ["checkpoint_1"] and restored(tmp_path) == [1, 1, 1]
 
 
-def test_row17_saves_of_two_managers_happen_in_the_order_of_their_calls(tmp_path: Path, gate: Gate):
+def test_saves_of_two_managers_happen_in_the_order_of_their_calls(tmp_path: Path, gate: Gate):
     managers = [gate.manager(), ours.AsyncManager()]
     ours.save_checkpoint(tmp_path, OLD, 1, async_manager=managers[0])
     with pytest.raises(InvalidCheckpointError, match="checkpoint_1 already exists"):
@@ -94,7 +94,7 @@ def test_row17_saves_of_two_managers_happen_in_the_order_of_their_calls(tmp_path
     assert restored(tmp_path) == [0, 0, 0]
 
 
-def test_row17_a_save_that_never_ends_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_save_that_never_ends_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gate = Gate()  # nothing opens it but the test
     manager = gate.manager()
     ours.save_checkpoint(tmp_path, OLD, 1, async_manager=manager)
@@ -109,7 +109,7 @@ def test_row17_a_save_that_never_ends_is_named(tmp_path: Path, monkeypatch: pyte
     assert restored(tmp_path) == [1, 1, 1]
 
 
-def test_row17_saves_that_fail_or_never_begin_hold_up_nothing(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch):
+def test_saves_that_fail_or_never_begin_hold_up_nothing(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(flax_turns, "WAIT_S", 0.01)
     manager = gate.manager()
     ours.save_checkpoint(tmp_path, OLD, 1, async_manager=manager)
@@ -125,9 +125,7 @@ def test_row17_saves_that_fail_or_never_begin_hold_up_nothing(tmp_path: Path, ga
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_row17_a_signals_handler_may_save_while_a_save_is_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
-):
+def test_a_signals_handler_may_save_while_a_save_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool):
     """It runs in the thread that saves, between two of its instructions: here as the checkpoint is renamed."""
     monkeypatch.setattr(flax_turns, "WAIT_S", 0.01)
     ours.save_checkpoint(tmp_path, OLD, 1)
@@ -146,7 +144,7 @@ def test_row17_a_signals_handler_may_save_while_a_save_is_under_way(
     assert ours.available_steps(tmp_path) == [1, 2, 3], "it was not there when the overwrite was called"
 
 
-def test_row17_a_signals_handler_may_save_the_step_that_it_interrupts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_signals_handler_may_save_the_step_that_it_interrupts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It removed what the other had written so far, which then failed."""
     monkeypatch.setattr(flax_turns, "WAIT_S", 0.01)
     whole, calls = DirectoryStorage.fsync_tree, iter([True])
@@ -167,7 +165,7 @@ def test_row17_a_signals_handler_may_save_the_step_that_it_interrupts(tmp_path: 
 
 @pytest.mark.parametrize("raises", [None, SystemExit(0)], ids=["returns", "exits"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_row17_a_handlers_overwrite_in_a_bucket_stays(when: str, raises: BaseException | None, tmp_path: Path):
+def test_a_handlers_overwrite_in_a_bucket_stays(when: str, raises: BaseException | None, tmp_path: Path):
     """What it interrupted was refused, or ended by the handler, and then removed it and put the old one back."""
     nth, came = 0, True
     while came:
@@ -186,7 +184,7 @@ def test_row17_a_handlers_overwrite_in_a_bucket_stays(when: str, raises: BaseExc
     assert nth > 5
 
 
-def test_row17_a_removal_that_meets_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_removal_that_meets_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The save whose checkpoint was durable failed, since the old one was gone."""
     ours.save_checkpoint(tmp_path, OLD, 1)
     whole, calls = DirectoryStorage.rename_tree, iter([True])
@@ -201,7 +199,7 @@ def test_row17_a_removal_that_meets_another_one(tmp_path: Path, monkeypatch: pyt
     assert next(calls, None) is None and restored(tmp_path) == [0, 0, 0]
 
 
-def test_row17_a_removal_that_is_killed_is_finished_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_removal_that_is_killed_is_finished_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ours.save_checkpoint(tmp_path, OLD, 1)
 
     def killed(*_: Any) -> None:
@@ -216,7 +214,7 @@ def test_row17_a_removal_that_is_killed_is_finished_later(tmp_path: Path, monkey
     assert os.listdir(tmp_path) == ["checkpoint_3"]
 
 
-def test_row17_a_removal_that_is_interrupted_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_removal_that_is_interrupted_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It was found as the newest, and could not be restored."""
     ours.save_checkpoint(tmp_path, OLD, 20)
 

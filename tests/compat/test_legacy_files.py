@@ -62,7 +62,7 @@ def same(got: Any, wanted: Any) -> None:
 # ---------------------------------------------------------------- what flax wrote
 
 
-def test_row16_a_file_is_read_as_flax_reads_it(tmp_path: Path, as_files: None):
+def test_a_file_is_read_as_flax_reads_it(tmp_path: Path, as_files: None):
     path = stock.save_checkpoint(tmp_path, TREE, 12)
     same(ours.restore_checkpoint(path, None), stock.restore_checkpoint(path, None))
     same(ours.restore_checkpoint(tmp_path, TREE), stock.restore_checkpoint(tmp_path, TREE))
@@ -75,7 +75,7 @@ def test_row16_a_file_is_read_as_flax_reads_it(tmp_path: Path, as_files: None):
     assert raystate.metadata(path).step == 12 and raystate.Reader(path).all_steps() == [12]
 
 
-def test_row16_large_arrays_come_in_chunks(tmp_path: Path, as_files: None, monkeypatch: pytest.MonkeyPatch):
+def test_large_arrays_come_in_chunks(tmp_path: Path, as_files: None, monkeypatch: pytest.MonkeyPatch):
     tree = {
         "big": np.arange(1000, dtype=np.int32).reshape(10, 100),
         "small": np.arange(3),
@@ -94,7 +94,7 @@ def test_row16_large_arrays_come_in_chunks(tmp_path: Path, as_files: None, monke
     same(raystate.load(single), np.arange(1000, dtype=np.int32))
 
 
-def test_row16_only_what_a_reference_asks_for_is_read(tmp_path: Path):
+def test_only_what_a_reference_asks_for_is_read(tmp_path: Path):
     tree = {"left_out": np.zeros(1 << 20, np.uint8), "wanted": np.arange(1 << 18, dtype=np.uint8).reshape(512, 512)}
     (tmp_path / "ckpt").write_bytes(serialization.to_bytes(tree))
     reader = raystate.Reader(tmp_path / "ckpt")
@@ -105,7 +105,7 @@ def test_row16_only_what_a_reference_asks_for_is_read(tmp_path: Path):
     assert reader.bytes_read < (1 << 20)
 
 
-def test_row16_optax_and_old_named_tuples_fit_a_reference(tmp_path: Path):
+def test_optax_and_old_named_tuples_fit_a_reference(tmp_path: Path):
     import optax
 
     params = {"w": jnp.arange(6.0).reshape(2, 3)}
@@ -134,7 +134,7 @@ def with_arrays_beside(tmp_path: Path, as_files: None, monkeypatch: pytest.Monke
     return tmp_path
 
 
-def test_row16_arrays_of_several_processes_are_found_beside_the_file(with_arrays_beside: Path):
+def test_arrays_of_several_processes_are_found_beside_the_file(with_arrays_beside: Path):
     raw = raystate.load(with_arrays_beside / "checkpoint_0")
     same(
         raw,
@@ -153,7 +153,7 @@ def test_row16_arrays_of_several_processes_are_found_beside_the_file(with_arrays
     same(restored["host"], np.arange(3))
 
 
-def test_row16_lost_and_unfinished_arrays_beside_the_file_are_named(with_arrays_beside: Path):
+def test_lost_and_unfinished_arrays_beside_the_file_are_named(with_arrays_beside: Path):
     path, beside = with_arrays_beside / "checkpoint_0", with_arrays_beside / "checkpoint_0_gda"
     with pytest.raises(CorruptCheckpointError, match=r"has only the arrays of a checkpoint: load .*checkpoint_0$"):
         raystate.load(beside)
@@ -169,7 +169,7 @@ def test_row16_lost_and_unfinished_arrays_beside_the_file_are_named(with_arrays_
 
 
 @pytest.mark.parametrize("ocdbt", [True, False])
-def test_row16_a_folder_with_a_checkpoint_file(tmp_path: Path, ocdbt: bool):
+def test_a_folder_with_a_checkpoint_file(tmp_path: Path, ocdbt: bool):
     """As Orbax wrote before it had `_METADATA`: the structure is a msgpack file, with values in it and the names of arrays."""
     tree = {"params": {"w": jnp.arange(6.0).reshape(2, 3)}, "opt": [np.arange(4), 5]}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt)) as checkpointer:
@@ -202,7 +202,7 @@ def test_row16_a_folder_with_a_checkpoint_file(tmp_path: Path, ocdbt: bool):
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc", "a//b", "a/./b", "a\0b", "."])
-def test_row16_a_placeholder_leads_nowhere_else(tmp_path: Path, name: str):
+def test_a_placeholder_leads_nowhere_else(tmp_path: Path, name: str):
     for prefix, path in [("//GDAPlaceholder:", tmp_path / "checkpoint_0"), ("PLACEHOLDER://", tmp_path / "folder/checkpoint")]:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(serialization.msgpack_serialize({"a": prefix + name}))
@@ -215,7 +215,7 @@ def test_row16_a_placeholder_leads_nowhere_else(tmp_path: Path, name: str):
 # ---------------------------------------------------------------- directories
 
 
-def test_row16_a_directory_is_a_list_of_steps(tmp_path: Path, as_files: None):
+def test_a_directory_is_a_list_of_steps(tmp_path: Path, as_files: None):
     for step in (0, 2, 10, 1e5):
         stock.save_checkpoint(tmp_path, {"a": np.full(2, step)}, step, keep=9)
     flax.config.update("flax_use_orbax_checkpointing", True)
@@ -243,7 +243,7 @@ def test_row16_a_directory_is_a_list_of_steps(tmp_path: Path, as_files: None):
         raystate.load(tmp_path / "checkpoint_11.orbax-checkpoint-tmp-3")
 
 
-def test_row16_other_numbers_become_steps_in_their_order(tmp_path: Path, as_files: None):
+def test_other_numbers_become_steps_in_their_order(tmp_path: Path, as_files: None):
     for loss in (-2.0, 1e-3, 0.5, 3):
         stock.save_checkpoint(tmp_path, {"a": np.full(2, loss)}, loss, prefix="loss", keep=9)
     assert [(step.step, step.number) for step in LegacyDirectory(tmp_path, "loss")] == [(0, -2.0), (1, 0.001), (2, 0.5), (3, 3.0)]
@@ -251,7 +251,7 @@ def test_row16_other_numbers_become_steps_in_their_order(tmp_path: Path, as_file
     assert steps_of([1.0, 1.0]) == [0, 1]  # checkpoint_1 and checkpoint_1.0
 
 
-def test_row16_prefixes(tmp_path: Path):
+def test_prefixes(tmp_path: Path):
     for name in ("epoch-3", "epoch-12", "best_1"):
         (tmp_path / name).write_bytes(serialization.to_bytes({"a": 1}))
     with pytest.raises(ConfigError, match="prefixes 'best_', 'epoch-': name one"):
@@ -263,7 +263,7 @@ def test_row16_prefixes(tmp_path: Path):
         LegacyDirectory(tmp_path / "not_there")
 
 
-def test_row16_an_unfinished_file_is_refused(tmp_path: Path):
+def test_an_unfinished_file_is_refused(tmp_path: Path):
     data = serialization.to_bytes({"a": np.arange(100)})
     (tmp_path / "checkpoint_tmp").write_bytes(data)
     (tmp_path / "checkpoint_5").write_bytes(data[: len(data) // 2])
@@ -273,7 +273,7 @@ def test_row16_an_unfinished_file_is_refused(tmp_path: Path):
         raystate.load(tmp_path / "checkpoint_5")
 
 
-def test_row16_a_run_refuses_such_a_storage_and_says_what_to_do(tmp_path: Path):
+def test_a_run_refuses_such_a_storage_and_says_what_to_do(tmp_path: Path):
     from raystate.storage import refuse_foreign
 
     (tmp_path / "checkpoint_5").write_bytes(serialization.to_bytes({"a": np.arange(100)}))
@@ -283,7 +283,7 @@ def test_row16_a_run_refuses_such_a_storage_and_says_what_to_do(tmp_path: Path):
         raystate.load(tmp_path)
 
 
-def test_row16_the_storage_of_a_run_is_nothing_else_whatever_its_name(tmp_path: Path):
+def test_the_storage_of_a_run_is_nothing_else_whatever_its_name(tmp_path: Path):
     for name in ("tmp", "my_tmp", "run_gda", "checkpoint_3"):
         (tmp_path / name / "x").mkdir(parents=True)
         assert raystate.Reader(tmp_path / name).all_steps() == []
@@ -352,7 +352,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_row16_a_made_up_file_ends_in_an_error_within_bounded_memory(tmp_path: Path, name: str):
+def test_a_made_up_file_ends_in_an_error_within_bounded_memory(tmp_path: Path, name: str):
     path = tmp_path / "checkpoint_0"
     path.write_bytes(HOSTILE[name])
     raystate.Reader(tmp_path)  # what it imports is not counted
@@ -365,7 +365,7 @@ def test_row16_a_made_up_file_ends_in_an_error_within_bounded_memory(tmp_path: P
         tracemalloc.stop()
 
 
-def test_row16_any_damage_to_a_file_is_an_error_or_reads_as_values(tmp_path: Path):
+def test_any_damage_to_a_file_is_an_error_or_reads_as_values(tmp_path: Path):
     draw = random.Random(int(os.environ["RAYSTATE_SEED"]))
     whole = serialization.to_bytes({"a": {"b": np.arange(20)}, "l": [1.5, "text", None, True], "c": 1j, "n": np.float32(3)})
     path = tmp_path / "checkpoint_0"
@@ -380,7 +380,7 @@ def test_row16_any_damage_to_a_file_is_an_error_or_reads_as_values(tmp_path: Pat
             continue  # anything else fails the test
 
 
-def test_row16_limits_let_real_trees_through(tmp_path: Path):
+def test_limits_let_real_trees_through(tmp_path: Path):
     tree = {f"layer_{number}": {"w": np.zeros(1), "b": 0} for number in range(1000)}
     (tmp_path / "wide").write_bytes(serialization.to_bytes(tree))
     assert len(raystate.load(tmp_path / "wide")) == 1000

@@ -407,7 +407,7 @@ def test_who_waits_again_waits_no_longer_and_is_told_of_each_step():
     assert "after 60.0 s" in reply.errors[0]
 
 
-def test_row15_who_only_asks_is_answered_at_once():
+def test_who_only_asks_is_answered_at_once():
     driver = running()
     driver.stage(2, promised=True)
     driver.auto = False

@@ -50,11 +50,11 @@ def manifest() -> dict[str, Any]:
     return yaml.safe_load(text)
 
 
-def test_row25_the_manifest_is_valid(manifest: dict[str, Any], validator: jsonschema.Draft202012Validator):
+def test_the_manifest_is_valid(manifest: dict[str, Any], validator: jsonschema.Draft202012Validator):
     assert [error.message for error in validator.iter_errors(manifest)] == []
 
 
-def test_row25_the_manifest_fits_this_version(manifest: dict[str, Any]):
+def test_the_manifest_fits_this_version(manifest: dict[str, Any]):
     spec = manifest["spec"]
     assert spec["rayClusterSpec"]["rayVersion"] == ray.__version__
     words = spec["entrypoint"].split()

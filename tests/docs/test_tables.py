@@ -40,7 +40,7 @@ DEPRECATED = {name for name in public(v1.training.Checkpointer) if "pytree" in n
     ],
     ids=["calls-v0", "options-v0", "calls-v1"],
 )
-def test_row18_the_table_has_each_name_of_orbax(heading: str, names: set[str]):
+def test_the_table_has_each_name_of_orbax(heading: str, names: set[str]):
     assert len(names) > 10
     assert names - left_column(heading) == set()
 

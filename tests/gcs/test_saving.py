@@ -13,7 +13,7 @@ from raystate.testing.gcs import FaultRule, GcsServer
 pytestmark = pytest.mark.usefixtures("environment")
 
 
-def test_row1_in_a_bucket(bucket: str, server: GcsServer):
+def test_in_a_bucket(bucket: str, server: GcsServer):
     path, tree = f"gs://{bucket}/runs/one", {"w": np.arange(1000.0), "n": 3}
     raystate.save(path, tree)
     assert raystate.load(path, tree)["w"].tolist() == v1.load(path)["w"].tolist() == tree["w"].tolist()

@@ -92,7 +92,7 @@ def play() -> Iterator[Play]:
         made.world.close()
 
 
-def test_row6_row8_row9_a_manager_restores_the_same_from_memory_and_storage(play: Play):
+def test_a_manager_restores_the_same_from_memory_and_storage(play: Play):
     mesh = jax.make_mesh((2, 4), ("x", "y"))
     rows = NamedSharding(mesh, P("x"))
 
@@ -126,7 +126,7 @@ def test_row6_row8_row9_a_manager_restores_the_same_from_memory_and_storage(play
         play.lose_memory()
 
 
-def test_row3_row7_row8_a_durable_steps_reference_is_refused_before_anything_is_given_up(play: Play):
+def test_a_durable_steps_reference_is_refused_before_anything_is_given_up(play: Play):
     def script(manager: StateManager) -> None:
         manager.restore_or_init(init)
         assert manager.save(1, trained(), force=True)
@@ -173,7 +173,7 @@ def sources(other: Path, tmp_path: Path) -> dict[str, tuple[Any, float]]:
 
 
 @pytest.mark.parametrize("kind", ["run", "run + step", "folder", "plain", "callable"])
-def test_row10_a_run_starts_at_another_ones_step(play: Play, other: Path, tmp_path: Path, kind: str):
+def test_a_run_starts_at_another_ones_step(play: Play, other: Path, tmp_path: Path, kind: str):
     source, scale = sources(other, tmp_path)[kind]
 
     def starts(manager: StateManager) -> None:
@@ -196,7 +196,7 @@ def test_row10_a_run_starts_at_another_ones_step(play: Play, other: Path, tmp_pa
         play(resumes)
 
 
-def test_row10_what_is_taken_from_a_source(play: Play, other: Path, tmp_path: Path):
+def test_what_is_taken_from_a_source(play: Play, other: Path, tmp_path: Path):
     v1.save(str(tmp_path / "weights"), {"enc": kernel(7)})
 
     def script(manager: StateManager) -> None:
@@ -260,7 +260,7 @@ def test_a_run_begins_with_one_item_of_a_step_without_a_state(play: Play, tmp_pa
     play(script)
 
 
-def test_row10_a_source_in_a_bucket(play: Play, other: Path, tmp_path: Path):
+def test_a_source_in_a_bucket(play: Play, other: Path, tmp_path: Path):
     with gcs_backend(tmp_path) as bucket:
         for info in open_storage(other).list():
             bucket.create(info.name, (other / info.name).read_bytes())
@@ -273,7 +273,7 @@ def test_row10_a_source_in_a_bucket(play: Play, other: Path, tmp_path: Path):
         play(script)
 
 
-def test_row10_wrong_sources_are_named(play: Play, other: Path, tmp_path: Path):
+def test_wrong_sources_are_named(play: Play, other: Path, tmp_path: Path):
     def script(manager: StateManager) -> None:
         wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
             ({"source": tmp_path / "nothing"}, StepNotFoundError, "there is nothing at that path"),

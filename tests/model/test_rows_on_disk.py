@@ -43,7 +43,7 @@ def play(script: Any) -> None:
         world.close()
 
 
-def test_row4_a_linen_train_state_and_the_kinds_of_its_leaves():
+def test_a_linen_train_state_and_the_kinds_of_its_leaves():
     def script(rank: Rank) -> None:
         manager = rank.open("first")
         state = manager.restore_or_init(init).state
@@ -69,7 +69,7 @@ def test_row4_a_linen_train_state_and_the_kinds_of_its_leaves():
     play(script)
 
 
-def test_row13_a_step_that_exists_is_refused_and_a_rollback_saves_it_anew():
+def test_a_step_that_exists_is_refused_and_a_rollback_saves_it_anew():
     def values(step: int, rate: int) -> dict[str, np.ndarray]:
         return {"w": np.full(3, step * rate, np.float32)}
 

@@ -108,7 +108,7 @@ BY_STEP = {
 
 
 @pytest.mark.parametrize("name", BY_STEP)
-def test_row14_the_steps_of_a_policy_are_those_that_orbax_would_save(name: str):
+def test_the_steps_of_a_policy_are_those_that_orbax_would_save(name: str):
     run = Run(BY_STEP[name])
     try:
         assert run.train() == of_orbax(BY_STEP[name])
@@ -118,7 +118,7 @@ def test_row14_the_steps_of_a_policy_are_those_that_orbax_would_save(name: str):
 
 @pytest.mark.parametrize("every", [1, 7])
 @pytest.mark.parametrize("seed", range(3))
-def test_row14_continuous_saves_are_agreed_on(seed: int, every: int):
+def test_continuous_saves_are_agreed_on(seed: int, every: int):
     run = Run(cm.ContinuousCheckpointingPolicy(), seed, save_timeout_s=600.0)
     run.world.slow = True  # storage
     try:
@@ -129,7 +129,7 @@ def test_row14_continuous_saves_are_agreed_on(seed: int, every: int):
     assert not run.under_way, "never while a save is under way"
 
 
-def test_row14_continuous_saves_keep_their_interval():
+def test_continuous_saves_keep_their_interval():
     run = Run(cm.ContinuousCheckpointingPolicy(minimum_interval_secs=0.5))  # pyright: ignore[reportArgumentType] # seconds are seconds
     try:
         promised = run.train(last=60)
@@ -139,7 +139,7 @@ def test_row14_continuous_saves_keep_their_interval():
     assert all(b - a >= 0.5 / 2 for a, b in itertools.pairwise(run.promised_s)), "about half a second"
 
 
-def test_row14_a_run_that_has_a_step_saves_no_first_one_again():
+def test_a_run_that_has_a_step_saves_no_first_one_again():
     run = Run(cm.InitialSavePolicy())
     try:
         assert run.train(1, 5, close=False) == [1]
@@ -220,13 +220,13 @@ class Moody:
     ],
     ids=range(14),
 )
-def test_row14_what_hosts_might_answer_differently_is_refused(policy: Any, said: str):
+def test_what_hosts_might_answer_differently_is_refused(policy: Any, said: str):
     with pytest.raises(raystate.ConfigError, match=said) as caught:
         raystate.StateConfig(storage="/nonexistent/lm", run="lm", save_policy=policy)
     assert caught.value.field == "save_policy"
 
 
-def test_row14_a_policy_decides_alone():
+def test_a_policy_decides_alone():
     with pytest.raises(raystate.ConfigError, match="save_every_steps = 5: save_policy decides alone"):
         raystate.StateConfig(storage="/nonexistent/lm", run="lm", save_policy=cm.FixedIntervalPolicy(3), save_every_steps=5)
     config = raystate.StateConfig(storage="/nonexistent/lm", run="lm", save_policy=cm.FixedIntervalPolicy(3))
@@ -234,7 +234,7 @@ def test_row14_a_policy_decides_alone():
     assert config.core_settings().save_every_s is None
 
 
-def test_row14_v1_has_the_same_classes():
+def test_v1_has_the_same_classes():
     from orbax.checkpoint import v1
 
     theirs = v1.training.save_decision_policies

@@ -36,7 +36,7 @@ def until_decided(rank: Rank, manager: raystate.StateManager) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_row15_in_progress_until_the_step_is_on_disk(seed: int):
+def test_in_progress_until_the_step_is_on_disk(seed: int):
     world = World(seed, ranks=2, nodes=2, save_every_steps=100)
     world.slow = True
 
@@ -56,7 +56,7 @@ def test_row15_in_progress_until_the_step_is_on_disk(seed: int):
     play(world, script)
 
 
-def test_row15_a_save_that_a_restore_gave_up_is_in_progress_no_more():
+def test_a_save_that_a_restore_gave_up_is_in_progress_no_more():
     world = World(1, ranks=2, nodes=1, save_every_steps=100)
 
     def script(rank: Rank) -> None:
@@ -77,7 +77,7 @@ def test_row15_a_save_that_a_restore_gave_up_is_in_progress_no_more():
     play(world, script)
 
 
-def test_row15_a_coordinator_that_dies_meanwhile():
+def test_a_coordinator_that_dies_meanwhile():
     world = World(1, ranks=1, nodes=1, save_every_steps=100)
 
     def script(rank: Rank) -> None:
@@ -117,7 +117,7 @@ def test_a_step_that_was_durable_long_ago_is_not_lost_with_the_coordinator(close
     play(world, script)
 
 
-def test_row15_a_loop_that_asks_all_the_time_costs_the_coordinator_little(monkeypatch: pytest.MonkeyPatch):
+def test_a_loop_that_asks_all_the_time_costs_the_coordinator_little(monkeypatch: pytest.MonkeyPatch):
     asked: list[float] = []
     real = ModelLink.ask
 

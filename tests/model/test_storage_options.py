@@ -78,7 +78,7 @@ def same(found: Any) -> None:
 
 
 @pytest.mark.parametrize("level", [1, 19])
-def test_row26_small_compressed_chunks_in_small_files(level: int):
+def test_small_compressed_chunks_in_small_files(level: int):
     world = saved(zstd_level=level, chunk_bytes=8192, file_bytes=MIB)
     try:
         run = world.config.storage
@@ -106,7 +106,7 @@ def _flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_row26_by_default_nothing_is_compressed():
+def test_by_default_nothing_is_compressed():
     world = saved()
     try:
         found = stores(world.config.storage)
@@ -118,7 +118,7 @@ def test_row26_by_default_nothing_is_compressed():
         world.close()
 
 
-def test_row26_compressed_chunks_count_as_memory_for_writing():
+def test_compressed_chunks_count_as_memory_for_writing():
     from raystate.arrays import describe
     from raystate.core.tree import WriteOptions
 
@@ -130,7 +130,7 @@ def test_row26_compressed_chunks_count_as_memory_for_writing():
     assert type(compressed.layout).from_bytes(compressed.layout_bytes) == compressed.layout
 
 
-def test_row26_a_dtype_is_a_cast_of_what_is_saved(tmp_path: Path):
+def test_a_dtype_is_a_cast_of_what_is_saved(tmp_path: Path):
     state = {"w": jnp.arange(3.0) / 3}
     raystate.save(tmp_path / "half", jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), state))
     back = raystate.load(tmp_path / "half", state, cast=True)
@@ -152,7 +152,7 @@ def config_of(**fields: Any) -> raystate.StateConfig:
         ("file_bytes", 5, str(MIB)),
     ],
 )
-def test_row26_bad_values(field: str, value: Any, said: str):
+def test_bad_values(field: str, value: Any, said: str):
     with pytest.raises(raystate.ConfigError) as caught:
         config_of(**{field: value})
     assert caught.value.field == field
@@ -162,7 +162,7 @@ def test_row26_bad_values(field: str, value: Any, said: str):
 ORBAX_NAMES = {"use_compression": "zstd_level", "chunk_byte_size": "chunk_bytes", "ocdbt_target_data_file_size": "file_bytes"}
 
 
-def test_row26_orbax_names_are_told_ours():
+def test_orbax_names_are_told_ours():
     for name, ours in ORBAX_NAMES.items():
         with pytest.raises(raystate.ConfigError, match=f"use {ours}"):
             config_of(**{name: 1})

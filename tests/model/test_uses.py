@@ -113,7 +113,7 @@ def test_a_number_that_was_deleted_and_is_saved_again_is_no_deleted_step():
 
 
 @pytest.mark.parametrize("value", [np.arange(6, dtype=np.int16), 3, jax.numpy.ones(2)], ids=["numpy", "int", "jax"])
-def test_row2_the_manager_takes_a_single_value(value: Any):
+def test_the_manager_takes_a_single_value(value: Any):
     def script(rank: Rank) -> None:
         manager = rank.open("first")
         assert manager.restore(value) is None
@@ -126,7 +126,7 @@ def test_row2_the_manager_takes_a_single_value(value: Any):
     run(script)
 
 
-def test_row23_a_run_is_heard_from_its_process_0():
+def test_a_run_is_heard_from_its_process_0():
     def count(name: str) -> int:
         return sum(one == name for one, _ in heard)
 

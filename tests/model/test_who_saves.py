@@ -11,7 +11,7 @@ from tests.model.world import Rank, World
 DEADLINE_S = 10.0
 
 
-def test_row19_one_rank_saves_and_the_other_does_not():
+def test_one_rank_saves_and_the_other_does_not():
     world = World(1, ranks=2, nodes=2, save_every_steps=1000, barrier_timeout_s=DEADLINE_S)
     waited_s: list[float] = []
 

@@ -84,7 +84,7 @@ def vocabulary() -> Vocabulary:
     return Vocabulary({"ä": 1, "<script>": 2}, bytes(range(256)))
 
 
-def test_row11_stock_v1_loads_a_checkpointable_that_raystate_saved(tmp_path: Path):
+def test_stock_v1_loads_a_checkpointable_that_raystate_saved(tmp_path: Path):
     raystate.save(tmp_path / "one", TREE, items={"words": vocabulary(), "note": {"a": 1}})
     found = v1.load_checkpointables(str(tmp_path / "one"), {"words": Vocabulary({}), "state": TREE, "note": None})
     assert found["words"] == vocabulary()
@@ -93,7 +93,7 @@ def test_row11_stock_v1_loads_a_checkpointable_that_raystate_saved(tmp_path: Pat
     assert raystate.metadata(tmp_path / "one").kinds["words"] == "files"
 
 
-def test_row11_raystate_loads_a_checkpointable_that_stock_v1_saved(tmp_path: Path):
+def test_raystate_loads_a_checkpointable_that_stock_v1_saved(tmp_path: Path):
     v1.save_checkpointables(str(tmp_path / "one"), {"state": TREE, "words": vocabulary()})
     mine = Vocabulary({})
     found = raystate.load(tmp_path / "one", items={"words": mine, "state": TREE})
@@ -122,7 +122,7 @@ def run(script: Any, *, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_row11_a_run_saves_and_restores_a_checkpointable_with_its_step(ranks: int):
+def test_a_run_saves_and_restores_a_checkpointable_with_its_step(ranks: int):
     def script(rank: Rank) -> None:
         manager = rank.open("first")
         own = Writes(lambda folder: (folder / f"of_{rank.number}").write_text("x"))
@@ -150,7 +150,7 @@ def test_row11_a_run_saves_and_restores_a_checkpointable_with_its_step(ranks: in
     run(script, ranks=ranks)
 
 
-def test_row11_two_processes_that_write_one_file_differently_are_told():
+def test_two_processes_that_write_one_file_differently_are_told():
     def script(rank: Rank) -> None:
         manager = rank.open("first")
         manager.restore(TREE)
@@ -181,13 +181,13 @@ def _nest(folder: Any, depth: int) -> Path:
     ],
     ids=["bytes", "files", "link", "pipe", "marker", "newline", "no text", "long"],
 )
-def test_row11_what_a_step_cannot_keep_is_refused_in_save(tmp_path: Path, write: Any, told: str):
+def test_what_a_step_cannot_keep_is_refused_in_save(tmp_path: Path, write: Any, told: str):
     with pytest.raises(ConfigError, match=f"(?s)item 'own'.*{told}"):
         raystate.save(tmp_path / "one", TREE, items={"own": Writes(write)})
     assert not (tmp_path / "one").exists()
 
 
-def test_row11_a_wrong_checkpointable_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_checkpointable_is_told(monkeypatch: pytest.MonkeyPatch):
     class Sync:
         def save(self, directory: Any) -> None: ...
 
@@ -211,7 +211,7 @@ def test_row11_a_wrong_checkpointable_is_told(monkeypatch: pytest.MonkeyPatch):
         pack_items({"own": Endless(print)}, process_index=0)
 
 
-def test_row11_in_a_notebook_which_has_a_running_loop(tmp_path: Path):
+def test_in_a_notebook_which_has_a_running_loop(tmp_path: Path):
     async def cell() -> None:
         raystate.save(tmp_path / "one", TREE, items={"words": vocabulary()})
         mine = Vocabulary({})
@@ -221,7 +221,7 @@ def test_row11_in_a_notebook_which_has_a_running_loop(tmp_path: Path):
     asyncio.run(cell())
 
 
-def test_row11_its_damaged_file_is_found(tmp_path: Path):
+def test_its_damaged_file_is_found(tmp_path: Path):
     raystate.save(tmp_path / "run/1", TREE, items={"words": vocabulary()})
     (tmp_path / "run/1/words/words.json").unlink()
     (tmp_path / "run/1/words/more/deep/_METADATA").unlink()
@@ -229,7 +229,7 @@ def test_row11_its_damaged_file_is_found(tmp_path: Path):
     assert [bad.name for bad in verify_step(open_storage(tmp_path / "run"), 1).bad] == ["1/words"]
 
 
-def test_row11_the_private_folder_is_removed_even_that_of_a_killed_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_private_folder_is_removed_even_that_of_a_killed_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (left := tmp_path / "raystate-item-left").mkdir()
     (left / "file").touch()

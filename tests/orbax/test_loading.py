@@ -66,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_row3_without_a_reference(run: Path):
+def test_without_a_reference(run: Path):
     for raw in (raystate.load(run), raystate.Reader(run).restore().state):
         assert raw["params"]["enc"].sharding == sharded(P("x", "y"))
         assert np.array_equal(raw["params"]["enc"], kernel(5))
@@ -81,7 +81,7 @@ def test_row3_without_a_reference(run: Path):
     assert back["step"] == 3 and back["params"]["dec"].tolist() == [0, 0]
 
 
-def test_row3_what_stock_orbax_saved(tmp_path: Path):
+def test_what_stock_orbax_saved(tmp_path: Path):
     keys = jax.device_put(jax.random.split(jax.random.key(1), 8), sharded(P("y")))
     tree = {"w": jax.device_put(kernel(), sharded(P(("x", "y")))), "t": np.arange(3), "k": keys, "n": jnp.int32(4)}
     v1.save(str(tmp_path / "v1"), tree)
@@ -111,7 +111,7 @@ print(json.dumps(answers))
 """
 
 
-def test_row3_two_processes_get_their_shares_or_a_refusal(tmp_path: Path):
+def test_two_processes_get_their_shares_or_a_refusal(tmp_path: Path):
     devices = jax.make_mesh((8,), ("x",))
     publish(tmp_path, {"state": {"w": jax.device_put(kernel(), NamedSharding(devices, P("x")))}}, step=1)
     publish(tmp_path, {"state": {"w": jnp.asarray(kernel())}}, step=2)
@@ -128,7 +128,7 @@ def test_row3_two_processes_get_their_shares_or_a_refusal(tmp_path: Path):
         assert "without a reference each of 2 processes would get all of them: w" in refused
 
 
-def test_row6_storage_gives_only_the_part_that_is_asked_for(run: Path):
+def test_storage_gives_only_the_part_that_is_asked_for(run: Path):
     reader = raystate.Reader(run)
     got = reader.restore({"params": {"enc": np.zeros((8, 8), np.float32), "dec": ...}, "opt": None, "step": 0})
     assert reader.bytes_read == 8 * 8 * 4
@@ -140,7 +140,7 @@ def test_row6_storage_gives_only_the_part_that_is_asked_for(run: Path):
     assert reader.bytes_read == 8 * 8 * 4
 
 
-def test_row7_load_has_the_options(run: Path):
+def test_load_has_the_options(run: Path):
     reference = {"head": np.ones(2), "step": 0, "params": {"enc": np.zeros((8, 8), np.float16)}}
     with pytest.raises(ReferenceMismatchError, match="partial=True keeps the reference's value"):
         raystate.load(run, reference)
@@ -151,7 +151,7 @@ def test_row7_load_has_the_options(run: Path):
         raystate.load(run, {"head": jax.ShapeDtypeStruct((2,), jnp.float32), "step": 0}, partial=True)
 
 
-def test_row8_a_mapping_reads_only_what_it_needs_from_storage(run: Path):
+def test_a_mapping_reads_only_what_it_needs_from_storage(run: Path):
     reference = {"encoder": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=sharded(P("x"))), "new": np.ones(1), "sum": 0.0}
     transforms = {"encoder": "params/enc", "sum": ("params/dec", lambda w: float(w.sum()))}
     reader = raystate.Reader(run)
@@ -162,7 +162,7 @@ def test_row8_a_mapping_reads_only_what_it_needs_from_storage(run: Path):
     assert np.array_equal(loaded["encoder"], kernel(3))
 
 
-def test_row9_shardings_only(run: Path):
+def test_shardings_only(run: Path):
     everywhere = sharded(P())
     for got in (raystate.load(run, everywhere), raystate.Reader(run).restore(everywhere).state):
         assert {leaf.sharding for leaf in jax.tree.leaves(got["params"])} == {everywhere}
@@ -304,9 +304,7 @@ def same(got: Any, saved: Any) -> None:
 
 @settings(max_examples=25)
 @given(tree=TREES, data=st.data())
-def test_row6_anything_comes_back_bit_for_bit_from_storage_and_memory(
-    tmp_path_factory: pytest.TempPathFactory, tree: Any, data: Any
-):
+def test_anything_comes_back_bit_for_bit_from_storage_and_memory(tmp_path_factory: pytest.TempPathFactory, tree: Any, data: Any):
     """In full, by a partial reference, and without one."""
     tree = {**tree, "always": jnp.ones(2)}  # numbers alone are no state
     root = tmp_path_factory.mktemp("any")

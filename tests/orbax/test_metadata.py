@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_row21_metadata_is_a_tree_with_objects(run: Path):
+def test_metadata_is_a_tree_with_objects(run: Path):
     found = raystate.Reader(run).metadata()
     assert (found.step, found.save, found.path) == (7, "a1k7", f"file://{run}/7"), "the newest"
     assert found.items == ("data", "notes", "state", "vocabulary")
@@ -68,7 +68,7 @@ def test_row21_metadata_is_a_tree_with_objects(run: Path):
         found.arrays("stat")
 
 
-def test_row21_an_array_tells_how_it_is_stored(run: Path):
+def test_an_array_tells_how_it_is_stored(run: Path):
     kernel = raystate.metadata(run).arrays()["params.dense.kernel"]
     stored = kernel.stored()
     chunks = {f"params.dense.kernel/c/{i}/{j}" for i in range(4) for j in range(2)}
@@ -80,7 +80,7 @@ def test_row21_an_array_tells_how_it_is_stored(run: Path):
     assert all((run / "7/state" / file).is_file() for file in files)
 
 
-def test_row21_an_array_s_spec_and_values(run: Path):
+def test_an_array_s_spec_and_values(run: Path):
     for name, one in raystate.metadata(run).arrays("state").items():
         assert bits(one.read()) == bits(array(name)), name
         assert bits(ts.open(one.spec()).result().read().result()) == bits(array(name)), name
@@ -92,12 +92,12 @@ def test_row21_an_array_s_spec_and_values(run: Path):
             kernel.read(start, shape)
 
 
-def test_row21_metadata_travels(run: Path):
+def test_metadata_travels(run: Path):
     kernel = pickle.loads(pickle.dumps(raystate.metadata(run))).arrays()["params.dense.kernel"]
     np.testing.assert_array_equal(kernel.read(), array("params.dense.kernel"))
 
 
-def test_row21_what_is_gone_or_damaged_since_is_told_apart(run: Path, tmp_path: Path):
+def test_what_is_gone_or_damaged_since_is_told_apart(run: Path, tmp_path: Path):
     shutil.copytree(run, tmp_path / "run")
     kernel = raystate.metadata(tmp_path / "run").arrays()["params.dense.kernel"]
     for data in (tmp_path / "run/7/state").rglob("d/*"):

@@ -37,7 +37,7 @@ def tree(nbytes: int) -> dict[str, Any]:
     return {"w": np.ones(nbytes, np.uint8), str(nbytes): 1}  # of its own structure: Orbax's scratch visit is not one of before
 
 
-def test_row23_saves_and_loads_under_orbaxs_names(heard: Heard, tmp_path: Path):
+def test_saves_and_loads_under_orbaxs_names(heard: Heard, tmp_path: Path):
     v1.save(str(tmp_path / "orbax"), tree(7 << 20))
     stock_save = names(heard)
     heard.clear()
@@ -56,7 +56,7 @@ def test_row23_saves_and_loads_under_orbaxs_names(heard: Heard, tmp_path: Path):
     assert number(heard, "/jax/checkpoint/read/gbytes") == pytest.approx(5 / 1024, rel=1e-3)
 
 
-def test_row23_saves_in_the_background(heard: Heard, tmp_path: Path):
+def test_saves_in_the_background(heard: Heard, tmp_path: Path):
     future = raystate.save_async(tmp_path / "ours", tree(3))
     assert number(heard, "/jax/orbax/write/async/start") == 1
     blocked_s = number(heard, "/jax/orbax/write/async/blocking_duration_secs")
@@ -66,7 +66,7 @@ def test_row23_saves_in_the_background(heard: Heard, tmp_path: Path):
     assert number(heard, "/jax/orbax/write/success") == 1
 
 
-def test_row23_a_failure_is_no_success(heard: Heard, tmp_path: Path):
+def test_a_failure_is_no_success(heard: Heard, tmp_path: Path):
     raystate.save(tmp_path / "ours", tree(4))
     heard.clear()
     with pytest.raises(raystate.StorageError):
@@ -79,7 +79,7 @@ def test_row23_a_failure_is_no_success(heard: Heard, tmp_path: Path):
     }
 
 
-def test_row23_others_are_heard_meanwhile(heard: Heard, tmp_path: Path):
+def test_others_are_heard_meanwhile(heard: Heard, tmp_path: Path):
     assert jax.monitoring.record_event.__module__ == "jax._src.monitoring"
     raystate.save(tmp_path / "ours", tree(6))
     assert jax.monitoring.record_event.__module__ == "jax._src.monitoring", "put back"

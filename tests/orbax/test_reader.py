@@ -106,7 +106,7 @@ def test_follow_ends_after_its_timeout_and_gives_each_step_once(tmp_path: Path) 
             next(raystate.Reader(tmp_path).follow(timeout_s=wrong))  # type: ignore[arg-type]
 
 
-def test_row25_follow_tells_of_what_is_saved_after_a_rollback(tmp_path: Path) -> None:
+def test_follow_tells_of_what_is_saved_after_a_rollback(tmp_path: Path) -> None:
     """Under numbers that it has told of before, too, and each time what is in storage now."""
     for step in (2, 4):
         publish(tmp_path, step)

@@ -141,25 +141,25 @@ def test_stock_names_of_the_state_are_both_known(written: Path):
 @pytest.mark.parametrize(
     ("path", "item", "expected"), [("one", "model", 3), ("one/3", "model", 3), ("named", "net", 10), ("training", "model", 5)]
 )
-def test_row20_the_only_item_with_arrays_is_the_state(written: Path, path: str, item: str, expected: float):
+def test_the_only_item_with_arrays_is_the_state(written: Path, path: str, item: str, expected: float):
     assert value(raystate.load(written / path)) == value(raystate.load(written / path, item=item)) == expected
     assert value(raystate.Reader(written / path).restore().state) == expected
     found = raystate.metadata(written / path)
     assert found.trees[item]["w"].shape == (5, 3) and found.trees[item]["w"].read()[0, 0] == expected
 
 
-def test_row20_a_bare_tree_keeps_its_custom_metadata(written: Path):
+def test_a_bare_tree_keeps_its_custom_metadata(written: Path):
     assert raystate.metadata(written / "async").custom == {"commit": "abc"}
 
 
-def test_row20_another_item_that_has_lost_its_tree_may_have_been_the_state(written: Path, tmp_path: Path):
+def test_another_item_that_has_lost_its_tree_may_have_been_the_state(written: Path, tmp_path: Path):
     shutil.copytree(written / "several", tmp_path / "run")
     (tmp_path / "run/3/opt/_METADATA").unlink()
     with pytest.raises(CorruptCheckpointError, match="lost the metadata of its item 'opt'"):
         raystate.load(tmp_path / "run")
 
 
-def test_row21_plain_files_tell_their_sizes(written: Path):
+def test_plain_files_tell_their_sizes(written: Path):
     """Of a tree without OCDBT, where each chunk is a file."""
     array = raystate.metadata(written / "early").trees["state"]["w"]
     sizes = {str(path.relative_to(written / "early")): path.stat().st_size for path in (written / "early/w").rglob("*")}
@@ -210,7 +210,7 @@ def test_a_run_does_not_begin_beside_steps_under_other_names(written: Path, fold
         ("numbers", {4: 4, 5: 5}),
     ],
 )
-def test_row12_and_row20_steps_under_orbax_s_other_names_are_read(written: Path, folder: str, expected: dict[int, float]):
+def test_and_row20_steps_under_orbax_s_other_names_are_read(written: Path, folder: str, expected: dict[int, float]):
     reader = raystate.Reader(written / folder)
     steps = sorted(expected)
     assert reader.all_steps() == steps and reader.latest_step() == steps[-1]
@@ -226,7 +226,7 @@ def test_row12_and_row20_steps_under_orbax_s_other_names_are_read(written: Path,
         assert raystate.Reader(written / folder / ("00000020" if folder == "fixed" else "step_20")).all_steps() == [20]
 
 
-def test_row12_which_names_are_meant_must_be_plain(written: Path, tmp_path: Path):
+def test_which_names_are_meant_must_be_plain(written: Path, tmp_path: Path):
     shutil.copytree(written / "prefixed/step_20", tmp_path / "step_20")
     shutil.copytree(written / "prefixed/step_20", tmp_path / "best_20")
     with pytest.raises(ConfigError, match=r"several names, such as '(best|step)_20' \(1 step\) and"):
@@ -241,7 +241,7 @@ def test_row12_which_names_are_meant_must_be_plain(written: Path, tmp_path: Path
     assert raystate.Reader(tmp_path).all_steps() == [1200], "a run has its steps under plain numbers"
 
 
-def test_row12_unfinished_steps_under_other_names_are_not_read(written: Path, tmp_path: Path):
+def test_unfinished_steps_under_other_names_are_not_read(written: Path, tmp_path: Path):
     shutil.copytree(written / "prefixed", tmp_path / "run")
     for marker in ("_CHECKPOINT_METADATA", "commit_success.txt"):
         (tmp_path / "run/step_1200" / marker).unlink(missing_ok=True)

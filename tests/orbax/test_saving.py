@@ -111,14 +111,14 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_row1_it_comes_back_as_it_was(kind: str, tmp_path: Path):
+def test_it_comes_back_as_it_was(kind: str, tmp_path: Path):
     raystate.save(tmp_path / "one", KINDS[kind])
     same(raystate.load(tmp_path / "one", KINDS[kind]), KINDS[kind])
     assert sorted_leaves(v1.load(str(tmp_path / "one"))) == sorted_leaves(KINDS[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_row1_the_manager_keeps_the_same(kind: str):
+def test_the_manager_keeps_the_same(kind: str):
     layout, table, slot = staged({"state": KINDS[kind]})
     spec = layout.trees[0].with_values(table.values[0])
     source = MemorySource([Holding(layout=layout, data=slot, crc32c=table.crc32c)], "state")
@@ -126,7 +126,7 @@ def test_row1_the_manager_keeps_the_same(kind: str):
 
 
 @pytest.mark.parametrize("kind", SINGLE)
-def test_row2_a_single_value(kind: str, tmp_path: Path):
+def test_a_single_value(kind: str, tmp_path: Path):
     value = SINGLE[kind]
     raystate.save(tmp_path / "one", value)
     same(raystate.load(tmp_path / "one", value), value)
@@ -141,14 +141,14 @@ def test_row2_a_single_value(kind: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", SINGLE)
-def test_row2_in_the_memory_of_the_manager(kind: str):
+def test_in_the_memory_of_the_manager(kind: str):
     layout, table, slot = staged({"state": SINGLE[kind]})
     spec = layout.trees[0].with_values(table.values[0])
     source = MemorySource([Holding(layout=layout, data=slot, crc32c=table.crc32c)], "state")
     same(restore_tree(SINGLE[kind], spec, source), SINGLE[kind])
 
 
-def test_row2_what_stock_orbax_saved(tmp_path: Path):
+def test_what_stock_orbax_saved(tmp_path: Path):
     for name, value in (("array", jnp.arange(3)), ("number", 3)):
         v1.save(str(tmp_path / name), value)
         same(raystate.load(tmp_path / name, value), value)
@@ -156,7 +156,7 @@ def test_row2_what_stock_orbax_saved(tmp_path: Path):
 
 @settings(max_examples=6, suppress_health_check=QUIET, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
 @given(state=states(tuple(sorted(STORABLE - set(ONLY_STOCK_JAX)))), data=st.data())
-def test_row1_any_tree_bit_for_bit(state: dict[str, Any], data: st.DataObject):
+def test_any_tree_bit_for_bit(state: dict[str, Any], data: st.DataObject):
     """In full, on other shardings, and a part of it."""
     assume(taken(state))
     with tempfile.TemporaryDirectory() as root:
@@ -172,7 +172,7 @@ def test_row1_any_tree_bit_for_bit(state: dict[str, Any], data: st.DataObject):
 
 
 @pytest.mark.parametrize("dtype", sorted(STORABLE))
-def test_row1_every_dtype_bit_for_bit(dtype: str, tmp_path: Path):
+def test_every_dtype_bit_for_bit(dtype: str, tmp_path: Path):
     values = np.arange(8).astype(np.float32).astype(dtype) if dtype not in ("int2", "bool") else np.zeros(8, dtype)
     tree = {
         "numpy": values,
@@ -184,7 +184,7 @@ def test_row1_every_dtype_bit_for_bit(dtype: str, tmp_path: Path):
         assert sorted_leaves(v1.load(str(tmp_path / "one"))) == sorted_leaves(tree)
 
 
-def test_row1_a_spread_array(tmp_path: Path):
+def test_a_spread_array(tmp_path: Path):
     mesh = jax.make_mesh((4, 2), ("x", "y"))
     array = jax.device_put(np.arange(64.0, dtype=np.float32).reshape(8, 8), NamedSharding(mesh, PartitionSpec("x")))
     raystate.save(tmp_path / "one", {"w": array})
@@ -203,7 +203,7 @@ class Counting:
         self.next = state["next"]
 
 
-def test_row1_with_items_metrics_and_custom(tmp_path: Path):
+def test_with_items_metrics_and_custom(tmp_path: Path):
     items = {"data": Counting(), "ema": {"w": W}, "notes": {"tokens": [1, None]}}
     raystate.save(tmp_path / "one", {"w": W}, items=items, metrics={"loss": jnp.float32(0.5)}, custom=["any", {"json": 1}])
     found = raystate.metadata(tmp_path / "one")
@@ -247,7 +247,7 @@ def test_enums_come_back_as_their_values(tmp_path: Path):
     assert (made, type(made["n"])) == ({"n": 2}, int)
 
 
-def test_row1_chunks_have_checksums(tmp_path: Path):
+def test_chunks_have_checksums(tmp_path: Path):
     raystate.save(tmp_path / "one", {"w": np.zeros(100_000, np.uint8)})
     data = max((path for path in (tmp_path / "one").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     flipped = bytearray(data.read_bytes())
@@ -283,25 +283,25 @@ def test_trees_without_arrays_are_kept_as_stock_keeps_them(tree: Any, tmp_path: 
     ],
     ids=lambda value: str(value)[:12],
 )
-def test_row1_wrong_use_leaves_nothing(tree: Any, rest: dict[str, Any], words: str, tmp_path: Path):
+def test_wrong_use_leaves_nothing(tree: Any, rest: dict[str, Any], words: str, tmp_path: Path):
     for call in (raystate.save, raystate.save_async):
         with pytest.raises(raystate.ConfigError, match=words):
             call(tmp_path / "one", tree, **rest)
     assert names(tmp_path) == []
 
 
-def test_row1_several_processes_are_sent_to_the_manager(tmp_path: Path):
+def test_several_processes_are_sent_to_the_manager(tmp_path: Path):
     with mock.patch.object(jax, "process_count", return_value=2), pytest.raises(raystate.ConfigError, match="StateManager"):
         raystate.save(tmp_path / "one", {"w": W})
 
 
 @pytest.mark.parametrize("path", ["gs://bucket", "hdfs://host/one"])
-def test_row1_a_path_that_is_none(path: str):
+def test_a_path_that_is_none(path: str):
     with pytest.raises(raystate.ConfigError, match=path.partition("/")[0]):
         raystate.save(path, {"w": W})
 
 
-def test_row1_a_backslash_is_refused_wherever_tensorstore_would_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_backslash_is_refused_wherever_tensorstore_would_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """TensorStore takes it for a "/": the arrays would lie in another folder, and everybody would say that all is well."""
     monkeypatch.chdir(tmp_path)
     calls: list[Any] = [
@@ -319,7 +319,7 @@ def test_row1_a_backslash_is_refused_wherever_tensorstore_would_write(tmp_path: 
     assert names(tmp_path) == []
 
 
-def test_row1_a_failed_save_leaves_nothing(tmp_path: Path):
+def test_a_failed_save_leaves_nothing(tmp_path: Path):
     with mock.patch.object(assembling, "build_files", side_effect=OSError("no space left")):
         with pytest.raises(raystate.StorageError, match="no space left"):
             raystate.save(tmp_path / "above" / "one", {"w": W})
@@ -347,7 +347,7 @@ def test_an_empty_folder_keeps_its_place_unless_it_may_be_overwritten(tmp_path: 
     assert raystate.load(other) == 1
 
 
-def test_row24_overwriting(tmp_path: Path):
+def test_overwriting(tmp_path: Path):
     raystate.save(tmp_path / "one", {"w": W})
     with pytest.raises(raystate.StorageError, match=r"one: it exists already.*overwrite=True"):
         raystate.save(tmp_path / "one", {"v": 1})
@@ -356,7 +356,7 @@ def test_row24_overwriting(tmp_path: Path):
     assert names(tmp_path) == ["one"]
 
 
-def test_row24_overwriting_what_orbax_saved(tmp_path: Path):
+def test_overwriting_what_orbax_saved(tmp_path: Path):
     tree = {"w": W, "a": {"b": jnp.float32(1), "text": "x"}}
     v1.save(str(tmp_path / "v1"), tree)
     v1.save_checkpointables(str(tmp_path / "several"), {"state": tree, "more": {"x": 1}})
@@ -379,7 +379,7 @@ def test_row24_overwriting_what_orbax_saved(tmp_path: Path):
         assert raystate.load(tmp_path / name) == v1.load(str(tmp_path / name)) == {"v": 1}
 
 
-def test_row24_overwriting_takes_only_the_checkpoint(tmp_path: Path):
+def test_overwriting_takes_only_the_checkpoint(tmp_path: Path):
     raystate.save(tmp_path / "exp", {"v": 1}, items={"data": {"x": 1}}, metrics={"loss": 1.0}, custom=1)
     raystate.save(tmp_path / "other", {"v": 2})
     (tmp_path / "other").rename(tmp_path / "exp" / "child")
@@ -392,7 +392,7 @@ def test_row24_overwriting_takes_only_the_checkpoint(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["v.orbax-checkpoint-tmp-1", "v.orbax-checkpoint-tmp-1/inside"])
-def test_row24_a_name_of_what_is_unfinished_is_refused(name: str, tmp_path: Path):
+def test_a_name_of_what_is_unfinished_is_refused(name: str, tmp_path: Path):
     for call in (raystate.save, raystate.save_async):
         with pytest.raises(raystate.ConfigError, match=r"path.*orbax-checkpoint-tmp.*Use another name"):
             call(tmp_path / name, {"v": 1})
@@ -411,7 +411,7 @@ def test_one_stray_link_does_not_hide_a_run(tmp_path: Path):
     assert raystate.load(tmp_path / "lp")["w"].tolist() == [0, 0]
 
 
-def test_row15_arrays_are_taken_before_it_returns(tmp_path: Path):
+def test_arrays_are_taken_before_it_returns(tmp_path: Path):
     on_device, on_host = jnp.arange(1000.0), np.arange(1000.0)
     state = {"device": on_device, "host": on_host}
     expected = jax.tree.map(np.array, state)
@@ -424,7 +424,7 @@ def test_row15_arrays_are_taken_before_it_returns(tmp_path: Path):
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
-def test_row15_an_error_is_told_once(tmp_path: Path):
+def test_an_error_is_told_once(tmp_path: Path):
     raystate.save(tmp_path / "one", {"v": 1})
     failed = raystate.save_async(tmp_path / "one", {"v": 2})
     fine = raystate.save_async(tmp_path / "two", {"v": 2})
@@ -436,7 +436,7 @@ def test_row15_an_error_is_told_once(tmp_path: Path):
     assert not background._unsettled, "told, so that the exit does not tell it again"
 
 
-def test_row15_a_failed_save_that_nobody_asks_for_holds_no_arrays(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_failed_save_that_nobody_asks_for_holds_no_arrays(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     raystate.save(tmp_path / "one", {"v": 1})
 
     def fail(number: int) -> tuple[Future[None], list[weakref.ref[Any]]]:
@@ -467,7 +467,7 @@ def test_row15_a_failed_save_that_nobody_asks_for_holds_no_arrays(tmp_path: Path
             future.result(PATIENCE_S)
 
 
-def test_row15_one_save_is_held_at_a_time(tmp_path: Path, waited_for: threading.Event):
+def test_one_save_is_held_at_a_time(tmp_path: Path, waited_for: threading.Event):
     held = [0, 0]  # now, at most
 
     def taken(*arguments: Any, **rest: Any) -> Any:
@@ -490,7 +490,7 @@ def test_row15_one_save_is_held_at_a_time(tmp_path: Path, waited_for: threading.
     assert [raystate.load(tmp_path / str(number)) for number in range(6)] == [{"v": number} for number in range(6)]
 
 
-def test_row15_a_save_that_never_ends_is_told(tmp_path: Path):
+def test_a_save_that_never_ends_is_told(tmp_path: Path):
     begun, go = threading.Event(), threading.Event()
 
     def slowly(*arguments: Any, **rest: Any) -> Any:
@@ -514,7 +514,7 @@ def test_row15_a_save_that_never_ends_is_told(tmp_path: Path):
     assert names(tmp_path) == ["one", "three"]
 
 
-def test_row15_loading_ahead_under_the_mesh_of_the_call(tmp_path: Path):
+def test_loading_ahead_under_the_mesh_of_the_call(tmp_path: Path):
     raystate.save(tmp_path / "one", {"w": W})
     mesh = jax.make_mesh((2,), ("x",))
     with jax.set_mesh(mesh):
@@ -551,7 +551,7 @@ raise SystemExit(3)
 
 
 @pytest.mark.parametrize("kind", ["done", "stuck"])
-def test_row15_the_interpreters_exit(kind: str, tmp_path: Path):
+def test_the_interpreters_exit(kind: str, tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", AT_EXIT, kind, str(tmp_path / "one")],
         capture_output=True,
@@ -574,7 +574,7 @@ def test_row15_the_interpreters_exit(kind: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["save-and-load", "monitoring"])
-def test_row24_the_howto_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_howto_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     text = (Path(__file__).parents[2] / "docs" / "howto" / f"{name}.md").read_text()
     fences = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert fences

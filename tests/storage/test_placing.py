@@ -62,12 +62,12 @@ class FailingAt(StorageWrapper):
                 raise StorageError(f"{operation} {name} failed: out of service", operation=operation, path=name)
 
 
-def test_row1_a_folder_appears(storage: Storage):
+def test_a_folder_appears(storage: Storage):
     place = write(storage, "one", b"1")
     assert tree(storage) == expected(place, b"1")
 
 
-def test_row1_the_marker_is_last_on_an_object_store(storage: Storage):
+def test_the_marker_is_last_on_an_object_store(storage: Storage):
     recording = Recording(storage)
     write(recording, "one", b"1")
     changes = [(what, name) for what, name in recording.operations if what in ("create", "rename_tree")]
@@ -79,26 +79,26 @@ def test_row1_the_marker_is_last_on_an_object_store(storage: Storage):
         assert changes[1] == ("create", "one/_CHECKPOINT_METADATA")
 
 
-def test_row1_what_is_there_is_refused_and_kept(storage: Storage):
+def test_what_is_there_is_refused_and_kept(storage: Storage):
     place = write(storage, "one", b"1")
     with pytest.raises(StorageError, match=r"one: it exists already.*overwrite=True"):
         write(storage, "one", b"2")
     assert tree(storage) == expected(place, b"1")
 
 
-def test_row1_overwriting_leaves_nothing_of_the_old_one(storage: Storage):
+def test_overwriting_leaves_nothing_of_the_old_one(storage: Storage):
     write(storage, "one", b"1", more="array_metadatas/process_1")
     place = write(storage, "one", b"2", overwrite=True, more="extra")
     assert tree(storage) == expected(place, b"2", "extra")
 
 
-def test_row1_overwriting_what_is_not_there(storage: Storage):
+def test_overwriting_what_is_not_there(storage: Storage):
     place = write(storage, "one", b"1", overwrite=True)
     assert tree(storage) == expected(place, b"1")
 
 
 @pytest.mark.parametrize("item", ["state/", ""])
-def test_row1_an_unfinished_save_is_overwritten_where_nothing_is_renamed(storage: Storage, item: str):
+def test_an_unfinished_save_is_overwritten_where_nothing_is_renamed(storage: Storage, item: str):
     storage.create(f"one/{item}ocdbt.process_s0123456789abcdefh0/d/x", b"left by a dead one")
     if storage.is_directory:  # there it would lie under a temporary name
         with pytest.raises(StorageError, match="this is none"):
@@ -117,7 +117,7 @@ def test_row1_an_unfinished_save_is_overwritten_where_nothing_is_renamed(storage
         (f"one/{log_name(1)}", "storage of a run"),
     ],
 )
-def test_row1_only_a_checkpoint_is_overwritten(storage: Storage, name: str, why: str):
+def test_only_a_checkpoint_is_overwritten(storage: Storage, name: str, why: str):
     storage.create(name, b"precious")
     with pytest.raises(StorageError, match=why):
         write(storage, "one", b"1", overwrite=True)
@@ -128,7 +128,7 @@ def test_row1_only_a_checkpoint_is_overwritten(storage: Storage, name: str, why:
     "complete", ["_METADATA", "manifest.ocdbt", "d/s1111111111111111h0", "ocdbt.process_0/d/x", "_CHECKPOINT_METADATA"]
 )
 @pytest.mark.parametrize("state", [False, True])
-def test_row1_many_checkpoints_with_an_unfinished_one_are_not_overwritten(storage: Storage, complete: str, state: bool):
+def test_many_checkpoints_with_an_unfinished_one_are_not_overwritten(storage: Storage, complete: str, state: bool):
     names = {f"one/checkpoint_1/{complete}", f"one/checkpoint_1/{MARKER}", "one/checkpoint_2/ocdbt.process_s0123456789abcdefh0/d/x"}
     if state:
         names.add("one/state/ocdbt.process_s2222222222222222h0/d/x")
@@ -139,7 +139,7 @@ def test_row1_many_checkpoints_with_an_unfinished_one_are_not_overwritten(storag
     assert tree(storage) == dict.fromkeys(names, b"precious")
 
 
-def test_row1_a_step_of_a_run_is_its_managers(storage: Storage):
+def test_a_step_of_a_run_is_its_managers(storage: Storage):
     storage.create(log_name(1), b"{}")
     for overwrite in (False, True):
         for folder in ("1200", "final", "05", "step_5", STATE):
@@ -149,7 +149,7 @@ def test_row1_a_step_of_a_run_is_its_managers(storage: Storage):
 
 
 @pytest.mark.parametrize("inside", ["1200", "1200/state", "notes", f"{STATE}/work"])
-def test_row1_nothing_is_put_into_a_run(storage: Storage, inside: str):
+def test_nothing_is_put_into_a_run(storage: Storage, inside: str):
     storage.create(log_name(1), b"{}")
     write_step(storage, "1200")
     before = tree(storage)
@@ -160,7 +160,7 @@ def test_row1_nothing_is_put_into_a_run(storage: Storage, inside: str):
 
 
 @pytest.mark.parametrize("inside", ["one", "one/state"])
-def test_row1_nothing_is_put_into_a_checkpoint(storage: Storage, inside: str):
+def test_nothing_is_put_into_a_checkpoint(storage: Storage, inside: str):
     place = write(storage, "one", b"1")
     for folder in ("state", "other"):
         with pytest.raises(StorageError, match=r"one is a checkpoint: save elsewhere"):
@@ -168,7 +168,7 @@ def test_row1_nothing_is_put_into_a_checkpoint(storage: Storage, inside: str):
     assert tree(storage) == expected(place, b"1")
 
 
-def test_row1_what_lies_above_may_be_closed_to_this_account(storage: Storage):
+def test_what_lies_above_may_be_closed_to_this_account(storage: Storage):
     """On a bucket an account may have one prefix only."""
     if storage.is_directory:
         pytest.skip("nobody reaches a folder whose parent is closed")
@@ -183,7 +183,7 @@ def test_row1_what_lies_above_may_be_closed_to_this_account(storage: Storage):
     assert tree(storage) == expected(place, b"1")
 
 
-def test_row1_two_small_requests_for_each_folder_above(tmp_path: Path):
+def test_two_small_requests_for_each_folder_above(tmp_path: Path):
     storage = open_storage(f"memory://{tmp_path.name}/a/b")
     asked: list[str] = []
     with mock.patch.object(type(storage), "stat", autospec=True, side_effect=lambda at, name: missing(asked, f"{at.url}/{name}")):
@@ -217,7 +217,7 @@ def write_step(storage: Storage, folder: str) -> None:
     ],
 )
 @pytest.mark.parametrize("says", [b'{"item_handlers": {"state": "a handler", "metrics": "another"}}', b"damaged"])
-def test_row1_overwriting_takes_nothing_else_away(storage: Storage, other: str, says: bytes):
+def test_overwriting_takes_nothing_else_away(storage: Storage, other: str, says: bytes):
     write(storage, "one", says, more="metrics/metrics")
     if says == b"damaged" and other == "child/_METADATA":
         pytest.skip("then nobody can tell it from an item")
@@ -229,7 +229,7 @@ def test_row1_overwriting_takes_nothing_else_away(storage: Storage, other: str, 
 
 
 @pytest.mark.parametrize("nth", range(12))
-def test_row1_what_a_dead_save_left_in_a_bucket_is_overwritten(nth: int, tmp_path: Path):
+def test_what_a_dead_save_left_in_a_bucket_is_overwritten(nth: int, tmp_path: Path):
     storage = open_storage(f"memory://{tmp_path.name}/{nth}")
 
     class Dead(FailingAt):
@@ -246,7 +246,7 @@ def test_row1_what_a_dead_save_left_in_a_bucket_is_overwritten(nth: int, tmp_pat
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_row1_a_failure_at_any_point_leaves_nothing_new(storage: Storage, overwrite: bool):
+def test_a_failure_at_any_point_leaves_nothing_new(storage: Storage, overwrite: bool):
     if storage.url.startswith("gs://"):
         pytest.skip("as on the memory back end, only slower")
     nth, fails, lost = 0, True, 0
@@ -273,7 +273,7 @@ def test_row1_a_failure_at_any_point_leaves_nothing_new(storage: Storage, overwr
     assert bool(lost) == (overwrite and not storage.is_directory)
 
 
-def test_row1_the_faster_of_two_wins(storage: Storage):
+def test_the_faster_of_two_wins(storage: Storage):
     def beside_another() -> None:
         with mock.patch.object(NewFolder, "_check_free", return_value=[]), new_folder(storage, "one") as slow:  # both looked before
             storage.create(f"{slow.prefix}/state/ocdbt.process_{slow.save}h0/d/data", b"slow")
@@ -287,7 +287,7 @@ def test_row1_the_faster_of_two_wins(storage: Storage):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_row1_another_overwrites_at_any_point(when: str, tmp_path: Path):
+def test_another_overwrites_at_any_point(when: str, tmp_path: Path):
     """A signal's handler, or another process: who was told that its checkpoint is there has it there."""
     nth, came, refused = 0, True, 0
     while came:
@@ -305,7 +305,7 @@ def test_row1_another_overwrites_at_any_point(when: str, tmp_path: Path):
     assert nth > 10 and refused > 5
 
 
-def test_row1_what_a_dead_one_left_goes_with_the_next(tmp_path: Path):
+def test_what_a_dead_one_left_goes_with_the_next(tmp_path: Path):
     storage = open_storage(tmp_path)
     dead, alive, other = (f"{name}{TEMPORARY}s{digit * 16}" for name, digit in (("one", "0"), ("one", "1"), ("another", "2")))
     stock = f"one{TEMPORARY}1763800000000"  # its writer holds no lock, and may live
@@ -318,14 +318,14 @@ def test_row1_what_a_dead_one_left_goes_with_the_next(tmp_path: Path):
     assert {path.name for path in tmp_path.iterdir()} == {"one", alive, other, stock}
 
 
-def test_row1_folders_that_were_made_for_it_go_too(tmp_path: Path):
+def test_folders_that_were_made_for_it_go_too(tmp_path: Path):
     storage = open_storage(tmp_path / "a" / "b")
     with pytest.raises(ZeroDivisionError), new_folder(storage, "one"):
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
 
 
-def test_row1_a_file_system_that_cannot_exchange_names(tmp_path: Path):
+def test_a_file_system_that_cannot_exchange_names(tmp_path: Path):
     storage = open_storage(tmp_path)
     write(storage, "one", b"1")
     with mock.patch.object(posix, "exchange", side_effect=OSError(22, "Invalid argument")):
@@ -333,7 +333,7 @@ def test_row1_a_file_system_that_cannot_exchange_names(tmp_path: Path):
         assert tree(storage) == expected(place, b"2")
 
 
-def test_row1_a_reader_finds_the_old_or_the_new_one_at_every_moment(tmp_path: Path):
+def test_a_reader_finds_the_old_or_the_new_one_at_every_moment(tmp_path: Path):
     storage = open_storage(tmp_path)
     write(storage, "one", b"1")
 
@@ -346,7 +346,7 @@ def test_row1_a_reader_finds_the_old_or_the_new_one_at_every_moment(tmp_path: Pa
     write(Looking(storage), "one", b"2", overwrite=True)
 
 
-def test_row1_a_file_is_in_the_way(tmp_path: Path):
+def test_a_file_is_in_the_way(tmp_path: Path):
     (tmp_path / "one").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(StorageError, match="a file of that name"):

@@ -84,9 +84,7 @@ def text(storage: Storage) -> bytes:
     ids=["once", "twice", "for ever", "dead"],
 )
 @pytest.mark.parametrize("after", [False, True])
-def test_row1_the_old_or_the_new_one_whatever_fails(
-    tmp_path: Path, exchanges: bool, error: BaseException, lasting: int, after: bool
-):
+def test_the_old_or_the_new_one_whatever_fails(tmp_path: Path, exchanges: bool, error: BaseException, lasting: int, after: bool):
     failing, nth = None, 0
     while failing is None or failing.left < 0:
         root = tmp_path / str(nth)
@@ -128,7 +126,7 @@ def leave(root: Path, save: str, what: bytes) -> str:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_row1_what_a_dead_save_took_the_name_of_gets_it_back(tmp_path: Path, overwrite: bool):
+def test_what_a_dead_save_took_the_name_of_gets_it_back(tmp_path: Path, overwrite: bool):
     leave(tmp_path, "0", b"older")
     leave(tmp_path, "1", b"old")
     storage = open_storage(tmp_path)
@@ -140,7 +138,7 @@ def test_row1_what_a_dead_save_took_the_name_of_gets_it_back(tmp_path: Path, ove
     assert text(storage) == b"2" and os.listdir(tmp_path) == ["one"]
 
 
-def test_row1_what_cannot_be_put_back_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_put_back_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     dead = leave(tmp_path, "0", b"old")
     storage = open_storage(tmp_path)
     with monkeypatch.context() as patch:
@@ -154,7 +152,7 @@ def test_row1_what_cannot_be_put_back_is_never_removed(tmp_path: Path, monkeypat
     assert text(storage) == b"old"
 
 
-def test_row1_a_save_that_lives_is_left_between_its_renames(tmp_path: Path):
+def test_a_save_that_lives_is_left_between_its_renames(tmp_path: Path):
     dead = leave(tmp_path, "0", b"old")
     descriptor = os.open(tmp_path / dead, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -165,7 +163,7 @@ def test_row1_a_save_that_lives_is_left_between_its_renames(tmp_path: Path):
     assert text(open_storage(tmp_path)) == b"old"
 
 
-def test_row1_somebody_else_takes_the_name_between_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_somebody_else_takes_the_name_between_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     storage = open_storage(tmp_path)
     write(storage, "one", b"1")
     monkeypatch.setattr(posix, "exchange", lambda *_: (_ for _ in ()).throw(NO_EXCHANGE))
@@ -180,7 +178,7 @@ def test_row1_somebody_else_takes_the_name_between_two_renames(tmp_path: Path, m
     assert storage.read("one/other") == b"of somebody else"
 
 
-def test_row1_an_exchange_that_may_not_last_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_exchange_that_may_not_last_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     storage = open_storage(tmp_path)
     for name in ("one", f"one{TEMPORARY}s{'0' * 16}"):
         storage.create(f"{name}/file", name.encode())
@@ -197,7 +195,7 @@ def test_row1_an_exchange_that_may_not_last_is_an_error(tmp_path: Path, monkeypa
     assert tree(storage) == {"one/file": f"one{TEMPORARY}s{'0' * 16}".encode(), f"one{TEMPORARY}s{'0' * 16}/file": b"one"}
 
 
-def test_row1_an_old_one_that_cannot_be_removed_is_but_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_an_old_one_that_cannot_be_removed_is_but_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     storage = open_storage(tmp_path)
     write(storage, "one", b"1")
 

@@ -27,7 +27,7 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
         yield storage
 
 
-def test_row27_a_checkpoint_there_and_back(storage: Storage):
+def test_a_checkpoint_there_and_back(storage: Storage):
     """Through s3fs and TensorStore's own S3 driver."""
     tree = {"w": jnp.arange(12.0).reshape(3, 4), "n": 7, "name": "größer"}
     raystate.save(f"{storage.url}/one", tree)
@@ -38,7 +38,7 @@ def test_row27_a_checkpoint_there_and_back(storage: Storage):
     assert raystate.Reader(f"{storage.url}/one").all_steps() == [0]
 
 
-def test_row27_a_store_that_ignores_conditions_is_refused(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+def test_a_store_that_ignores_conditions_is_refused(storage: Storage, monkeypatch: pytest.MonkeyPatch):
     fs: Any = s3._file_system(s3_server().url)
     plain = fs.pipe_file
     monkeypatch.setattr(fs, "pipe_file", lambda path, data, mode: plain(path, data))
@@ -60,14 +60,14 @@ def test_an_object_of_equal_bytes_in_its_place_is_another_one(storage: Storage):
     assert storage.delete("marker", listed.generation)
 
 
-def test_row27_a_missing_bucket(storage: Storage):
+def test_a_missing_bucket(storage: Storage):
     missing = open_storage(f"s3://missing-{secrets.token_hex(4)}/run", timeout_s=5.0)
     for operation in (missing.list, functools.partial(missing.create, "a", b"b"), missing.self_test):
         with pytest.raises(StorageError, match="no such bucket"):
             operation()
 
 
-def test_row27_credentials_that_are_missing(storage: Storage, tmp_path: Path):
+def test_credentials_that_are_missing(storage: Storage, tmp_path: Path):
     url = f"{s3_server().url}/"  # another spelling of the endpoint: a client of its own
     away = {
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
