@@ -141,7 +141,8 @@ def save_checkpoint(
     # As in flax: a file is what the process has that calls this.
     meeting = Meeting(f"{directory.storage.url}/{name}") if jax.process_count() > 1 and not as_msgpack else None
     with directory_turn(directory.storage.url) as turn:
-        content = prepare(target, as_msgpack=as_msgpack, copy=async_manager is not None, meeting=meeting)
+        with nullcontext() if meeting is None else meeting.preparing():
+            content = prepare(target, as_msgpack=as_msgpack, copy=async_manager is not None, meeting=meeting)
         there: list[str] = []
 
         def decide() -> str:

@@ -12,7 +12,7 @@ import pickle
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
@@ -54,34 +54,50 @@ class Meeting:
         self._others = range(1, jax.process_count())
         self.rank = jax.process_index()
 
-    def begin(self, layout: str, decide: Callable[[], str]) -> str:
+    @contextmanager
+    def preparing(self) -> Generator[None, None, None]:
+        """A context before `begin`. What it raises the others are told, who then don't wait for this process."""
+        try:
+            yield
+        except Exception as error:
+            with suppress(RaystateError):  # which name this process
+                self.begin("", str, refused=f"{type(error).__name__}: {error}")
+            raise
+
+    def begin(self, layout: str, decide: Callable[[], str], *, refused: str = "") -> str:
         """Wait until all processes have called this.
 
         Args:
             layout: what this process saves; must be equal on all.
             decide: called in process 0 when all are there; its answer is the id of this save.
+            refused: why this process can't save; "": it can.
 
         Returns:
             The id, on all processes.
 
         Raises:
-            BarrierTimeoutError: some have not; names them. TargetError: they save different trees. What `decide` raised.
+            BarrierTimeoutError: some have not; names them. TargetError: they save different trees,
+            or one can't save: names it. What `decide` raised.
         """
         if self.rank:
             nonce = secrets.token_hex(8)
-            self._say(str(self.rank), [nonce, layout])
+            self._say(str(self.rank), [nonce, layout, refused])
             try:
                 self._save = self._answer(nonce, "begin", MEET_S + 5)  # process 0 names those that are missing
             except BarrierTimeoutError:
                 # Taken back: process 0 would wait for a share of this process. If it has heard it, it waits for others, and answers.
-                if self._get(str(self.rank), time.monotonic()) is not None:
+                if self._get(str(self.rank), time.monotonic() + _LOOK_S) is not None:
                     raise
                 self._save = self._answer(nonce, "begin", MEET_S + 5)
             return self._save
         heard = self._hear("", MEET_S)
-        with self._answering([nonce for nonce, _ in heard.values()]) as answer:
+        with self._answering([nonce for nonce, *_ in heard.values()]) as answer:
+            for rank, why in {0: refused, **{rank: why for rank, (*_, why) in heard.items()}}.items():
+                if why:
+                    text = f"saving {self._place}: rank {rank} can't save: {why}"
+                    raise TargetError(text, field="target", rank=rank, path=self._place)
             self._all_of(heard, "begin", MEET_S)
-            if others := [rank for rank, (_, told) in heard.items() if told != layout]:
+            if others := [rank for rank, (_, told, _) in heard.items() if told != layout]:
                 text = f"process 0 and {ranks_text(others, {})} save trees that differ in names, shapes, dtypes or shardings"
                 raise TargetError(f"saving {self._place}: {text}", field="target", path=self._place)
             answer.append(decide())

@@ -88,6 +88,15 @@ def main() -> None:
             save(folder, tree(4), 4)
     assert there() == ["checkpoint_3"]
 
+    # a process that is refused is waited for by none, and named by all
+    for refused in range(processes):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(flax_several, "MEET_S", 30.0)
+            what = "can't save an object" if index == refused else f"rank {refused} can't save: .*can't save an object"
+            with pytest.raises(checkpoints.TargetError, match=what):
+                save(folder, tree(4, more=object() if index == refused else 3), 4)
+    assert there() == ["checkpoint_3"]
+
     # process 1 alone: it is not there any more when process 0 comes
     if index == 1:
         with pytest.MonkeyPatch.context() as patch:
