@@ -86,7 +86,7 @@ def test_each_figure_has_its_name_its_unit_and_its_peers(tmp_path: Path):
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_keeps_what_it_has_and_ends_its_processes(sent: signal.Signals, tmp_path: Path):
     out = tmp_path / "figures.json"
-    running = start("--quick", "--parts", "limits", "states", "--out", str(out))
+    running = start("--quick", "--parts", "limits", "states", "--out", str(out), TMPDIR=str(tmp_path))
     assert running.stdout is not None
     assert any("crc32c" in line for line in running.stdout), "it ended before its last limit"
     running.send_signal(sent)
