@@ -9,7 +9,7 @@ from raystate.core.entries import DELETE
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StepNotFoundError, StorageError
 from raystate.core.log import live_steps
 from raystate.storage import LogReader, StepFolder, Storage, is_missing, pinned_steps, visible_steps, why_empty
-from raystate.storage.names import STATE
+from raystate.storage.names import LOG, STATE, number_of
 from raystate.transfer.attempt import OutsideAttempt
 
 
@@ -23,6 +23,10 @@ def steps_of_run(storage: Storage) -> tuple[int, ...]:
     if is_missing(storage) or not storage.list(STATE, recursive=False):
         why = why_empty(storage) or f"it has no {STATE}/; what lies there is not raystate's to delete"
         raise StepNotFoundError(f"{storage.url} is no run: {why}", path=storage.url)
+    log = storage.list(LOG)
+    if log and not any(number_of(info.name) for info in log):  # an empty one is of a removal that was interrupted
+        text = f"{storage.url} is no run: {LOG}/ has no entry of raystate's, but {log[0].name}: delete it by hand if you mean it"
+        raise StepNotFoundError(text, path=storage.url)
     live: tuple[int, ...] = ()
     with contextlib.suppress(CorruptCheckpointError, ConfigError):
         live = live_steps(LogReader(storage).tail())

@@ -71,6 +71,13 @@ def test_a_run_goes_with_nothing_else(storage: Storage):
         remove_run(storage)
 
 
+def test_a_log_with_nothing_of_raystates_is_no_run(storage: Storage):
+    storage.create(".raystate/log/hello.txt", b"mine")
+    with pytest.raises(StepNotFoundError, match=r"is no run: .*, but \.raystate/log/hello\.txt"):
+        remove_run(storage)
+    assert sorted(tree(storage)) == [".raystate/log/hello.txt"]
+
+
 class _EndsAt(StorageWrapper):
     """Its process dies before the n-th operation that changes something."""
 
