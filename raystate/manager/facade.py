@@ -220,7 +220,7 @@ class StateManager:
                 values; serialized before this returns.
             metrics: numbers (or 0-d arrays, which may still be computing).
             custom: anything JSON.
-            force: make this step durable although none is due.
+            force: make this step durable although none is due. An earlier save of it that is on its way counts: then False.
 
         Returns:
             True exactly when this step will be durable; the same on every process. Step 0 is due only with `force`, or by a policy.
