@@ -63,7 +63,8 @@ def run_reports() -> list[RunReport]:
 
 def _answer(name: str, answer: Any) -> RunReport | None:
     try:
-        return dataclasses.replace(ray.get(answer, timeout=0.1), name=name)
+        report: RunReport = ray.get(answer, timeout=0.1)
+        return dataclasses.replace(report, name=name)
     except RayActorError:
         return None  # the run has ended meanwhile
     except (GetTimeoutError, RayError, TimeoutError) as error:

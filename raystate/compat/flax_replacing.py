@@ -58,7 +58,7 @@ class _Replacing:
         self._held: dict[str, bytes] = {}  # what goes before the new one is there
         self._deleted: list[str] = []
 
-    def run(self, create: Callable[[], None], new: set[str]) -> None:
+    def run(self, create: Callable[[], object], new: set[str]) -> None:
         """Delete what is in the way, create, and remove the rest of what was there. `new`: the names that are created."""
         storage, name = self._storage, self._name
         try:

@@ -280,7 +280,7 @@ def _of_rank(kind: Any, rank: int, failure: RankFailure) -> Ending:
 def _cluster() -> str:
     """What Ray has at all, for a comparison with what the workers need."""
     with contextlib.suppress(Exception):  # Ray may be gone, and this is a help only
-        all_there: dict[str, float] = ray.cluster_resources()
+        all_there: Any = ray.cluster_resources()
         counts = [f"{all_there[name]:g} {name}" for name in ("CPU", "GPU", "TPU") if all_there.get(name)]
         return f" (each needs what scaling_config says, by default 1 CPU; the cluster has {' and '.join(counts)})"
     return ""

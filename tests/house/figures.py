@@ -92,7 +92,7 @@ def seconds() -> dict[str, set[float]]:
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
             if isinstance(target, ast.Name) and _SECONDS.match(target.id) and isinstance(value, ast.Constant):
-                found[target.id.lstrip("_")].add(float(value.value))
+                found[target.id.lstrip("_")].add(float(str(value.value)))
     return found
 
 

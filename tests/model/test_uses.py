@@ -210,10 +210,11 @@ def test_a_state_whose_keys_cannot_be_sorted_is_refused_by_path_and_leaves_no_tr
     def script(rank: Rank) -> None:
         manager = rank.open("first")
         manager.restore(None)
-        for where, given in (
+        cases: tuple[tuple[str, dict[str, Any]], ...] = (
             ("a", {"state": {"a": {1: 1, "b": 2}}}),
             ("a", {"state": {}, "items": {"ema": {"a": {1: np.ones(1), "b": 2}}}}),
-        ):
+        )
+        for where, given in cases:
             with pytest.raises(ConfigError, match="keys") as caught:
                 manager.save(2, **given)
             assert caught.value.path == where
