@@ -30,7 +30,7 @@ from rich.console import Console
 import raystate
 
 SCRIPT = Path(__file__).with_name("train.py")
-KILL_AFTER = 250  # steps; the script makes each 100th durable
+KILL_AFTER = 150  # steps; the script makes each 100th durable
 DEADLINE_S = 600  # for all of it: a machine that does much else takes minutes
 END_S = 5.0  # for processes to end by themselves
 NO_RAY = "Ray did not start"  # it waits 30 s, which a machine that does much else may need
@@ -111,7 +111,7 @@ def quickstart(console: Console, folder: Path) -> None:
     def say(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - began_s:5.1f} s[/]  {text}", highlight=False)
 
-    say("A small network learns to tell two spirals apart: 500 steps, in two processes.")
+    say("A small network learns to tell two spirals apart: 400 steps, in two processes.")
     with local_ray(folder):
         alone, killed = Training(folder / "alone"), Training(folder / "killed")
         killed.saved()  # imports what it needs while the processes start

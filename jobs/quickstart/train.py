@@ -28,8 +28,8 @@ with raystate.StateManager(config) as manager:
     restored = manager.restore_or_init(init)
     weights = restored.state
     print(f"at step {restored.step}, from {restored.tier}", flush=True)
-    for step in range(restored.step + 1, 501):
+    for step in range(restored.step + 1, 401):
         weights, loss = train_step(weights)
-        manager.save(step, weights, metrics={"loss": loss})
+        manager.save(step, weights, metrics={"loss": float(loss)})  # read: else JAX runs ahead
         if step % 50 == 0:
             print(f"step {step}: loss {loss:.4f}", flush=True)

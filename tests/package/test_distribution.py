@@ -154,14 +154,14 @@ def test_the_first_script_of_readme_trains_and_goes_on_after_kill_9(python: Path
     assert first[1] == "at step 0, from init"
     with first[0] as process:
         assert process.stdout is not None
-        seen = next(line for line in process.stdout if line.startswith("step 250:"))
+        seen = next(line for line in process.stdout if line.startswith("step 350:"))
         process.kill()
     again = start_ray(lambda: started(start()))
     with again[0] as process:
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert seen and process.returncode == 0
-    assert again[1] in ("at step 100, from storage", "at step 200, from storage")
-    assert output.splitlines()[-1].startswith("step 500: loss 0.01")
+    assert again[1] in {f"at step {step}, from storage" for step in (100, 200, 300)}
+    assert output.splitlines()[-1].startswith("step 400: loss 0.02")
 
 
 def started(process: subprocess.Popen[str]) -> tuple[subprocess.Popen[str], str]:
