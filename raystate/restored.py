@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,10 +122,6 @@ class ReadOptions:
         return dataclasses.replace(self, transforms=None)
 
 
-def _stay() -> None:
-    """No iterator was moved."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepContent:
     """A step that can be read, from whichever tier."""
@@ -191,19 +188,15 @@ class StepContent:
                 got[name] = self._read(name, wanted, options if name == STATE else options.of_items(), matched.get(name))
             else:
                 got[name] = self.json_items.get(name, wanted)
-        put_back = _stay
-        if iterators:
-            states = {name: self.iterator_states(name) for name in iterators}
-            old_world = max(world for _, world in states.values())
-            by_process = {name: found for name, (found, _) in states.items()}
-            put_back = set_iterators(iterators, by_process, old_world=old_world, world=world, process_index=process_index)
-            self.on_moved(put_back)
-        try:
+        with contextlib.ExitStack() as undo:
+            if iterators:
+                states = {name: self.iterator_states(name) for name in iterators}
+                old_world = max(world for _, world in states.values())
+                by_process = {name: found for name, (found, _) in states.items()}
+                undo.callback(set_iterators(iterators, by_process, old_world=old_world, world=world, process_index=process_index))
             for name, found in files.items():  # last: their own code may raise anything
                 load_files(name, got[name], found)
-        except BaseException:
-            put_back()
-            raise
+            self.on_moved(undo.pop_all().close)
         return got
 
     def check(

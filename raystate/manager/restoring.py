@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -85,7 +86,7 @@ class Restoring:
         self._pipeline = pipeline
         self._storage = storage
         self._on_settled = on_settled
-        self._put_back: Callable[[], None] | None = None  # iterators that were set, if the restore fails
+        self._undo = contextlib.ExitStack()  # puts iterators back that a restore has moved in vain
 
     def restore(self, wanted: Wanted) -> Restored | None:
         """Collective. What was staged, held or promised before is given up, unless it is what is restored.
@@ -97,24 +98,11 @@ class Restoring:
                 a RaystateError that names this rank.
         """
         self._check_beforehand(wanted)
-        self._put_back = None
-        try:
+        with self._undo as undo:
             restored = self._restore(wanted)
-        except BaseException:
-            self._iterators_stay()
-            raise
-        if restored is None:
-            self._iterators_stay()
-        self._put_back = None
+            if restored is not None:
+                undo.pop_all()
         return restored
-
-    def _iterators_stay(self) -> None:
-        """A restore that fails, or that gives nothing after another choice was tried, moves none."""
-        if self._put_back is not None:
-            self._put_back()
-
-    def _moved(self, put_back: Callable[[], None]) -> None:
-        self._put_back = self._put_back or put_back  # of the first choice that was tried
 
     def _restore(self, wanted: Wanted) -> Restored | None:
         session = self._session
@@ -243,7 +231,9 @@ class Restoring:
 
         stop = session.link.spawn(turn, threading.Condition(), "raystate-progress", FIRST_S)
         try:
-            watched = dataclasses.replace(content, on_plan=lambda nbytes: share.began(choice.begins, nbytes), on_moved=self._moved)
+            watched = dataclasses.replace(
+                content, on_plan=lambda nbytes: share.began(choice.begins, nbytes), on_moved=self._undo.callback
+            )
             options = wanted.options_for(content)
             return watched.restore(wanted.reference, wanted.items, options, world=session.world, process_index=session.rank)
         finally:
