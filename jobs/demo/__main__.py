@@ -29,7 +29,6 @@ from etils import epath
 from jobs.demo.cluster import NODES, START_TIMEOUT_S, DemoFailed, local_bucket, local_cluster, submit
 from jobs.demo.view import Struck, View, ends_table, kills_table
 from jobs.lm.config import load
-from raystate.core.texts import counted
 
 MOST_REPEATED = 2  # steps: the snapshot in flight, and one interval
 MOST_SHORT_REPEATED = 5  # the short steps of the quick form follow each other faster than a busy machine copies them
@@ -211,7 +210,7 @@ def strike(view: View, run: Run, kill: Kill, watch: Callable[[], None], check: C
 
     _wait(followed, "new step", JOB_TIMEOUT_S, check)
     seconds, start, repeated = followed() or (0.0, 0, 0)
-    again = counted(repeated, "step") if repeated else "no step"
+    again = {0: "no step", 1: "1 step"}.get(repeated, f"{repeated} steps")
     how = "the training goes on beside it" if kill.spares_trainers else f"back at step {start}"
     view.say(f"[bold green]{how}: the next new step after {seconds:.1f} s[/], {again} repeated")
 
