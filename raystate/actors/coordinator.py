@@ -27,16 +27,7 @@ from raystate.actors.restarted import begin, is_restarted
 from raystate.actors.shown import log_to_stderr, show_to
 from raystate.config import StateConfig
 from raystate.core.errors import RunInUseError
-from raystate.core.messages import (
-    Event,
-    Failure,
-    HostId,
-    Joined,
-    JoinReply,
-    ReleaseAsked,
-    Reply,
-    TrainerExited,
-)
+from raystate.core.messages import Event, Failure, HostId, Joined, JoinReply, ReleaseAsked, Reply, TrainerExited
 from raystate.core.status import status_of
 from raystate.runtime.ends import End, Told
 from raystate.runtime.one_storage import Claim
@@ -380,6 +371,9 @@ def _kind(run_hash: str, *, get_if_exists: bool) -> Any:
         get_if_exists=get_if_exists,
         num_cpus=0,
         max_restarts=-1,
+        # Not in the caller's placement group, such as a Tune trial's: Ray removes it with the trial, and
+        # could never start this actor again. (test_isolation.test_a_run_outlives_the_placement_group_that_began_it)
+        scheduling_strategy="DEFAULT",
     )
 
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 import raystate
 from raystate.actors.coordinator import CoordinatorActor, Welcome
@@ -180,6 +182,35 @@ def test_a_restarted_coordinator_knows_whose_the_run_is(ray_cluster: Any, make_r
         assert isinstance(refused, Failure)
         assert refused.error == "RunInUseError"
         assert isinstance(accepted, Welcome)
+
+
+def test_a_run_outlives_the_placement_group_that_began_it(ray_cluster: Any, make_run: Any) -> None:
+    """That of a Ray Tune trial, for one: Ray removes it with the trial, and ends the actors in it for good."""
+    run = make_run()
+    config = raystate.StateConfig(storage=run.storage, run=run.run, save_every_steps=100)
+
+    class Trial:
+        def train(self) -> int:
+            manager = raystate.StateManager(config)
+            state = manager.restore_or_init(lambda: {"x": jnp.zeros(4)}).state
+            manager.save(1, state)
+            manager._pipeline.drain()
+            return os.getpid()
+
+    group = placement_group([{"CPU": 1}])
+    place = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+    trial = ray.remote(num_cpus=1)(Trial).options(scheduling_strategy=place).remote()
+    trains = ray.get(trial.train.remote(), timeout=PATIENCE_S)
+    name = coordinator_name(run_hash(run.storage, run.run))
+    pid = pid_of(name)
+    ray.kill(trial)
+    remove_placement_group(group)
+    wait_for(lambda: placement_group_table(group)["state"] == "REMOVED", "the group is removed")
+    wait_for(lambda: not psutil.pid_exists(trains), "the trial's end")
+    with raystate.StateManager(config) as manager:
+        restored = manager.restore()
+        assert restored is not None and restored.step == 1, "from memory: nothing is durable"
+        assert pid_of(name) == pid
 
 
 # ---------------------------------------------------------------- a sweep
