@@ -40,6 +40,7 @@ from raystate.core.messages import (
     Event,
     Failure,
     FlushAsked,
+    GivenUp,
     HostDown,
     HostLeaving,
     HostReported,
@@ -138,6 +139,7 @@ class Coordinator:
             PublishDone: self.journal.publish_done,
             RetireDone: self.journal.retire_done,
             AttemptDead: self.journal.attempt_dead,
+            GivenUp: self._given_up,
             Tick: self._tick,
         }
 
@@ -213,7 +215,7 @@ class Coordinator:
             if ask is not None and self._end.by_stranger:
                 self._refuse_stale(ask)
             return out
-        if not self.attempt and type(event) is not Claimed:
+        if not self.attempt and type(event) not in (Claimed, GivenUp):
             if type(event) is not Tick:
                 self._early.append(event)
             return out
@@ -347,6 +349,9 @@ class Coordinator:
         if mistake is not None and event.hopeless and group is not None and group.lineage == mistake[0].lineage:
             # Nothing that this training makes can ever be durable: better said now than at its end.
             self.snapshots.fail(Failure(error="ConfigError", message=mistake[1], details={"step": mistake[0].step}))
+
+    def _given_up(self, event: GivenUp) -> None:
+        self._supersede(Superseded(by_attempt=self.attempt, reason=event.reason, by_stranger=True))
 
     def _give_up_waiting(self) -> None:
         """No process sleeps for so long: its open intents are closed, and their steps are free."""

@@ -348,6 +348,14 @@ class AttemptDead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """The user gives up what this cluster holds of the run: it ends here, as one that another
+    cluster has taken."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed; deadlines are looked at. The shell sends one every 0.1 s or so."""
 
@@ -355,5 +363,5 @@ class Tick:
 Event = (
     Claimed | HostUp | HostDown | HostLeaving | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
     | AgainAsked | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | ResizeAsked | Invalidated | Written | Progress | Packaged
-    | Appended | CommitsFound | PublishDone | RetireDone | AttemptDead | Tick
+    | Appended | CommitsFound | PublishDone | RetireDone | AttemptDead | GivenUp | Tick
 )  # fmt: skip

@@ -43,6 +43,7 @@ from raystate.core.events import (
     DeleteAsked,
     Event,
     FlushAsked,
+    GivenUp,
     HostDown,
     HostLeaving,
     HostReported,

@@ -30,6 +30,7 @@ from raystate.core.messages import (
     Failure,
     FindCommits,
     Finish,
+    GivenUp,
     HostDown,
     HostId,
     Invalidate,
@@ -84,8 +85,7 @@ class CoordinatorLoop:
         settings: what the decisions depend on.
         keep: the retention policy; called by a worker, since it may be slow or a user's.
         storage: where the run's log and steps are.
-        hosts: the HostActors.
-        known_hosts: those that exist already.
+        hosts, known_hosts: the HostActors, and those that exist already.
         writer: random id of this process, for the log.
         is_dead: tells whether the process behind a log writer id is known to be dead.
         on_end: called once from the loop's thread when the run is released, can't be claimed, was taken by another cluster, or the loop
@@ -383,8 +383,8 @@ class CoordinatorLoop:
         self._end(failure.message)
 
     def give_up(self, reason: str) -> None:
-        """End without a word to storage, and the hosts with what they hold. For other threads."""
-        self._looks.put(lambda: self._stop_use(reason, hosts_end=True))
+        """End, the hosts with what they hold, and each trainer at its next save. For other threads."""
+        self._looks.put(lambda: self._handle(GivenUp(reason=reason)))
 
     def _stop_use(self, text: str, *, hosts_end: bool, **details: Any) -> None:
         self._ended.set()

@@ -14,6 +14,7 @@ from raystate.core.messages import (
     DeleteAsked,
     Event,
     FlushAsked,
+    GivenUp,
     HostDown,
     HostId,
     HostLeaving,
@@ -137,6 +138,8 @@ def what_happened(event: Event) -> str:
             return f"step {step} is not removed: it is pinned ({pinned})"
         case RetireDone(step=step, error=error):
             return _outcome(f"the files of step {step} are gone from its place", f"step {step} could not be removed", error)
+        case GivenUp(reason=reason):
+            return f"the run is given up: {reason}"
         case AttemptDead(attempt=attempt):
             return f"the process of attempt {attempt} is known to be gone"
         case Tick():

@@ -66,6 +66,20 @@ def test_fit_is_refused_before_anything_starts_and_takeover_begins_anew(ray_clus
     assert raystate.fit(train, config, **given).step == 2
 
 
+def test_a_script_that_trains_on_is_told_that_its_run_was_given_up(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
+    run = make_run()
+    script = Script(ray_cluster.address, "", run, tmp_path / "log")
+    try:
+        wait_for(lambda: len(script.said("step")) > 3, "some steps")
+        shutil.rmtree(run.storage)
+        with raystate.StateManager(raystate.StateConfig(storage=run.storage, run=run.run), takeover=True) as manager:
+            assert manager.restore() is None
+            assert script.process.wait(PATIENCE_S) == 1
+    finally:
+        script.end()
+    assert "StaleAttemptError" in script.out.read_text() and "was given up" in script.out.read_text()
+
+
 def test_rm_ends_what_the_cluster_holds_and_the_next_start_begins_anew(ray_cluster: Any, make_run: Any, tmp_path: Path) -> None:
     run = make_run()
     name = run_hash(run.storage, run.run)

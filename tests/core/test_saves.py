@@ -17,6 +17,7 @@ from raystate.core.messages import (
     Failure,
     FlushAsked,
     FlushReply,
+    GivenUp,
     HostDown,
     HostId,
     Intent,
@@ -183,6 +184,16 @@ def test_trainers_hear_of_another_cluster_that_has_taken_their_run():
     assert driver.replies(Failure)[-1].error == "StaleAttemptError"
     [answer] = driver.send(RestoreAsked(ask=Ask("x"), lineage=driver.lineage, rank=0))
     assert answer.reply.details["by_attempt"] == 2
+    told = [one.advice.failure for one in driver.take(Advise)]
+    assert {failure.error for failure in told if failure is not None} == {"StaleAttemptError"}
+
+
+def test_trainers_hear_that_their_run_is_given_up():
+    driver = running()
+    driver.flush(0, driver.key(2))
+    driver.send(GivenUp(reason="its folder is gone"))
+    assert driver.take(Superseded)[0].by_stranger
+    assert driver.replies(Failure)[-1].message == "its folder is gone"
     told = [one.advice.failure for one in driver.take(Advise)]
     assert {failure.error for failure in told if failure is not None} == {"StaleAttemptError"}
 
