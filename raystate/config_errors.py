@@ -27,6 +27,12 @@ def _sentence(field: str, value: object, allowed: str) -> str:
     return f"{field} = {value!r}: {allowed}"
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raises ConfigError unless it is True or False: a text such as "no" would count as True."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, not {value!r}", field=name, got=plain(value))
+
+
 def by_name(value: object) -> ConfigError:
     """The error of a setting that was given without its name."""
     text = f"{value!r} is given without a name; settings have names: StateConfig(storage={value!r}, run=…)"

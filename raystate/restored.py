@@ -38,6 +38,7 @@ from raystate.arrays import (
     state_dict,
 )
 from raystate.arrays.checks import shown
+from raystate.config_errors import check_flag
 from raystate.core.errors import ConfigError, ReferenceMismatchError, callers_code
 from raystate.core.tree import TreeSpec
 from raystate.machine_memory import node_memory
@@ -102,8 +103,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         for name in ("partial", "cast"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, not {getattr(self, name)!r}", field=name, got=getattr(self, name))
+            check_flag(name, getattr(self, name))
         if self.shapes not in ("match", "checkpoint"):
             text = f"shapes: expected 'match' or 'checkpoint', not {shown(self.shapes)}"
             raise ConfigError(text, field="shapes", expected=("match", "checkpoint"), got=shown(self.shapes))

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from raystate.config import StateConfig
+from raystate.config_errors import check_flag
 from raystate.core.errors import RaystateError
 from raystate.launch_context import LaunchContext, check_world, leave_unseen
 from raystate.runtime.link import Link
@@ -77,7 +78,11 @@ class OpenManagers:
 
         With `takeover` also one that uses the storage under another run's name: ended from outside, it would take this process with
         it.
+
+        Raises:
+            ConfigError: `takeover` is no bool. RaystateError: other processes have it open, too.
         """
+        check_flag("takeover", takeover)
         earlier = self._by_run.get(run_hash(config.storage, config.run))
         if earlier is None and takeover:
             earlier = next((one for one in self._by_run.values() if one.config.storage == config.storage), None)

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 
 from raystate import fault_points
 from raystate.arena import format_bytes
+from raystate.config_errors import check_flag
 from raystate.core.errors import (
     BarrierTimeoutError,
     ConfigError,
@@ -58,6 +59,9 @@ class Wanted:
     step: int | None = None
     rollback: bool = False
     older_form: bool = False
+
+    def __post_init__(self) -> None:
+        check_flag("rollback", self.rollback)
 
     @property
     def plain(self) -> ReadOptions:

@@ -26,6 +26,7 @@ from raystate.actors.entering import enter_first
 from raystate.actors.own_ray import start_ray
 from raystate.actors.release import release
 from raystate.config import StateConfig, check_config
+from raystate.config_errors import check_flag
 from raystate.core.elastic import Sizes
 from raystate.core.errors import BarrierTimeoutError, ConfigError, Interrupted, RunFailedError, StorageError
 from raystate.manager.ending import is_clean_exit
@@ -101,6 +102,7 @@ def fit(
         text = f"fit() needs the training function first, not a {type(train_fn).__name__}: fit(train_fn, config)"
         raise ConfigError(text, field="train_fn")
     config = check_config(config, "fit()")
+    check_flag("takeover", takeover)
     _check_of_ray(
         scaling_config=(scaling_config, ScalingConfig), run_config=(run_config, RunConfig), jax_config=(jax_config, JaxConfig)
     )

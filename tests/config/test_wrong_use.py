@@ -189,8 +189,9 @@ def test_the_function_gets_its_configuration_although_its_argument_has_a_default
         ({"scaling_config": {"num_workers": 2}}, "scaling_config must be Ray Train's ScalingConfig, not a dict"),
         ({"run_config": {"name": "lm"}}, "run_config must be Ray Train's RunConfig, not a dict"),
         ({"jax_config": RunConfig()}, "jax_config must be Ray Train's JaxConfig, not a RunConfig"),
+        ({"takeover": "no"}, "takeover must be True or False, not 'no'"),
     ],
-    ids=["env is a list", "a number", "a name with =", "given twice", "datasets are a list", "scaling", "run", "jax"],
+    ids=["env is a list", "a number", "a name with =", "given twice", "datasets are a list", "scaling", "run", "jax", "takeover"],
 )
 def test_what_fit_passes_on_is_checked_before_anything_starts(arguments: Any, said: str):
     with pytest.raises(ConfigError) as caught:
@@ -270,11 +271,14 @@ def test_a_managers_calls_are_checked_before_anybody_is_asked():
         manager.save(1, state, metrics={"loss": 1.0}, force=True)
         manager.wait_until_finished()
         calls: Any = manager
+        no: Any = "no"
         wrong(lambda: calls.restore(1))
         wrong(lambda: calls.restore(state, step="1"))
         wrong(lambda: calls.restore(state, items=["data"]))
         wrong(lambda: calls.restore_or_init(lambda: state, items=["data"]))
         wrong(lambda: calls.restore(state, shapes="any"))
+        wrong(lambda: calls.restore(state, step=1, rollback=no))
+        wrong(lambda: StateManager(world.config, takeover=no))
         wrong(lambda: calls.best_step("nope"))
         wrong(lambda: calls.best_step("loss", "minimum"))
         assert manager.best_step() == manager.best_step("loss", "max") == 1
@@ -284,7 +288,17 @@ def test_a_managers_calls_are_checked_before_anybody_is_asked():
         world.run([Rank(world, 0, script)])
     finally:
         world.close()
-    expected = ("did you mean step=1?", "did you mean step=1?", "items=", "restore_or_init(", "'any'", "'nope'", "'minimum'")
+    expected = (
+        "did you mean step=1?",
+        "did you mean step=1?",
+        "items=",
+        "restore_or_init(",
+        "'any'",
+        "rollback",
+        "takeover",
+        "'nope'",
+        "'minimum'",
+    )
     assert [part for part, text in zip(expected, refused, strict=True) if part not in text] == []
 
 
