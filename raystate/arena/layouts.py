@@ -118,7 +118,7 @@ def prune_layouts(arena: Path, sets: Iterable[SlotSet], keep: Collection[str] = 
                     needed |= marked(held.path)
                 else:
                     unmark_all(held.path)
-                needed |= {ref for slot in held.slots if (ref := _named_by(slot)) is not None}
+                needed |= {ref for slot in held.slots if (ref := named_by(slot)) is not None}
             finally:
                 release_all(locks or [])
         removed = [name for name in sorted(os.listdir(arena / LAYOUTS)) if name not in needed]
@@ -127,7 +127,8 @@ def prune_layouts(arena: Path, sets: Iterable[SlotSet], keep: Collection[str] = 
     return [name for name in removed if not name.startswith(".")]
 
 
-def _named_by(slot: Slot) -> str | None:
+def named_by(slot: Slot) -> str | None:
+    """The layout that a slot's table names; None: it holds nothing whole."""
     content = slot.read()
     try:
         return SlotTable.from_bytes(content.table).layout_ref if content else None

@@ -69,7 +69,7 @@ class Session:
         self.host = link.host
         self.incarnation = secrets.token_hex(8)
         self.arena: TrainerArena | None = None
-        self.number = 0  # of the newest word that the HostActor can read
+        self._number = 0  # of the newest word
         self.unfinished_restore = False  # one has begun, and has neither ended nor failed
         self.leaver: int | None = None  # the thread that closes or fails: from then on no other one saves or restores
         self._pid = os.getpid()
@@ -178,13 +178,13 @@ class Session:
 
         Raises BarrierTimeoutError when no answer comes within `timeout_s` plus a margin.
         """
-        event = make_event(Ask(secrets.token_hex(8)))
+        ask = Ask(secrets.token_hex(8))
         link = self.link
         start_s = link.clock()
         deadline_s = start_s + timeout_s + REPLY_MARGIN_S
         while True:
-            try:
-                reply = link.ask(event, max(0.1, deadline_s - link.clock()))
+            try:  # the event anew each time: the word that it names may be one that nobody can read any more
+                reply = link.ask(make_event(ask), max(0.1, deadline_s - link.clock()))
             except Gone as error:
                 raise RaystateError(str(error), rank=self.rank, phase=phase) from None
             except Unreachable as error:
@@ -336,12 +336,19 @@ class Session:
         word = self.host_word()
         return word is not None and word.storage_fails
 
+    @property
+    def number(self) -> int:
+        """Of the newest word that the HostActor can read; 0: it reads none, also where somebody has
+        removed the word's file. (test_vanished.test_nobody_waits_for_a_word_that_nobody_can_read)"""
+        with self._word_lock:
+            return self._number if self.arena is not None and self.arena.is_there else 0
+
     def write_word(self, word: TrainerWord) -> None:
         """Tell the HostActor, and ring."""
         with self._word_lock:
             if self.arena is not None:
                 self.arena.trainer_cell.write(trainer_word_to_json(word))
-                self.number = word.number
+                self._number = word.number
         if self._bell is not None:
             self._bell.ring()
 

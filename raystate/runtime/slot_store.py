@@ -9,6 +9,7 @@ from typing import Any
 
 from raystate.arena import HostArena, Slot, SlotHeader, SlotSet
 from raystate.arena.files import read_json, write_json
+from raystate.arena.layouts import has_layout, named_by
 from raystate.core.errors import RaystateError
 from raystate.core.host_messages import Empty, HostMemory, Place, SetFound, SetRead, Speak, Unlocked
 from raystate.core.messages import Advice, Failure, Invalidate, Proposal, SnapshotId, Staged, TrainerWord
@@ -45,8 +46,15 @@ class SlotStore:
             said = None
         copies_of = held.info.copies_of if held.info.copies_of >= 0 else None
         return SetFound(
-            index=held.index, trainer=held.trainer, word=word, contents=_contents(held), host_word=said, copies_of=copies_of
+            index=held.index, trainer=held.trainer, word=word, contents=self._whole(held), host_word=said, copies_of=copies_of
         )
+
+    def _whole(self, held: SlotSet) -> tuple[Staged | None, ...]:
+        """A slot whose layout somebody has removed is torn.
+        (test_vanished.test_a_slot_without_its_layout_is_not_adopted)"""
+        refs = [named_by(slot) for slot in held.slots]
+        is_whole = [ref is not None and has_layout(self.arena.path, ref) for ref in refs]
+        return tuple(content if whole else None for content, whole in zip(_contents(held), is_whole, strict=True))
 
     def changes(self) -> list[SetRead]:
         """The sets whose trainers have written a new word."""
@@ -77,7 +85,7 @@ class SlotStore:
         held = self._set(index)
         if self.arena.trainer_alive(held):
             return None
-        return Unlocked(index=index, contents=_contents(held))
+        return Unlocked(index=index, contents=self._whole(held))
 
     def is_attached(self, index: int) -> bool:
         """Whether a trainer holds the set's lock."""

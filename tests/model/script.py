@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -17,6 +17,7 @@ from raystate.core.errors import (
     BarrierTimeoutError,
     CapacityError,
     ConfigError,
+    CorruptCheckpointError,
     RaystateError,
     StaleAttemptError,
     StepNotFoundError,
@@ -26,6 +27,7 @@ from raystate.core.errors import (
 from raystate.manager import StateManager
 from raystate.reader import Reader
 from tests.model.truth import Line, Truth
+from tests.model.vanishing import REMOVALS
 from tests.model.world import Ended, Rank, Violation, World
 
 CALLS = 14
@@ -115,6 +117,9 @@ THREADED = Mood(
     ranks=(1, 1, 1, 2),
     threads=True,
 )  # fmt: skip
+# Files of snapshots that somebody removes.
+VANISHING = replace(ANY, troubles=(*TROUBLES, "vanished", "vanished", "vanished"))
+IN_VANISHING = (2, 19, 32, 45)  # what is left of the seeds that have this mood, by 50
 IN_THREADS = (5, 15, 17, 21, 33, 36, 43, 47, 49)  # what is left of the seeds that have this mood, by 50
 
 
@@ -129,6 +134,8 @@ def _mood(seed: int) -> Mood:
         return LOST_AND_DEAD
     if seed % 50 in IN_THREADS:
         return THREADED
+    if seed % 50 in IN_VANISHING:
+        return VANISHING
     if seed % 10 == LOSES:
         return LOST_AND_AGAIN
     return MOODS[seed // 10 % len(MOODS)] if seed % 10 in IN_A_MOOD else ANY
@@ -247,6 +254,7 @@ class Sequence:
         kind = rng.choice(self.mood.troubles)
         host = rng.choice(list(world.hosts.values()))
         rank = rng.randrange(self.ranks)
+        remove = rng.choice(REMOVALS) if kind == "vanished" else None
 
         def strike() -> None:
             self.told.append(f"{world.now_s:.2f} s: {kind}")
@@ -258,6 +266,9 @@ class Sequence:
             elif kind == "host" and host.loop is not None:
                 host.crash()
                 world.at(0.3, host.start)
+            elif remove is not None:
+                if host.loop is not None and not host.loop.has_vanished():
+                    remove(host.loop.arena.path)
             elif kind == "trainer":
                 world.kill_rank(rank)
             elif kind == "outage":
@@ -335,6 +346,11 @@ class Player:
                 raise
             self.note(f"refused: {error}")
             raise Ended("a run that begins in an outage is refused: the launcher starts this script again") from error
+        except CorruptCheckpointError as error:
+            if not any(line.endswith(" s: vanished") for line in self.sequence.told):
+                raise
+            self.note(f"refused: {error}")  # the host has not noticed yet that what it holds is gone
+            raise Ended("the launcher starts this script again") from error
 
     def note(self, text: str) -> None:
         if self.me == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,29 +10,14 @@ import numpy as np
 import pytest
 
 import raystate
+from tests.model.vanishing import REMOVALS, everything, the_layouts
 from tests.model.world import Rank, World
 
 STEPS = 24
 
 
-def _all(arena: Path) -> None:
-    shutil.rmtree(arena.parent)
-
-
-def _a_slot(arena: Path) -> None:
-    next(arena.glob("set-*/slot-1")).unlink()
-
-
-def _the_layouts(arena: Path) -> None:
-    shutil.rmtree(arena / "layouts")
-
-
-def _the_bell(arena: Path) -> None:
-    (arena / "bell").unlink()
-
-
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("remove", [_all, _a_slot, _the_layouts, _the_bell])
+@pytest.mark.parametrize("remove", REMOVALS)
 def test_a_run_whose_files_vanish_goes_on(remove: Callable[[Path], None], seed: int) -> None:
     """What was promised is durable or named, steps become durable again, and a restart finds the newest in memory."""
     ranks = 1 + seed % 2
@@ -75,3 +59,50 @@ def test_a_run_whose_files_vanish_goes_on(remove: Callable[[Path], None], seed: 
     assert promised <= durable | lost and len(lost) <= 2, (promised, durable, lost)
     assert max(durable) == STEPS, "steps become durable again"
     assert restored == [(STEPS + 1, "memory")] * ranks
+
+
+def _hold(rank: Rank) -> raystate.StateManager:
+    """Step 1 lies in memory only."""
+    manager = rank.open("first")
+    manager.restore()
+    manager.save(1, {"w": np.ones(8, np.float32)})
+    rank.rest(0.5)
+    return manager
+
+
+def test_nobody_waits_for_a_word_that_nobody_can_read() -> None:
+    """A restore in a living trainer whose files have vanished, and a Coordinator that has never heard of it."""
+    world = World(0, ranks=1, nodes=1, save_every_steps=100)
+    (host,) = world.hosts.values()
+
+    def trains(rank: Rank) -> None:
+        manager = _hold(rank)
+        assert host.loop is not None
+        first = host.loop
+        everything(first.arena.path)
+        rank.rest_until(lambda: host.loop not in (None, first))
+        world.kill_coordinator()
+        began_s = world.now_s
+        assert manager.restore() is None
+        assert world.now_s - began_s < 10.0
+
+    try:
+        world.play(trains)
+    finally:
+        world.close()
+
+
+def test_a_slot_without_its_layout_is_not_adopted() -> None:
+    world = World(0, ranks=1, nodes=1, save_every_steps=100)
+    (host,) = world.hosts.values()
+    found: list[object] = []
+    try:
+        world.play(lambda rank: _hold(rank) and None)
+        assert host.loop is not None
+        the_layouts(host.loop.arena.path)
+        host.crash()
+        host.start()
+        world.play(lambda rank: found.append(rank.open("second").restore()))
+    finally:
+        world.close()
+    assert found == [None]

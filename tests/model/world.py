@@ -626,9 +626,9 @@ class World:
         return future
 
     def held(self) -> list[Staged]:
-        """What all hosts hold; nothing if one of them is away."""
+        """What all hosts hold; nothing if one of them is away, or its files are gone."""
         loops = [host.loop for host in self.hosts.values()]
-        if None in loops:
+        if any(loop is None or loop.has_vanished() for loop in loops):
             return []
         return [staged for loop in loops if loop is not None for _, _, staged in loop.contents()]
 
