@@ -135,6 +135,22 @@ def sweep(names: Names, folder: Path) -> None:
     ends = {float(raystate.Reader(run).metadata().metrics["loss"]) for run in runs}
     assert ends == {result.metrics["loss"] for result in names["results"]}
     assert {float(on_disk(run / "4")["w"]) for run in runs} == {4 * rate for rate in (0.1, 0.2)} or len(ends) == 2
+    population(names, folder)
+
+
+def population(names: Names, folder: Path) -> None:
+    """The weak trial has gone on from the better one's bits, with a rate of its own; each in its own storage."""
+    end = {run: raystate.Reader(run).metadata(10) for run in sorted((folder / "runs/population").iterdir())}
+    (weak,) = [run for run, found in end.items() if found.custom is not None]
+    (better,) = {*end} - {weak}
+    rate = end[weak].metrics["rate"]
+    assert end[weak].custom == [better.as_uri(), {"rate": rate}] and rate != end[better].metrics["rate"]
+    for run, began_with in ((weak, better), (better, better)):
+        state = on_disk(began_with / "5")
+        for _ in range(5):
+            state, _ = names["train_step"](state, end[run].metrics["rate"])
+        assert_equal(in_memory(state), on_disk(run / "10"))
+    assert on_disk(weak / "5")["w"].tobytes() != on_disk(better / "5")["w"].tobytes()
 
 
 def from_orbax(names: Names, folder: Path) -> None:
