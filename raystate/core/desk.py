@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from raystate.core.messages import Answer, Ask, Command, Failure, Log, Reply, Settings
 
-_REMEMBERED_REPLIES = 65536  # several for each rank of a large run
+_LEAST_REPLIES, _REPLIES_OF_A_RANK = 1024, 8  # remembered: a rank asks again only for what it waits for
 _NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
 NAMED = 8  # ranks or hosts in a message; more are counted
 FIRST_RETRY_S = 1.0
@@ -33,6 +33,7 @@ class Desk:
     stir: bool = False
     attempt: int = 0
     replies: dict[Ask, Reply] = field(default_factory=dict[Ask, Reply])
+    ranks: int = 1  # of the newest group
     open_asks: dict[Ask, None] = field(default_factory=dict[Ask, None])  # that have no reply yet
 
     def log(self, level: Any, text: str) -> None:
@@ -41,7 +42,7 @@ class Desk:
 
     def answer(self, ask: Ask, reply: Reply) -> None:
         """Answer and remember: a caller that repeats its ask gets the same reply."""
-        remember(self.replies, ask, reply, most=_REMEMBERED_REPLIES)
+        remember(self.replies, ask, reply, most=max(_LEAST_REPLIES, _REPLIES_OF_A_RANK * self.ranks))
         self.open_asks.pop(ask, None)
         self.out.append(Answer(ask=ask, reply=reply))
 

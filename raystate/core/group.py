@@ -152,7 +152,7 @@ class Joins:
         if self.name:
             self._past.add(self.name)
         self.name = event.group
-        self._world = event.world
+        self._world = desk.ranks = event.world
         self._members = {}
         self._reply = None
         self._barrier, self._opened_s = Barrier(), desk.now_s
@@ -285,7 +285,7 @@ class Joins:
             changed = True
             self._spoken[one.rank] = None
             if group.world is None:
-                group.world = one.world
+                group.world = self.desk.ranks = one.world
             group.hosts[one.rank] = view.host
             group.seen[one.rank] = one
             group.newest = max(group.newest, one.newest_step)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from raystate.core.names import SnapshotId
 
+REMEMBERED = 256  # of older ones the log has said at the time what became of them
 NAMED_BROKEN = 16  # in a word: those before them were in earlier words
 WHY_CHARS = 120
 
@@ -16,7 +17,7 @@ class OwnPromises:
     """Its values are replaced and never changed, so that a shallow copy of it is a memento.
 
     Attributes:
-        made: oldest first; of earlier lineages, too.
+        made: the newest, oldest first; of earlier lineages, too.
         broken: those of which this rank has no copy and will have none, and why; oldest first.
     """
 
@@ -25,7 +26,7 @@ class OwnPromises:
 
     def make(self, snapshot: SnapshotId) -> None:
         """save() returns True for it, the first time."""
-        self.made = (*self.made, snapshot)
+        self.made = (*self.made, snapshot)[-REMEMBERED:]
 
     def make_again(self, snapshot: SnapshotId) -> None:
         """It may have been promised before, and its user told that it is late: it is waited for once more."""

@@ -39,7 +39,7 @@ MAX_TRIES = 3
 GAVE_WAY = "gave way to newer ones: storage is slower than the steps between saves"
 REPEAT_S = 15.0
 _REMEMBERED = 256
-_REMEMBERED_COMMITS = 65536  # a training that never waits asks at its end about all that it has saved
+_REMEMBERED_COMMITS = 1024  # a trainer asks about its newest 256 (`OwnPromises`), and none is far behind the others
 
 
 class Saves:
