@@ -199,8 +199,8 @@ def test_a_run_outlives_the_placement_group_that_began_it(ray_cluster: Any, make
 
     group = placement_group([{"CPU": 1}])
     place = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
-    trial = ray.remote(num_cpus=1)(Trial).options(scheduling_strategy=place).remote()
-    trains = ray.get(trial.train.remote(), timeout=PATIENCE_S)
+    trial: Any = ray.remote(num_cpus=1)(Trial).options(scheduling_strategy=place).remote()
+    trains: Any = ray.get(trial.train.remote(), timeout=PATIENCE_S)
     name = coordinator_name(run_hash(run.storage, run.run))
     pid = pid_of(name)
     ray.kill(trial)
