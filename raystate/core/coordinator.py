@@ -7,9 +7,8 @@
     recovery    what a group restores                   agreement          all ranks act at the same step
     notices     hosts that are to go away               hangs              who makes no step any more
     promises    flush                                   past               what earlier attempts have committed
-    absence     hosts that are away for a moment        repeats            steps that are saved once more
-    discards    what hosts discard after a restore      deletes            steps that the user deletes
-    leaving     close, release
+    absence     hosts that are away for a moment        deletes            steps that the user deletes
+    discards    what hosts discard after a restore      leaving            close, release
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from raystate.core.journal import Journal
 from raystate.core.leaving import Leaving
 from raystate.core.memory import Memory
 from raystate.core.messages import (
-    AgainAsked,
     Answer,
     Appended,
     Ask,
@@ -69,7 +67,6 @@ from raystate.core.notices import Notices
 from raystate.core.printed import printed_parts
 from raystate.core.promises import Promises
 from raystate.core.recovery import Restores
-from raystate.core.repeats import Repeats
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
 
@@ -97,7 +94,6 @@ class Coordinator:
         self.agreement = Agreement(desk, self.joins, self.journal, self.saves, self.snapshots)
         self.notices = Notices(desk, self.joins, self.agreement)
         self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
-        self.repeats = Repeats(desk, self.memory, self.joins, self.snapshots, self.promises)
         self.hangs = Hangs(desk, self.joins, self.saves, self.promises)
         self.deletes = Deletes(desk, self.journal, self.saves)
         self.leaving = Leaving(
@@ -124,7 +120,6 @@ class Coordinator:
             RestoreAsked: self.recovery.asked,
             RestoreTried: self.recovery.tried,
             FlushAsked: self.promises.flush_asked,
-            AgainAsked: self.repeats.asked,
             LeaveAsked: self.leaving.leave_asked,
             ReleaseAsked: self.leaving.release_asked,
             DeleteAsked: self.deletes.asked,
@@ -262,7 +257,6 @@ class Coordinator:
             self.notices.turn()
             self.agreement.turn(spoken)
             self.promises.turn(spoken)
-            self.repeats.turn()
             self.deletes.turn()
             self.leaving.turn()
             self.saves.past.turn()

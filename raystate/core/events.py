@@ -159,26 +159,6 @@ class FlushAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgainAsked:
-    """A rank saves a step by force that is promised already: is that save lost, so that the step is due again?
-
-    All ranks ask at the same call, and get the same answer.
-
-    Attributes:
-        save: the promised one.
-        number: how often its rank was told before that it is not lost.
-        broken: why its copy on this rank came to nothing; "": it has not.
-    """
-
-    ask: Ask
-    lineage: str
-    rank: int
-    save: SnapshotId
-    number: int
-    broken: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveAsked:
     """Collective: close(). The newest kept snapshot becomes durable, then the run is released.
 
@@ -362,6 +342,6 @@ class Tick:
 
 Event = (
     Claimed | HostUp | HostDown | HostLeaving | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
-    | AgainAsked | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | ResizeAsked | Invalidated | Written | Progress | Packaged
+    | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | ResizeAsked | Invalidated | Written | Progress | Packaged
     | Appended | CommitsFound | PublishDone | RetireDone | AttemptDead | GivenUp | Tick
 )  # fmt: skip

@@ -35,7 +35,6 @@ from raystate.core.commands import (
 )
 from raystate.core.entries import Intent, LiveStep, LogEntry
 from raystate.core.events import (
-    AgainAsked,
     Appended,
     AttemptDead,
     Claimed,
@@ -78,7 +77,6 @@ from raystate.core.names import (
 )
 from raystate.core.replies import (
     TIERS,
-    AgainReply,
     Failure,
     FlushReply,
     JoinReply,

@@ -25,13 +25,11 @@ class OwnPromises:
     broken: tuple[tuple[SnapshotId, str], ...] = ()
 
     def make(self, snapshot: SnapshotId) -> None:
-        """save() returns True for it, the first time."""
+        """save() returns True for it. It stands for earlier tries of the same step: each of them
+        that becomes durable keeps the promise."""
+        before = {one for one in self.made if (one.lineage, one.step) == (snapshot.lineage, snapshot.step)}
+        self.told(before)
         self.made = (*self.made, snapshot)[-REMEMBERED:]
-
-    def make_again(self, snapshot: SnapshotId) -> None:
-        """It may have been promised before, and its user told that it is late: it is waited for once more."""
-        if snapshot not in self.made:
-            self.make(snapshot)
 
     def broke(self, snapshot: SnapshotId, why: str) -> None:
         """Its copy on this rank has come to nothing."""

@@ -36,7 +36,8 @@ class Fates:
     def unfinished(self, event: FlushAsked | LeaveAsked, *, but: int = -1) -> tuple[list[SnapshotId], list[str], list[SnapshotId]]:
         """(what is still undecided; why others have failed; which of these were not broken) of what was promised to a rank, but for one
         step."""
-        broken = [f"step {key.step}: {why}" for key, why in event.broken if key.step != but]
+        # Another try of the same step keeps the promise, too.
+        broken = [f"step {key.step}: {why}" for key, why in event.broken if key.step != but and self.fate(key)[0] is not True]
         promised = [key for key in event.promised if key.step != but]
         if not self.is_heard(event):
             return promised, broken, []
@@ -168,10 +169,6 @@ class Promises:
     def fates(self) -> Fates:
         """For questions that are answered now."""
         return Fates(self._joins, self._told, self._waits_for)
-
-    def is_lost(self, key: SnapshotId) -> bool:
-        """Whether a promised snapshot can't become durable any more."""
-        return self._fate(key)[0] is False
 
     def _told(self, key: SnapshotId, spoken: Collection[int] | None = None) -> Fate:
         """As `_fate`, for those who were promised it: before it counts as lost, the commits of

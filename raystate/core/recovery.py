@@ -343,7 +343,7 @@ class Restores:
             step=step,
             tier=tier,
             ahead=tuple(sorted(one for one in self.journal.live if one > step)),
-            safe=durable or saving,
+            safe=durable,
             saving=saving,
             durable_step=self.journal.durable_step,
             advice=(self.desk.attempt, self.snapshots.seq),

@@ -75,8 +75,8 @@ class RestoreSettled:
         step: -1: the run has none.
         tier: the slowest that any rank needed.
         ahead: newer steps in storage, of another past: they can't be saved again.
-        safe: the step is durable, or its save is under way.
-        saving: it is under way: a rank that waits for durability waits for it, too.
+        safe: the step is durable.
+        saving: its save is under way: a rank that waits for durability waits for it, too.
         durable_step: newest published step.
         advice: (attempt, seq) of the newest Advice: older news in a host's word is from before the restore.
     """
@@ -101,13 +101,6 @@ class FlushReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgainReply:
-    """Whether a promised save is lost, so that its step is due again."""
-
-    due: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveReply:
     """The run is released."""
 
@@ -116,4 +109,4 @@ class LeaveReply:
     untold: tuple[str, ...] = ()  # the same of worker groups before, which have died
 
 
-Reply = JoinReply | RestoreChoice | RestoreSettled | FlushReply | AgainReply | LeaveReply | Failure
+Reply = JoinReply | RestoreChoice | RestoreSettled | FlushReply | LeaveReply | Failure

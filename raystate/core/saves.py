@@ -72,7 +72,7 @@ class Saves:
             del self.failed[key]
         if key in self.jobs or key in self.failed or self._is_saved(key) or not self.memory.believed(key.lineage, key.step):
             return
-        if self.journal.is_live(key):
+        if self._is_kept(key):
             return
         snap = self.memory.snaps.get(key)
         self.jobs[key] = Job(key, why, snap is not None and snap.promised, due_s=self.desk.now_s, next_s=self.desk.now_s)
@@ -83,10 +83,20 @@ class Saves:
     def _is_saved(self, key: SnapshotId) -> bool:
         return key in self.saved or self.past.has(key)
 
+    def _is_kept(self, key: SnapshotId) -> bool:
+        """Whether a live step keeps its promise: itself, another try of the same step, or the
+        snapshot from memory that its lineage began with."""
+        stored, base = self.journal.live.get(key.step), self.memory.base
+        if stored is None or not key.lineage:
+            return False
+        began_with = base is not None and base.by == key.lineage and (base.lineage, base.step) == (stored.lineage, key.step)
+        if stored.lineage != key.lineage and not began_with:
+            return False
+        if stored.snapshot != key:
+            remember(self.saved, key, None, most=_REMEMBERED_COMMITS)  # also when that one is retired
+        return True
+
     def _other_bytes(self, key: SnapshotId) -> str:
-        stored = self.journal.live.get(key.step)
-        if stored is not None and stored.lineage == key.lineage:
-            return f"step {key.step} was durable already, as an earlier save() had given it"
         return f"step {key.step} lies in storage from another past; restore(step=…, rollback=True) retires it"
 
     def protect(self, step: int) -> None:
@@ -106,14 +116,14 @@ class Saves:
 
     def fate(self, key: SnapshotId) -> tuple[bool | None, str]:
         """What has become of a promised snapshot: (True, ""): durable; (False, why not); (None, ""): undecided, see `waits_for`."""
-        if key in self.failed:
-            return False, self.failed[key]
-        if key in self.jobs:
-            return None, ""
-        if self.journal.is_live(key):
+        if any((one.lineage, one.step) == (key.lineage, key.step) for one in self.jobs):
+            return None, ""  # this try, or another one that counts as well
+        if self._is_kept(key):
             return (None, "") if key.step in self.journal.publishing else (True, "")
         if self._is_saved(key):
             return True, ""  # committed, and retired by now; its number may have been taken again
+        if key in self.failed:
+            return False, self.failed[key]
         if not self.memory.believed(key.lineage, key.step):
             return False, f"step {key.step} was given up by a restore"
         return (False, self._other_bytes(key)) if key.step in self.journal.live else (None, "")
@@ -190,7 +200,7 @@ class Saves:
                 continue
             refused = self.journal.refuse_save(key.step)
             if refused is not None:  # a superseded attempt may still remove a step of this number
-                if self.journal.is_live(key):
+                if self._is_kept(key):
                     del self.jobs[key]
                     self.desk.stir = True
                 elif key.step in self.journal.live:

@@ -63,8 +63,7 @@ class Trainer:
         self._stored_step = stored_step
         self._first = stored_step < 0  # nothing is durable or promised yet
         self._ahead: frozenset[int] = frozenset()
-        self._safe: int = -1  # the step that is promised, or was restored from storage
-        self._kept_again = 0  # how often the newest step was saved by force, and its promise held
+        self._safe: int = -1  # the step that is promised, or was durable when it was restored
         self.promises = OwnPromises()
         self._slots = OwnSlots.of(slots)
         self._next_due = self._due_after(0)
@@ -98,23 +97,22 @@ class Trainer:
         self._stored_step = -1
         self._ahead = frozenset()
         self._safe = -1
-        self._kept_again = 0
         self._slots.promised = {}
         self._next_due = self._due_after(step)
         self.phase = "running" if self.phase == "joined" else self.phase
 
     def settled(self, *, ahead: Iterable[int], safe: bool, saving: bool = False, stored: bool = True) -> None:
-        """How the restore ended: the newer steps in storage, and whether the restored one needs no save to be durable.
+        """How the restore ended: the newer steps in storage, and whether the restored one is durable (`safe`).
 
-        `saving`: because one is under way, which is a promise from now on. `stored`: the run has a durable step.
+        `saving`: its save is under way, which is a promise from now on. `stored`: the run has a durable step.
 
         `word()` has to be written then: a new Coordinator knows by it that this rank does not wait any more.
         """
         self._ahead = frozenset(ahead)
         self._safe = self.newest if safe else -1
-        self._first = not (safe or stored)
+        self._first = not (safe or saving or stored)
         if saving and self.kept is not None:
-            self.promises.make_again(self.kept)
+            self.promises.make(self.kept)
 
     def memento(self) -> dict[str, Any]:
         """What the machine is now, for `put_back`."""
@@ -130,17 +128,6 @@ class Trainer:
     def is_safe(self) -> bool:
         """The newest step was promised, or is durable. The same on all ranks."""
         return self.newest < 0 or self._safe == self.newest
-
-    def question(self, step: int, *, force: bool) -> tuple[SnapshotId, int] | None:
-        """What has to be asked before `on_save`: whether this promised save is lost, as AgainAsked (save, number); None: nothing.
-
-        The same on all ranks at the same call, and so is the answer: news that a rank has heard
-        play no part.
-        """
-        if not force or step != self.newest or step != self._safe:
-            return None
-        save = self.kept if self.again < 0 else SnapshotId(self.lineage, step, self.again)
-        return None if save is None or not save.lineage else (save, self._kept_again)
 
     @property
     def number(self) -> int:
@@ -185,17 +172,15 @@ class Trainer:
 
     # ---------------------------------------------------------------- save()
 
-    def on_save(
-        self, step: int, *, force: bool = False, host_word: HostWord | None, stager_busy: bool = False, lost: bool = False
-    ) -> SaveDecision:
+    def on_save(self, step: int, *, force: bool = False, host_word: HostWord | None, stager_busy: bool = False) -> SaveDecision:
         """Decide about one call of save().
 
         Args:
             step: completed steps.
-            force: make it durable, even if it equals the newest.
+            force: make it durable. One that equals the newest is tried once more: an earlier try that
+                becomes durable counts, too.
             host_word: the HostActor's word, None before it has written one.
             stager_busy: the copy of an earlier step is not finished.
-            lost: the answer to `question`.
 
         Raises:
             StepOrderError: the step is older than the newest one, or lies in storage from another past.
@@ -212,15 +197,10 @@ class Trainer:
         stop = agreed is not None and agreed.kind == "stop"
         if repeated and not force and agreed is None:
             return self._decide("none", False, None, f"step {step} is the newest already", ignored=True)
-        if repeated and step == self._safe and not lost:
-            if (asked := self.question(step, force=force)) is not None:
-                self._kept_again += 1
-                self.promises.make_again(asked[0])
+        if repeated and step == self._safe and (not force or self.again < 0):
             self.stopped_at = step if stop else self.stopped_at
             return self._decide("none", False, None, f"step {step} will be durable already", stop=stop, ignored=True)
-        # Calls that changed nothing count, too: ranks that take different calls for the one that counts don't mix their bytes.
-        self.again = self.again + 1 + self._kept_again if repeated else 0
-        self._kept_again = 0
+        self.again = self.again + 1 if repeated else 0
         self.newest = step
         self.late = None
         self.phase = "running" if self.phase == "joined" else self.phase
@@ -289,7 +269,7 @@ class Trainer:
         dropped: SnapshotId | None = None,
         ignored: bool = False,
     ) -> SaveDecision:
-        if dropped is not None:
+        if dropped is not None and dropped.step != self.newest:  # else this try stands for it
             self.promises.broke(dropped, "no slot became free for it before the next durable step")
         return SaveDecision(
             action=action,

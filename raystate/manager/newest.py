@@ -52,21 +52,16 @@ class NewestSave:
         last = self._given
         if last is None:
             return
+        with self._pipeline.lock:
+            if self._pipeline.machine.is_safe:
+                return  # its bytes are durable, or on their way
         if any(
             isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree_util.tree_leaves((last.state, last.items.trees))
         ):
-            with self._pipeline.lock:
-                safe = self._pipeline.machine.is_safe
-            if not safe:
-                logger.warning("step %d was donated after its save: the newest snapshot is the last step", last.step)
+            logger.warning("step %d was donated after its save: the newest snapshot is the last step", last.step)
             return
         self._pipeline.drain()  # nothing is in a hurry any more: no earlier durable step has to give way
-        with self._pipeline.lock:
-            before = self._pipeline.machine.kept
-        decision = self._pipeline.save(last, force=True)
-        if not decision.ignored and before is not None and before.step == last.step:
-            # The same bytes are promised once more: what became of the promise before doesn't matter.
-            self._pipeline.told((), {before: ""})
+        self._pipeline.save(last, force=True)
 
 
 class Ranking:

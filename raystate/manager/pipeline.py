@@ -102,25 +102,17 @@ class Pipeline:
         self.check.look(described, given)
         self._move(self._room.need(described, given, known=described.plan is self._plan))
         self._wait_for_turn(given.step, force)
-        lost = self._is_lost(given.step, force)
         while True:
             with self.lock:
                 self._session.refuse_overtaken(lineage)
-                decision = self._decide(given, described, force, lost, decided)
+                decision = self._decide(given, described, force, decided)
             if not decision.wait:
                 return decision
             # At an agreed step: wait until all ranks have acknowledged it, or it is withdrawn.
             self._agreed.wait_or_raise(given.step)
 
-    def _is_lost(self, step: int, force: bool) -> bool:
-        """Whether this step was promised, and that save is lost: the Coordinator tells it to all ranks alike."""
-        with self.lock:
-            asked = self.machine.question(step, force=force)
-            broken = dict(self.machine.promises.broken).get(asked[0], "") if asked is not None else ""
-        return asked is not None and self._session.ask_if_lost(*asked, broken=broken)
-
     def _decide(
-        self, given: SaveArguments, described: Described, force: bool, lost: bool, decided: Callable[[SaveDecision], None]
+        self, given: SaveArguments, described: Described, force: bool, decided: Callable[[SaveDecision], None]
     ) -> SaveDecision:
         with self.lock:
             memento = self.machine.memento()
@@ -128,9 +120,7 @@ class Pipeline:
             job: StepCopy | None = None
             decision, is_kept = None, False
             try:
-                decision = self.machine.on_save(
-                    given.step, force=force, host_word=self._session.host_word(), stager_busy=busy, lost=lost
-                )
+                decision = self.machine.on_save(given.step, force=force, host_word=self._session.host_word(), stager_busy=busy)
                 if decision.action in ("stage", "hold"):
                     job = self._keep(given, described, again=decision.again, slot=decision.slot, promised=decision.promised)
                 is_kept = True

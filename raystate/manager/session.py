@@ -16,8 +16,6 @@ from raystate.arena.files import META
 from raystate.config import StateConfig
 from raystate.core.errors import BarrierTimeoutError, CapacityError, RaystateError, StaleAttemptError, error_from_name
 from raystate.core.messages import (
-    AgainAsked,
-    AgainReply,
     Ask,
     Failure,
     HostId,
@@ -25,7 +23,6 @@ from raystate.core.messages import (
     Joined,
     JoinReply,
     Reply,
-    SnapshotId,
     TrainerExited,
     TrainerWord,
 )
@@ -213,16 +210,6 @@ class Session:
             raise error_from_name(reply.error, reply.message, reply.details)
         assert isinstance(reply, kind), reply
         return reply
-
-    def ask_if_lost(self, save: SnapshotId, number: int, *, broken: str) -> bool:
-        """Whether a promised save is lost; see AgainAsked."""
-        reply = self.ask(
-            AgainReply,
-            lambda ask: AgainAsked(ask=ask, lineage=self.lineage, rank=self.rank, save=save, number=number, broken=broken),
-            timeout_s=self.config.barrier_timeout_s,
-            phase="save",
-        )
-        return reply.due
 
     def say_failed(self, reason: str, error: BaseException) -> None:
         """This rank's training failed: the others are stuck without it. Best effort."""

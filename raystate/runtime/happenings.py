@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from typing import assert_never
 
 from raystate.core.messages import (
-    AgainAsked,
     Appended,
     AttemptDead,
     Claimed,
@@ -50,8 +49,6 @@ def is_about(event: Event, step: int, saves: Collection[str], seqs: Collection[i
             return step in {one.step for one in (*entry.live, *entry.intents)}
         case FlushAsked(promised=promised) | CommitsFound(snapshots=promised):
             return step in {one.step for one in promised}
-        case AgainAsked(save=save):
-            return save.step == step
         case LeaveAsked(last=last, promised=promised):
             return step in {one.step for one in (*promised, *(() if last is None else (last,)))}
         case (
@@ -98,8 +95,6 @@ def what_happened(event: Event) -> str:
             return f"rank {rank} could not restore step {step}: {error}"
         case FlushAsked(rank=rank, promised=promised, wait=wait):
             return f"rank {rank} {'waits until its' if wait else 'asks whether its'} saves are durable: {_steps(promised)}"
-        case AgainAsked(rank=rank, save=save):
-            return f"rank {rank} saves step {save.step} once more, by force, and asks whether its save is lost"
         case LeaveAsked(rank=rank, last=last, promised=promised):
             saves = f", and it waits for its saves: {_steps(promised)}" if promised else ""
             return f"rank {rank} closes; its last step is {'none' if last is None else last.step}{saves}"

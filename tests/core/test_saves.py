@@ -6,8 +6,6 @@ import pytest
 
 from raystate.core.messages import (
     Advise,
-    AgainAsked,
-    AgainReply,
     Append,
     Appended,
     Ask,
@@ -431,70 +429,45 @@ def test_who_only_asks_is_answered_at_once():
     assert (reply.durable_step, reply.lost, reply.undecided) == (2, (), (driver.key(4),))
 
 
-def ask_again(driver: Driver, rank: int, save: SnapshotId, number: int = 0, *, broken: str = "") -> bool:
-    driver.send(
-        AgainAsked(ask=driver.ask(), lineage=driver.lineage, rank=rank, save=save, number=number, broken=broken),
-    )
-    return driver.replies(AgainReply)[-1].due
+def test_another_try_of_a_durable_step_needs_no_write():
+    driver = running(keep_last=1)
+    driver.stage(2, promised=True)
+    writes = len(driver.take(Write))
+    driver.stage(2, promised=True, again=1)
+    driver.flush(0, driver.key(2, 1))
+    assert (driver.replies(FlushReply)[-1].errors, driver.take(Write)) == ((), [])
+    assert writes
+    driver.stage(4, promised=True)
+    assert driver.core.journal.published == (4,)
+    driver.flush(0, driver.key(2, 1))
+    assert driver.replies(FlushReply)[-1].errors == (), "it was durable, and is retired since"
 
 
-def test_a_promised_step_is_due_again_on_all_ranks_or_on_none():
+def test_another_try_waits_for_the_one_that_is_being_written():
     driver = running()
     driver.auto = False
     driver.stage(2, promised=True)
-    assert not ask_again(driver, 0, driver.key(2))
-    # It is lost before the other rank asks the same.
+    driver.stage(2, promised=True, again=1)
+    driver.flush(0, driver.key(2, 1))
+    assert not driver.replies(FlushReply)
+    driver.auto = True
+    driver.tick(20.0)  # the order is repeated
+    assert driver.core.journal.live[2].snapshot == driver.key(2)
+    assert driver.replies(FlushReply)[-1].errors == ()
+
+
+def test_another_try_is_written_where_the_first_is_lost():
+    driver = running()
+    driver.auto = False
+    driver.stage(2, promised=True)
+    driver.stage(2, promised=True, again=1)
     for _ in range(3):
         save = driver.take(Write)[-1].save
         driver.send(Written(host=HostId("a"), save=save, error="the disk is full"))
         driver.tick(30.0)
-    driver.flush(0, driver.key(2))
-    assert driver.replies(FlushReply)[-1].lost == (driver.key(2),)
-    assert not ask_again(driver, 1, driver.key(2))
-    assert ask_again(driver, 1, driver.key(2), 1)
-    assert ask_again(driver, 0, driver.key(2), 1)
+    driver.flush(0, driver.key(2), driver.key(2, 1))
+    assert not driver.replies(FlushReply)
     driver.auto = True
-    driver.stage(2, promised=True, again=1)
-    assert driver.core.journal.published == (2,)
-    assert not ask_again(driver, 0, driver.key(2, 1))
-
-
-def test_a_rank_that_has_lost_its_copy_says_so():
-    driver = running()
-    assert not ask_again(driver, 0, driver.key(4))
-    assert not ask_again(driver, 1, driver.key(4), broken="no slot was free"), "the first answer counts for all"
-    assert ask_again(driver, 0, driver.key(4), 1)
-
-
-def _after_a_crash() -> Driver:
-    """A new Coordinator; both ranks have promised step 5, and nobody has reported yet."""
-    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
-    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
-    return driver
-
-
-def test_a_new_coordinator_answers_when_the_hosts_have_reported():
-    driver = _after_a_crash()
-    driver.send(AgainAsked(ask=driver.ask(), lineage=driver.lineage, rank=1, save=driver.key(5), number=0, broken="no slot"))
-    assert not driver.replies(AgainReply)
-    driver.hold(0, 7, promised=True)  # past the step: it was told that nothing is lost
-    driver.word(1, 5)
-    assert [reply.due for reply in driver.replies(AgainReply)] == [False]
-
-
-@pytest.mark.parametrize(("number", "due"), [(0, False), (1, True), (2, False)])
-def test_a_new_coordinator_tells_the_calls_of_one_step_apart(number: int, due: bool):
-    """A rank that has passed the step had saved it again at its second call by force; it was told no at the first."""
-    driver = _after_a_crash()
-    driver.hold(0, 5, promised=True, again=2)
-    driver.word(0, 7)
-    driver.hold(1, 5, promised=True)
-    assert ask_again(driver, 1, driver.key(5), number) == due
-
-
-def test_a_new_coordinator_gives_the_answer_of_the_one_before():
-    driver = _after_a_crash()
-    for rank in range(2):
-        driver.hold(rank, 5, promised=True)
-    driver.word(0, 5, again=1)  # it was told that the step is lost, and has saved it again
-    assert ask_again(driver, 1, driver.key(5))
+    driver.tick(20.0)
+    assert driver.core.journal.live[2].snapshot == driver.key(2, 1)
+    assert driver.replies(FlushReply)[-1].errors == (), "both calls promised step 2, and it is durable"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.core import test_copies, test_host, test_saves
+from tests.core import test_copies, test_host
 from tests.processes import collect_rarely
 from tests.searching import search
 from tests.sim import Result, simulate
@@ -113,7 +113,6 @@ KNOWN_LONG = {"retention by number alone": 706}  # found in LONG_EVENTS
 
 # Hardly any schedule shows them (no one of the first few thousand). A test of the machine itself is red with each of them.
 DIRECT = {
-    "each rank decides what is due again": test_saves.test_a_promised_step_is_due_again_on_all_ranks_or_on_none,
     "late pieces of a given-up past believed": test_host.test_what_is_staged_late_in_a_past_that_was_given_up_is_discarded,
     "reported before all is found": test_host.test_the_first_report_says_all_that_lies_there,
     "let go while its heir has fewer copies": test_copies.test_what_has_its_copies_stays_until_what_was_restored_has_them,

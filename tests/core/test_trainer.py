@@ -94,8 +94,9 @@ def test_durable_without_a_slot_is_held_and_gets_the_next_one():
     assert (held.action, held.promised, held.word.pending, made.promises.made) == ("hold", True, (2,), (SnapshotId("1.1.x", 2),))
     replaced = made.on_save(4, host_word=host(0, 0, 0))
     assert (replaced.action, replaced.dropped) == ("hold", SnapshotId("1.1.x", 2))
-    again = made.on_save(4, force=True, host_word=host(0, 0, 0), lost=True)
-    assert (again.action, again.dropped) == ("hold", SnapshotId("1.1.x", 4)), "what is lost doesn't go before what replaces it"
+    again = made.on_save(4, force=True, host_word=host(0, 0, 0))
+    assert (again.action, again.dropped) == ("hold", SnapshotId("1.1.x", 4)), "it takes the place of the try before"
+    assert made.promises.broken == ((SnapshotId("1.1.x", 2), "no slot became free for it before the next durable step"),)
     assert made.take_slot(host(0, 0, 0)) is None
     assert made.take_slot(host(0, 1, 0)) == (1, 4)
     made.staged(1, 4)
@@ -207,26 +208,28 @@ def test_what_the_shell_could_not_do_leaves_no_trace_but_its_numbers():
     assert (corrected.promised, corrected.slot, corrected.again) == (True, 0, 0)
 
 
-def test_a_forced_repetition_is_another_snapshot_and_a_lost_promise_can_be_made_again():
+def test_a_forced_repetition_is_another_try_that_stands_for_those_before():
     made = trainer()
     assert made.on_save(5, host_word=host()).again == 0
-    assert made.on_save(5, force=True, host_word=host()).again == 1
-    assert made.promises.made == (SnapshotId("1.1.x", 5, 1),)
-    # Whether the promise is lost is for the Coordinator to say, and the question is the same whatever this rank has been told.
-    save = SnapshotId("1.1.x", 5, 1)
-    assert made.question(5, force=True) == (save, 0)
-    assert made.question(5, force=False) is None
-    assert made.question(6, force=True) is None
-    assert made.on_save(5, force=True, host_word=host()).promised is False, "these very bytes won't be written"
-    made.promises.told(made.promises.made)
-    assert made.question(5, force=True) == (save, 1)
-    assert made.on_save(5, force=True, host_word=host()).promised is False
-    assert made.promises.made == (save,), "whoever was told that it is late waits for it once more"
+    for again in (1, 2):
+        decision = made.on_save(5, force=True, host_word=host())
+        assert (decision.promised, decision.again) == (True, again)
+        assert made.promises.made == (SnapshotId("1.1.x", 5, again),)
+    assert decision.action == "hold"
+    made.promises.broke(SnapshotId("1.1.x", 5, 2), "no slot was free")
     before = made.memento()
-    again = made.on_save(5, force=True, host_word=host(), lost=True)
-    assert (again.promised, again.again) == (True, 4)  # the two calls that changed nothing count, too
+    assert made.on_save(5, force=True, host_word=host()).promised
+    assert made.promises.broken == ()
     made.put_back(before)
-    assert made.question(5, force=True) == (save, 2), "the same question, if the copy could not be kept"
+    assert len(made.promises.broken) == 1
+
+
+@pytest.mark.parametrize("saving", [False, True])
+def test_what_was_durable_when_it_was_restored_is_not_tried_again(saving: bool):
+    made = trainer()
+    made.begin("1.2.x", SnapshotId("1.1.x", 5))
+    made.settled(ahead=(), safe=not saving, saving=saving)
+    assert made.on_save(5, force=True, host_word=host()).promised == saving
 
 
 def test_words_are_numbered():

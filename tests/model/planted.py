@@ -15,7 +15,6 @@ import raystate.core.group as group
 import raystate.core.host as host
 import raystate.core.leaving as leaving
 import raystate.core.past as past
-import raystate.core.promises as promises
 import raystate.core.saves as saves
 import raystate.core.storage_watch as storage_watch
 import raystate.core.trainer as trainer
@@ -146,8 +145,8 @@ def _checked_after_the_decision() -> Any:
     """(11) A mistake is found when the step has been decided."""
     real = pipeline.Pipeline._decide
 
-    def decide(self: pipeline.Pipeline, given: Any, described: Any, force: bool, lost: bool, told: Any) -> Any:
-        decision = real(self, given, described, force, lost, told)
+    def decide(self: pipeline.Pipeline, given: Any, described: Any, force: bool, told: Any) -> Any:
+        decision = real(self, given, described, force, told)
         if isinstance(given.custom, dict) and any(not isinstance(one, str | float) for one in given.custom.values()):
             facade.check_metrics({"custom": "is not a number"})
         return decision
@@ -201,12 +200,7 @@ def _a_restored_step_counts_as_durable() -> Any:
             machine = self._pipeline.machine
             machine._safe = machine.newest
 
-    asks = trainer.Trainer.question
-
-    def question(self: trainer.Trainer, step: int, *, force: bool) -> Any:
-        return asks(self, step, force=force) if self.again >= 0 else None  # nobody is asked, and nobody waits for it
-
-    return _patched((restoring.Restoring, "_settled", settled), (trainer.Trainer, "question", question))
+    return _patched((restoring.Restoring, "_settled", settled))
 
 
 def _earlier_commits_are_forgotten() -> Any:
@@ -217,29 +211,6 @@ def _earlier_commits_are_forgotten() -> Any:
 def _promises_die_with_their_trainers() -> Any:
     """What a dead trainer was promised, and storage never got, is told to nobody."""
     return _patched((untold.Untold, "texts", lambda *_, **__: []))
-
-
-def _each_rank_decides_what_is_due_again() -> Any:
-    """A rank that has been told of a loss saves the step again; the others say that it needs no other save."""
-    learned: dict[int, set[SnapshotId]] = {}
-    real = promises.FlushReply
-
-    def told(self: pipeline.Pipeline, promised: Any, lost: Any) -> None:
-        fates = [one for one in promised if one not in lost]
-        learned.setdefault(id(self), set()).update(lost, [one for one in fates if one in real_lost])
-        real_told(self, promised, lost)
-
-    real_told, real_lost = pipeline.Pipeline.told, set[SnapshotId]()
-
-    def reply(**fields: Any) -> Any:
-        real_lost.update(fields.get("lost", ()))
-        return real(**fields)
-
-    def is_lost(self: pipeline.Pipeline, step: int, force: bool) -> bool:
-        asked = self.machine.question(step, force=force)
-        return asked is not None and asked[0] in learned.get(id(self), ())
-
-    return _patched((promises, "FlushReply", reply), (pipeline.Pipeline, "told", told), (pipeline.Pipeline, "_is_lost", is_lost))
 
 
 def _another_dtype_is_the_same_state() -> Any:
@@ -279,7 +250,6 @@ PLANTED: dict[str, Callable[[], Any]] = {
     "released under a new group": _a_run_is_released_under_a_new_group,
     "slots replaced while one is to be filled": _slots_are_replaced_while_one_is_to_be_filled,
     "earlier commits are forgotten": _earlier_commits_are_forgotten,
-    "each rank decides what is due again": _each_rank_decides_what_is_due_again,
     "a restored step counts as durable": _a_restored_step_counts_as_durable,
     "promises die with their trainers": _promises_die_with_their_trainers,
     "another dtype is the same state": _another_dtype_is_the_same_state,

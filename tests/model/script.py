@@ -399,10 +399,7 @@ class Player:
                 return
             raise Violation(f"save({step}) on rank {self.me} was taken, although storage holds that step of another past")
         repeated = step == line.newest
-        if force and repeated and line.promised:
-            self.save_again(step, token)
-            return
-        counts = not repeated or force
+        counts = not repeated or (force and (line.saved or not line.promised))
         every = self.manager.config.save_every_steps or 1
         due = step // every > max(line.newest, 0) // every
         expected = counts and (force or (due and not repeated))
@@ -416,19 +413,6 @@ class Player:
         if got:
             self.promises.append((step, token))
             self.last_true, self.flushed = step, False
-
-    def save_again(self, step: int, token: float) -> None:
-        """By force, what is promised already: True if the run knows that promise as lost, and then on all ranks."""
-        line = self.line
-        self.truth.save(self.me, step, token)
-        got = self._save(step, token, force=True)
-        self.truth.answered(f"save({step}, force=True)", (self.group, self.lines, token), got)
-        if got:
-            self.line = Line(newest=step, token=token, promised=True, saved=True)
-            self.promises.append((step, token))
-            self.last_true, self.flushed = step, False
-        elif line.token is not None:
-            self.promises.append((step, line.token))  # it says that this step needs no other save
 
     def _save(self, step: int, token: float, force: bool) -> bool:
         state = self.state(token)

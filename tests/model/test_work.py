@@ -104,7 +104,6 @@ def test_a_durable_step(counts: Counter[str]):
         "told HostReported": 5 * RANKS + 1,
         "ordered advise": 3 * RANKS + 1,
         "ordered write": RANKS,
-        "asked AgainAsked": 0.5,
     }
     # Five of the step's own small files, its package, the log's entry, the ledger's; markers and small files are read back. The log's
     # entry before this one is looked at, and the package, so that nothing is written into the place of a folder that is away; the

@@ -7,7 +7,7 @@ call they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,6 @@ class Truth:
     base_of: dict[int, float | None] = field(default_factory=dict)  # line -> the token that it began with
     newest: int = -1  # step of this line
     floor: tuple[int, str] = (-1, "")  # no restore of the newest may fall below, and why
-    answers: dict[Hashable, bool] = field(default_factory=dict)
     settled: dict[int, set[tuple[int, float | None]]] = field(default_factory=dict)
 
     # ------------------------------------------------------------ what is seen
@@ -95,31 +94,32 @@ class Truth:
     def durable(self, who: str, promises: Iterable[tuple[int, float]]) -> None:
         """Nobody has said that these are lost."""
         for step, token in promises:
-            if token not in self.published.get(step, ()):
+            if not self.is_kept(step, token):
                 raise Violation(f"{who} returned without an error, and save({step}) with token {token} never was in storage")
 
-    def answered(self, call: str, key: Hashable, got: bool) -> None:
-        """save() says the same on all ranks."""
-        if self.answers.setdefault(key, got) != got:
-            raise Violation(f"{call} says True on one rank, and False on another")
+    def is_kept(self, step: int, token: float) -> bool:
+        """Whether the promise is: other tries of the step in the same line count, and what the line began with."""
+        line = self.line_of.get(token)
+        shown = self.published.get(step, set())
+        return token in shown or any(self.line_of.get(one) == line or one == self.base_of.get(line or 0) for one in shown)
 
     def told_lost(self, who: str, error: str, promises: Iterable[tuple[int, float]]) -> None:
-        """What is in storage, or was, is not lost. (Of several calls for one step only one can be durable.)"""
+        """What is in storage, or was, is not lost."""
         given = set(promises)
         for step in sorted({step for step, _ in given}):
             tokens = {token for one, token in given if one == step}
-            named = re.search(rf"\bstep {step}\b", error) and f"step {step} was durable already" not in error
+            named = re.search(rf"\bstep {step}\b", error)
             named = named and f"step {step} is committed but not published" not in error  # when the deadline came
             named = named and f"step {step} could not be retired" not in error  # why another one is late
             if re.search(rf"\bstep {step} is not (committed|durable after)", error):  # it was not then; it may be since
                 named = named and all(self.clock() - self.published_s.get(token, 0.0) > ANSWER_S for token in tokens)
-            if named and tokens <= self.published.get(step, set()):
+            if named and all(self.is_kept(step, token) for token in tokens):
                 raise Violation(f"{who} is told that step {step} is not durable, and it was in storage: {error}")
 
     def names_all(self, who: str, error: str, promises: Iterable[tuple[int, float]]) -> None:
         """A close that could not make the last step durable is the end for most: its error names whatever else isn't."""
         for step, token in promises:
-            if token not in self.published.get(step, ()) and not re.search(rf"\bstep {step}\b", error):
+            if not self.is_kept(step, token) and not re.search(rf"\bstep {step}\b", error):
                 raise Violation(f"{who} raised {error}, and save({step}) with token {token} never was in storage")
 
     def named(self, who: str, error: str, owed: Mapping[tuple[int, float], str]) -> None:

@@ -23,7 +23,6 @@ from raystate.core import (
     inquiry,
     journal,
     memory,
-    repeats,
     restorable,
     saves,
     slots,
@@ -317,17 +316,6 @@ def _reported_before_all_is_found() -> Any:
     return _patched(host.Host, "handle", handle)
 
 
-def _each_rank_decides() -> Any:
-    """Whether a promised step is due again is answered by what is known now, not by what another rank was told."""
-    real = repeats.Repeats.asked
-
-    def asked(self: repeats.Repeats, event: Any) -> None:
-        self._told.clear()
-        real(self, event)
-
-    return _patched(repeats.Repeats, "asked", asked)
-
-
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "marker before data": lambda: _shell("marker_first"),
     "commit without full coverage": _commit_without_coverage,
@@ -353,7 +341,6 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "restore without a new lineage": _restore_in_the_same_lineage,
     "repeated saves counted together": _repeated_saves_mixed,
     "lost promise told as durable": _lost_promise_told_as_kept,
-    "each rank decides what is due again": _each_rank_decides,
     "retention by number alone": _retention_by_number_alone,
     "late pieces of a given-up past believed": _late_pieces_believed,
     "save executed twice": _save_executed_twice,

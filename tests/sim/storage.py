@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raystate.core.messages import Intent, LiveStep, LogEntry
+from raystate.core.messages import Intent, LiveStep, LogEntry, SnapshotId
 
 Saved = tuple[str, int]
 """(line, call): which call of save() gave the bytes. A line is what a script does from one restore to the next; core knows of none."""
+
+Promised = tuple[SnapshotId, tuple[Saved, ...]]
+"""What save() has returned True for, and whose bytes keep that promise: the newest call's are the last."""
 
 Token = tuple[Saved, int, int]
 """(saved, step, rank): stands for the bytes of one rank's piece; two pieces are equal iff their tokens are."""

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from raystate.core.errors import RaystateError, StepOrderError
 from raystate.core.messages import (
-    AgainAsked,
-    AgainReply,
     Ask,
     DeleteAsked,
     Failure,
@@ -30,7 +28,7 @@ from raystate.core.messages import (
 from raystate.core.trainer import Trainer
 from tests.sim import mistakes
 from tests.sim.nodes import SLOTS, Node, Proc, SlotSet
-from tests.sim.storage import BEFORE, Saved, Violation
+from tests.sim.storage import BEFORE, Promised, Saved, Violation
 
 if TYPE_CHECKING:
     from tests.sim.coordinators import CoordinatorProc
@@ -58,7 +56,6 @@ class TrainerProc(Proc):
     """A trainer: joins, restores, trains, leaves."""
 
     __slots__ = (
-        "again_of",
         "ask",
         "asked",
         "asked_held",
@@ -72,7 +69,6 @@ class TrainerProc(Proc):
         "deleting",
         "group",
         "held",
-        "judge",
         "leaving",
         "left",
         "machine",
@@ -88,7 +84,6 @@ class TrainerProc(Proc):
         "stage",
         "step",
         "stop_at",
-        "verdict",
         "want",
         "why",
         "world",
@@ -115,15 +110,12 @@ class TrainerProc(Proc):
         self.busy_until_s = 0.0
         self.calls: dict[int, int] = {}  # step -> calls of save() for it, in this line
         self.held: Saved | None = None  # whose copy waits on the device for a slot
-        self.promised: list[tuple[SnapshotId, Saved]] = []  # what save() has returned True for
+        self.promised: list[Promised] = []  # what save() has returned True for
         self.newest_staged: tuple[Saved, int] | None = None
-        self.verdict: bool | None = None  # the Coordinator's, on the save that `again_of` asks about
-        self.again_of: tuple[int, bool] = (-1, False)  # (step, whether close() saves it)
         self.deleting: tuple[int, str | None] = (-1, None)  # the step, and the save that is to go
         self.ask: Any = None
         self.choice: RestoreChoice | None = None
         self.chooser: CoordinatorProc | None = None  # that owned the run then; None: one that had slept
-        self.judge: CoordinatorProc | None = None  # that has said whether a promised step is due again
         self.step = 0
         self.stage = "join"
         self.clean = False
@@ -212,9 +204,6 @@ class TrainerProc(Proc):
             self._deleted(reply)
         elif kind is FlushReply:
             self._flushed(reply)
-        elif kind is AgainReply:
-            self.judge = self.world.judges.get((ask, reply.due))
-            self._told_about_again(reply)
         elif kind is LeaveReply:
             self.left = True
             self._told(f"close of rank {self.rank}", reply.errors)
@@ -327,18 +316,13 @@ class TrainerProc(Proc):
         assert machine is not None
         if self.stage != "train":
             return False
-        question = machine.question(step, force=force)
-        if question is not None and self.verdict is None:
-            self._ask_about_again(step, question)
-            return False
-        lost, self.verdict = bool(self.verdict), None
         out = self.set.word_out
         busy = machine.staging and world.random() < 0.5
         if world.random() < 0.05:
             mistakes.make(machine, step, force, out, busy)
         late = machine.late
         try:
-            decision = machine.on_save(step, force=force, host_word=out, stager_busy=busy, lost=lost)
+            decision = machine.on_save(step, force=force, host_word=out, stager_busy=busy)
         except StepOrderError:
             self.step = step
             return True  # the script goes on without: the steps of another past end somewhere
@@ -347,16 +331,13 @@ class TrainerProc(Proc):
             return False
         self._speak(decision.word)
         if decision.wait:
-            self.verdict = lost if question is not None else None
             if self.stage == "train" and not self.leaving:
                 world.on(self, 0.3, self.save, step, force)
             return False
         self.step = step
         self.calls[step] = self.calls.get(step, 0) + 1
-        if question is not None:
-            self.world.check_again(self, *question, decision.promised)
         if decision.promised:
-            self.promised.append((SnapshotId(machine.lineage, step, decision.again), self.saved))
+            self._promise(SnapshotId(machine.lineage, step, decision.again))
         if decision.action == "stage":
             assert decision.slot is not None
             self._begin_slot(decision.slot, step, decision.again, decision.promised, self.saved)
@@ -378,29 +359,18 @@ class TrainerProc(Proc):
             world.on(self, 0.5, self._stopping, world.now_s + 6.0)
         return True
 
-    def _ask_about_again(self, step: int, question: tuple[SnapshotId, int]) -> None:
-        """A promised step is saved once more, by force."""
-        machine = self.machine
-        assert machine is not None
-        if self.ask is not None:
-            if not self.leaving:
-                self.world.on(self, 0.3, self._go_on_again, step)
-            return
-        self.again_of = (step, self.leaving)
-        lineage, (save, number) = machine.lineage, question
-        self.call(lambda ask: AgainAsked(ask=ask, lineage=lineage, rank=self.rank, save=save, number=number))
+    def _promise(self, key: SnapshotId) -> None:
+        """An earlier try of the same step keeps the promise, too, and so do the bytes that the line began with."""
 
-    def _told_about_again(self, reply: AgainReply) -> None:
-        step, leaving = self.again_of
-        self.verdict = reply.due
-        if leaving == self.leaving:
-            self._go_on_again(step)
+        def is_older_try(one: SnapshotId) -> bool:
+            return (one.lineage, one.step) == (key.lineage, key.step)
 
-    def _go_on_again(self, step: int) -> None:
-        if self.stage != "train":
-            self.verdict = None  # a restore has come between
-        elif not self.leaving:  # leave() looks by itself
-            self.save(step, again=True)
+        before = [saved for one, tries in self.promised if is_older_try(one) for saved in tries]
+        _, restored_step, restored = self.group.restored.get(self.rank, ("", -1, BEFORE))
+        if restored_step == key.step:
+            before.append(restored)
+        self.promised = [(one, tries) for one, tries in self.promised if not is_older_try(one)]
+        self.promised.append((key, (*before, self.saved)))
 
     def _stopping(self, until_s: float) -> None:
         out = self.set.word_out
@@ -458,9 +428,9 @@ class TrainerProc(Proc):
         if forgotten:
             raise Violation(f"true means durable: rank {self.rank} has promised {forgotten} and forgotten it")
         group = self.group
-        self.asked_held = [(key, saved) for key, saved in self.promised if self.world.held_by_all(group, saved, key.step)]
+        self.asked_held = [(key, tries[-1]) for key, tries in self.promised if self.world.held_by_all(group, tries[-1], key.step)]
         shown = self.world.storage.ever_shown
-        self.asked_shown = [key for key, saved in self.promised if (saved, key.step) in shown]
+        self.asked_shown = [key for key, tries in self.promised if any((saved, key.step) in shown for saved in tries)]
         return self.asked
 
     def _flushed(self, reply: FlushReply) -> None:
@@ -546,7 +516,7 @@ class TrainerProc(Proc):
         machine = self.machine
         assert machine is not None
         self.leaving = True
-        if self.stage == "train" and (machine.again >= 0 or not machine.is_safe):
+        if self.stage == "train" and not machine.is_safe:
             returned = self._save(machine.newest, force=True)
             if self.stage != "train" or not self.alive:
                 return

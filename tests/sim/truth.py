@@ -11,7 +11,6 @@ from raystate.core.held import GIVEN_UP
 from raystate.core.messages import (
     NOWHERE,
     Advise,
-    AgainReply,
     Answer,
     Invalidate,
     RestoreChoice,
@@ -23,7 +22,7 @@ from raystate.core.messages import (
 from raystate.core.settings import Settings
 from tests.sim.coordinators import CoordinatorProc
 from tests.sim.nodes import Node, SlotSet
-from tests.sim.storage import Saved, Storage, Violation
+from tests.sim.storage import Promised, Saved, Storage, Violation
 from tests.sim.trainers import Group, TrainerProc
 
 DOMAINS = ("d0", "d1")  # of several nodes
@@ -60,8 +59,6 @@ class Truth:
         self.floor = -1  # what a recovery may not fall below
         self.floor_after_loss = False  # a node was lost since then
         self.went_on_from = ""  # the lineage of what was restored last: what came before it is not kept any longer
-        self.agreed: dict[tuple[SnapshotId, int, Any], bool] = {}  # whether a promised step was due again, by who has said so
-        self.judges: dict[tuple[Any, bool], CoordinatorProc] = {}  # (ask, answer): who has given it first
         self.safe_step = -1  # the newest that was called stable with all its copies: no loss of `safe_losses` nodes may take it
         self.safe_losses = 0
         self.safe_lineage = ""
@@ -211,8 +208,6 @@ class Truth:
                 self.floor = -1
         elif kind is Invalidate and self.wants.get(group_of(command.by)) is not None:
             self.floor = self.safe_step = -1  # a rollback gives up what is newer, whoever carries it to its end
-        elif kind is Answer and type(command.reply) is AgainReply:
-            self.judges.setdefault((command.ask, command.reply.due), proc)
         elif kind is Answer and type(command.reply) is RestoreChoice:
             caller = self.callers.get(command.ask)
             if caller is None or caller.machine is None or caller.ask is None or caller.ask.ask != command.ask:
@@ -306,20 +301,11 @@ class Truth:
                     f"stop: rank {trainer.rank} is at step {step}, others have stopped at {acted}; past it without stopping: {passed}"
                 )
 
-    def check_again(self, trainer: TrainerProc, save: SnapshotId, number: int, due: bool) -> None:
-        """A promised step that is saved once more is due again on all ranks, or on none.
-
-        A Coordinator that begins between their questions does not know what its predecessor has told the others: the step may be
-        incomplete then, and whoever was promised it is told so.
-        """
-        if self.agreed.setdefault((save, number, trainer.judge), due) != due:
-            raise Violation(f"same on all ranks: rank {trainer.rank} saves {save} once more: {due}, and another rank did not agree")
-
-    def check_promises(self, who: str, promised: Iterable[tuple[SnapshotId, Saved]]) -> None:
-        """True means durable: what nobody has called lost was in storage, with the bytes of that very call."""
-        for key, saved in promised:
-            if (saved, key.step) not in self.storage.ever_shown:
-                raise Violation(f"true means durable: {who} is told that {key} ({saved}) is durable, and it never was in storage")
+    def check_promises(self, who: str, promised: Iterable[Promised]) -> None:
+        """True means durable: what is not called lost was in storage, with the bytes of a try that counts."""
+        for key, tries in promised:
+            if not any((saved, key.step) in self.storage.ever_shown for saved in tries):
+                raise Violation(f"true means durable: {who} is told that {key} ({tries}) is durable, and it never was in storage")
 
     def check_losses(self, trainer: TrainerProc, errors: Iterable[str], held: Iterable[tuple[SnapshotId, Saved]]) -> None:
         """Nobody is told that a rank has not staged what all have staged before the question, and still hold."""
