@@ -78,7 +78,7 @@ def current() -> LaunchContext | None:
 def note(**facts: Any) -> None:
     """Leave picklable facts of the finished training for `fit`'s result; the last value of a name counts, rank 0's are used.
 
-    `fit` looks at `step` (int), `metrics` (dict) and `lost` (texts); any of them may be missing.
+    `fit` looks at `step` (int) and `metrics` (dict); any of them may be missing.
     """
     _summary.update(facts)
 

@@ -168,8 +168,8 @@ def _make_way(refusal: Failure, coordinator: Any, config: StateConfig, ahead: li
                 raise
             logger.warning("run %r: %s", error.run, failure)  # its actors are ended all the same
             return
-        if reply is not None and reply.untold:
-            logger.warning("run %r had promised steps that are not durable: %s", error.run, "; ".join(reply.untold))
+        if reply is not None and reply.errors:
+            logger.warning("run %r had promised steps that are not durable: %s", error.run, "; ".join(reply.errors))
         return
     if isinstance(error, RunInUseError) and error.starting and not out_of_time:
         time.sleep(RETRY_S)  # soon it trains, or it is known to have given up

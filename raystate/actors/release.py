@@ -66,8 +66,8 @@ def release(
     if _was_refused(after):
         return None  # its Coordinator ends by itself, with all that hold nothing
     reply = release_by_hash(run_hash(config.storage, config.run), reason, answers_within_s(config), launch=launch)
-    if reply is not None and reply.untold:
-        lost = although_promised(reply.untold)
+    if reply is not None and reply.errors:
+        lost = although_promised(reply.errors)
         if after is not None:
             after.add_note(lost)
         else:
@@ -162,8 +162,8 @@ def free_storage(url: str, run: str | None, *, keep: bool) -> None:
         name = run_hash(url, report.run)
         if keep:
             reply = release_by_hash(name, "a step is deleted", report.release_s, by_force=False)
-            if reply is not None and reply.untold:
-                logger.warning("run %r: %s", report.run, although_promised(reply.untold))
+            if reply is not None and reply.errors:
+                logger.warning("run %r: %s", report.run, although_promised(reply.errors))
         else:
             coordinator.forget.remote("the run is deleted")
             _wait_or_kill(name, CLOSE_HOST_TIMEOUT_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from raystate.cli.bars import count_progress
 from raystate.cli.choosing import AllOption
 from raystate.cli.console import JsonOption, StorageArgument, count, figure, out, print_json, size, when
 from raystate.core.errors import ConfigError
-from raystate.inspection.listing import StepSummary, beside, summarize
+from raystate.inspection.listing import StepSummary, beside, given_up, summarize
 from raystate.inspection.places import Checkpoints
 from raystate.orbax.said import is_comparable
 
@@ -50,7 +51,7 @@ def ls(
     total = len(steps) - (len(chosen) - len(found))  # some may have been retired meanwhile
     found = _sorted(found, sort)
     hidden = 0 if everything else max(0, len(found) - last)
-    found, strange = found[hidden:], beside(checkpoints)
+    found, strange, lost = found[hidden:], beside(checkpoints), given_up(checkpoints.storage)
     if as_json:
         print_json(
             {
@@ -58,10 +59,11 @@ def ls(
                 "steps": [{**dataclasses.asdict(one), "items": dict(one.items)} for one in found],
                 "count": total,
                 "incomplete": strange,
+                "given_up": lost,
             }
         )
     else:
-        _show(checkpoints, found, total, strange)
+        _show(checkpoints, found, total, strange, lost)
     if any(one.problem for one in found):
         raise typer.Exit(1)
 
@@ -86,7 +88,7 @@ def _goodness(value: Any) -> float:
     return -value if is_comparable(value) else -math.inf
 
 
-def _show(checkpoints: Checkpoints, found: list[StepSummary], total: int, strange: list[str]) -> None:
+def _show(checkpoints: Checkpoints, found: list[StepSummary], total: int, strange: list[str], lost: Sequence[str]) -> None:
     rows = [(str(one.step), when(one.committed_at), size(one.nbytes), _holds(one)) for one in found]
     widths = [max(len(row[column]) for row in [("step", "saved", "size", ""), *rows]) for column in range(3)]
     out.print(f"[bold]{'step':>{widths[0]}}  {'saved':<{widths[1]}}  {'size':>{widths[2]}}  holds[/]")
@@ -98,6 +100,10 @@ def _show(checkpoints: Checkpoints, found: list[StepSummary], total: int, strang
     if strange:
         named = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
         out.print(f"[yellow]not complete[/] {escape(named)}: unfinished saves, or copies that have lost their markers")
+    for one in lost[-3:]:
+        out.print(f"[yellow]given up[/] {escape(one)}")
+    if len(lost) > 3:
+        out.print(f"and {count(len(lost) - 3, 'earlier step')} given up: --json lists them")
 
 
 def _holds(one: StepSummary) -> str:

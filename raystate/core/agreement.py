@@ -8,6 +8,7 @@ Then a later step is proposed under a new id.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
@@ -252,8 +253,10 @@ class Agreement:
             return True
         lineage, step = self._agreed
         # The ranks act at the first step from the agreed one on for which they call save(), so that one or a later one has to be over.
-        over = (key for keys in (self.saves.saved, self.saves.failed) for key in reversed(keys))
-        return lineage == group.lineage and not any(key.lineage == lineage and key.step >= step for key in over)
+        live = ((one.lineage, one.step) for one in reversed(self.journal.live.values()))
+        lost = ((key.lineage, key.step) for key in reversed(self.saves.failed))
+        over = itertools.chain(live, lost, reversed(self.journal.retired))
+        return lineage == group.lineage and not any(one == lineage and at >= step for one, at in over)
 
     def _end(self, proposal: Proposal, why: str) -> None:
         self.snapshots.propose(replace(proposal, state="withdrawn", reason=why))

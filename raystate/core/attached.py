@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from raystate.core.held import Held, HeldSet
 from raystate.core.host_messages import Connected, Disconnected, Examine, Examined, HostCommand, Kill, Tell
-from raystate.core.messages import EndTrainers, HostId, SnapshotId, TrainerExited, TrainerSeen, TrainerWord, group_of
+from raystate.core.messages import EndTrainers, HostId, TrainerExited, TrainerSeen, TrainerWord, group_of
 
 REMEMBERED_EXITS = 64
 
@@ -96,7 +96,7 @@ class Attached:
             reason = word.error or f"trainer rank {hello.rank} (pid {hello.pid}) failed"
         else:
             reason = f"trainer rank {hello.rank} (pid {hello.pid}) died"
-        self._say_exit(hello.lineage, hello.rank, word, clean=clean, reason=reason, trainer=trainer)
+        self._say_exit(hello.lineage, hello.rank, clean=clean, reason=reason, trainer=trainer)
         return True
 
     def unlocked(self, one: HeldSet) -> None:
@@ -106,11 +106,9 @@ class Attached:
             return
         one.end()
         reason = word.error if word.phase == "failed" and word.error else f"trainer rank {word.rank} died"
-        self._say_exit(word.lineage, word.rank, word, clean=word.phase == "closing", reason=reason)
+        self._say_exit(word.lineage, word.rank, clean=word.phase == "closing", reason=reason)
 
-    def _say_exit(
-        self, lineage: str, rank: int, word: TrainerWord | None, *, clean: bool, reason: str, trainer: Attachment | None = None
-    ) -> None:
+    def _say_exit(self, lineage: str, rank: int, *, clean: bool, reason: str, trainer: Attachment | None = None) -> None:
         hung, stack = (False, "") if trainer is None else (bool(trainer.hung), trainer.stack)
         event = TrainerExited(
             host=self._host,
@@ -121,8 +119,6 @@ class Attached:
             ended=trainer is not None and bool(trainer.ended) and not hung,
             hung=hung,
             stack=stack,
-            broken=() if word is None else _broken_of(word),
-            promised=None if word is None or word.promised is None else SnapshotId(word.lineage, *word.promised),
         )
         if not clean:
             self._exits = [*self._exits[-(REMEMBERED_EXITS - 1) :], event]
@@ -186,9 +182,4 @@ def seen_of(word: TrainerWord) -> TrainerSeen:
         ack_id=word.ack_id,
         ack_ok=word.ack_ok,
         ack_step=word.ack_step,
-        broken=_broken_of(word),
     )
-
-
-def _broken_of(word: TrainerWord) -> tuple[tuple[SnapshotId, str], ...]:
-    return tuple((SnapshotId(lineage, step, again), why) for lineage, step, again, why in word.broken)

@@ -85,8 +85,8 @@ class Invalidate(Stamped):
     """Discard every slot that `spares` does not spare. Idempotent.
 
     Attributes:
-        lineage: of the snapshot that is restored; "": nothing older than `by` is spared.
-        step: of that snapshot; later ones of its lineage are discarded.
+        lineage: of the snapshot that is restored; "": it comes from storage, and nothing older than `by` is spared.
+        step: that is restored, -1: none; later ones of its lineage are discarded.
         by: the lineage that recovers; its own slots and those of later lineages are spared.
         older: the lineages that `lineage` has come from, oldest first, each with the step after which the next one went on.
         attempt, seq: order them: one that is not newer than the last applied is acknowledged and does nothing.
@@ -209,14 +209,6 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindCommits:
-    """Look for the entries that have committed these snapshots, in the log up to this entry. Reply: CommitsFound."""
-
-    up_to: int
-    snapshots: tuple[SnapshotId, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Discard:
     """Remove what a failed or abandoned save left under its unique names. Best effort."""
 
@@ -256,6 +248,6 @@ class Log:
 
 
 Command = (
-    Answer | Advise | Invalidate | EndTrainers | Write | Copy | BuildPackage | Append | Publish | Retire | FindCommits | Discard
+    Answer | Advise | Invalidate | EndTrainers | Write | Copy | BuildPackage | Append | Publish | Retire | Discard
     | Finish | Superseded | Log
 )  # fmt: skip

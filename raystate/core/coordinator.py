@@ -6,9 +6,9 @@
     journal     entries of the log and their intents    saves              from a complete snapshot to its commit
     recovery    what a group restores                   agreement          all ranks act at the same step
     notices     hosts that are to go away               hangs              who makes no step any more
-    promises    flush                                   past               what earlier attempts have committed
-    absence     hosts that are away for a moment        deletes            steps that the user deletes
-    discards    what hosts discard after a restore      leaving            close, release
+    promises    flush                                   absence            hosts that are away for a moment
+    discards    what hosts discard after a restore      deletes            steps that the user deletes
+    leaving     close, release
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from raystate.core.messages import (
     AttemptDead,
     Claimed,
     Command,
-    CommitsFound,
     DeleteAsked,
     Event,
     Failure,
@@ -61,7 +60,6 @@ from raystate.core.messages import (
     Tick,
     TrainerExited,
     Written,
-    lineage_order,
 )
 from raystate.core.notices import Notices
 from raystate.core.printed import printed_parts
@@ -95,7 +93,7 @@ class Coordinator:
         self.notices = Notices(desk, self.joins, self.agreement)
         self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
         self.hangs = Hangs(desk, self.joins, self.saves, self.promises)
-        self.deletes = Deletes(desk, self.journal, self.saves)
+        self.deletes = Deletes(desk, self.memory, self.journal, self.saves)
         self.leaving = Leaving(
             desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.agreement, self.promises
         )
@@ -116,7 +114,7 @@ class Coordinator:
             HostLeaving: self.notices.leaving,
             HostReported: self.snapshots.reported,
             Joined: self._joined,
-            TrainerExited: self._exited,
+            TrainerExited: self.joins.exited,
             RestoreAsked: self.recovery.asked,
             RestoreTried: self.recovery.tried,
             FlushAsked: self.promises.flush_asked,
@@ -130,7 +128,6 @@ class Coordinator:
             Progress: self.saves.progressed,
             Packaged: self._packaged,
             Appended: self.journal.appended,
-            CommitsFound: self.saves.commits_found,
             PublishDone: self.journal.publish_done,
             RetireDone: self.journal.retire_done,
             AttemptDead: self.journal.attempt_dead,
@@ -259,7 +256,6 @@ class Coordinator:
             self.promises.turn(spoken)
             self.deletes.turn()
             self.leaving.turn()
-            self.saves.past.turn()
             self.journal.turn()
             if self.leaving.is_finished():
                 return
@@ -278,8 +274,6 @@ class Coordinator:
         desk.attempt = event.entry.attempt
         desk.log("debug", f"attempt {desk.attempt} owns run {event.entry.run}: {event.entry.reason}")
         self.journal.start(event)
-        self.saves.past.start(event)
-        self.deletes.start(event)
         self.snapshots.start(event.hosts)
         self.agreement.start()
         self._settle()
@@ -309,17 +303,6 @@ class Coordinator:
     def _host_down(self, event: HostDown) -> None:
         self.notices.down(event)
         self.snapshots.host_down(event)
-
-    def _exited(self, event: TrainerExited) -> None:
-        group = self.joins.group
-        order = lineage_order(event.lineage)
-        # HostActors tell a new attempt once more of all dead trainers. The promises of the dead of
-        # an earlier group count until the present group has restored; older ones don't count any
-        # more.
-        is_early = group is None or group.nonce == order.nonce or order > group.order or not self.saves.untold.has_judged
-        if order.attempt == self.attempt or is_early:
-            self.saves.trainer_exited(event)
-        self.joins.exited(event)
 
     def _joined(self, event: Joined) -> None:
         if self.leaving.is_settled and event.group != self.joins.name:
@@ -362,7 +345,6 @@ class Coordinator:
         self.journal.tick()
         self.snapshots.tick()
         self.saves.tick()
-        self.saves.past.tick()
         self.recovery.tick()
         self.agreement.tick()
         self.promises.tick()

@@ -6,30 +6,29 @@ from __future__ import annotations
 from raystate.core.desk import Desk
 from raystate.core.entries import DELETE
 from raystate.core.journal import Change, Journal, Request
-from raystate.core.messages import Ask, Claimed, DeleteAsked, FlushReply, LogEntry
+from raystate.core.memory import Memory
+from raystate.core.messages import Ask, DeleteAsked, FlushReply, LogEntry
+from raystate.core.names import lineage_order
 from raystate.core.saves import Saves
 
 
 class Deletes:
     """The deletes that are under way."""
 
-    def __init__(self, desk: Desk, journal: Journal, saves: Saves):
+    def __init__(self, desk: Desk, memory: Memory, journal: Journal, saves: Saves):
         self._desk = desk
+        self._memory = memory
         self._journal = journal
         self._saves = saves
         self._waiting: list[tuple[DeleteAsked, float]] = []  # with the time when it was asked
         self._logged: set[Ask] = set()  # those that stand in the log
-
-    def start(self, event: Claimed) -> None:
-        """This attempt owns the run. Callers who wait for a delete of the one before ask again."""
-        self._saves.deleted.update(event.deleted)
 
     def asked(self, event: DeleteAsked) -> None:
         """Somebody wants a step deleted: refuse, or ask the journal to retire it."""
         step = event.step
         if any(waiting.ask == event.ask for waiting, _ in self._waiting):
             return  # who asks again, because the answer may be lost, waits no longer
-        if step not in self._journal.live and step in self._saves.deleted and not self._saves.owes(step):
+        if step not in self._journal.live and self._was_deleted(step) and not self._saves.owes(step):
             # Every process of a loop that deletes asks; the first one's call does it.
             self._logged.add(event.ask)
             self._waiting.append((event, self._desk.now_s))
@@ -47,6 +46,13 @@ class Deletes:
         self._waiting.append((event, self._desk.now_s))
         self._journal.request(Request(kind="delete", why=f"delete of step {step}", retires=((step, DELETE),)))
 
+    def _was_deleted(self, step: int) -> bool:
+        """In this line of training: one that a restore has given up since may be saved again."""
+        gone, base = self._journal.deleted.get(step), self._memory.base
+        if gone is None or base is None:
+            return gone is not None
+        return step <= base.step or lineage_order(gone.lineage) >= lineage_order(base.by)
+
     # ---------------------------------------------------------------- its entries in the log
 
     def change(self, request: Request) -> Change | None:
@@ -58,7 +64,6 @@ class Deletes:
         """Note that all who wait for this step have their entry."""
         for step, _ in request.retires:
             self._logged.update(waiting.ask for waiting, _ in self._waiting if waiting.step == step)
-            self._saves.deleted.add(step)
         self._desk.stir = True
 
     # ---------------------------------------------------------------- progress

@@ -9,16 +9,27 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from raystate.core.names import SnapshotId
 from raystate.core.sealed import seal, unseal
 
-FORMAT = 2  # 1: every entry held the whole state
+FORMAT = 3
 DELETE = "delete"  # the reason of a retirement that the user wants
 ENTRY_BYTES = 16 << 10  # a larger entry gets a new base. Smaller entries mean more bases, each with the whole state
+
+
+MOST_FACTS = 256  # of a kind, in an entry: as many promises as a trainer remembers
+WHY_CHARS = 300
+
+
+class Fact(NamedTuple):
+    """What became of a save, and why."""
+
+    snapshot: SnapshotId
+    why: str
 
 
 class NewerFormatError(ValueError):
@@ -37,7 +48,7 @@ class LiveStep:
     save: str | None
     metrics: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     time_s: float = 0.0  # wall clock at the commit, for reports and time-based retention; never compared for safety
-    lineage: str = ""  # of the snapshot that was saved; "" unknown: adopted, or written by an older raystate
+    lineage: str = ""  # of the snapshot that was saved; "" unknown: adopted
     again: int = 0  # which save() of that step in the lineage
 
     @property
@@ -71,7 +82,11 @@ def key_of(intent: Intent) -> IntentKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """An entry holds the whole state after it."""
+    """An entry holds the whole state after it.
+
+    Attributes:
+        retired, given_up: the newest saves that were durable once, and those that never will be; oldest first.
+    """
 
     seq: int
     attempt: int
@@ -80,6 +95,8 @@ class LogEntry:
     run: str
     live: tuple[LiveStep, ...] = ()  # by step, ascending
     intents: tuple[Intent, ...] = ()
+    retired: tuple[Fact, ...] = ()
+    given_up: tuple[Fact, ...] = ()
     reason: str = ""
     format: int = FORMAT
 
@@ -102,6 +119,7 @@ class Base:
             "": there is no such object, and the state is empty.
         live: live steps after some earlier entry.
         intents: open ones after it.
+        retired, given_up: facts after it.
         before: the base that was in use until then; "": none. It is kept as long as this one is in
             use, so readers have time. This one can be rebuilt from it if it is damaged, and the log
             can be read if its very last entries are lost.
@@ -111,6 +129,8 @@ class Base:
     live: tuple[LiveStep, ...]
     intents: tuple[Intent, ...]
     before: str = ""
+    retired: tuple[Fact, ...] = ()
+    given_up: tuple[Fact, ...] = ()
 
     @classmethod
     def parse(cls, name: str, data: bytes) -> Base:
@@ -119,7 +139,10 @@ class Base:
         _check_format(raw)
         if (expected := _base_name(raw["seq"], data)) != name:
             raise ValueError(f"it is the base {expected}")
-        return cls(name=name, live=_live(raw["live"]), intents=_intents(raw["intents"]), before=raw["before"])
+        return cls(
+            name=name, live=_live(raw["live"]), intents=_intents(raw["intents"]), before=raw["before"],
+            retired=_facts(raw["retired"]), given_up=_facts(raw["given_up"]),
+        )  # fmt: skip
 
 
 def own_commits(entry: LogEntry | WrittenEntry) -> list[Intent]:
@@ -127,27 +150,26 @@ def own_commits(entry: LogEntry | WrittenEntry) -> list[Intent]:
     return [one for one in entry.intents if one.kind == "commit" and one.seq == entry.seq]
 
 
-def committed_by(entry: LogEntry | WrittenEntry) -> SnapshotId | None:
-    """The snapshot that this very entry has committed; None: it commits nothing, or of an unknown lineage."""
-    steps = {one.step for one in own_commits(entry)}
-    for one in entry.live:
-        if one.step in steps and one.lineage:
-            return one.snapshot
-    return None
+def deleted_steps(entry: LogEntry) -> dict[int, SnapshotId]:
+    """Steps that the user has deleted lately, and that were not committed again, with what they held."""
+    newest = {one.snapshot.step: one for one in entry.retired}
+    live = {one.step for one in entry.live}
+    return {step: one.snapshot for step, one in newest.items() if one.why == DELETE and step not in live}
 
 
-def deleted_by(entry: LogEntry | WrittenEntry) -> set[int]:
-    """The steps whose removal by delete() this entry names, as its own or as one that is still open."""
-    return {one.step for one in entry.intents if one.kind == "retire" and one.reason == DELETE}
+def lost_saves(entry: LogEntry | None) -> tuple[Fact, ...]:
+    """Saves that were given up, and whose step is not durable by another try or in a later lineage."""
+    if entry is None:
+        return ()
+    kept: dict[int, SnapshotId] = {}
+    for one in (*(fact.snapshot for fact in entry.retired), *(live.snapshot for live in entry.live)):
+        kept[one.step] = max(one, kept.get(one.step, one), key=lambda key: key.order)
 
+    def is_lost(one: SnapshotId) -> bool:
+        later = kept.get(one.step)
+        return later is None or (later.lineage != one.lineage and later.order < one.order)
 
-def still_deleted(entries: Iterable[LogEntry | WrittenEntry]) -> tuple[int, ...]:
-    """The steps that these entries delete, in any order of theirs, and that none of the later ones has committed again."""
-    deleted: set[int] = set()
-    for entry in sorted(entries, key=lambda one: one.seq):
-        deleted |= deleted_by(entry)
-        deleted -= {one.step for one in own_commits(entry)}
-    return tuple(sorted(deleted))
+    return tuple(fact for fact in entry.given_up if is_lost(fact.snapshot))
 
 
 NO_BASE = Base(name="", live=(), intents=())
@@ -169,15 +191,16 @@ class WrittenEntry:
     gone: tuple[int, ...]  # steps that are not live any more
     intents: tuple[Intent, ...]  # new or changed
     closed: tuple[IntentKey, ...]  # intents that are not open any more
+    retired: tuple[Fact, ...]  # new
+    given_up: tuple[Fact, ...]  # new
 
     @classmethod
     def parse(cls, data: bytes) -> WrittenEntry:
         """Raises NewerFormatError; ValueError, KeyError or TypeError if it is not what was written, bit for bit."""
         raw = unseal(data)
         _check_format(raw)
-        if raw["format"] == 1:
-            raw.update(base="", gone=[], closed=[])
         raw.update(live=_live(raw["live"]), intents=_intents(raw["intents"]))
+        raw.update(retired=_facts(raw["retired"]), given_up=_facts(raw["given_up"]))
         raw.update(gone=tuple(raw["gone"]), closed=tuple(tuple(key) for key in raw["closed"]))
         return cls(**raw)
 
@@ -196,6 +219,7 @@ class WrittenEntry:
         return LogEntry(
             seq=self.seq, attempt=self.attempt, writer=self.writer, kind=self.kind, run=self.run, reason=self.reason,
             live=tuple(live[step] for step in sorted(live)), intents=tuple(intents.values()), format=self.format,
+            retired=newest_facts(base.retired, self.retired), given_up=newest_facts(base.given_up, self.given_up),
         )  # fmt: skip
 
 
@@ -250,9 +274,12 @@ def _new_base(state: LogEntry, first: LogEntry | WrittenEntry, before: str) -> t
     document = {
         "format": FORMAT, "seq": first.seq, "attempt": first.attempt, "writer": first.writer, "state_after": state.seq, "before": before,
         "live": [_plain(one) for one in state.live], "intents": [_plain(one) for one in state.intents],
+        "retired": state.retired, "given_up": state.given_up,
     }  # fmt: skip
     data = seal(document)
-    return Base(name=_base_name(first.seq, data), live=state.live, intents=state.intents, before=before), data
+    name = _base_name(first.seq, data)
+    base = Base(name=name, live=state.live, intents=state.intents, before=before, retired=state.retired, given_up=state.given_up)
+    return base, data
 
 
 def _base_name(seq: int, data: bytes) -> str:
@@ -271,6 +298,7 @@ def _sealed_entry(entry: LogEntry, base: Base) -> bytes:
             "gone": [step for step in live_before if step not in live_now],
             "intents": [_plain(one) for one in entry.intents if _is_new(one, open_before.get(key_of(one)))],
             "closed": [key for key in open_before if key not in open_now],
+            "retired": _new_facts(entry.retired, base.retired), "given_up": _new_facts(entry.given_up, base.given_up),
         }
     )  # fmt: skip
 
@@ -293,6 +321,21 @@ def _intents(raw: list[dict[str, Any]]) -> tuple[Intent, ...]:
     for one in raw:
         one["carriers"] = tuple(one.get("carriers", ()))
     return tuple(Intent(**one) for one in raw)
+
+
+def newest_facts(known: Iterable[Fact], new: Iterable[Fact]) -> tuple[Fact, ...]:
+    """Those of the newest saves, oldest first, each save once."""
+    facts = {one.snapshot: one for one in (*known, *new)}
+    return tuple(sorted(facts.values(), key=lambda one: one.snapshot.order)[-MOST_FACTS:])
+
+
+def _new_facts(now: Iterable[Fact], before: Collection[Fact]) -> list[Fact]:
+    known = set(before)
+    return [one for one in now if one not in known]
+
+
+def _facts(raw: list[Any]) -> tuple[Fact, ...]:
+    return tuple(Fact(SnapshotId(*snapshot), why) for snapshot, why in raw)
 
 
 def _check_format(raw: dict[str, Any]) -> None:

@@ -16,16 +16,11 @@ class Claimed:
     """The claim entry was created: this Coordinator is attempt entry.attempt. `dead` lists attempts known dead (Ray said so).
 
     `hosts` are the HostActors that exist already (found by name); restore decisions wait for their reports or their deadline.
-    `committed` are snapshots that earlier attempts have committed, retired since or not: their trainers may still ask about them.
-    `unread` is the newest log entry that was not read back for these, 0: there is none. `deleted` are steps that they have deleted.
     """
 
     entry: LogEntry
     hosts: tuple[HostId, ...] = ()
     dead: tuple[int, ...] = ()
-    committed: tuple[SnapshotId, ...] = ()
-    unread: int = 0
-    deleted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +81,6 @@ class TrainerExited:
         clean: it had left or detached on purpose.
         ended: its HostActor killed it because another rank was dead: it is no cause.
         hung: its HostActor killed it because it made no step any more; `stack`: where its Python was then, "" if it could not say.
-        broken: promised snapshots whose copy on this rank had come to nothing, and why: its last words.
-        promised: the newest promise that it had made, unless its user was told what became of it.
     """
 
     host: HostId
@@ -98,8 +91,6 @@ class TrainerExited:
     ended: bool = False
     hung: bool = False
     stack: str = ""
-    broken: tuple[tuple[SnapshotId, str], ...] = ()
-    promised: SnapshotId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +136,6 @@ class FlushAsked:
     """Answered once each of the `promised` snapshots is durable or can't become so. `word`: as in RestoreAsked.
 
     `broken`: promised ones whose copy on this rank came to nothing, and why. Without `wait` the answer is what is known now.
-    `tells`: the asker tells its user what is lost; otherwise the run's end does.
     """
 
     ask: Ask
@@ -155,7 +145,6 @@ class FlushAsked:
     broken: tuple[tuple[SnapshotId, str], ...] = ()
     word: int = 0
     wait: bool = True
-    tells: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,16 +282,6 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitsFound:
-    """Outcome of FindCommits: which of the snapshots were committed. With an `error` it says
-    nothing."""
-
-    snapshots: tuple[SnapshotId, ...]
-    found: tuple[SnapshotId, ...] = ()
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishDone:
     """The shell has published a committed step, or could not (`error`)."""
 
@@ -343,5 +322,5 @@ class Tick:
 Event = (
     Claimed | HostUp | HostDown | HostLeaving | HostReported | Joined | TrainerExited | RestoreAsked | RestoreTried | FlushAsked
     | LeaveAsked | ReleaseAsked | DeleteAsked | StopAsked | ResizeAsked | Invalidated | Written | Progress | Packaged
-    | Appended | CommitsFound | PublishDone | RetireDone | AttemptDead | GivenUp | Tick
+    | Appended | PublishDone | RetireDone | AttemptDead | GivenUp | Tick
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 from raystate.core.agreement import Agreement
@@ -12,10 +11,13 @@ from raystate.core.inquiry import Inquiry
 from raystate.core.journal import Journal
 from raystate.core.memory import HostView, Memory
 from raystate.core.messages import Finish, LeaveAsked, LeaveReply, ReleaseAsked, SnapshotId
+from raystate.core.names import group_of
 from raystate.core.promises import Promises
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
-from raystate.core.untold import UNFINISHED
+from raystate.core.texts import of_step
+
+UNFINISHED = "the trainers ended before all ranks had copied it"
 
 Phase = Literal["open", "asking", "hearing", "saving", "closing", "finished"]
 
@@ -152,26 +154,21 @@ class Leaving:
         fates = self._promises.fates()
         return tuple(dict.fromkeys(text for one in self._left.values() for text in fates.late(one, but=told)))
 
-    def _made(self) -> Callable[[SnapshotId], bool]:
-        """Tells of a promised snapshot whether it is durable, or the same step made again later."""
-        live = (SnapshotId(one.lineage, one.step, one.again) for one in self.journal.live.values())
-        newest: dict[int, SnapshotId] = {}
-        for one in (*self.saves.past.committed, *self.saves.saved, *live):
-            newest[one.step] = max(one, newest.get(one.step, one), key=lambda key: key.order)
-        return lambda key: newest.get(key.step, key).order > key.order or self.saves.fate(key)[0] is True
-
     def _texts_of_release(self, told: int = -1) -> tuple[str, ...]:
-        """The promised steps of all groups that are not durable, but for `told`, which is named
-        already."""
-        is_made = self._made()
-        saves = self.saves
-        snaps = [snap for snap in self.memory.snaps.values() if snap.promised_by_some and snap.id not in saves.failed]
-        others = {
-            snap.id: "it is in host memory and waits for storage" if snap.complete else UNFINISHED
-            for snap in snaps
-            if self.memory.believed(snap.lineage, snap.step) and not is_made(snap.id)
-        }
-        return saves.untold.texts_of_release(others, is_made, but=told)
+        """The steps that the last group was promised and that are not durable, but for `told`, which
+        is named already."""
+        group, fate = self.joins.group, self.saves.fate
+        lost = (
+            {}
+            if group is None
+            else {key: why for key, why in self.journal.given_up.items() if group_of(key.lineage) == group.nonce}
+        )
+        for snap in self.memory.snaps.values():
+            if snap.promised_by_some and self.memory.believed(snap.lineage, snap.step):
+                lost.setdefault(snap.id, "it is in host memory and waits for storage" if snap.complete else UNFINISHED)
+        late = {key: fate(key)[1] or why for key, why in lost.items() if key.step != told and fate(key)[0] is not True}
+        texts = {key.step: why for key, why in sorted(late.items(), key=lambda one: one[0].order)}
+        return tuple(of_step(step, why) for step, why in sorted(texts.items()))
 
     def turn(self) -> None:
         """Go on as far as what is known allows."""
@@ -194,8 +191,7 @@ class Leaving:
                 self._last = best[0].id if best and best[0].step > self.journal.durable_step else None
             self.phase = "saving"
             self._since_s = self.desk.now_s
-            self._look_back()
-        if self.phase == "saving" and self._saved(group) and not self._look_back():
+        if self.phase == "saving" and self._saved(group):
             self._since_s = self.desk.now_s
             self.phase = "closing"
         if self.phase == "closing" and not self.journal.busy and not self.journal.working:
@@ -260,15 +256,6 @@ class Leaving:
             return False
         return not self.saves.jobs and not journal.publishing
 
-    def _look_back(self) -> bool:
-        """Have looked for in the log what those who close are to be told. True while that goes on; it has as long as a save."""
-        if not self.saves.past.looking:
-            fates = self._promises.fates()
-            for one in self._left.values():
-                fates.unfinished(one)
-        in_time = self.desk.now_s - self._since_s < self.desk.settings.save_timeout_s
-        return bool(self._left) and self.saves.past.looking and in_time
-
     def _give_up_mistaken(self, group: Group | None, last: SnapshotId, mistake: str) -> None:
         """No try can make the last step durable. Ranks that close are told. A release goes on
         without the step: the next start, of a corrected script, must not go on from it.
@@ -313,22 +300,15 @@ class Leaving:
         step = self.journal.durable_step
         self.desk.log("info", f"the run is released {'without a step' if step < 0 else f'with step {step}'}: {self._why}")
         fates = self._promises.fates()
-        if self._group is not None:
-            asked = {key for one in self._left.values() for key in one.promised}
-            untold = self.saves.untold.texts(self._group.nonce, asked, self._made())
-        else:
-            untold = self._texts_of_release()
-        if untold:
-            self.desk.log("error", f"promised by save(), and not durable: {named(untold)}")
         told: dict[str, None] = {}
         for rank, asks in sorted(self._asks.asks.items()):
             event = self._left.get(rank)  # a release has no rank
-            errors = () if event is None else tuple(fates.late(event))
+            errors = self._texts_of_release() if event is None else tuple(fates.late(event))
             told.update(dict.fromkeys(errors))
             for ask in asks:
-                self.desk.answer(ask, LeaveReply(step=step, errors=errors, untold=untold))
+                self.desk.answer(ask, LeaveReply(step=step, errors=errors))
         if told:  # a process that has closed may be gone before it reads its answer
-            self.desk.log("error", f"promised to those who close, and not durable: {named([*told])}")
+            self.desk.log("error", f"promised by save(), and not durable: {named([*told])}")
         self.desk.out.append(Finish(reason=self._why))
 
     # ---------------------------------------------------------------- time

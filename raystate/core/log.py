@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from raystate.core.entries import Intent, IntentKey, LiveStep, LogEntry, key_of
+from raystate.core.entries import WHY_CHARS, Fact, Intent, IntentKey, LiveStep, LogEntry, key_of, newest_facts
 from raystate.core.names import told_newest
 
 NOTHING: frozenset[IntentKey] = frozenset()
@@ -42,9 +42,12 @@ def claim_entry(
     if tail is None:
         live: tuple[LiveStep, ...] = ()
         intents: tuple[Intent, ...] = ()
+        retired: tuple[Fact, ...] = ()
+        given_up: tuple[Fact, ...] = ()
         seq, attempt = 1, 1
     else:
         live, seq, attempt = tail.live, tail.seq + 1, tail.attempt + 1
+        retired, given_up = tail.retired, tail.given_up
         intents = tuple(replace(one, carriers=(*carriers(one, dead), attempt)) for one in tail.intents)
     known = {step.step for step in live}
     # A step whose retirement is under way may still be visible: adopting it would bring it back.
@@ -54,7 +57,10 @@ def claim_entry(
     if new:
         live = tuple(sorted((*live, *new), key=lambda step: step.step))
     text = reason or ("first claim" if tail is None else f"claimed after attempt {tail.attempt}")
-    return LogEntry(seq=seq, attempt=attempt, writer=writer, kind="claim", run=run, live=live, intents=intents, reason=text)
+    return LogEntry(
+        seq=seq, attempt=attempt, writer=writer, kind="claim", run=run, live=live, intents=intents, retired=retired,
+        given_up=given_up, reason=text,
+    )  # fmt: skip
 
 
 def is_closed(intent: Intent, *, attempt: int, carried: Collection[IntentKey], dead: Collection[int]) -> bool:
@@ -81,6 +87,7 @@ def next_entry(
     dead: Collection[int],
     commit: LiveStep | None = None,
     retires: Sequence[tuple[int, bool, str]] = (),
+    given_up: Iterable[Fact] = (),
     reason: str,
 ) -> LogEntry:
     """The entry of `attempt` after its own tail.
@@ -91,13 +98,16 @@ def next_entry(
         dead: attempts whose process is known to be gone.
         commit: step that becomes live with this entry.
         retires: (step, aside, reason) of live steps that stop being live with this entry.
+        given_up: saves that never become durable, not logged yet.
     """
     seq = tail.seq + 1
     left = [one for one in tail.intents if not is_closed(one, attempt=attempt, carried=carried, dead=dead)]
     intents = [replace(one, carriers=carriers(one, dead)) for one in left]
     live = {one.step: one for one in tail.live}
+    retired: list[Fact] = []
     for step, aside, why in retires:
         gone = live.pop(step)
+        retired.append(Fact(gone.snapshot, why[:WHY_CHARS]))
         intents.append(Intent(kind="retire", step=step, save=gone.save, attempt=attempt, seq=seq, aside=aside, reason=why))
     if commit is not None:
         live[commit.step] = commit
@@ -110,6 +120,8 @@ def next_entry(
         run=tail.run,
         live=tuple(live[step] for step in sorted(live)),
         intents=tuple(intents),
+        retired=newest_facts(tail.retired, retired),
+        given_up=newest_facts(tail.given_up, given_up),
         reason=reason,
     )
 

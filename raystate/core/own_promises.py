@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from raystate.core.names import SnapshotId
 
-REMEMBERED = 256  # of older ones the log has said at the time what became of them
-NAMED_BROKEN = 16  # in a word: those before them were in earlier words
-WHY_CHARS = 120
+REMEMBERED = 256  # promises: the log said at the time what became of older ones
 
 
 @dataclass(slots=True)
@@ -17,7 +15,7 @@ class OwnPromises:
     """Its values are replaced and never changed, so that a shallow copy of it is a memento.
 
     Attributes:
-        made: the newest, oldest first; of earlier lineages, too.
+        made: oldest first.
         broken: those of which this rank has no copy and will have none, and why; oldest first.
     """
 
@@ -25,11 +23,11 @@ class OwnPromises:
     broken: tuple[tuple[SnapshotId, str], ...] = ()
 
     def make(self, snapshot: SnapshotId) -> None:
-        """save() returns True for it. It stands for earlier tries of the same step: each of them
-        that becomes durable keeps the promise."""
-        before = {one for one in self.made if (one.lineage, one.step) == (snapshot.lineage, snapshot.step)}
-        self.told(before)
-        self.made = (*self.made, snapshot)[-REMEMBERED:]
+        """save() returns True for it. It stands for earlier tries of the same step, and for what the
+        lineage began with: each of them that becomes durable keeps the promise."""
+        self.told([one for one in self.made if one.step == snapshot.step])
+        self.told(self.made[: 1 - REMEMBERED])
+        self.made = (*self.made, snapshot)
 
     def broke(self, snapshot: SnapshotId, why: str) -> None:
         """Its copy on this rank has come to nothing."""
@@ -46,12 +44,3 @@ class OwnPromises:
         """Those that may be durable, which others know."""
         broken = dict(self.broken)
         return tuple(one for one in self.made if one not in broken)
-
-    def newest_in_word(self, lineage: str) -> tuple[int, int] | None:
-        """The newest of the lineage, as (step, again): a trainer that dies can't ask about it."""
-        return self.made[-1].place if self.made and self.made[-1].lineage == lineage else None
-
-    @property
-    def broken_in_word(self) -> tuple[tuple[str, int, int, str], ...]:
-        """The newest broken ones, of earlier lineages, too: (lineage, step, again, why)."""
-        return tuple((one.lineage, one.step, one.again, why[:WHY_CHARS]) for one, why in self.broken[-NAMED_BROKEN:])

@@ -15,6 +15,7 @@ from raystate.core.memory import Memory
 from raystate.core.messages import Ask, FlushAsked, FlushReply, LeaveAsked, SnapshotId
 from raystate.core.saves import Saves
 from raystate.core.snapshots import Snapshots
+from raystate.core.texts import of_step
 
 What = TypeVar("What")
 Fate = tuple[bool | None, str]  # see `Saves.fate`
@@ -44,7 +45,7 @@ class Fates:
         undecided = [key for key in promised if self.fate(key)[0] is None]
         lost = [key for key in promised if self.fate(key)[0] is False]
         whys = [(key, self.fate(key)[1]) for key in lost]
-        return undecided, [*broken, *(why if why.startswith("step ") else f"step {key.step}: {why}" for key, why in whys)], lost
+        return undecided, [*broken, *(of_step(key.step, why) for key, why in whys)], lost
 
     def texts(self, event: FlushAsked | LeaveAsked, undecided: Iterable[SnapshotId]) -> Iterable[str]:
         """What these wait for, each once."""
@@ -109,7 +110,7 @@ class Promises:
             due += self._late()
         for rank in spoken:
             due += self._unheard.pop(rank, ())
-        for key in [key for key in self._undecided if self._told(key, None if ticked else spoken)[0] is not None]:
+        for key in [key for key in self._undecided if self._fate(key, None if ticked else spoken)[0] is not None]:
             due += self._undecided.pop(key)
         return due
 
@@ -133,8 +134,7 @@ class Promises:
             if not fates.is_heard(event):
                 self._unheard.setdefault(event.rank, []).append(ask)
                 return
-            # One for which others wait is undecided: it has just been looked at. And all are: what has to be looked for in the log is
-            # looked for at once.
+            # One for which others wait is undecided: it has just been looked at.
             open_ones = [key for key in event.promised if key in self._undecided or fates.fate(key)[0] is None]
             if open_ones:
                 self._undecided.setdefault(open_ones[0], []).append(ask)
@@ -143,8 +143,6 @@ class Promises:
         undecided, errors, lost = fates.unfinished(event)
         if event.wait:
             errors += [f"{text} (after {waited_s:.1f} s)" for text in fates.texts(event, undecided)]
-        if event.tells and group is not None and group.alive:  # else it is dead, or about to be ended
-            self._saves.untold.told((*lost, *(key for key, _ in event.broken)))
         mistake = self._saves.mistake
         if event.wait and mistake is not None and mistake[0] in lost:
             step = mistake[0].step
@@ -168,49 +166,28 @@ class Promises:
 
     def fates(self) -> Fates:
         """For questions that are answered now."""
-        return Fates(self._joins, self._told, self._waits_for)
-
-    def _told(self, key: SnapshotId, spoken: Collection[int] | None = None) -> Fate:
-        """As `_fate`, for those who were promised it: before it counts as lost, the commits of
-        earlier attempts are searched for it."""
-        durable, why = self._fate(key, spoken)
-        is_lost = durable is False and key not in self._saves.failed
-        if (is_lost or self._is_unheard_of(key)) and self._saves.past.is_open(key):
-            self._saves.past.look_for(key)
-            return None, ""
-        return durable, why
-
-    def _waits_for(self, key: SnapshotId) -> str:
-        if self._saves.past.is_open(key):
-            return f"the log of the run is not read back yet to what became of step {key.step}"
-        return self._saves.waits_for(key)
+        return Fates(self._joins, self._fate, self._saves.waits_for)
 
     def _fate(self, key: SnapshotId, spoken: Collection[int] | None = None) -> Fate:
         """As `Saves.fate`; also of a snapshot that can't become complete. `spoken`: only these
         ranks have changed since it was undecided."""
         durable, why = self._saves.fate(key)
         if durable is None and key not in self._saves.jobs and key.step not in self._journal.live:
-            skipped = self._skipped(key, spoken)
-            if skipped:
+            if skipped := self._skipped(key, spoken):
                 return False, f"{self._joins.where(skipped)} had no free slot for it before a newer step came"
-            if self._is_over(key):
-                return False, f"it was not staged on all ranks before a restore: {self._saves.waits_for(key)}"
+            if later := self._passed_over(key):
+                return False, f"step {later} was made durable without it"
         return durable, why
 
-    def _is_unheard_of(self, key: SnapshotId) -> bool:
-        """Whether this attempt has seen nothing of it, and a newer step is durable."""
-        journal = self._journal
-        is_known = key in self._saves.jobs or key in self._memory.snaps or key.step in journal.live
-        return not is_known and key.step < journal.newest and not self._saves.past.has(key)
-
-    def _is_over(self, key: SnapshotId) -> bool:
-        """Its lineage has been replaced by a restore, so no rank stages it any more, and no host is
-        away that could hold the rest."""
-        group = self._joins.group
-        assert group is not None
-        if key.lineage == group.lineage or self._memory.complete(key) is not None:
-            return False
-        return not self._snapshots.gathering and all(view.up and view.reported_s is not None for view in self._memory.views)
+    def _passed_over(self, key: SnapshotId) -> int:
+        """A later step of its lineage that is durable, or was, where no host can bring what is missing; 0: none."""
+        if self._memory.complete(key) is not None or self._snapshots.gathering:
+            return 0
+        if not all(view.up and view.reported_s is not None for view in self._memory.views):
+            return 0
+        live = ((one.lineage, one.step) for one in self._journal.live.values())
+        later = (step for lineage, step in (*live, *self._journal.retired) if lineage == key.lineage and step > key.step)
+        return next(later, 0)
 
     def _skipped(self, key: SnapshotId, among: Collection[int] | None) -> list[int]:
         """Ranks (of these; None: of all) that are past the snapshot and neither hold nor stage it: it can't become complete any more.

@@ -322,7 +322,7 @@ class Restores:
     def _discard(self, choice: RestoreChoice) -> None:
         """From now on the group stages in a new lineage: no older piece can be taken for one."""
         self._group = group = self.joins.renew(choice.begins)
-        kept = (choice.in_memory.lineage, choice.step) if choice.in_memory is not None else ("", -1)
+        kept = (choice.in_memory.lineage, choice.step) if choice.in_memory is not None else ("", choice.step)
         self.discards.begin(group.lineage, *kept)
         self.saves.forget_unbelieved()
         self._enter("discarding")
@@ -334,7 +334,6 @@ class Restores:
         group.decide()
         step = choice.step
         base = choice.snapshot
-        self.saves.restored(group.lineage, base)
         tiers = [one.tier for one in self._tried.values()]
         tier = max(tiers, key=lambda tier: TIERS.index(tier) if tier in TIERS else -1, default="")
         durable = choice.tier == "storage" or self.saves.fate(base)[0] is True

@@ -105,8 +105,7 @@ class LeaveReply:
     """The run is released."""
 
     step: int  # the durable last step, -1 if none was ever saved
-    errors: tuple[str, ...] = ()  # the asker's promised steps that are not durable, not said before
-    untold: tuple[str, ...] = ()  # the same of worker groups before, which have died
+    errors: tuple[str, ...] = ()  # promised steps that are not durable: the asker's; of a release, the last group's
 
 
 Reply = JoinReply | RestoreChoice | RestoreSettled | FlushReply | LeaveReply | Failure

@@ -45,7 +45,6 @@ class TrainerSeen:
     ack_id: int = 0  # newest proposal it has answered; 0: none
     ack_ok: bool = False
     ack_step: int = -1  # its step when it answered
-    broken: tuple[tuple[SnapshotId, str], ...] = ()  # the newest promises whose copy on this rank has come to nothing, and why
 
     @property
     def place(self) -> tuple[int, int]:
@@ -87,8 +86,6 @@ class TrainerWord:
     ack_step: int = -1
     phase: Literal["joined", "running", "closing", "failed"] = "joined"
     error: str = ""  # phase "failed": the user's exception, one line
-    promised: tuple[int, int] | None = None  # the newest promise of this lineage, (step, again), if its user may ask about it
-    broken: tuple[tuple[str, int, int, str], ...] = ()  # as in TrainerSeen: (lineage, step, again, why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from raystate.core.journal import Change, Journal, Request, Retirement
 from raystate.core.memory import Memory, Snap
 from raystate.core.messages import (
     BuildPackage,
-    CommitsFound,
     Discard,
     HostId,
     LiveStep,
@@ -26,20 +25,16 @@ from raystate.core.messages import (
     Progress,
     SaveId,
     SnapshotId,
-    TrainerExited,
     Written,
 )
-from raystate.core.past import Past
 from raystate.core.retention import choose_retired
 from raystate.core.save_job import Job, Steps
 from raystate.core.storage_watch import StorageWatch
-from raystate.core.untold import Untold
 
 MAX_TRIES = 3
 GAVE_WAY = "gave way to newer ones: storage is slower than the steps between saves"
 REPEAT_S = 15.0
 _REMEMBERED = 256
-_REMEMBERED_COMMITS = 1024  # a trainer asks about its newest 256 (`OwnPromises`), and none is far behind the others
 
 
 class Saves:
@@ -54,10 +49,7 @@ class Saves:
         self.running: Job | None = None
         self.failed: dict[SnapshotId, str] = {}  # snapshots that will not become durable, and why
         self.mistake: tuple[SnapshotId, str] | None = None  # the newest snapshot that is the caller's mistake, and which
-        self.saved: dict[SnapshotId, None] = {}  # this attempt's commits; some may be retired by now
-        self.past = Past(desk)  # the commits of the attempts before
-        self.untold = Untold()
-        self.deleted: set[int] = set()  # steps that the user has deleted, until their number may be saved again
+        self.has_saved = False  # this attempt has committed a step
         self.restoring = -1  # a stored step that is being read now
         self.absence = Absence(desk, memory, joins)
         self.pace = StorageWatch(desk, journal, self.absence)
@@ -70,9 +62,7 @@ class Saves:
         """Make a complete snapshot durable. `again`: although it has failed before."""
         if again and key in self.failed:
             del self.failed[key]
-        if key in self.jobs or key in self.failed or self._is_saved(key) or not self.memory.believed(key.lineage, key.step):
-            return
-        if self._is_kept(key):
+        if key in self.jobs or key in self.failed or self._is_kept(key) or not self.memory.believed(key.lineage, key.step):
             return
         snap = self.memory.snaps.get(key)
         self.jobs[key] = Job(key, why, snap is not None and snap.promised, due_s=self.desk.now_s, next_s=self.desk.now_s)
@@ -80,21 +70,17 @@ class Saves:
             self._give_up(key, self._other_bytes(key))
         self.desk.stir = True
 
-    def _is_saved(self, key: SnapshotId) -> bool:
-        return key in self.saved or self.past.has(key)
-
     def _is_kept(self, key: SnapshotId) -> bool:
-        """Whether a live step keeps its promise: itself, another try of the same step, or the
-        snapshot from memory that its lineage began with."""
-        stored, base = self.journal.live.get(key.step), self.memory.base
-        if stored is None or not key.lineage:
-            return False
-        began_with = base is not None and base.by == key.lineage and (base.lineage, base.step) == (stored.lineage, key.step)
-        if stored.lineage != key.lineage and not began_with:
-            return False
-        if stored.snapshot != key:
-            remember(self.saved, key, None, most=_REMEMBERED_COMMITS)  # also when that one is retired
-        return True
+        """Whether a step that is durable, or was, keeps its promise: itself, another try of the same
+        step, or the snapshot from memory that its lineage began with."""
+        stored = self.journal.live.get(key.step)
+        lineages = [key.lineage] if key.lineage else []
+        base = self.memory.base
+        if base is not None and base.lineage and (base.by, base.step) == (key.lineage, key.step):
+            lineages.append(base.lineage)
+        return (stored is not None and stored.lineage in lineages) or any(
+            (lineage, key.step) in self.journal.retired for lineage in lineages
+        )
 
     def _other_bytes(self, key: SnapshotId) -> str:
         return f"step {key.step} lies in storage from another past; restore(step=…, rollback=True) retires it"
@@ -102,12 +88,6 @@ class Saves:
     def protect(self, step: int) -> None:
         """This stored step is being read: retention spares it. -1: none is."""
         self.restoring = step
-
-    def restored(self, lineage: str, base: SnapshotId) -> None:
-        """The lineage goes on from this snapshot (step -1: from none), and makes later steps."""
-        for key, why in self.untold.restored(lineage, base).items():
-            self.lost(key, why)
-        self.deleted = {one for one in self.deleted if one <= base.step}
 
     def owes(self, step: int) -> bool:
         """Whether a step of that number is promised, and may still become durable."""
@@ -120,10 +100,8 @@ class Saves:
             return None, ""  # this try, or another one that counts as well
         if self._is_kept(key):
             return (None, "") if key.step in self.journal.publishing else (True, "")
-        if self._is_saved(key):
-            return True, ""  # committed, and retired by now; its number may have been taken again
-        if key in self.failed:
-            return False, self.failed[key]
+        if (why := self.failed.get(key) or self.journal.given_up.get(key)) is not None:
+            return False, why
         if not self.memory.believed(key.lineage, key.step):
             return False, f"step {key.step} was given up by a restore"
         return (False, self._other_bytes(key)) if key.step in self.journal.live else (None, "")
@@ -135,30 +113,13 @@ class Saves:
         return f"step {key.step} is not committed: {self.joins.missing_text(key)}"
 
     def lost(self, key: SnapshotId, why: str) -> None:
-        """Note that a promised snapshot can never become complete, so its waiters are told."""
-        if key in self.failed or self._is_saved(key) or key.step in self.journal.live:
-            return
-        if self.past.is_open(key):
-            # It may have been durable, and retired since.
-            # (test_untold.test_whoever_waits_for_a_broken_copy_is_told_once_the_log_is_read)
-            self.past.look_for(key, why)
-        else:
+        """A promised snapshot can never become complete."""
+        if key not in self.jobs and self.fate(key)[0] is None:
             self._give_up(key, why)
-
-    def commits_found(self, event: CommitsFound) -> None:
-        """The search of the log has ended."""
-        for key, why in self.past.found(event).items():
-            self.lost(key, why)
 
     def copy_broke(self, key: SnapshotId, rank: int, why: str) -> None:
         """A rank could not make its copy of a promised step, which can't become durable then."""
-        if key not in self.failed:
-            self.lost(key, f"its copy on {self.joins.where([rank])} came to nothing: {why}")
-
-    def trainer_exited(self, event: TrainerExited) -> None:
-        """A trainer died, or left; it may have been promised what it can't ask about any more."""
-        for key, why in self.untold.exited(event).items():
-            self.lost(key, why)
+        self.lost(key, f"its copy on {self.joins.where([rank])} came to nothing: {why}")
 
     def keys(self) -> list[SnapshotId]:
         """Snapshots that must stay in memory for a save.
@@ -182,7 +143,7 @@ class Saves:
             job = self.jobs[key]
             if job.phase == "committing":
                 continue
-            self._give_up(key, "it was given up by a restore")
+            self._give_up(key, "it was given up by a restore", by_restore=True)
 
     # ---------------------------------------------------------------- running
 
@@ -331,9 +292,7 @@ class Saves:
             )
             self._fail(job, why, of_storage=bool(refused))
             return
-        remember(self.saved, job.key, None, most=_REMEMBERED_COMMITS)
-        self.untold.saved(job.key)
-        self.deleted.discard(job.key.step)
+        self.has_saved = True
         self._kept = job.kept
         self.jobs.pop(job.key, None)
         self.running = None
@@ -350,7 +309,7 @@ class Saves:
     def tick(self) -> None:
         """Act on deadlines, and repeat orders whose answer may be lost."""
         now_s, limit_s = self.desk.now_s, self.desk.settings.save_timeout_s
-        self.pace.look(self.jobs, job := self.running, is_first=not self.saved)
+        self.pace.look(self.jobs, job := self.running, is_first=not self.has_saved)
         if job is not None:
             waited_s = now_s - job.started_s
             if job.phase == "writing" and now_s - job.told_s >= min(REPEAT_S, limit_s / 4):
@@ -385,24 +344,24 @@ class Saves:
         if not counts:
             job.tries -= 1
 
-    def _give_up(self, key: SnapshotId, why: str, *, of_storage: bool = False) -> None:
+    def _give_up(self, key: SnapshotId, why: str, *, of_storage: bool = False, by_restore: bool = False) -> None:
         job = self.jobs.pop(key, None)
         if job is not None and job is self.running:
             self.desk.out.append(Discard(save=job.save, step=key.step))
             self.running = None
         remember(self.failed, key, why, most=_REMEMBERED)
-        if job is None or job.promised:
-            self.untold.lost(key, why)
+        if not by_restore and (job is None or job.promised):  # else it is made again
+            self.journal.give_up(key, why)
         group = self.joins.group
-        given_up = group is not None and key.lineage != group.lineage  # by a restore: its caller knows
-        self.journal.trouble(f"step {key.step} will not be durable: {why}", is_told=not given_up, of_storage=of_storage)
+        is_past = group is not None and key.lineage != group.lineage  # who was promised it has died, or has restored since
+        self.journal.trouble(f"step {key.step} will not be durable: {why}", is_told=not is_past, of_storage=of_storage)
 
     def abort_after(self, step: int, why: str) -> None:
         """Give up the saves of later steps, unless their commit is already being written: its entry
         may be in the log, so a rollback waits for it and retires the step.
         (test_recovery.test_a_rollback_waits_for_the_commit_that_is_being_written)"""
         for key in [key for key, job in self.jobs.items() if key.step > step and job.phase != "committing"]:
-            self._give_up(key, why)
+            self._give_up(key, why, by_restore=True)
 
 
 def _by_step(key: SnapshotId) -> tuple[int, str, int]:

@@ -156,17 +156,10 @@ class Snapshots:
         first = view.reported_s is None
         trainers, was_fresh = view.trainers, self._is_fresh(view)
         no_copies = None if view.domain is None else view.no_copies
-        base = memory.base
         touched = memory.take(view, summary, self.desk.now_s)
-        if memory.base is not None and memory.base is not base:  # of an earlier attempt
-            self.saves.untold.went_on(memory.base.by)
         moved = self.joins.observe(view)
         if summary.trainers:
             self.last_trainer_s = self.desk.now_s
-        if trainers != view.trainers:
-            for one in view.trainers:
-                for key, why in one.broken:
-                    self.saves.copy_broke(key, one.rank, why)
         if self.gathering:
             self.gathering.discard(summary.host)
             self.copying.look_again()

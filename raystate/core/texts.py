@@ -18,6 +18,11 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+def of_step(step: int, text: str) -> str:
+    """The text, which says of which step it is, once."""
+    return text if text.startswith(f"step {step} ") else f"step {step}: {text}"
+
+
 def counted(number: int, noun: str, nouns: str = "") -> str:
     """`1 step`, `2,000 steps`. `nouns`: of several, if that is not `noun` with an s."""
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"

@@ -81,10 +81,7 @@ class Trainer:
 
     def begin(self, lineage: str, base: SnapshotId | None) -> None:
         """All ranks go on from `base` (None: the run has no step) in a new lineage. Staging must
-        have ended; slots stay.
-
-        Promises of the lineage before stay to be told: the Coordinator knows which of them hold.
-        """
+        have ended; slots stay. It ends the promises of the lineage before."""
         self.lineage = lineage
         self.newest = step = base.step if base is not None else -1
         self.kept = base
@@ -98,6 +95,7 @@ class Trainer:
         self._ahead = frozenset()
         self._safe = -1
         self._slots.promised = {}
+        self.promises = OwnPromises()
         self._next_due = self._due_after(step)
         self.phase = "running" if self.phase == "joined" else self.phase
 
@@ -153,8 +151,6 @@ class Trainer:
             ack_step=self._ack_step,
             phase=self.phase,
             error=self.error,
-            promised=self.promises.newest_in_word(self.lineage),
-            broken=self.promises.broken_in_word,
         )
 
     @property

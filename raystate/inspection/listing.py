@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from raystate.core.errors import CorruptCheckpointError
+from raystate.core.entries import lost_saves
+from raystate.core.errors import CorruptCheckpointError, RaystateError
+from raystate.core.texts import of_step
 from raystate.inspection.metadata import files_of, moment, shown_items
 from raystate.inspection.places import Checkpoints
 from raystate.orbax.step_reader import ItemKind, StepReader
-from raystate.storage import marked_save, number_in
+from raystate.storage import LogReader, Storage, marked_save, number_in
 from raystate.storage.names import STATE
 
 
@@ -59,6 +61,15 @@ def summarize(checkpoints: Checkpoints, step: int) -> StepSummary | None:
         return StepSummary(**facts, committed_at=moment(reader.times()[1]))
     except (CorruptCheckpointError, FileNotFoundError) as error:
         return StepSummary(**facts, problem=str(error)) if step in checkpoints.steps() else None
+
+
+def given_up(storage: Storage) -> tuple[str, ...]:
+    """Steps for which `save` had returned True, and that are not durable, each with its reason: the
+    newest that the run's log knows. None if it can't be read."""
+    try:
+        return tuple(of_step(one.snapshot.step, one.why) for one in lost_saves(LogReader(storage).tail()))
+    except RaystateError:
+        return ()
 
 
 def beside(checkpoints: Checkpoints) -> list[str]:

@@ -104,9 +104,7 @@ class Departure:
             return True
         open_ones = tuple(one for one in promised if one not in self._decided)
         try:
-            reply = session.ask_now(
-                FlushReply, lambda ask: self._question(ask, open_ones, lost, wait=False, tells=False), timeout_s=ANSWER_S
-            )
+            reply = session.ask_now(FlushReply, lambda ask: self._question(ask, open_ones, lost, wait=False), timeout_s=ANSWER_S)
         except StaleAttemptError:
             if not session.unfinished_restore:
                 raise
@@ -128,8 +126,7 @@ class Departure:
         promised, lost = pipeline.promises()
         reply = session.ask(
             FlushReply,
-            # Under a launcher the error may end in it, and be followed by a start that ends well.
-            lambda ask: self._question(ask, promised, lost, tells=not self.launched),
+            lambda ask: self._question(ask, promised, lost),
             timeout_s=session.config.save_timeout_s + session.config.barrier_timeout_s,
             phase="flush",
         )
@@ -139,7 +136,7 @@ class Departure:
         return reply
 
     def _question(
-        self, ask: Ask, promised: tuple[SnapshotId, ...], lost: Mapping[SnapshotId, str], *, wait: bool = True, tells: bool
+        self, ask: Ask, promised: tuple[SnapshotId, ...], lost: Mapping[SnapshotId, str], *, wait: bool = True
     ) -> FlushAsked:
         session = self._session
         return FlushAsked(
@@ -150,7 +147,6 @@ class Departure:
             broken=tuple(lost.items()),
             word=session.number,
             wait=wait,
-            tells=tells,
         )
 
     def leave(self, before_leaving: Callable[[LeaveReply], None]) -> None:
@@ -182,8 +178,6 @@ class Departure:
         before_leaving(reply)
         self.detach()
         session.link.left(session.rank, session.world)
-        if reply.untold and session.rank == 0:  # no mistake of this group's, and no other start could mend it
-            logger.warning("run %r: not durable: %s", session.config.run, "; ".join(reply.untold))
         if (error := lost_steps(reply.errors, released=True)) is not None:
             raise error
 
@@ -255,8 +249,9 @@ class Departure:
         except StorageError as failure:
             self._name(error, str(failure))
             return
-        if reply.untold:
-            self._name(error, although_promised(reply.untold))
+        _, broken = self._pipeline.promises()
+        if lost := dict.fromkeys((*(f"step {key.step}: {why}" for key, why in broken.items()), *reply.errors)):
+            self._name(error, although_promised(lost))
         session.link.left(session.rank, session.world)
 
     def _name(self, error: BaseException, lost: str) -> None:

@@ -220,7 +220,8 @@ class StateManager:
                 values; serialized before this returns.
             metrics: numbers (or 0-d arrays, which may still be computing).
             custom: anything JSON.
-            force: make this step durable although none is due. An earlier save of it that is on its way counts: then False.
+            force: make this step durable although none is due. The newest step is tried once more; an earlier try that
+                becomes durable counts, too. What was durable when it was restored is not: then False.
 
         Returns:
             True exactly when this step will be durable; the same on every process. Step 0 is due only with `force`, or by a policy.
@@ -377,7 +378,7 @@ class StateManager:
         """For `fit`'s result."""
         self._events.durable(reply.step)
         if self._ending.launched and self._rank == 0:
-            note(step=reply.step, metrics=self._last.metrics(), lost=reply.untold)
+            note(step=reply.step, metrics=self._last.metrics())
 
     def _detach(self) -> None:
         self._ending.detach()

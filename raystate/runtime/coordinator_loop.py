@@ -22,13 +22,13 @@ from raystate.core.messages import (
     Answer,
     Append,
     BuildPackage,
+    Claimed,
     Command,
     Copy,
     Discard,
     EndTrainers,
     Event,
     Failure,
-    FindCommits,
     Finish,
     GivenUp,
     HostDown,
@@ -294,7 +294,7 @@ class CoordinatorLoop:
         self.ledger.begin(entry.attempt)
         if self._recorder is not None:
             self._recorder.begin(entry.attempt, self._settings)
-        self._handle(self._storing.claimed(entry, self._known_hosts, dead))
+        self._handle(Claimed(entry=entry, hosts=self._known_hosts, dead=dead))
         self._storing.prepare(entry)
 
     def _handle(self, event: Event) -> None:
@@ -332,7 +332,7 @@ class CoordinatorLoop:
                 self._hosts.end_trainers(command)
             case Write():
                 self._storing.await_part(command, self._hosts.write(command))
-            case BuildPackage() | Append() | Publish() | Retire() | FindCommits() | Discard():
+            case BuildPackage() | Append() | Publish() | Retire() | Discard():
                 self._storing.carry_out(command)
             case Log(level=level, text=text):
                 logger.log(getattr(logging, level.upper()), "%s", text)

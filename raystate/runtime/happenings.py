@@ -9,7 +9,6 @@ from raystate.core.messages import (
     Appended,
     AttemptDead,
     Claimed,
-    CommitsFound,
     DeleteAsked,
     Event,
     FlushAsked,
@@ -47,7 +46,7 @@ def is_about(event: Event, step: int, saves: Collection[str], seqs: Collection[i
             return seq in seqs
         case Claimed(entry=entry):
             return step in {one.step for one in (*entry.live, *entry.intents)}
-        case FlushAsked(promised=promised) | CommitsFound(snapshots=promised):
+        case FlushAsked(promised=promised):
             return step in {one.step for one in promised}
         case LeaveAsked(last=last, promised=promised):
             return step in {one.step for one in (*promised, *(() if last is None else (last,)))}
@@ -122,9 +121,6 @@ def what_happened(event: Event) -> str:
             return f"log entry {seq} is not written: {error}"
         case Appended(seq=seq, error=error):
             return f"whether log entry {seq} is written is not known: {error}"
-        case CommitsFound(snapshots=snapshots, found=found, error=error):
-            sought = f"the commits of steps {_steps(snapshots)}"
-            return _outcome(f"the log has {len(found)} of {sought}", f"{sought} could not be looked for in the log", error)
         case Progress(who=who, done_bytes=done, total_bytes=total):
             return f"{who} has moved {done} of {total} bytes"
         case PublishDone(step=step, error=error):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from raystate import fault_points
-from raystate.core.entries import WrittenEntry, committed_by, own_commits, still_deleted
+from raystate.core.entries import own_commits
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.core.log import claim_entry, live_steps
 from raystate.core.messages import (
@@ -23,11 +23,8 @@ from raystate.core.messages import (
     Appended,
     AttemptDead,
     BuildPackage,
-    Claimed,
-    CommitsFound,
     Discard,
     Event,
-    FindCommits,
     HostId,
     LiveStep,
     LogEntry,
@@ -37,7 +34,6 @@ from raystate.core.messages import (
     Retire,
     RetireDone,
     SaveId,
-    SnapshotId,
     Write,
     Written,
 )
@@ -55,9 +51,8 @@ from raystate.storage.names import STATE, package_name
 
 logger = logging.getLogger("raystate.coordinator")
 
-READ_BACK = 256  # log entries
 
-Slow = BuildPackage | Append | Publish | Retire | FindCommits | Discard
+Slow = BuildPackage | Append | Publish | Retire | Discard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,18 +162,6 @@ class Storing:
         self._storage.self_test()
         return self._log.claim(entry_after), tuple(dead)
 
-    def claimed(self, entry: LogEntry, hosts: tuple[HostId, ...], dead: tuple[int, ...]) -> Claimed:
-        """With what earlier attempts have done lately, for trainers that have outlived them and ask what became of it."""
-        before: list[WrittenEntry] = []
-        unread = entry.seq - 1
-        if hosts:  # without hosts there are no trainers yet
-            before, unread, error = self._log.read_back(unread, most=READ_BACK)
-            if error is not None:
-                logger.warning("the log can't be read back now: %s", error)
-        committed = tuple(one for written in before if (one := committed_by(written)) is not None)
-        deleted = still_deleted((entry, *before))
-        return Claimed(entry=entry, hosts=hosts, dead=dead, committed=committed, unread=unread, deleted=deleted)
-
     def take_back(self, claim: Claim) -> None:
         """Remove what the claim has made, if the run began with it: it was never trained, so there
         is no run."""
@@ -222,8 +205,6 @@ class Storing:
                 self._workers.build.submit(self._publish, command)
             case Retire():
                 self._workers.clean.submit(self._retire, command)
-            case FindCommits():
-                self._workers.build.submit(self._find_commits, command)
             case Discard(save=save):
                 self._given_up.add(save)
                 self._parts.pop(save, None)
@@ -329,15 +310,6 @@ class Storing:
         except Exception as caught:
             error = one_line(caught)
         self._post(RetireDone(step=command.step, error=error, pinned=pinned))
-
-    def _find_commits(self, command: FindCommits) -> None:
-        found: set[SnapshotId] = set()
-        error = ""
-        try:
-            found = self._log.find_commits(command.up_to, command.snapshots)
-        except Exception as caught:
-            error = one_line(caught)
-        self._post(CommitsFound(snapshots=command.snapshots, found=tuple(sorted(found)), error=error))
 
     def _wrote_in_vain(self, command: Write | BuildPackage) -> None:
         """If the save was given up meanwhile, its discard has come too early."""

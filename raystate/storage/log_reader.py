@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from raystate.core.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, WrittenEntry, committed_by, rebuilt_base
+from raystate.core.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, WrittenEntry, rebuilt_base
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
-from raystate.core.messages import SnapshotId, lineage_order
-from raystate.in_threads import map_in_threads
 from raystate.storage.base import ObjectMissingError, Storage
 from raystate.storage.names import LOG, base_name, base_number, log_name, number_of
 
@@ -114,33 +112,6 @@ class LogReader:
             path = f"{self._storage.url}/{name}"
             raise CorruptCheckpointError(f"{path} holds entry {written.seq}", path=path, expected=seq, got=written.seq)
         return written
-
-    def read_back(self, seq: int, *, most: int) -> ReadBack:
-        """This entry and those before it, at most `most`, as far as storage hands them out now."""
-        last = max(FIRST - 1, seq - most)
-        asked = range(seq, last, -1)
-        found = map_in_threads(self._header_or_error, asked, threads=_READERS, name="raystate-log")
-        failed = [(at, one) for at, one in zip(asked, found, strict=True) if isinstance(one, StorageError)]
-        entries = [one for one in found if isinstance(one, WrittenEntry)]
-        return ReadBack(entries, *(failed[0] if failed else (last, None)))
-
-    def find_commits(self, seq: int, snapshots: Iterable[SnapshotId]) -> set[SnapshotId]:
-        """Which of these snapshots this entry or one before it has committed, as far as they can be read. Raises StorageError, also when
-        this entry is not there."""
-        wanted, found = set(snapshots), set[SnapshotId]()
-        if not self._exists(seq):  # the folder is away, and nothing is known
-            raise self._missing(seq)
-        oldest = min(
-            (lineage_order(one.lineage).attempt for one in wanted), default=0
-        )  # no attempt before it can have committed them
-        for last in range(seq, FIRST - 1, -_READ_AT_ONCE):
-            entries, _, error = self.read_back(last, most=_READ_AT_ONCE)
-            if error is not None:
-                raise error
-            found |= wanted.intersection(map(committed_by, entries))
-            if found == wanted or any(entry.attempt < oldest for entry in entries):
-                break
-        return found
 
     def read_base(self, name: str) -> Base:
         """The base of this name (`WrittenEntry.base`). Raises ObjectMissingError, StorageError, CorruptCheckpointError."""

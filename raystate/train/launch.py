@@ -29,8 +29,10 @@ from raystate.config import StateConfig, check_config
 from raystate.config_errors import check_flag
 from raystate.core.elastic import Sizes
 from raystate.core.errors import BarrierTimeoutError, ConfigError, Interrupted, RunFailedError, StorageError
+from raystate.inspection.listing import given_up
 from raystate.manager.ending import is_clean_exit
 from raystate.manager.opening import open_managers
+from raystate.storage import open_storage
 from raystate.train import endings, terminal
 from raystate.train.bar import run_bar
 from raystate.train.callback import MAX_FAILURES, Outcome, RayTrainCallback
@@ -126,8 +128,11 @@ def fit(
             ending.callback(ray.shutdown)
         trainer = QuietJaxTrainer(entry, **arguments)
         with run_bar(config):
+            storage = open_storage(config.storage)
+            before = given_up(storage)
             result, lost = _run(trainer, config, callback._launch, takeover=takeover)
-        found = run_result(result, config, lost)
+        new = (one for one in given_up(storage) if one not in before)
+        found = run_result(result, config, tuple(dict.fromkeys((*new, *lost))))
     terminal.tell_end(found, config.run)
     return found
 
@@ -187,7 +192,7 @@ def _release(config: StateConfig, launch: str, reason: str, *, after: BaseExcept
             raise
         after.add_note(f"and {endings.release_text(error)}")
         return ()
-    return () if reply is None else reply.untold
+    return () if reply is None else reply.errors
 
 
 # ---------------------------------------------------------------- what JaxTrainer is given

@@ -59,9 +59,8 @@ class RunResult:
             else of the newest durable step, as of a run that had finished before.
         return_value: what the training function returned on rank 0.
         recoveries: every restart, oldest first.
-        lost: steps for which `save` had returned True, and which are not durable, each with its
-            reason. Their worker group has died since, or did not call `close`. Each step in storage
-            is whole.
+        lost: steps for which `save` had returned True in this run, and which are not durable, each
+            with its reason, by the run's log. Each step in storage is whole.
         ray: Ray Train's own result. Its `checkpoint` and `metrics` are None: the steps are the
             run's, and `raystate.Reader(result.path)` reads them. Ray Train keeps only metrics that
             were reported with a checkpoint. A training function that calls
@@ -79,7 +78,7 @@ class RunResult:
 
 
 def run_result(result: Any, config: StateConfig, lost: tuple[str, ...] = ()) -> RunResult:
-    """Of a run that has ended well; `result` is Ray Train's `Result`. `lost`: what was known when `train_fn` had returned."""
+    """Of a run that has ended well; `result` is Ray Train's `Result`. `lost`: see `RunResult`."""
     outcome: Outcome = result.return_value
     step, why = outcome.facts.get("step"), "its StateManager's save was never called, or only for step 0"
     if step is None:  # train_fn made no StateManager, or it left no word
@@ -93,7 +92,7 @@ def run_result(result: Any, config: StateConfig, lost: tuple[str, ...] = ()) -> 
         metrics=dict(outcome.facts.get("metrics") or result.metrics or _stored_metrics(config)),
         return_value=outcome.value,
         recoveries=recoveries(outcome.restarts, _ledger(config) if outcome.restarts else ()),
-        lost=(*(outcome.facts.get("lost") or ()), *lost),
+        lost=lost,
         ray=result,
     )
 

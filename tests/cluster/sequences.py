@@ -83,7 +83,6 @@ class RankActor:
         self.donates = False
         self.calm = False
         self.rolling_back: dict[int, int] = {}
-        self.owed: dict[tuple[int, float], str] = {}
         self.deleted: set[int] = set()
         self.group = group_number
         self.told: list[str] = []

@@ -64,9 +64,6 @@ class Driver:
         dead: tuple[int, ...] = (),
         hosts: tuple[str, ...] = (),
         keep_last: int | None = 3,
-        committed: tuple[SnapshotId, ...] = (),
-        unread: int = 0,
-        deleted: tuple[int, ...] = (),
         **settings: Any,
     ):
         settings.setdefault("host_timeout_s", 1e6)  # hosts speak only when a test lets them
@@ -88,7 +85,7 @@ class Driver:
         self.appends = True  # the same for the log
         entry = claim_entry(tail, "w", "r")
         names = tuple(HostId(host) for host in hosts)
-        self.send(Claimed(entry=entry, dead=dead, hosts=names, committed=committed, unread=unread, deleted=deleted))
+        self.send(Claimed(entry=entry, dead=dead, hosts=names))
 
     # ---------------------------------------------------------------- events
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raystate.core.entries import DELETE, still_deleted
+from raystate.core.entries import DELETE, MOST_FACTS, Fact, deleted_steps, lost_saves, newest_facts
 from raystate.core.log import claim_entry, key_of, live_steps, next_entry, published_steps, refuse_retire, refuse_save
 from raystate.core.messages import (
     Intent,
     LiveStep,
     LogEntry,
+    SnapshotId,
 )
 from raystate.core.retention import choose_retired
 from tests.steps import keep_newest
@@ -115,11 +116,44 @@ def test_retention_never_takes_the_newest():
     assert [one[0] for one in choose_retired(live(5, 6), [])] == [5]
 
 
+def facts(*steps: int, why: str = "retention", lineage: str = "1.1.x") -> tuple[Fact, ...]:
+    return tuple(Fact(SnapshotId(lineage, step), why) for step in steps)
+
+
 def test_a_step_stays_deleted_until_its_number_is_committed_again():
-    removed = Intent(kind="retire", step=3, save="k3", attempt=1, seq=7, reason=DELETE)
-    other = Intent(kind="retire", step=2, save="k2", attempt=1, seq=7, reason="retention")
-    delete = entry(1, 4, intents=(removed, other))
-    commit = replace(entry(1, 3, 4, intents=(Intent(kind="commit", step=3, save="n3", attempt=1, seq=9),)), seq=9)
-    assert still_deleted([delete, replace(entry(1, 4), seq=8)]) == (3,)
-    assert still_deleted([delete, commit]) == still_deleted([commit, delete]) == ()
-    assert still_deleted([commit, replace(delete, seq=10)]) == (3,)
+    assert deleted_steps(replace(entry(1, 4), retired=(*facts(3, why=DELETE), *facts(2)))).keys() == {3}
+    assert deleted_steps(replace(entry(1, 3, 4), retired=facts(3, why=DELETE))) == {}
+
+
+def test_an_entry_says_what_it_retires_and_what_was_given_up():
+    tail = replace(entry(1, 2), retired=facts(0), given_up=facts(1, why="the disk was full"))
+    live = {one.step: one for one in tail.live}
+    new = next_entry(
+        tail,
+        attempt=1,
+        writer="w",
+        carried=(),
+        dead=(),
+        retires=[(1, False, "retention")],
+        given_up=facts(3, why="slow"),
+        reason="r",
+    )
+    assert new.retired == (Fact(live[1].snapshot, "retention"), *facts(0)), "oldest first: the lineage of step 1 isn't known"
+    assert new.given_up == (*facts(1, why="the disk was full"), *facts(3, why="slow"))
+    claim = claim_entry(new, "w2", "run")
+    assert (claim.retired, claim.given_up) == (new.retired, new.given_up)
+    assert LogEntry.from_json(claim.to_json()) == claim
+
+
+def test_an_entry_keeps_the_newest_saves_of_a_kind():
+    newest = newest_facts(facts(*range(MOST_FACTS)), (*facts(MOST_FACTS), *facts(5, why="other")))
+    assert [one.snapshot.step for one in newest] == [*range(1, MOST_FACTS + 1)]
+    assert newest[4] == facts(5, why="other")[0], "the last word on a save counts"
+
+
+def test_a_save_is_lost_unless_another_try_or_a_later_lineage_has_its_step():
+    def lost(**kept: tuple[Fact, ...]) -> list[int]:
+        return [one.snapshot.step for one in lost_saves(replace(entry(), given_up=facts(3, lineage="1.2.x"), **kept))]
+
+    assert lost() == lost(retired=facts(2, lineage="1.2.x")) == lost(retired=facts(3, lineage="1.1.x")) == [3]
+    assert lost(retired=facts(3, lineage="1.2.x")) == lost(retired=facts(3, lineage="2.3.y")) == []

@@ -72,7 +72,7 @@ def test_failed_write_is_discarded_and_tried_again_three_times():
         write = driver.take(Write)[0]
         driver.send(Written(host=HostId("a"), save=write.save, error="disk full"))
         assert [one.save for one in driver.take(Discard)] == [write.save]
-        driver.tick(10.0)
+        driver.tick(9.0)
         assert driver.advice().storage_fails
     assert driver.take(Write) == []
     assert "disk full" in driver.core.journal.troubles[-1]

@@ -13,12 +13,11 @@ from typing import Any
 import raystate.arrays.tree as tree
 import raystate.core.group as group
 import raystate.core.host as host
+import raystate.core.journal as journal
 import raystate.core.leaving as leaving
-import raystate.core.past as past
 import raystate.core.saves as saves
 import raystate.core.storage_watch as storage_watch
 import raystate.core.trainer as trainer
-import raystate.core.untold as untold
 import raystate.manager.facade as facade
 import raystate.manager.newest as newest
 import raystate.manager.pace as pace
@@ -204,13 +203,14 @@ def _a_restored_step_counts_as_durable() -> Any:
 
 
 def _earlier_commits_are_forgotten() -> Any:
-    """What an earlier Coordinator has committed, and retention has removed since, counts as lost."""
-    return _patched((past.Past, "start", lambda *_: None))
+    """What was durable once, and retention has removed since, counts as lost."""
+    real = journal.Journal._arrived
 
+    def arrived(self: journal.Journal, entry: Any) -> None:
+        real(self, entry)
+        self.retired = {}
 
-def _promises_die_with_their_trainers() -> Any:
-    """What a dead trainer was promised, and storage never got, is told to nobody."""
-    return _patched((untold.Untold, "texts", lambda *_, **__: []))
+    return _patched((journal.Journal, "_arrived", arrived))
 
 
 def _another_dtype_is_the_same_state() -> Any:
@@ -251,7 +251,6 @@ PLANTED: dict[str, Callable[[], Any]] = {
     "slots replaced while one is to be filled": _slots_are_replaced_while_one_is_to_be_filled,
     "earlier commits are forgotten": _earlier_commits_are_forgotten,
     "a restored step counts as durable": _a_restored_step_counts_as_durable,
-    "promises die with their trainers": _promises_die_with_their_trainers,
     "another dtype is the same state": _another_dtype_is_the_same_state,
     "another thread saves while one leaves": _another_thread_saves_while_one_leaves,
     "a closed generator has failed": _a_closed_generator_has_failed,

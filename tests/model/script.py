@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from raystate import launch_context
 from raystate.core.errors import (
     BarrierTimeoutError,
     CapacityError,
@@ -99,7 +98,7 @@ LOST_AND_AGAIN = Mood(
     most_troubles=4,
 )
 LOSES = 4  # the last digit of the seeds that have this mood
-# Trainers that die before they could ask what became of their promises.
+# Trainers that die over an outage: their promises end with them.
 LOST_AND_DEAD = Mood(
     calls={"save": 8, "force": 1, "crash": 2, "flush": 1},
     ranks=(1, 1, 2),
@@ -189,7 +188,6 @@ class Sequence:
         self.deleted: set[int] = set()  # by a call
         self.told: list[str] = []  # what has happened, for a person
         self.players: dict[int, Player] = {}  # of the present group, by rank
-        self.owed: dict[tuple[int, float], str] = {}  # promises of dead groups, and when they died: nobody has been told of them
         self.close_failed = False
         self.rolling_back: dict[int, int] = {}  # rank that is in such a restore -> the step it goes back to
         self.met: int | None = None  # such a step, of a restore that a crash met, until another one has settled
@@ -232,22 +230,12 @@ class Sequence:
             self.told.append(f"{world.now_s:.2f} s: all trainers are dead")
             lineages = {rank.manager._session.lineage if rank.manager is not None else "" for rank in ranks}
             self.truth.crashed(self.stored(), world.held(), lineages.pop() if len(lineages) == 1 else "")
-            self._owe()
+            self.players = {}
             self.met = min([*self.rolling_back.values(), *([] if self.met is None else [self.met])], default=None)
             self.rolling_back = {}
             if self.met is not None:  # whoever restores next may find it carried out
                 self.truth.floor = min(self.truth.floor, (self.met, "was rolled back to"))
         return self.made
-
-    def _owe(self) -> None:
-        """The promises of dead trainers: whoever ends the run is told which of them are lost."""
-        players, self.players = self.players.values(), {}
-        if any(player.is_closing for player in players):  # nobody may be left who knew of them
-            self.owed = {}
-            return
-        for player in players:
-            promises = [one for one in player.promises if one not in player.unsure]
-            self.owed |= dict.fromkeys(promises, f"on rank {player.me} of group {player.group}")
 
     def _trouble(self, rng: Random) -> Callable[[], None]:
         world = self.world
@@ -260,9 +248,6 @@ class Sequence:
             self.told.append(f"{world.now_s:.2f} s: {kind}")
             if kind == "coordinator":
                 world.kill_coordinator()
-                self.owed = {}  # what it alone knew of them is in its log only
-                for player in self.players.values():
-                    player.unsure |= set(player.promises)
             elif kind == "host" and host.loop is not None:
                 host.crash()
                 world.at(0.3, host.start)
@@ -327,8 +312,6 @@ class Player:
         self.data = Data()
         self.ahead: set[int] = set()
         self.promises: list[tuple[int, float]] = []
-        self.unsure: set[tuple[int, float]] = set()  # of these: nobody has to know of them once this rank is dead
-        self.is_closing = False
         self.last_true = -1  # the newest step that this line has promised
         self.lines = 0
         self.reopened = 0
@@ -573,8 +556,6 @@ class Player:
             self.promises = []
             self.note(f"wait_until_finished: {error}")
             self.excuse(error, promises)
-            owed = self.sequence.owed  # what was restored is promised anew while its save is under way
-            self.sequence.owed = {one: where for one, where in owed.items() if f"step {one[0]}:" not in str(error)}
             self.last_true = -1
             return
         self.promises = []
@@ -677,7 +658,6 @@ class Player:
         def begin() -> list[int]:
             # Newer ones than the newest are on their way out: a crash met the rollback that retires them.
             stored = [one for one in sequence.stored() if wanted is not None or one <= step]
-            sequence.owed = {one: where for one, where in sequence.owed.items() if one[0] <= step}  # the others are made again
             truth.begin(step, token, rollback=rollback, stored=stored)
             sequence.met = None
             return stored
@@ -687,7 +667,7 @@ class Player:
         machine = self.manager._pipeline.machine
         self.line = Line(newest=step, token=token, promised=machine.is_safe, saved=False)
         self.last_true, self.flushed = -1, False
-        self.unsure |= {one for one in self.promises if one[0] > step}
+        self.promises = []  # a restore ends them
         self.data = data
 
     # ------------------------------------------------------------ ends
@@ -717,39 +697,28 @@ class Player:
                 self.manager.close()
 
     def close(self, call: Call) -> bool:
-        self.is_closing = True
         try:
             self.leave(call)
         except (StorageError, BarrierTimeoutError, StaleAttemptError) as error:
             if isinstance(error, StaleAttemptError) and not (error.replaced and self.sequence.close_failed):
                 raise
             promises = self.promises
-            self.promises, self.is_closing = [], False
+            self.promises = []
             self.sequence.close_failed = True  # another rank may hear of that in its own close
             self.note(f"close: {type(error).__name__}: {error}")
             if isinstance(error, StorageError):
                 self.truth.names_all(f"close on rank {self.me}", str(error), promises)
-            if error.released:
-                self.check_owed(str(error))
             self.excuse(error, promises)
             return False
         line, promises = self.line, self.promises
-        self.promises, self.is_closing = [], False
+        self.promises = []
         self.note("close")
-        self.check_owed("")
         self.truth.durable(f"close on rank {self.me}", promises)
         if self.truth.newest <= self.last_true:
             self.still_there("close")
         if line.token is not None and not (line.saved and self.sequence.donates):
             self.truth.durable(f"close on rank {self.me}", [(line.newest, line.token)])
         return True
-
-    def check_owed(self, error: str) -> None:
-        """The run has ended. What it says of the promises of groups before goes to its launcher."""
-        if self.me == 0:
-            said = "; ".join(("", *launch_context.summary().get("lost", ())))
-            owed, self.sequence.owed = self.sequence.owed, {}
-            self.truth.named("close", error + said, owed)
 
 
 def play(seed: int) -> str:

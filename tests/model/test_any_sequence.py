@@ -73,7 +73,6 @@ KNOWN = {
     "released under a new group": 166,
     "slots replaced while one is to be filled": 342,
     "earlier commits are forgotten": 96,
-    "promises die with their trainers": 75,
     "another dtype is the same state": 5,
     "another thread saves while one leaves": 15,
     "a closed generator has failed": 15,

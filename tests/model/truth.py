@@ -7,7 +7,7 @@ call they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,13 +121,6 @@ class Truth:
         for step, token in promises:
             if not self.is_kept(step, token) and not re.search(rf"\bstep {step}\b", error):
                 raise Violation(f"{who} raised {error}, and save({step}) with token {token} never was in storage")
-
-    def named(self, who: str, error: str, owed: Mapping[tuple[int, float], str]) -> None:
-        """The run has ended. What dead trainers were promised, and no later one has made again, was in storage, or the error names it."""
-        for (step, _), where in owed.items():
-            if not self.published.get(step) and not re.search(rf"\b{step}\b", error):
-                what = f"raised {error}" if error else "returned without an error"
-                raise Violation(f"{who} {what}, and save({step}), promised {where}, never was in storage")
 
     def latest(self, step: int | None) -> None:
         """What latest_step() has answered."""

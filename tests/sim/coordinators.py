@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raystate.core.coordinator import NO_REST, Coordinator
-from raystate.core.entries import committed_by, own_commits, still_deleted
+from raystate.core.entries import own_commits
 from raystate.core.log import claim_entry
 from raystate.core.messages import (
     Advise,
@@ -14,11 +14,9 @@ from raystate.core.messages import (
     Appended,
     BuildPackage,
     Claimed,
-    CommitsFound,
     Copy,
     Discard,
     EndTrainers,
-    FindCommits,
     Finish,
     Invalidate,
     LiveStep,
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 TICK_S = 2.5
-READ_BACK = 1  # log entries
 KEPT = 2  # steps that retention keeps
 
 
@@ -78,16 +75,11 @@ class CoordinatorProc(Proc):
             return
         nodes = [node for node in world.nodes if node.up and node.actor is not None and node.actor.alive]
         world.claimed(self)
-        unread = max(0, entry.seq - 1 - READ_BACK) if nodes else entry.seq - 1
-        before = world.storage.log[unread : entry.seq - 1]
         self.feed(
             Claimed(
                 entry=entry,
                 hosts=tuple(node.id for node in nodes),
                 dead=self.dead_before,
-                committed=tuple(one for old in before if (one := committed_by(old)) is not None),
-                unread=unread,
-                deleted=still_deleted((entry, *before)),
             )
         )
         for node in nodes:
@@ -251,18 +243,6 @@ class CoordinatorProc(Proc):
                 return
         self._step(self.feed, RetireDone(step=command.step, error=error))
 
-    def _find(self, command: FindCommits) -> None:
-        self._step(self._find_now, command)
-
-    def _find_now(self, command: FindCommits) -> None:
-        storage = self.world.storage
-        if storage.outage:
-            self._step(self.feed, CommitsFound(snapshots=command.snapshots, error="storage is out"))
-            return
-        found = {committed_by(before) for before in storage.log[: command.up_to]}
-        asked = command.snapshots
-        self._step(self.feed, CommitsFound(snapshots=asked, found=tuple(one for one in asked if one in found)))
-
     def _discard(self, command: Discard) -> None:
         if self.world.random() < 0.3:
             return  # best effort
@@ -298,7 +278,6 @@ _DO: dict[type, Any] = {
     Append: CoordinatorProc._append,
     Publish: CoordinatorProc._publish,
     Retire: CoordinatorProc._retire,
-    FindCommits: CoordinatorProc._find,
     Discard: CoordinatorProc._discard,
     Finish: CoordinatorProc._finish,
     Superseded: CoordinatorProc._superseded,

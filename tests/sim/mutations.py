@@ -258,11 +258,12 @@ def _repeated_saves_mixed() -> Any:
 
 
 def _lost_promise_told_as_kept() -> Any:
-    """What a restore has given up is told as durable."""
+    """What was given up is told as durable."""
     real = saves.Saves.fate
 
     def fate(self: saves.Saves, key: SnapshotId) -> tuple[bool | None, str]:
-        return real(self, key) if self.memory.believed(key.lineage, key.step) else (True, "")
+        durable, why = real(self, key)
+        return (True, "") if durable is False else (durable, why)
 
     return _patched(saves.Saves, "fate", fate)
 

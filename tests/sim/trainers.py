@@ -84,6 +84,7 @@ class TrainerProc(Proc):
         "stage",
         "step",
         "stop_at",
+        "tries",
         "want",
         "why",
         "world",
@@ -110,6 +111,7 @@ class TrainerProc(Proc):
         self.busy_until_s = 0.0
         self.calls: dict[int, int] = {}  # step -> calls of save() for it, in this line
         self.held: Saved | None = None  # whose copy waits on the device for a slot
+        self.tries: dict[tuple[str, int], list[Saved]] = {}  # (lineage, step) -> whose bytes save() was given
         self.promised: list[Promised] = []  # what save() has returned True for
         self.newest_staged: tuple[Saved, int] | None = None
         self.deleting: tuple[int, str | None] = (-1, None)  # the step, and the save that is to go
@@ -282,6 +284,7 @@ class TrainerProc(Proc):
     def _settled(self, reply: RestoreSettled) -> None:
         assert self.machine is not None and self.choice is not None
         self.machine.begin(self.choice.begins, self.choice.base)
+        self.promised = []  # a restore ends them
         self.world.check_settled(self, reply.step)
         current = self.world.current
         self.group.misled = current is not None and reply.advice[0] < current.core.attempt
@@ -336,6 +339,7 @@ class TrainerProc(Proc):
             return False
         self.step = step
         self.calls[step] = self.calls.get(step, 0) + 1
+        self.tries.setdefault((machine.lineage, step), []).append(self.saved)
         if decision.promised:
             self._promise(SnapshotId(machine.lineage, step, decision.again))
         if decision.action == "stage":
@@ -362,15 +366,12 @@ class TrainerProc(Proc):
     def _promise(self, key: SnapshotId) -> None:
         """An earlier try of the same step keeps the promise, too, and so do the bytes that the line began with."""
 
-        def is_older_try(one: SnapshotId) -> bool:
-            return (one.lineage, one.step) == (key.lineage, key.step)
-
-        before = [saved for one, tries in self.promised if is_older_try(one) for saved in tries]
+        tries = self.tries[key.lineage, key.step]
         _, restored_step, restored = self.group.restored.get(self.rank, ("", -1, BEFORE))
         if restored_step == key.step:
-            before.append(restored)
-        self.promised = [(one, tries) for one, tries in self.promised if not is_older_try(one)]
-        self.promised.append((key, (*before, self.saved)))
+            tries.insert(0, restored)
+        self.promised = [one for one in self.promised if (one[0].lineage, one[0].step) != (key.lineage, key.step)]
+        self.promised.append((key, tuple(tries)))
 
     def _stopping(self, until_s: float) -> None:
         out = self.set.word_out

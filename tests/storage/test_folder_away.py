@@ -8,9 +8,8 @@ from unittest import mock
 
 import pytest
 
-from raystate.core.errors import CorruptCheckpointError, StorageError
+from raystate.core.errors import CorruptCheckpointError
 from raystate.core.log import claim_entry
-from raystate.core.messages import SnapshotId
 from raystate.storage import RunLog, StepFolder, Storage, open_storage, visible_steps
 from raystate.storage.names import LOG, PACKAGES, log_name
 from raystate.storage.wrapping import StorageWrapper
@@ -108,15 +107,6 @@ def test_a_run_is_not_begun_in_the_place_of_one_that_is_away(storage: Storage, t
     heir.claim()
     assert heir.loop.attempt == 2
     assert heir.loop.why_log_is_gone() == ""
-
-
-def test_what_an_earlier_attempt_has_committed_is_not_known_while_the_folder_is_away(storage: Storage, tmp_path: Path) -> None:
-    moving = Away(storage, empty_like(storage, tmp_path))
-    log = RunLog(moving)
-    log.claim(lambda tail: claim_entry(tail, "w", "lm"))
-    moving.away = True
-    with pytest.raises(StorageError, match="is missing"):
-        log.find_commits(1, [SnapshotId("1.0.x", 3)])
 
 
 def test_an_entry_follows_only_one_that_is_there(storage: Storage) -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from raystate.core.entries import NO_BASE
+from raystate.core.entries import FORMAT, NO_BASE
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
 from raystate.core.log import claim_entry
 from raystate.core.messages import LiveStep, LogEntry
@@ -254,6 +254,6 @@ def test_an_entry_of_another_number_or_a_newer_format(storage: Storage):
     storage.create(log_name(2), tail.to_json())
     with pytest.raises(CorruptCheckpointError, match="holds entry 1"):
         RunLog(storage).tail()
-    storage.create(log_name(3), dataclasses.replace(tail, seq=3, format=3).to_json())
+    storage.create(log_name(3), dataclasses.replace(tail, seq=3, format=FORMAT + 1).to_json())
     with pytest.raises(ConfigError, match="newer raystate"):
         RunLog(storage).tail()

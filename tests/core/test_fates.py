@@ -1,0 +1,180 @@
+"""What became of a save is a fact of the log: a trainer that outlives a Coordinator is told by the next one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from raystate.core.entries import Fact
+from raystate.core.messages import (
+    Failure,
+    FlushReply,
+    HostId,
+    LeaveReply,
+    ReleaseAsked,
+    SnapshotId,
+    TrainerExited,
+    Write,
+    Written,
+)
+from raystate.core.own_promises import REMEMBERED, OwnPromises
+from tests.core.driver import AB, Driver, history, running
+
+FULL = "the disk is full"
+
+
+def dies(driver: Driver) -> None:
+    for rank in (0, 1):
+        host = HostId(driver.place[rank])
+        driver.send(TrainerExited(host=host, lineage=driver.lineage, rank=rank, clean=False, reason="died"))
+    driver.seen = {"a": [], "b": []}
+
+
+def fails(driver: Driver) -> None:
+    """The writes of the save that is running, each time that it is tried."""
+    for _ in range(3):
+        driver.send(Written(host=HostId("a"), save=driver.take(Write)[-1].save, error=FULL))
+        driver.tick(9.0)
+
+
+def heir(driver: Driver) -> Driver:
+    """The next Coordinator; the trainers go on."""
+    assert driver.core.tail is not None
+    heir = Driver(tail=driver.core.tail, dead=(1,), hosts=("a", "b"))
+    heir.world, heir.lineage, heir.place = 2, driver.lineage, driver.place
+    return heir
+
+
+def test_what_was_given_up_is_in_the_next_entry_and_its_reason_with_it():
+    driver = running()
+    driver.auto = False
+    driver.stage(4, promised=True)
+    fails(driver)
+    driver.auto = True
+    driver.stage(6, promised=True)
+    tail = driver.core.tail
+    assert tail is not None
+    assert [(one.snapshot, FULL in one.why) for one in tail.given_up] == [(driver.key(4), True)]
+    after = heir(driver)
+    after.stage(8)
+    after.flush(0, driver.key(4), driver.key(6))
+    (reply,) = after.replies(FlushReply)
+    assert (reply.lost, FULL in reply.errors[0]) == ((driver.key(4),), True)
+
+
+def test_what_was_given_up_is_logged_where_nothing_else_is():
+    driver = running()
+    driver.auto = False
+    driver.stage(4, promised=True)
+    fails(driver)
+    driver.auto = True
+    for _ in range(20):
+        driver.tick(3.0)
+    tail = driver.core.tail
+    assert tail is not None
+    assert [one.snapshot for one in tail.given_up] == [driver.key(4)]
+    assert not driver.core.journal.closable
+
+
+def test_what_is_retired_was_durable():
+    driver = running(keep_last=1)
+    for step in (2, 4):
+        driver.stage(step, promised=True)
+    assert driver.core.journal.published == (4,)
+    after = heir(driver)
+    after.stage(5)
+    after.flush(0, driver.key(2))
+    after.flush(1, driver.key(2, 1))
+    assert [reply.errors for reply in after.replies(FlushReply)] == [(), ()]
+    after.stage(2, promised=True)
+    assert after.take(Write) == [], "nor is it made durable once more, because a host still holds it"
+
+
+def test_a_step_of_which_the_log_says_nothing_was_passed_over():
+    tail = replace(history(3), retired=(Fact(SnapshotId("1.1.x", 2), "retention"),))
+    driver = Driver(tail=tail, dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.x", {0: "a", 1: "b"}
+    driver.word(0, 1)
+    driver.flush(0, driver.key(1))
+    assert not driver.replies(FlushReply), "a host that has not reported may hold it"
+    driver.word(1, 1)
+    driver.tick(1.0)
+    (reply,) = driver.replies(FlushReply)
+    assert (reply.lost, "step 2 was made durable without it" in reply.errors[0]) == ((driver.key(1),), True)
+
+
+def test_a_death_ends_the_promises():
+    """The next group goes on, and its end is a good one."""
+    driver = running()
+    driver.auto = False
+    driver.stage(4, promised=True)
+    fails(driver)
+    dies(driver)
+    driver.auto = True
+    driver.join(AB, "next")
+    assert driver.restore().step == 4, "it is in memory still"
+    driver.stage(6, promised=True)
+    driver.leave(driver.key(6), driver.key(6))
+    assert [(reply.step, reply.errors) for reply in driver.replies(LeaveReply)] == [(6, ())] * 2
+
+
+def test_a_restore_that_goes_back_gives_up_nothing_that_the_log_names():
+    driver = running()
+    driver.stage(2, promised=True)
+    driver.auto = False
+    driver.stage(4, promised=True)
+    driver.auto = True
+    driver.restore(step=2, rollback=True)
+    driver.stage(3, promised=True)
+    tail = driver.core.tail
+    assert tail is not None
+    assert tail.given_up == (), "the steps are made again"
+
+
+def released(driver: Driver) -> tuple[str, ...]:
+    driver.seen = {"a": [], "b": []}
+    driver.send(ReleaseAsked(ask=driver.ask(), reason="gave up"))
+    for host in AB:
+        driver.report(host)
+    (reply,) = driver.replies(LeaveReply)
+    return reply.errors
+
+
+def test_a_release_names_every_promise_that_memory_has_in_part():
+    driver = running()
+    for step in (1, 2):
+        driver.hold(0, step, promised=True)
+        driver.word(1, step, pending=(*range(1, step + 1),))
+    dies(driver)
+    assert [text.partition(":")[0] for text in released(driver)] == ["step 1", "step 2"]
+
+
+def test_a_release_does_not_name_a_step_that_another_try_has_made_durable():
+    driver = running()
+    driver.hold(0, 5, promised=True)
+    driver.stage(5, promised=True, again=1)
+    dies(driver)
+    assert released(driver) == ()
+
+
+def test_a_release_that_fails_names_each_step_once():
+    driver = running()
+    driver.hold(0, 2, promised=True)
+    driver.word(1, 3)
+    driver.auto = False
+    driver.stage(3, promised=True)
+    dies(driver)
+    driver.send(ReleaseAsked(ask=driver.ask(), reason="gave up"))
+    for _ in range(400):
+        for order in driver.take(Write):
+            driver.send(Written(host=order.host, save=order.save, error=FULL))
+        driver.live(3.0, *AB)
+    (failure,) = driver.replies(Failure)
+    assert re.findall(r"(?:^|; )step (\d)\b", failure.message) == ["3", "2"], failure.message
+
+
+def test_a_trainer_remembers_its_newest_promises():
+    promises = OwnPromises()
+    for step in range(REMEMBERED + 3):
+        promises.make(SnapshotId("1.1.x", step))
+    assert [promises.made[0].step, len(promises.made)] == [3, REMEMBERED]
