@@ -255,7 +255,7 @@ class Agreement:
         # The ranks act at the first step from the agreed one on for which they call save(), so that one or a later one has to be over.
         live = ((one.lineage, one.step) for one in reversed(self.journal.live.values()))
         lost = ((key.lineage, key.step) for key in reversed(self.saves.failed))
-        over = itertools.chain(live, lost, reversed(self.journal.retired))
+        over = itertools.chain(live, lost, reversed(self.journal.facts.retired))
         return lineage == group.lineage and not any(one == lineage and at >= step for one, at in over)
 
     def _end(self, proposal: Proposal, why: str) -> None:

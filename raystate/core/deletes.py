@@ -48,7 +48,7 @@ class Deletes:
 
     def _was_deleted(self, step: int) -> bool:
         """In this line of training: one that a restore has given up since may be saved again."""
-        gone, base = self._journal.deleted.get(step), self._memory.base
+        gone, base = self._journal.facts.deleted.get(step), self._memory.base
         if gone is None or base is None:
             return gone is not None
         return step <= base.step or lineage_order(gone.lineage) >= lineage_order(base.by)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from raystate.core.desk import LAST_RETRY_S, Desk, remember, retry_delay_s
-from raystate.core.entries import MOST_FACTS, WHY_CHARS, Fact, deleted_steps
+from raystate.core.desk import LAST_RETRY_S, Desk, retry_delay_s
+from raystate.core.facts import Facts
 from raystate.core.log import IntentKey, carriers, is_closed, key_of, next_entry, published_steps, refuse_retire, refuse_save
 from raystate.core.messages import (
     Append,
@@ -29,6 +29,7 @@ from raystate.core.messages import (
     SnapshotId,
     Superseded,
 )
+from raystate.core.names import cluster_of
 
 CLOSE_AFTER_S = 30.0
 
@@ -93,11 +94,7 @@ class Journal:
         self.published: tuple[int, ...] = ()
         self.live: dict[int, LiveStep] = {}  # by step, ascending
         self.newest = -1  # newest committed step
-        self.retired: dict[tuple[str, int], SnapshotId] = {}  # by lineage and step: what was durable once
-        self.deleted: dict[int, SnapshotId] = {}  # steps that the user has deleted lately, until they are saved again
-        self.given_up: dict[SnapshotId, str] = {}  # what never becomes durable, and why; the newest may not be logged yet
-        self._unlogged: dict[SnapshotId, str] = {}
-        self._logging: dict[SnapshotId, str] = {}  # with the entry in flight
+        self.facts = Facts()
         self.troubles: list[str] = []  # failures of storage and steps that were lost since the last published step, newest last
         self.fails = False  # storage has failed or stood still since then; a step is also lost where it is only slow
         self.changed_s = 0.0  # when an entry was last written, or something carried out
@@ -157,11 +154,9 @@ class Journal:
     @property
     def closable(self) -> bool:
         """Whether an entry written now would close an intent, or say what was given up."""
-        tail = self.tail
-        return tail is not None and (
-            bool(self._unlogged)
-            or any(is_closed(one, attempt=self.desk.attempt, carried=self.carried, dead=self.dead) for one in tail.intents)
-        )
+        intents, mine = self.tail.intents if self.tail is not None else (), self.desk.attempt
+        closed = (is_closed(one, attempt=mine, carried=self.carried, dead=self.dead) for one in intents)
+        return self.facts.has_news or any(closed)
 
     def is_live(self, key: SnapshotId) -> bool:
         """Whether the live step of that number is this very snapshot."""
@@ -193,11 +188,6 @@ class Journal:
         if is_told and self.troubles[-1:] != [text]:
             self.troubles = [*self.troubles[-4:], text]
         self.desk.stir = True
-
-    def give_up(self, key: SnapshotId, why: str) -> None:
-        """It never becomes durable: the next entry says so."""
-        remember(self._unlogged, key, why[:WHY_CHARS], most=MOST_FACTS)
-        remember(self.given_up, key, why[:WHY_CHARS], most=MOST_FACTS)
 
     def attempt_dead(self, event: AttemptDead) -> None:
         """The process of an older attempt is gone: it carries nothing out any more."""
@@ -259,7 +249,6 @@ class Journal:
             commit, retires = change
             assert self.tail is not None
             aside = request.kind == "set aside"
-            self._logging, self._unlogged = self._unlogged, {}
             entry = next_entry(
                 self.tail,
                 attempt=desk.attempt,
@@ -268,7 +257,7 @@ class Journal:
                 dead=self.dead,
                 commit=commit,
                 retires=[(step, aside, why) for step, why in retires],
-                given_up=[Fact(key, why) for key, why in self._logging.items()],
+                given_up=self.facts.take(),
                 reason=request.why,
             )
             self._flight, self._flight_of, self._tries, self._resend_s = entry, request, 0, None
@@ -315,17 +304,16 @@ class Journal:
         if event.outcome == "refused":
             # The package is gone and nothing was written: the entry's retirements must not happen.
             # (test_saves.test_nothing_goes_for_a_step_that_has_not_come)
-            self._unlogged = {**self._logging, **self._unlogged}
+            self.facts.refused()
             self._logged(request, None, event.error)
             return
-        self._logging = {}
         self._arrived(flight)
         self._logged(request, flight)
 
     def _supersede(self, tail: LogEntry | None, flight: LogEntry) -> None:
         attempt = -1 if tail is None else tail.attempt
         mine = self.desk.attempt
-        stranger = tail is not None and _cluster_of(tail.writer) != _cluster_of(self.writer)
+        stranger = tail is not None and cluster_of(tail.writer) != cluster_of(self.writer)
         settings = self.desk.settings
         where = f"run {settings.run!r} on {settings.storage}"
         if attempt > mine:
@@ -353,9 +341,7 @@ class Journal:
             if key not in self.carried and key not in self._work:
                 self._work[key] = _Work(intent)
         self.carried &= open_keys
-        self.deleted = deleted_steps(entry)
-        self.retired = {(one.lineage, one.step): one for one, _ in entry.retired}
-        self.given_up = {**dict(entry.given_up), **self._unlogged}
+        self.facts.arrived(entry)
         self._looked()
 
     def _looked(self) -> None:
@@ -411,8 +397,3 @@ class Journal:
 
 
 _ELSEWHERE = "another Ray cluster, or another script with a Ray of its own,"
-
-
-def _cluster_of(writer: str) -> str:
-    """The part of a writer's id that all Coordinators of one run in one cluster share: all but the last, random one."""
-    return writer.rpartition(".")[0]

@@ -161,7 +161,7 @@ class Leaving:
         lost = (
             {}
             if group is None
-            else {key: why for key, why in self.journal.given_up.items() if group_of(key.lineage) == group.nonce}
+            else {key: why for key, why in self.journal.facts.given_up.items() if group_of(key.lineage) == group.nonce}
         )
         for snap in self.memory.snaps.values():
             if snap.promised_by_some and self.memory.believed(snap.lineage, snap.step):

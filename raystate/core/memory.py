@@ -250,7 +250,7 @@ class Memory:
         if summary.base is not None:
             self.discarded(view, summary.base.stamp)
             # A new Coordinator learns from the hosts what the restores before it have given up.
-            # (test_untold.test_last_words_of_a_group_before_the_one_that_a_new_coordinator_finds)
+            # (test_fates.test_what_a_restore_gave_up_under_an_earlier_attempt_is_not_made_durable)
             if self.base is None or summary.base.stamp > self.base.stamp:
                 self.base = summary.base
         view.trainers = summary.trainers

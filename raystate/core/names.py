@@ -85,3 +85,8 @@ def save_order(save: str) -> tuple[int, int]:
     """(attempt, counter) of a save id: later saves are greater. Raises ValueError for anything else."""
     attempt, _, counter = save.removeprefix("a").partition("k")
     return int(attempt), int(counter)
+
+
+def cluster_of(writer: str) -> str:
+    """The part of a writer's id that all Coordinators of one run in one cluster share: all but the last, random one."""
+    return writer.rpartition(".")[0]

@@ -181,13 +181,12 @@ class Promises:
 
     def _passed_over(self, key: SnapshotId) -> int:
         """A later step of its lineage that is durable, or was, where no host can bring what is missing; 0: none."""
-        if self._memory.complete(key) is not None or self._snapshots.gathering:
+        newer = itertools.takewhile(lambda one: one.step > key.step, reversed(self._journal.live.values()))
+        past = (gone for gone in self._journal.facts.retired.values() if gone.step > key.step)
+        found = next((one.step for one in itertools.chain(newer, past) if one.lineage == key.lineage), 0)
+        if not found or self._memory.complete(key) is not None or self._snapshots.gathering:
             return 0
-        if not all(view.up and view.reported_s is not None for view in self._memory.views):
-            return 0
-        live = ((one.lineage, one.step) for one in self._journal.live.values())
-        later = (step for lineage, step in (*live, *self._journal.retired) if lineage == key.lineage and step > key.step)
-        return next(later, 0)
+        return found if all(view.up and view.reported_s is not None for view in self._memory.views) else 0
 
     def _skipped(self, key: SnapshotId, among: Collection[int] | None) -> list[int]:
         """Ranks (of these; None: of all) that are past the snapshot and neither hold nor stage it: it can't become complete any more.

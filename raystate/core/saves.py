@@ -79,7 +79,7 @@ class Saves:
         if base is not None and base.lineage and (base.by, base.step) == (key.lineage, key.step):
             lineages.append(base.lineage)
         return (stored is not None and stored.lineage in lineages) or any(
-            (lineage, key.step) in self.journal.retired for lineage in lineages
+            (lineage, key.step) in self.journal.facts.retired for lineage in lineages
         )
 
     def _other_bytes(self, key: SnapshotId) -> str:
@@ -100,7 +100,7 @@ class Saves:
             return None, ""  # this try, or another one that counts as well
         if self._is_kept(key):
             return (None, "") if key.step in self.journal.publishing else (True, "")
-        if (why := self.failed.get(key) or self.journal.given_up.get(key)) is not None:
+        if (why := self.failed.get(key) or self.journal.facts.given_up.get(key)) is not None:
             return False, why
         if not self.memory.believed(key.lineage, key.step):
             return False, f"step {key.step} was given up by a restore"
@@ -351,7 +351,7 @@ class Saves:
             self.running = None
         remember(self.failed, key, why, most=_REMEMBERED)
         if not by_restore and (job is None or job.promised):  # else it is made again
-            self.journal.give_up(key, why)
+            self.journal.facts.give_up(key, why)
         group = self.joins.group
         is_past = group is not None and key.lineage != group.lineage  # who was promised it has died, or has restored since
         self.journal.trouble(f"step {key.step} will not be durable: {why}", is_told=not is_past, of_storage=of_storage)

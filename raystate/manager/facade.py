@@ -220,8 +220,7 @@ class StateManager:
                 values; serialized before this returns.
             metrics: numbers (or 0-d arrays, which may still be computing).
             custom: anything JSON.
-            force: make this step durable although none is due. The newest step is tried once more; an earlier try that
-                becomes durable counts, too. What was durable when it was restored is not: then False.
+            force: make this step durable although none is due. Of the newest step that is another try: each that becomes durable counts.
 
         Returns:
             True exactly when this step will be durable; the same on every process. Step 0 is due only with `force`, or by a policy.

@@ -10,6 +10,8 @@ from raystate.core.messages import (
     Failure,
     FlushReply,
     HostId,
+    HostReported,
+    Invalidate,
     LeaveReply,
     ReleaseAsked,
     SnapshotId,
@@ -101,6 +103,18 @@ def test_a_step_of_which_the_log_says_nothing_was_passed_over():
     driver.tick(1.0)
     (reply,) = driver.replies(FlushReply)
     assert (reply.lost, "step 2 was made durable without it" in reply.errors[0]) == ((driver.key(1),), True)
+
+
+def test_what_a_restore_gave_up_under_an_earlier_attempt_is_not_made_durable():
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.1.g", {0: "a", 1: "b"}
+    for host in AB:
+        base = Invalidate(host=HostId(host), lineage="1.1.g", step=4, by="1.3.h", attempt=1, seq=2)
+        driver.send(HostReported(summary=replace(driver.summary(host), base=base)))
+    driver.stage(5, promised=True)
+    assert driver.take(Write) == []
+    driver.stage(4, promised=True)
+    assert {one.step for one in driver.take(Write)} == {4}
 
 
 def test_a_death_ends_the_promises():

@@ -208,7 +208,7 @@ def _earlier_commits_are_forgotten() -> Any:
 
     def arrived(self: journal.Journal, entry: Any) -> None:
         real(self, entry)
-        self.retired = {}
+        self.facts.retired = {}
 
     return _patched((journal.Journal, "_arrived", arrived))
 
