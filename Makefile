@@ -83,7 +83,7 @@ test-all: $(STAMP)
 	RAYSTATE_ALL=1 $(PYTEST) $(ONE_CORE) tests/model $(ARGS)
 
 # With other Pythons, and with the newest of all packages or those of constraints.txt: what is fast, the compiled programs, and a training.
-# FEW=1: of it what CI has the time for, where other packages' internals and other Pythons' ways have made a difference.
+# FEW=1: of it a few files, where other packages' internals and other Pythons' ways have made a difference.
 VERSIONS ?= $(if $(FEW),3.13-newest,3.11-newest 3.12-newest 3.13-newest 3.13-pinned)
 FEW_FILES := $(addprefix tests/,compilation arrays orbax/test_every_api.py orbax/test_retention.py cluster/test_train_fit.py)
 test-versions: $(addprefix test-version-,$(VERSIONS))
