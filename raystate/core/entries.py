@@ -85,7 +85,7 @@ class LogEntry:
     """An entry holds the whole state after it.
 
     Attributes:
-        retired, given_up: the newest saves that were durable once, and those that never will be; oldest first.
+        retired, given_up: the newest saves that were durable once (but for damaged ones), and those that never will be; oldest first.
     """
 
     seq: int

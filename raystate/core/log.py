@@ -107,7 +107,8 @@ def next_entry(
     retired: list[Fact] = []
     for step, aside, why in retires:
         gone = live.pop(step)
-        retired.append(Fact(gone.snapshot, why[:WHY_CHARS]))
+        if not aside:  # a damaged one has to be saved again if memory still has it
+            retired.append(Fact(gone.snapshot, why[:WHY_CHARS]))
         intents.append(Intent(kind="retire", step=step, save=gone.save, attempt=attempt, seq=seq, aside=aside, reason=why))
     if commit is not None:
         live[commit.step] = commit

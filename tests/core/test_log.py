@@ -134,7 +134,7 @@ def test_an_entry_says_what_it_retires_and_what_was_given_up():
         writer="w",
         carried=(),
         dead=(),
-        retires=[(1, False, "retention")],
+        retires=[(1, False, "retention"), (2, True, "damaged")],
         given_up=facts(3, why="slow"),
         reason="r",
     )
