@@ -14,7 +14,7 @@ from typing import Any
 
 from raystate.core.errors import ConfigError, RaystateError
 
-FORMAT = 5  # of everything in an arena; another number is never adopted
+FORMAT = 6  # of everything in an arena; another number is never adopted
 PREFIX = "raystate-"
 PAGE_BYTES = 4096
 

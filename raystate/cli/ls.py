@@ -51,7 +51,7 @@ def ls(
     total = len(steps) - (len(chosen) - len(found))  # some may have been retired meanwhile
     found = _sorted(found, sort)
     hidden = 0 if everything else max(0, len(found) - last)
-    found, strange, lost = found[hidden:], beside(checkpoints), given_up(checkpoints.storage)
+    found, strange, lost = found[hidden:], beside(checkpoints), [*(given_up(checkpoints.storage) or {}).values()]
     if as_json:
         print_json(
             {

@@ -190,7 +190,7 @@ def _notes(checkpoints: Checkpoints, history: RunHistory | None, saves: Sequence
     for save in saves:
         if history is not None and save.past.fate == "live" and save.nbytes is None:
             yield f"Step {save.past.step} is committed in the log and not visible: on its way, or lost; `raystate verify` tells which."
-    for one in given_up(checkpoints.storage):
+    for one in (given_up(checkpoints.storage) or {}).values():
         yield f"save() had promised a step that is not durable. {one[0].upper()}{one[1:]}"
     for name in beside(checkpoints):
         yield f"{name} is no complete step: an unfinished save, or a copy that has lost its marker."

@@ -7,7 +7,7 @@ from raystate.core.desk import Desk
 from raystate.core.entries import DELETE
 from raystate.core.journal import Change, Journal, Request
 from raystate.core.memory import Memory
-from raystate.core.messages import Ask, DeleteAsked, FlushReply, LogEntry
+from raystate.core.messages import Ask, DeleteAsked, FlushReply, LogEntry, SnapshotId
 from raystate.core.names import lineage_order
 from raystate.core.saves import Saves
 
@@ -22,6 +22,7 @@ class Deletes:
         self._saves = saves
         self._waiting: list[tuple[DeleteAsked, float]] = []  # with the time when it was asked
         self._logged: set[Ask] = set()  # those that stand in the log
+        self._going: list[SnapshotId] = []  # with the entry in flight
 
     def asked(self, event: DeleteAsked) -> None:
         """Somebody wants a step deleted: refuse, or ask the journal to retire it."""
@@ -58,10 +59,13 @@ class Deletes:
     def change(self, request: Request) -> Change | None:
         """The step, unless it has become the newest or may not be retired by now."""
         left = [(step, why) for step, why in self._journal.retirable(request.retires) if step != self._journal.newest]
+        self._going = [self._journal.live[step].snapshot for step, _ in left]
         return (None, left) if left else None
 
     def logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:  # noqa: ARG002 - see journal.Editor
         """Note that all who wait for this step have their entry."""
+        for gone in self._going if entry is not None else ():
+            self._journal.facts.delete(gone)
         for step, _ in request.retires:
             self._logged.update(waiting.ask for waiting, _ in self._waiting if waiting.step == step)
         self._desk.stir = True

@@ -26,7 +26,7 @@ WHY_CHARS = 300
 
 
 class Fact(NamedTuple):
-    """What became of a save, and why."""
+    """What became of a save, and why. Of one that was given up "": another one has made its step durable since."""
 
     snapshot: SnapshotId
     why: str
@@ -159,17 +159,22 @@ def deleted_steps(entry: LogEntry) -> dict[int, SnapshotId]:
 
 def lost_saves(entry: LogEntry | None) -> tuple[Fact, ...]:
     """Saves that were given up, and whose step is not durable by another try or in a later lineage."""
-    if entry is None:
-        return ()
+    made = kept_steps(entry)
+    return tuple(fact for fact in (entry.given_up if entry is not None else ()) if fact.why and not is_made(fact.snapshot, made))
+
+
+def kept_steps(entry: LogEntry | None) -> dict[int, SnapshotId]:
+    """The newest snapshot of each step that is durable, or was."""
     kept: dict[int, SnapshotId] = {}
-    for one in (*(fact.snapshot for fact in entry.retired), *(live.snapshot for live in entry.live)):
+    for one in () if entry is None else (*(fact.snapshot for fact in entry.retired), *(live.snapshot for live in entry.live)):
         kept[one.step] = max(one, kept.get(one.step, one), key=lambda key: key.order)
+    return kept
 
-    def is_lost(one: SnapshotId) -> bool:
-        later = kept.get(one.step)
-        return later is None or (later.lineage != one.lineage and later.order < one.order)
 
-    return tuple(fact for fact in entry.given_up if is_lost(fact.snapshot))
+def is_made(lost: SnapshotId, kept: dict[int, SnapshotId]) -> bool:
+    """Whether another try of its step, or a later lineage, has made that step durable."""
+    one = kept.get(lost.step)
+    return one is not None and (one.lineage == lost.lineage or one.order > lost.order)
 
 
 NO_BASE = Base(name="", live=(), intents=())

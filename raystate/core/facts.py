@@ -20,6 +20,7 @@ class Facts:
         self.retired: dict[tuple[str, int], SnapshotId] = {}
         self.deleted: dict[int, SnapshotId] = {}
         self.given_up: dict[SnapshotId, str] = {}
+        self._own_deletes: dict[int, SnapshotId] = {}
         self._unlogged: dict[SnapshotId, str] = {}
         self._in_flight: dict[SnapshotId, str] = {}
 
@@ -33,6 +34,11 @@ class Facts:
         for facts in (self._unlogged, self.given_up):
             remember(facts, key, why[:WHY_CHARS], most=MOST_FACTS)
 
+    def delete(self, gone: SnapshotId) -> None:
+        """The user has deleted it, in this attempt: an old step's fact may not be among the newest of the log."""
+        remember(self._own_deletes, gone.step, gone, most=MOST_FACTS)
+        self.deleted[gone.step] = gone
+
     def take(self) -> list[Fact]:
         """What an entry that is made now has to say."""
         self._in_flight, self._unlogged = self._unlogged, {}
@@ -45,6 +51,8 @@ class Facts:
     def arrived(self, entry: LogEntry) -> None:
         """This entry is the newest."""
         self._in_flight = {}
-        self.deleted = deleted_steps(entry)
+        live = {one.step for one in entry.live}
+        self._own_deletes = {step: one for step, one in self._own_deletes.items() if step not in live}
+        self.deleted = self._own_deletes | deleted_steps(entry)
         self.retired = {(one.lineage, one.step): one for one, _ in entry.retired}
-        self.given_up = {**dict(entry.given_up), **self._unlogged}
+        self.given_up = {one: why for one, why in entry.given_up if why} | self._unlogged

@@ -273,7 +273,7 @@ class Journal:
         """Try again what is due, and close carried-out intents when nothing else is logged for a while."""
         if self._resend_s is not None or any(not one.busy for one in self._work.values()):
             self.desk.stir = True
-        elif not self.busy and not self._work and self.desk.now_s - self.changed_s >= CLOSE_AFTER_S and self.closable:
+        if not self.busy and not self.working and self.desk.now_s - self.changed_s >= CLOSE_AFTER_S and self.closable:
             self.close("nothing else to log")
 
     def appended(self, event: Appended) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from raystate.core.agreement import Agreement
 from raystate.core.desk import NAMED, Barrier, Desk, Lookout, named, step_text
+from raystate.core.entries import WHY_CHARS, is_made, kept_steps
 from raystate.core.group import Group, Joins
 from raystate.core.inquiry import Inquiry
 from raystate.core.journal import Journal
@@ -166,7 +167,9 @@ class Leaving:
         for snap in self.memory.snaps.values():
             if snap.promised_by_some and self.memory.believed(snap.lineage, snap.step):
                 lost.setdefault(snap.id, "it is in host memory and waits for storage" if snap.complete else UNFINISHED)
-        late = {key: fate(key)[1] or why for key, why in lost.items() if key.step != told and fate(key)[0] is not True}
+        made = kept_steps(self.journal.tail)  # perhaps in a later lineage
+        lost = {key: why for key, why in lost.items() if key.step != told and not is_made(key, made)}
+        late = {key: (fate(key)[1] or why)[:WHY_CHARS] for key, why in lost.items() if fate(key)[0] is not True}
         texts = {key.step: why for key, why in sorted(late.items(), key=lambda one: one[0].order)}
         return tuple(of_step(step, why) for step, why in sorted(texts.items()))
 
@@ -235,6 +238,8 @@ class Leaving:
             if last in self.saves.failed and self.saves.mistake is not None and self.saves.mistake[0] == last:
                 self._give_up_mistaken(group, last, self.saves.mistake[1])
                 return False
+            if last not in self.saves.jobs and self.saves.is_under_way(last):
+                return False  # another try of it
             key = self._find(last)
             if key is None:
                 # The rest of it may come with a host that is away, or has just started anew.

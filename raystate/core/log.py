@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from raystate.core.entries import WHY_CHARS, Fact, Intent, IntentKey, LiveStep, LogEntry, key_of, newest_facts
+from raystate.core.entries import WHY_CHARS, Fact, Intent, IntentKey, LiveStep, LogEntry, is_made, key_of, newest_facts
 from raystate.core.names import told_newest
 
 NOTHING: frozenset[IntentKey] = frozenset()
@@ -110,7 +110,10 @@ def next_entry(
         if not aside:  # a damaged one has to be saved again if memory still has it
             retired.append(Fact(gone.snapshot, why[:WHY_CHARS]))
         intents.append(Intent(kind="retire", step=step, save=gone.save, attempt=attempt, seq=seq, aside=aside, reason=why))
+    made: list[Fact] = []
     if commit is not None:
+        now = {commit.step: commit.snapshot}
+        made = [Fact(one.snapshot, "") for one in tail.given_up if one.why and is_made(one.snapshot, now)]
         live[commit.step] = commit
         intents.append(Intent(kind="commit", step=commit.step, save=commit.save, attempt=attempt, seq=seq, reason=reason))
     return LogEntry(
@@ -122,7 +125,7 @@ def next_entry(
         live=tuple(live[step] for step in sorted(live)),
         intents=tuple(intents),
         retired=newest_facts(tail.retired, retired),
-        given_up=newest_facts(tail.given_up, given_up),
+        given_up=newest_facts(tail.given_up, (*given_up, *made)),
         reason=reason,
     )
 

@@ -30,7 +30,9 @@ class OwnPromises:
         self.made = (*self.made, snapshot)
 
     def broke(self, snapshot: SnapshotId, why: str) -> None:
-        """Its copy on this rank has come to nothing."""
+        """Its copy on this rank has come to nothing. If another try stands for it, that doesn't matter."""
+        if snapshot not in self.made:
+            return
         self.broken = (*self.broken, (snapshot, why))
 
     def told(self, which: Iterable[SnapshotId]) -> None:

@@ -135,7 +135,8 @@ class Promises:
                 self._unheard.setdefault(event.rank, []).append(ask)
                 return
             # One for which others wait is undecided: it has just been looked at.
-            open_ones = [key for key in event.promised if key in self._undecided or fates.fate(key)[0] is None]
+            asked = (*event.promised, *(key for key, _ in event.broken))  # another try may keep what is broken
+            open_ones = [key for key in asked if key in self._undecided or fates.fate(key)[0] is None]
             if open_ones:
                 self._undecided.setdefault(open_ones[0], []).append(ask)
                 return
@@ -175,15 +176,18 @@ class Promises:
         if durable is None and key not in self._saves.jobs and key.step not in self._journal.live:
             if skipped := self._skipped(key, spoken):
                 return False, f"{self._joins.where(skipped)} had no free slot for it before a newer step came"
-            if later := self._passed_over(key):
+            if spoken is None and (later := self._passed_over(key)):
                 return False, f"step {later} was made durable without it"
         return durable, why
 
     def _passed_over(self, key: SnapshotId) -> int:
         """A later step of its lineage that is durable, or was, where no host can bring what is missing; 0: none."""
+        base = self._memory.base  # what a lineage began with is passed over by that lineage's steps, too
+        begun = base is not None and (base.lineage, base.step) == (key.lineage, key.step)
+        lineages = (key.lineage, base.by if base is not None and begun else key.lineage)
         newer = itertools.takewhile(lambda one: one.step > key.step, reversed(self._journal.live.values()))
         past = (gone for gone in self._journal.facts.retired.values() if gone.step > key.step)
-        found = next((one.step for one in itertools.chain(newer, past) if one.lineage == key.lineage), 0)
+        found = next((one.step for one in itertools.chain(newer, past) if one.lineage in lineages), 0)
         if not found or self._memory.complete(key) is not None or self._snapshots.gathering:
             return 0
         return found if all(view.up and view.reported_s is not None for view in self._memory.views) else 0

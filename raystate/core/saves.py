@@ -35,6 +35,7 @@ MAX_TRIES = 3
 GAVE_WAY = "gave way to newer ones: storage is slower than the steps between saves"
 REPEAT_S = 15.0
 _REMEMBERED = 256
+_BROKEN = "its copy on"
 
 
 class Saves:
@@ -71,16 +72,26 @@ class Saves:
         self.desk.stir = True
 
     def _is_kept(self, key: SnapshotId) -> bool:
-        """Whether a step that is durable, or was, keeps its promise: itself, another try of the same
-        step, or the snapshot from memory that its lineage began with."""
-        stored = self.journal.live.get(key.step)
-        lineages = [key.lineage] if key.lineage else []
+        """Whether a step that is durable, or was, keeps its promise: a try of it, see `_lineages`. One that the user has deleted keeps
+        none of a later call."""
+        stored, facts, lineages = self.journal.live.get(key.step), self.journal.facts, self._lineages(key)
+        if stored is not None and stored.lineage in lineages:
+            return True
+        if not any((lineage, key.step) in facts.retired for lineage in lineages):
+            return False
+        gone = facts.deleted.get(key.step)
+        return gone is None or key.order <= gone.order
+
+    def _lineages(self, key: SnapshotId) -> list[str]:
+        """Whose snapshots of its step count as tries of it: its own lineage's, and what that began with from memory."""
         base = self.memory.base
-        if base is not None and base.lineage and (base.by, base.step) == (key.lineage, key.step):
-            lineages.append(base.lineage)
-        return (stored is not None and stored.lineage in lineages) or any(
-            (lineage, key.step) in self.journal.facts.retired for lineage in lineages
-        )
+        begun = base is not None and base.lineage and (base.by, base.step) == (key.lineage, key.step)
+        return [one for one in (key.lineage, base.lineage if base is not None and begun else "") if one]
+
+    def is_under_way(self, key: SnapshotId) -> bool:
+        """Whether a try of its step may still become durable."""
+        lineages = self._lineages(key)
+        return any(one.step == key.step and one.lineage in lineages for one in self.jobs)
 
     def _other_bytes(self, key: SnapshotId) -> str:
         return f"step {key.step} lies in storage from another past; restore(step=…, rollback=True) retires it"
@@ -96,8 +107,8 @@ class Saves:
 
     def fate(self, key: SnapshotId) -> tuple[bool | None, str]:
         """What has become of a promised snapshot: (True, ""): durable; (False, why not); (None, ""): undecided, see `waits_for`."""
-        if any((one.lineage, one.step) == (key.lineage, key.step) for one in self.jobs):
-            return None, ""  # this try, or another one that counts as well
+        if self.is_under_way(key):
+            return None, ""
         if self._is_kept(key):
             return (None, "") if key.step in self.journal.publishing else (True, "")
         if (why := self.failed.get(key) or self.journal.facts.given_up.get(key)) is not None:
@@ -114,12 +125,21 @@ class Saves:
 
     def lost(self, key: SnapshotId, why: str) -> None:
         """A promised snapshot can never become complete."""
-        if key not in self.jobs and self.fate(key)[0] is None:
+        if key in self.jobs or self.fate(key)[0] is not None:
+            return
+        if self.is_under_way(key):
+            remember(self.failed, key, why, most=_REMEMBERED)  # another try may make the step durable
+        else:
             self._give_up(key, why)
 
     def copy_broke(self, key: SnapshotId, rank: int, why: str) -> None:
         """A rank could not make its copy of a promised step, which can't become durable then."""
-        self.lost(key, f"its copy on {self.joins.where([rank])} came to nothing: {why}")
+        text = f"{_BROKEN} {self.joins.where([rank])} came to nothing: {why}"
+        known = self.failed.get(key, _BROKEN)
+        if not known.startswith(_BROKEN) and self.fate(key)[0] is False:  # a report has said only that the rank lacks it
+            self.failed[key] = text
+            self.journal.facts.give_up(key, text)
+        self.lost(key, text)
 
     def keys(self) -> list[SnapshotId]:
         """Snapshots that must stay in memory for a save.
@@ -152,6 +172,9 @@ class Saves:
         self._drop_gone()
         if self._kept is not None and not self.journal.publishing and not self.journal.busy:
             self._retire_the_rest()
+        for key in [key for key, job in self.jobs.items() if job.phase == "queued" and self._is_kept(key)]:
+            del self.jobs[key]  # another try of its step is durable
+            self.desk.stir = True
         if self.running is not None or not self.jobs:
             return
         now_s = self.desk.now_s
@@ -161,10 +184,7 @@ class Saves:
                 continue
             refused = self.journal.refuse_save(key.step)
             if refused is not None:  # a superseded attempt may still remove a step of this number
-                if self._is_kept(key):
-                    del self.jobs[key]
-                    self.desk.stir = True
-                elif key.step in self.journal.live:
+                if key.step in self.journal.live:
                     self._give_up(key, self._other_bytes(key))
                 elif now_s - job.due_s >= self.desk.settings.save_timeout_s:
                     self._give_up(key, refused)

@@ -9,6 +9,7 @@ from typing import Any
 
 from raystate.core.entries import lost_saves
 from raystate.core.errors import CorruptCheckpointError, RaystateError
+from raystate.core.names import SnapshotId
 from raystate.core.texts import of_step
 from raystate.inspection.metadata import files_of, moment, shown_items
 from raystate.inspection.places import Checkpoints
@@ -63,13 +64,13 @@ def summarize(checkpoints: Checkpoints, step: int) -> StepSummary | None:
         return StepSummary(**facts, problem=str(error)) if step in checkpoints.steps() else None
 
 
-def given_up(storage: Storage) -> tuple[str, ...]:
+def given_up(storage: Storage) -> dict[SnapshotId, str] | None:
     """Steps for which `save` had returned True, and that are not durable, each with its reason: the
-    newest that the run's log knows. None if it can't be read."""
+    newest that the run's log knows. None: it can't be read."""
     try:
-        return tuple(of_step(one.snapshot.step, one.why) for one in lost_saves(LogReader(storage).tail()))
+        return {one: of_step(one.step, why) for one, why in lost_saves(LogReader(storage).tail())}
     except RaystateError:
-        return ()
+        return None
 
 
 def beside(checkpoints: Checkpoints) -> list[str]:

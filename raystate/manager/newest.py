@@ -54,7 +54,7 @@ class NewestSave:
             return
         with self._pipeline.lock:
             if self._pipeline.machine.is_safe:
-                return  # its bytes are durable, or on their way
+                return  # it is promised: durable or on its way, or close() says why not
         if any(
             isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree_util.tree_leaves((last.state, last.items.trees))
         ):

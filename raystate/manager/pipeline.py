@@ -344,7 +344,7 @@ class Pipeline:
         """The user has been told what became of these."""
         with self.lock:
             self.machine.promises.told((*promised, *lost))
-            self._session.write_word(self.machine.word())  # what a user knows isn't told at the end once more
+            self._session.write_word(self.machine.word())
 
     # ------------------------------------------------------------ from one lineage to the next, and the end
 

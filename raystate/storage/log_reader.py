@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from raystate.core.entries import FORMAT, NO_BASE, Base, LogEntry, NewerFormatError, WrittenEntry, rebuilt_base
 from raystate.core.errors import ConfigError, CorruptCheckpointError, StorageError
@@ -20,8 +20,6 @@ Parsed = TypeVar("Parsed")
 
 FIRST = 1  # as core.log.claim_entry numbers them
 _TAIL_TRIES = 100  # each means that two newer bases were written since the entry was found
-_READ_AT_ONCE = 256
-_READERS = 16  # at once: a request to a store takes tens of milliseconds
 _LONGEST_LOG = 10**12  # the names have 12 digits
 
 
@@ -39,20 +37,6 @@ class Tail:
 
     entry: LogEntry
     base: Base
-
-
-class ReadBack(NamedTuple):
-    """What could be read of the log.
-
-    Attributes:
-        entries: newest first; without those that are damaged or lost.
-        unread: the newest entry that was not asked for, or that storage did not hand out; 0: there is none.
-        error: why it did not; None: it handed out all that it was asked for.
-    """
-
-    entries: list[WrittenEntry]
-    unread: int
-    error: StorageError | None
 
 
 class LogReader:
@@ -130,15 +114,6 @@ class LogReader:
             self._check(self._newest.entry.seq)
 
     # ------------------------------------------------------------ inside
-
-    def _header_or_error(self, seq: int) -> WrittenEntry | StorageError | None:
-        try:
-            return self.read_header(seq)
-        except (ObjectMissingError, CorruptCheckpointError, ConfigError) as error:
-            logger.debug("log entry %d can't be read back: %s", seq, error)
-            return None
-        except StorageError as error:
-            return error
 
     def _check(self, seq: int) -> None:
         """Check that this entry is there, and is the one that this process knows.

@@ -131,7 +131,8 @@ def fit(
             storage = open_storage(config.storage)
             before = given_up(storage)
             result, lost = _run(trainer, config, callback._launch, takeover=takeover)
-        new = (one for one in given_up(storage) if one not in before)
+        after = {} if before is None else given_up(storage) or {}
+        new = (text for one, text in after.items() if one not in (before or {}))
         found = run_result(result, config, tuple(dict.fromkeys((*new, *lost))))
     terminal.tell_end(found, config.run)
     return found

@@ -5,15 +5,22 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from raystate.core.entries import Fact
+from raystate.core.entries import MOST_FACTS, Fact, lost_saves
+from raystate.core.log import next_entry
 from raystate.core.messages import (
+    Append,
+    DeleteAsked,
     Failure,
+    FlushAsked,
     FlushReply,
     HostId,
     HostReported,
+    Intent,
     Invalidate,
     LeaveReply,
+    LiveStep,
     ReleaseAsked,
+    RetireDone,
     SnapshotId,
     TrainerExited,
     Write,
@@ -23,6 +30,7 @@ from raystate.core.own_promises import REMEMBERED, OwnPromises
 from tests.core.driver import AB, Driver, history, running
 
 FULL = "the disk is full"
+NO_SLOT = "no slot was free"
 
 
 def dies(driver: Driver) -> None:
@@ -192,3 +200,136 @@ def test_a_trainer_remembers_its_newest_promises():
     for step in range(REMEMBERED + 3):
         promises.make(SnapshotId("1.1.x", step))
     assert [promises.made[0].step, len(promises.made)] == [3, REMEMBERED]
+
+
+# ---------------------------------------------------------------- several tries of one step
+
+
+def breaks(driver: Driver, step: int, again: int) -> None:
+    """Rank 0 has the newest try of a step, and rank 1's copy of it comes to nothing."""
+    driver.hold(0, step, promised=True, again=again)
+    driver.word(1, step, again=again)
+
+
+def flush(driver: Driver, rank: int, *promised: SnapshotId, broken: SnapshotId | None = None) -> None:
+    lost = () if broken is None else ((broken, NO_SLOT),)
+    driver.send(
+        FlushAsked(ask=driver.ask(), lineage=driver.lineage, rank=rank, promised=promised, broken=lost, word=driver.numbers[rank])
+    )
+
+
+def test_a_try_that_breaks_beside_one_that_is_being_written_costs_nothing():
+    driver = running()
+    driver.auto = False
+    driver.stage(4, promised=True)
+    breaks(driver, 4, 1)
+    flush(driver, 1, broken=driver.key(4, 1))
+    flush(driver, 0, driver.key(4, 1))
+    assert not driver.replies(FlushReply)
+    driver.auto = True
+    driver.tick(20.0)
+    assert [reply.errors for reply in driver.replies(FlushReply)] == [(), ()]
+    assert driver.core.tail is not None and driver.core.tail.given_up == ()
+
+
+def test_a_close_waits_for_the_try_that_is_being_written():
+    driver = running()
+    driver.auto = False
+    driver.stage(4, promised=True)
+    breaks(driver, 4, 1)
+    driver.leave(driver.key(4, 1), driver.key(4, 1))
+    assert not driver.replies(Failure)
+    driver.auto = True
+    driver.tick(20.0)
+    assert [(reply.step, reply.errors) for reply in driver.replies(LeaveReply)] == [(4, ())] * 2
+
+
+def inherits() -> Driver:
+    """A new Coordinator: the trainers go on from step 4 in memory, in a lineage of their own."""
+    driver = Driver(tail=history(3), dead=(1,), hosts=("a", "b"))
+    driver.world, driver.lineage, driver.place = 2, "1.3.h", {0: "a", 1: "b"}
+    for host in AB:
+        base = Invalidate(host=HostId(host), lineage="1.1.g", step=4, by="1.3.h", attempt=1, seq=2)
+        driver.send(HostReported(summary=replace(driver.summary(host), base=base)))
+    return driver
+
+
+def test_what_a_lineage_began_with_counts_while_it_is_being_written():
+    driver = inherits()
+    driver.auto = False
+    for lineage in ("1.1.g", "1.3.h"):
+        driver.lineage = lineage
+        driver.hold(0, 4, promised=True)
+        if lineage == "1.1.g":
+            driver.hold(1, 4, promised=True)
+    driver.word(0, 4)
+    driver.word(1, 4)
+    driver.flush(0, driver.key(4))
+    assert not driver.replies(FlushReply)
+    driver.auto = True
+    driver.tick(20.0)
+    assert [reply.errors for reply in driver.replies(FlushReply)] == [()]
+
+
+def test_a_deleted_step_that_is_saved_once_more_is_written():
+    driver = running(keep_last=None)
+    for step in (2, 4, 6):
+        driver.stage(step, promised=True)
+    driver.restore(step=2)
+    driver.stage(3, promised=True)
+    driver.send(DeleteAsked(ask=driver.ask(), step=3))
+    driver.tick(1.0)
+    assert driver.core.journal.published == (2, 4, 6)
+    driver.stage(3, promised=True, again=1)
+    assert driver.core.journal.published == (2, 3, 4, 6)
+
+
+def test_the_reason_of_a_broken_copy_replaces_what_a_report_has_said():
+    driver = running()
+    driver.hold(0, 4, promised=True)
+    driver.word(1, 5)
+    driver.hold(0, 5)
+    flush(driver, 1, broken=driver.key(4))
+    driver.stage(6, promised=True)
+    tail = driver.core.tail
+    assert tail is not None
+    assert [(one.snapshot, NO_SLOT in one.why) for one in tail.given_up] == [(driver.key(4), True)]
+
+
+def test_a_step_that_is_made_after_all_is_not_named_ever_again():
+    tail = replace(history(), given_up=(Fact(SnapshotId("1.1.x", 4), FULL),))
+    made = LiveStep(step=4, save="a2k1", lineage="2.1.y")
+    entry = next_entry(tail, attempt=1, writer="w", carried=(), dead=(), commit=made, reason="due")
+    assert entry.given_up == (Fact(SnapshotId("1.1.x", 4), ""),)
+    assert lost_saves(replace(entry, live=())) == ()
+
+
+def test_a_base_whose_pieces_are_gone_with_its_coordinator_is_passed_over():
+    driver = inherits()
+    driver.stage(6, promised=True)
+    driver.flush(0, SnapshotId("1.1.g", 4), driver.key(6))
+    driver.tick(1.0)
+    (reply,) = driver.replies(FlushReply)
+    assert reply.lost == (SnapshotId("1.1.g", 4),)
+
+
+def test_every_rank_may_delete_an_old_step():
+    """Its fact is not among the newest that an entry keeps."""
+    retired = tuple(Fact(SnapshotId("1.1.x", step), "retention") for step in range(2000, 2000 + MOST_FACTS))
+    driver = Driver(tail=replace(history(1000, 3000), retired=retired), dead=(1,))
+    for _ in AB:
+        driver.send(DeleteAsked(ask=driver.ask(), step=1000))
+        driver.tick(1.0)
+    assert len(driver.replies(FlushReply)) == 2
+
+
+def test_what_was_given_up_is_logged_although_a_removal_waits_for_a_pin():
+    removal = Intent(kind="retire", step=1, save="a1k1", attempt=1, seq=9)
+    driver = Driver(tail=history(3, intents=(removal,)), dead=(1,))
+    driver.auto = False
+    driver.send(RetireDone(step=1, pinned="a reader"))
+    lost = SnapshotId("1.1.x", 2)
+    driver.core.journal.facts.give_up(lost, FULL)
+    for _ in range(20):
+        driver.tick(3.0)
+    assert [[fact.snapshot for fact in one.entry.given_up] for one in driver.take(Append)] == [[lost]]
