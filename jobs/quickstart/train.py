@@ -23,13 +23,13 @@ def train_step(weights):
     return jax.tree.map(lambda weight, slope: weight - 0.2 * slope, weights, slopes), loss
 
 
-config = raystate.StateConfig(storage="runs/spirals", run="spirals", save_every_steps=100)
+config = raystate.StateConfig(storage="runs/spirals", run="spirals", save_every_steps=100)  # to storage
 with raystate.StateManager(config) as manager:
     restored = manager.restore_or_init(init)
     weights = restored.state
     print(f"at step {restored.step}, from {restored.tier}", flush=True)
     for step in range(restored.step + 1, 401):
         weights, loss = train_step(weights)
-        manager.save(step, weights, metrics={"loss": float(loss)})  # read: else JAX runs ahead
+        manager.save(step, weights, metrics={"loss": float(loss)})  # into memory; float() keeps JAX from running ahead
         if step % 50 == 0:
             print(f"step {step}: loss {loss:.4f}", flush=True)
