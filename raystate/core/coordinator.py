@@ -93,7 +93,7 @@ class Coordinator:
         self.notices = Notices(desk, self.joins, self.agreement)
         self.promises = Promises(desk, self.memory, self.joins, self.journal, self.saves, self.snapshots)
         self.hangs = Hangs(desk, self.joins, self.saves, self.promises)
-        self.deletes = Deletes(desk, self.memory, self.journal, self.saves)
+        self.deletes = Deletes(desk, self.memory, self.joins, self.journal, self.saves)
         self.leaving = Leaving(
             desk, self.memory, self.joins, self.journal, self.saves, self.snapshots, self.agreement, self.promises
         )

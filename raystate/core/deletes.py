@@ -5,19 +5,23 @@ from __future__ import annotations
 
 from raystate.core.desk import Desk
 from raystate.core.entries import DELETE
+from raystate.core.group import Joins
 from raystate.core.journal import Change, Journal, Request
 from raystate.core.memory import Memory
 from raystate.core.messages import Ask, DeleteAsked, FlushReply, LogEntry, SnapshotId
 from raystate.core.names import lineage_order
 from raystate.core.saves import Saves
 
+_LAST_CALL = 1 << 30  # of a step that can't be saved once more
+
 
 class Deletes:
     """The deletes that are under way."""
 
-    def __init__(self, desk: Desk, memory: Memory, journal: Journal, saves: Saves):
+    def __init__(self, desk: Desk, memory: Memory, joins: Joins, journal: Journal, saves: Saves):
         self._desk = desk
         self._memory = memory
+        self._joins = joins
         self._journal = journal
         self._saves = saves
         self._waiting: list[tuple[DeleteAsked, float]] = []  # with the time when it was asked
@@ -59,7 +63,7 @@ class Deletes:
     def change(self, request: Request) -> Change | None:
         """The step, unless it has become the newest or may not be retired by now."""
         left = [(step, why) for step, why in self._journal.retirable(request.retires) if step != self._journal.newest]
-        self._going = [self._journal.live[step].snapshot for step, _ in left]
+        self._going = [self._tries_of(step) for step, _ in left]
         return (None, left) if left else None
 
     def logged(self, request: Request, entry: LogEntry | None, refused: str = "") -> None:  # noqa: ARG002 - see journal.Editor
@@ -69,6 +73,15 @@ class Deletes:
         for step, _ in request.retires:
             self._logged.update(waiting.ask for waiting, _ in self._waiting if waiting.step == step)
         self._desk.stir = True
+
+    def _tries_of(self, step: int) -> SnapshotId:
+        """The last call of save() for it that is known: the delete takes what that had promised, and what a later one promises is saved
+        again. Ranks that have passed the step call no other."""
+        group = self._joins.group
+        if group is None:
+            return self._journal.live[step].snapshot
+        calls = [one.again for one in group.seen.values() if one.newest_step == step]
+        return SnapshotId(group.lineage, step, max(calls, default=_LAST_CALL))
 
     # ---------------------------------------------------------------- progress
 

@@ -12,7 +12,7 @@ class Facts:
 
     Attributes:
         retired: what was durable once, by lineage and step.
-        deleted: steps that the user has deleted lately, until they are saved again, with what they held.
+        deleted: steps that the user has deleted lately, until they are saved again, with the last try that went with them.
         given_up: what never becomes durable, and why; the newest may not be logged yet.
     """
 
@@ -53,6 +53,6 @@ class Facts:
         self._in_flight = {}
         live = {one.step for one in entry.live}
         self._own_deletes = {step: one for step, one in self._own_deletes.items() if step not in live}
-        self.deleted = self._own_deletes | deleted_steps(entry)
+        self.deleted = deleted_steps(entry) | self._own_deletes
         self.retired = {(one.lineage, one.step): one for one, _ in entry.retired}
         self.given_up = {one: why for one, why in entry.given_up if why} | self._unlogged

@@ -176,21 +176,22 @@ class Promises:
         if durable is None and key not in self._saves.jobs and key.step not in self._journal.live:
             if skipped := self._skipped(key, spoken):
                 return False, f"{self._joins.where(skipped)} had no free slot for it before a newer step came"
-            if spoken is None and (later := self._passed_over(key)):
-                return False, f"step {later} was made durable without it"
+            if spoken is None and self._is_passed_over(key):
+                return False, "a later step was made durable without it"
         return durable, why
 
-    def _passed_over(self, key: SnapshotId) -> int:
-        """A later step of its lineage that is durable, or was, where no host can bring what is missing; 0: none."""
+    def _is_passed_over(self, key: SnapshotId) -> bool:
+        """Whether a later step of its lineage is durable, or was, and no host can bring what is missing."""
         base = self._memory.base  # what a lineage began with is passed over by that lineage's steps, too
         begun = base is not None and (base.lineage, base.step) == (key.lineage, key.step)
         lineages = (key.lineage, base.by if base is not None and begun else key.lineage)
         newer = itertools.takewhile(lambda one: one.step > key.step, reversed(self._journal.live.values()))
         past = (gone for gone in self._journal.facts.retired.values() if gone.step > key.step)
-        found = next((one.step for one in itertools.chain(newer, past) if one.lineage in lineages), 0)
-        if not found or self._memory.complete(key) is not None or self._snapshots.gathering:
-            return 0
-        return found if all(view.up and view.reported_s is not None for view in self._memory.views) else 0
+        if not any(one.lineage in lineages for one in itertools.chain(newer, past)):
+            return False
+        if self._memory.complete(key) is not None or self._snapshots.gathering:
+            return False
+        return all(view.up and view.reported_s is not None for view in self._memory.views)
 
     def _skipped(self, key: SnapshotId, among: Collection[int] | None) -> list[int]:
         """Ranks (of these; None: of all) that are past the snapshot and neither hold nor stage it: it can't become complete any more.

@@ -110,7 +110,7 @@ def test_a_step_of_which_the_log_says_nothing_was_passed_over():
     driver.word(1, 1)
     driver.tick(1.0)
     (reply,) = driver.replies(FlushReply)
-    assert (reply.lost, "step 2 was made durable without it" in reply.errors[0]) == ((driver.key(1),), True)
+    assert (reply.lost, "a later step was made durable without it" in reply.errors[0]) == ((driver.key(1),), True)
 
 
 def test_what_a_restore_gave_up_under_an_earlier_attempt_is_not_made_durable():
@@ -282,6 +282,15 @@ def test_a_deleted_step_that_is_saved_once_more_is_written():
     assert driver.core.journal.published == (2, 4, 6)
     driver.stage(3, promised=True, again=1)
     assert driver.core.journal.published == (2, 3, 4, 6)
+
+
+def test_a_delete_takes_all_tries_that_were_made_before():
+    driver = running(keep_last=None)
+    driver.stage(2, promised=True)
+    driver.stage(4, promised=True)
+    driver.send(DeleteAsked(ask=driver.ask(), step=2))
+    driver.flush(0, driver.key(2, 1))
+    assert driver.replies(FlushReply)[-1].errors == (), "another try of step 2 was durable"
 
 
 def test_the_reason_of_a_broken_copy_replaces_what_a_report_has_said():

@@ -24,7 +24,7 @@ def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A run of several attempts. Of its steps only what the log is about: a marker that says that it is visible, and a package."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param:
-            patch.setattr(log_entries, "ENTRY_BYTES", 600)
+            patch.setattr(log_entries, "ENTRY_BYTES", 900)
         root = write_run(tmp_path_factory, keep=20 if request.param else 3)
         assert bool(open_storage(root).list(BASES)) == request.param
         yield root
