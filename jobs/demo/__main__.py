@@ -2,8 +2,8 @@
 
     python -m jobs.demo [--full] [--gcs] [--svg PATH] [--verbose]
 
-Submits the job twice with `ray job submit`, one after the other: first undisturbed, then with the kill. `--full`
-trains longer, kills a HostActor, too, and shows digests. Exit code 0 if every claim in its tables held.
+Runs the job twice with `ray job submit`: once undisturbed, once with the kill. `--full` trains longer, kills a
+HostActor, too, and shows digests. Exit code 0 if every claim in its tables held.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from etils import epath
-from rich.progress import TaskID
 
-from jobs.demo.cluster import CALM, KILLED, NODES, START_TIMEOUT_S, DemoFailed, local_bucket, local_cluster, submit
+from jobs.demo.cluster import NODES, START_TIMEOUT_S, DemoFailed, local_bucket, local_cluster, submit
 from jobs.demo.view import Struck, View, ends_table, kills_table
 from jobs.lm.config import load
 
@@ -41,20 +40,13 @@ ARRAYS = "state"
 REPORT = Path("build", "demo.html")
 # Of --config, for a demo that ends while somebody watches: less to compute, and nothing beside the training.
 SHORT = {
-    "model.d_model": 64,
     "model.n_layers": 1,
-    "model.d_ff": 128,
-    "model.ngram": 2,
-    "state.save_every_steps": 10,
-    "train.steps": 40,
-    "train.batch_size": 8,
+    "train.steps": 60,
+    "train.batch_size": 16,
     "train.eval_every_steps": 0,
     "train.eval_bytes": 4096,
     "train.sample_bytes": 0,
 }
-# Of the steps. Late in the short form: a process waits for the restart by then, and the rest needs no other one.
-KILL_AT, SHORT_KILL_AT, HOST_ACTOR_AT = 0.35, 0.65, 0.7
-QUICK_TO_COMPILE = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # its steps are so few that a slow program is done sooner
 
 READ_WITH_ORBAX = """
 import hashlib, json, sys
@@ -113,7 +105,7 @@ class Run:
 class Submission:
     """`ray job submit -- python -m jobs.train_lm …`, and what comes of it."""
 
-    def __init__(self, address: str, run: Run, args: argparse.Namespace, *, standby: bool):
+    def __init__(self, address: str, run: Run, args: argparse.Namespace):
         from ray.job_submission import JobSubmissionClient
 
         overrides = {
@@ -122,8 +114,7 @@ class Submission:
             "state.run": f"demo-{run.name}-{os.getpid()}",
             "train.events": run.folder / f"{run.name}.jsonl",
             "train.digest_out": run.folder / f"{run.name}.digest",
-            "ray.scaling": json.dumps({"resources_per_worker": {"CPU": 1, run.name: 1}}),
-            "ray.env": json.dumps({**({} if args.full else QUICK_TO_COMPILE), "RAYSTATE_STANDBY": str(int(standby))}),
+            "ray.scaling": json.dumps({"resources_per_worker": {"CPU": 1, "trainer": 1}}),
         }
         if args.steps is not None:
             overrides["train.steps"] = args.steps
@@ -149,15 +140,6 @@ class Submission:
         self.check()
         if self._verbose:
             print(self.tail(100))
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """A run, its bar and its job."""
-
-    run: Run
-    bar: TaskID
-    job: Submission
 
 
 def _wait(
@@ -237,54 +219,40 @@ def demo(args: argparse.Namespace, view: View) -> None:
     folder = Path(tempfile.mkdtemp(prefix="raystate-demo-"))
     began_s = time.monotonic()
     steps = args.steps or (load(args.config, []).train.steps if args.full else SHORT["train.steps"])
-    trainings: list[Training] = []
 
-    def start(name: str, *, standby: bool) -> Training:
-        run = Run(name=name, folder=folder, bucket=bucket)
-        trainings.append(Training(run, view.bar(name, steps), Submission(address, run, args, standby=standby)))
-        return trainings[-1]
+    def train(name: str, bucket: str | None, address: str, kills: dict[float, Callable[[Run], Kill]]) -> tuple[Run, list[Kill]]:
+        run, done = Run(name=name, folder=folder, bucket=bucket), []
+        bar = view.bar(name, steps)
+        job = Submission(address, run, args)
 
-    def watch() -> None:
-        for each in trainings:
-            view.move(each.bar, each.run.newest_step())
+        def watch() -> None:
+            view.move(bar, run.newest_step())
 
-    def check() -> None:
-        for each in trainings:
-            each.job.check()
-
-    def reach(run: Run, step: float, what: str, *, end: bool = False) -> None:
-        def reached() -> bool:
+        def has_reached(step: float) -> bool:
             watch()
-            return run.newest_step() >= step and (not end or run.has_ended())
+            return run.newest_step() >= step
 
-        _wait(reached, what, JOB_TIMEOUT_S, check)
-
-    def finish(training: Training) -> None:
-        reach(training.run, steps, "end of the training", end=True)
-        view.end(training.bar)
-        training.job.finish()
-        view.say(f"{training.run.name}: all {steps} steps, {time.monotonic() - began_s:.0f} s since the start of the demo")
+        for share, kill in kills.items():
+            _wait(lambda at=steps * share: has_reached(at), "progress", JOB_TIMEOUT_S, job.check)
+            done.append(kill(run))
+            strike(view, run, done[-1], watch, job.check)
+        _wait(lambda: has_reached(steps) and run.has_ended(), "end of the training", JOB_TIMEOUT_S, job.check)
+        view.end(bar)
+        job.finish()
+        view.say(f"{name}: all {steps} steps, {time.monotonic() - began_s:.0f} s since the start of the demo")
+        return run, done
 
     try:
         with contextlib.ExitStack() as stack:
             bucket = stack.enter_context(local_bucket(view.say)) if args.gcs else None
             address = stack.enter_context(local_cluster())
             view.say(f"Ray is up after {time.monotonic() - began_s:.0f} s: a head and {NODES} nodes on this machine.")
-            view.say(f"Twice, with ray job submit: jobs.train_lm --config {args.config}")
-            calm = start(CALM, standby=args.full)  # the short form should end soon, and nothing dies in it
-            finish(calm)
-            rough = start(KILLED, standby=True)
-            kills = {KILL_AT if args.full else SHORT_KILL_AT: lambda: kill_trainer(rough.run, 1)}
-            if args.full:
-                kills[HOST_ACTOR_AT] = lambda: kill_host_actor(rough.run)
-            done: list[Kill] = []
-            for share, kill in kills.items():
-                reach(rough.run, steps * share, "progress")
-                done.append(kill())
-                strike(view, rough.run, done[-1], watch, check)
-            finish(rough)
+            view.say(f"Twice: ray job submit -- python -m jobs.train_lm --config {args.config}")
+            calm, _ = train("undisturbed", bucket, address, {})
+            kills = {0.35: lambda run: kill_trainer(run, 1), **({0.7: kill_host_actor} if args.full else {})}
+            rough, done = train("killed", bucket, address, kills)
             view.stop_bars()
-            show(view, calm.run, rough.run, done, full=args.full)
+            show(view, calm, rough, done, full=args.full)
             view.say(f"\nEverything held, in {time.monotonic() - began_s:.0f} s. The story of the run that was killed: {REPORT}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -361,7 +329,7 @@ def main() -> int:
     parser.add_argument("--gcs", action="store_true", help="keep the runs in a bucket of a GCS server on this machine")
     parser.add_argument("--full", action="store_true", help="longer, with a second kill, and digests in the tables")
     parser.add_argument("--steps", type=int, default=None, help="instead of the config's")
-    parser.add_argument("--svg", type=Path, default=None, metavar="PATH", help="a picture of what was printed, and a dark one")
+    parser.add_argument("--svg", type=Path, default=None, metavar="PATH", help="a picture of what was printed")
     parser.add_argument("--verbose", action="store_true", help="show the end of the jobs' logs")
     args = parser.parse_args()
     args.config = args.config or ("configs/lm_gcs.yaml" if args.gcs else "configs/lm_cpu.yaml")
