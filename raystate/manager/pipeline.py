@@ -344,7 +344,6 @@ class Pipeline:
         """The user has been told what became of these."""
         with self.lock:
             self.machine.promises.told((*promised, *lost))
-            self._session.write_word(self.machine.word())
 
     # ------------------------------------------------------------ from one lineage to the next, and the end
 
@@ -355,7 +354,7 @@ class Pipeline:
             for job in self._jobs:
                 if job.slot is not None:
                     self.machine.released(job.slot)
-                self._break_promise(job, "it was given up by a restore")
+                job.held.release()
             self._jobs.clear()
             self._skipped.forget()
             self.machine.begin(lineage, base)

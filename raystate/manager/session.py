@@ -180,7 +180,7 @@ class Session:
         start_s = link.clock()
         deadline_s = start_s + timeout_s + REPLY_MARGIN_S
         while True:
-            try:  # the event anew each time: the word that it names may be one that nobody can read any more
+            try:  # the event anew each time: the word that it names may be one that the HostActor can read no more
                 reply = link.ask(make_event(ask), max(0.1, deadline_s - link.clock()))
             except Gone as error:
                 raise RaystateError(str(error), rank=self.rank, phase=phase) from None
