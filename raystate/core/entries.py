@@ -19,8 +19,6 @@ from raystate.core.sealed import seal, unseal
 FORMAT = 3
 DELETE = "delete"  # the reason of a retirement that the user wants
 ENTRY_BYTES = 16 << 10  # a larger entry gets a new base. Smaller entries mean more bases, each with the whole state
-
-
 MOST_FACTS = 256  # of a kind, in an entry: as many promises as a trainer remembers
 WHY_CHARS = 300
 

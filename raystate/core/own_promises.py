@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from raystate.core.entries import MOST_FACTS
 from raystate.core.names import SnapshotId
 
-REMEMBERED = 256  # promises: the log said at the time what became of older ones
+REMEMBERED = MOST_FACTS  # promises: the log said at the time what became of older ones
 
 
 @dataclass(slots=True)

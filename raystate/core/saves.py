@@ -85,8 +85,10 @@ class Saves:
     def _lineages(self, key: SnapshotId) -> list[str]:
         """Whose snapshots of its step count as tries of it: its own lineage's, and what that began with from memory."""
         base = self.memory.base
-        begun = base is not None and base.lineage and (base.by, base.step) == (key.lineage, key.step)
-        return [one for one in (key.lineage, base.lineage if base is not None and begun else "") if one]
+        lineages = [key.lineage]
+        if base is not None and (base.by, base.step) == (key.lineage, key.step):
+            lineages.append(base.lineage)
+        return [one for one in lineages if one]
 
     def is_under_way(self, key: SnapshotId) -> bool:
         """Whether a try of its step may still become durable."""

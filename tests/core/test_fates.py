@@ -47,6 +47,16 @@ def fails(driver: Driver) -> None:
         driver.tick(9.0)
 
 
+def gives_up_step_4() -> Driver:
+    """Storage works again."""
+    driver = running()
+    driver.auto = False
+    driver.stage(4, promised=True)
+    fails(driver)
+    driver.auto = True
+    return driver
+
+
 def heir(driver: Driver) -> Driver:
     """The next Coordinator; the trainers go on."""
     assert driver.core.tail is not None
@@ -56,11 +66,7 @@ def heir(driver: Driver) -> Driver:
 
 
 def test_what_was_given_up_is_in_the_next_entry_and_its_reason_with_it():
-    driver = running()
-    driver.auto = False
-    driver.stage(4, promised=True)
-    fails(driver)
-    driver.auto = True
+    driver = gives_up_step_4()
     driver.stage(6, promised=True)
     tail = driver.core.tail
     assert tail is not None
@@ -73,11 +79,7 @@ def test_what_was_given_up_is_in_the_next_entry_and_its_reason_with_it():
 
 
 def test_what_was_given_up_is_logged_where_nothing_else_is():
-    driver = running()
-    driver.auto = False
-    driver.stage(4, promised=True)
-    fails(driver)
-    driver.auto = True
+    driver = gives_up_step_4()
     for _ in range(20):
         driver.tick(3.0)
     tail = driver.core.tail
@@ -127,12 +129,8 @@ def test_what_a_restore_gave_up_under_an_earlier_attempt_is_not_made_durable():
 
 def test_a_death_ends_the_promises():
     """The next group goes on, and its end is a good one."""
-    driver = running()
-    driver.auto = False
-    driver.stage(4, promised=True)
-    fails(driver)
+    driver = gives_up_step_4()
     dies(driver)
-    driver.auto = True
     driver.join(AB, "next")
     assert driver.restore().step == 4, "it is in memory still"
     driver.stage(6, promised=True)
