@@ -254,6 +254,7 @@ class Sequence:
             elif remove is not None:
                 if host.loop is not None and not host.loop.has_vanished():
                     remove(host.loop.arena.path)
+                    self.truth.memory_gone(self.stored())
             elif kind == "trainer":
                 world.kill_rank(rank)
             elif kind == "outage":
@@ -664,8 +665,10 @@ class Player:
 
         stored = self._agreed(key, begin)
         self.ahead = {one for one in stored if one > step}
-        machine = self.manager._pipeline.machine
-        self.line = Line(newest=step, token=token, promised=machine.is_safe, saved=False)
+        safe = self.manager._pipeline.machine.is_safe
+        if safe and token is not None and token not in truth.published.get(step, ()):
+            raise Violation(f"step {step} counts as durable on rank {self.me}, and its token {token} never was in storage")
+        self.line = Line(newest=step, token=token, promised=safe, saved=False)
         self.last_true, self.flushed = -1, False
         self.promises = []  # a restore ends them
         self.data = data

@@ -182,6 +182,10 @@ class Truth:
         durable = max(stored, default=-1)
         self.floor = (newest, "was complete in memory") if newest > durable else (durable, "was durable")
 
+    def memory_gone(self, stored: Iterable[int]) -> None:
+        """A host has lost what it held: what crashed since may come back from storage only."""
+        self.floor = min(self.floor, (max(stored, default=-1), "was durable"))
+
 
 def _options() -> Any:
     from raystate.restored import ReadOptions
