@@ -2,7 +2,7 @@
 
     python benchmarks/accelerator.py --out figures.json --minutes 9
     python benchmarks/accelerator.py --quick                  small states, on CPU devices too: shows that it runs
-    python benchmarks/accelerator.py --parts correct limits   some of it
+    python benchmarks/accelerator.py --parts kill "8 GiB, 16 arrays, float32"    some of it; --help names all
     python benchmarks/accelerator.py --table figures.json     the figures of an earlier run as a table
 
 Each figure is printed and in the file as soon as it is known, so an interrupted run keeps what it has. Each part is a process of its own
@@ -38,8 +38,9 @@ class Part:
     case: Case | None = None
 
     @property
-    def kind(self) -> str:
-        return "states" if self.case else self.name
+    def names(self) -> set[str]:
+        """What `--parts` chooses it by."""
+        return {self.name, "states"} if self.case else {self.name}
 
 
 def state(mib: int, arrays: int, dtype: str, least_s: float, most_s: float, *, others: bool = False) -> Part:
@@ -47,7 +48,6 @@ def state(mib: int, arrays: int, dtype: str, least_s: float, most_s: float, *, o
     return Part(name=case.name, least_s=least_s, most_s=most_s, case=case)
 
 
-KINDS = ("correct", "limits", "states", "kill")
 # The most telling first. Orbax beside the larger ones would take all of the time.
 PARTS = [
     Part(name="correct", least_s=20, most_s=90),
@@ -75,7 +75,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small states and short steps")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "accelerator.json", help="file of the figures")
     parser.add_argument("--minutes", type=float, help="for all of it; nine, with --quick an hour")
-    parser.add_argument("--parts", nargs="+", choices=KINDS, default=list(KINDS))
+    parts = sorted({name for part in PARTS + QUICK for name in part.names})
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(map(repr, parts)))
     parser.add_argument("--step-s", type=float, default=0.5, help="of a step")
     parser.add_argument("--table", type=Path, metavar="FILE", help="only print the figures in FILE, as a table")
     parser.add_argument("--one", nargs=3, metavar=("PART", "S", "FOLDER"), help=argparse.SUPPRESS)  # in its own process
@@ -102,9 +103,9 @@ def every(args: argparse.Namespace) -> int:
         return 2
     known = ["--gpu"] if platform == "gpu" else []
     for part in QUICK if args.quick else PARTS:
-        if part.kind in args.parts:
+        if not part.names.isdisjoint(args.parts):
             figures.part(part.name, [*command, *known, "--one", part.name], least_s=part.least_s, most_s=part.most_s)
-        if part.kind == "limits" and (pinned := figures.of(OFF)):
+        if part.name == "limits" and (pinned := figures.of(OFF)):
             known += ["--pinned-gb-s", str(pinned)]
     figures.finish()
     print(f"{figures.taken_s:.0f} s; the figures are in {args.out}")

@@ -133,16 +133,16 @@ class Figures:
                     return True
                 case {"machine": facts}:
                     self.content["machine"] = facts
-                    shown = "\n".join(f"  {name}: {value}" for name, value in facts.items())
+                    text = "\n".join(f"  {name}: {value}" for name, value in facts.items())
                 case {"note": note}:
                     self.content["notes"].append(note)
-                    shown = f"  {note}"
+                    text = f"  {note}"
                 case row:
                     self.content["figures"].append({**row, "at_s": round(self.taken_s, 1)})
-                    others = "".join(f"; {other} {value:.4g}" for other, value in row["beside"].items())
-                    shown = f"  {row['name']:{WIDTH}} {row['value']:10.4g} {row['unit']}{others}"
+                    others = "".join(f"; {other} {shown(value)}" for other, value in row["beside"].items())
+                    text = f"  {row['name']:{WIDTH}} {shown(row['value']):>10} {row['unit']}{others}"
             self._write()
-            print(shown, flush=True)
+            print(text, flush=True)
         return False
 
     def _failed(self, name: str, why: str) -> None:
@@ -156,13 +156,18 @@ class Figures:
         os.replace(temporary, self._path)
 
 
+def shown(value: float) -> str:
+    """Four digits, without a power of ten."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def table(content: Mapping[str, Any]) -> str:
     """The figures as a page of documentation has them."""
     lines = [f"- {name}: {value}" for name, value in content["machine"].items()]
     lines += ["", "| state | figure | value | beside |", "|---|---|---|---|"]
     for row in content["figures"]:
-        others = ", ".join(f"{name} {value:.4g}" for name, value in row["beside"].items())
-        lines.append(f"| {row['of']} | {row['name']} | {row['value']:.4g} {row['unit']} | {others} |")
+        others = ", ".join(f"{name} {shown(value)}" for name, value in row["beside"].items())
+        lines.append(f"| {row['of']} | {row['name']} | {shown(row['value'])} {row['unit']} | {others} |")
     lines += ["", *(f"- {note}" for note in content["notes"])]
     lines += [f"- {one['part']}: {one['why']}" for one in content["failed"]]
     return "\n".join(lines)

@@ -1,13 +1,13 @@
 """Packs what a machine without package registries lacks, so that all of benchmarks/accelerator.py runs there.
 
     python benchmarks/device/pack.py packed.tar.xz --python 3.12 --have jax flax pandas …
-    python benchmarks/device/pack.py packed.tar.xz --python 3.12 --have-file names.txt
+    python benchmarks/device/pack.py packed.tar.xz --python 3.12 --have-file names.txt    names.txt: of all packages there
 
 On that machine, in a checkout:
 
     tar xf packed.tar.xz -C SITE; python3 -m compileall -q -j 0 SITE; PYTHONPATH=SITE python3 benchmarks/accelerator.py
 
-What a package needs counts as there, where the package is. Ray comes without its Java parts, its dashboard's pages, RLlib and Serve;
+With --have, what a package needs counts as there, too. A list of all says what is missing: versions there may need less. Ray comes without its Java parts, its dashboard's pages, RLlib and Serve;
 pyarrow without what reads other places and formats. If it is still too large, Ray and the language model stay behind, and kills with
 them: the other figures need neither.
 """
@@ -57,15 +57,13 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", help="version on that machine")
     parser.add_argument("--machine", default="x86_64", help="its processor")
-    parser.add_argument("--have", nargs="*", default=["jax"], help="packages that it has")
-    parser.add_argument("--have-file", type=Path, help="the same, one or more a line")
+    parser.add_argument("--have", nargs="*", default=["jax"], help="packages that it has, with all that they need")
+    parser.add_argument("--have-file", type=Path, help="the names of all that it has, one or more a line")
     parser.add_argument("--limit-mib", type=float, default=LIMIT_MIB)
     parser.add_argument("--without-kills", action="store_true", help="neither Ray nor the language model")
     args = parser.parse_args()
-    have = {*args.have, *re.findall(r"[A-Za-z][A-Za-z0-9._-]*", args.have_file.read_text() if args.have_file else "")}
-    have = {_plain(name) for name in have}
     for kills in (True, False)[args.without_kills :]:
-        chosen = missing_there(args, have, kills=kills)
+        chosen = missing_there(args, kills=kills)
         mib = pack(args, chosen)
         print(f"{args.out}: {mib:.1f} MiB, {len(chosen)} packages: {', '.join(f'{n} {v}' for n, v in chosen.items())}")
         if mib <= args.limit_mib:
@@ -74,14 +72,17 @@ def main() -> int:
     return 1
 
 
-def missing_there(args: argparse.Namespace, have: set[str], *, kills: bool) -> dict[str, str]:
-    """Name -> version of what raystate needs, and the language model for kills, and `have` neither contains nor needs."""
+def missing_there(args: argparse.Namespace, *, kills: bool) -> dict[str, str]:
+    """Name -> version of what raystate needs, and the language model for kills, and the machine lacks."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["jobs"]]
     out = NOT_NEEDED if kills else NOT_NEEDED | FOR_KILLS
     wanted = [one for one in wanted if _plain(re.split(r"[\[<>=]", one)[0]) not in out]
     needed = resolved(args, [one.replace("ray[default,train]", "ray[train]") for one in wanted])
-    there = resolved(args, sorted(have & needed.keys()))
+    if args.have_file:
+        there = {_plain(name) for name in re.findall(r"[A-Za-z][A-Za-z0-9._-]*", args.have_file.read_text())}
+    else:
+        there = {*resolved(args, sorted({_plain(name) for name in args.have} & needed.keys()))}
     return {name: version for name, version in needed.items() if name not in there}
 
 

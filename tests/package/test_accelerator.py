@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.device.figures import Figures
+from benchmarks.device.figures import Figures, shown
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -79,8 +79,8 @@ def test_each_figure_has_its_name_its_unit_and_its_peers(tmp_path: Path):
     assert GENERAL.items() <= {row["name"]: row["unit"] for row in content["figures"]}.items()
     equal = [row for row in content["figures"] if "equal bit for bit" in row["name"]]
     assert all(f"of {row['value']}" == row["unit"] for row in equal)
-    shown = ended(start("--table", str(out)), 0)
-    assert all(f"| {row['name']} | {row['value']:.4g} {row['unit']} |" in shown for row in content["figures"])
+    told = ended(start("--table", str(out)), 0)
+    assert all(f"| {row['name']} | {shown(row['value'])} {row['unit']} |" in told for row in content["figures"])
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
