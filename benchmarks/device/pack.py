@@ -7,9 +7,9 @@ On that machine, in a checkout:
 
     tar xf packed.tar.xz -C SITE; python3 -m compileall -q -j 0 SITE; PYTHONPATH=SITE python3 benchmarks/accelerator.py
 
-With --have, what a package needs counts as there, too. A list of all says what is missing: versions there may need less. Ray comes without its Java parts, its dashboard's pages, RLlib and Serve;
-pyarrow without what reads other places and formats. If it is still too large, Ray and the language model stay behind, and kills with
-them: the other figures need neither.
+With --have, what a package needs counts as there, too. A list of all says what is missing: versions there may need less.
+Ray comes without its Java parts, its dashboard's pages, RLlib and Serve; pyarrow without what reads other places and formats. If it
+is still too large, Ray and the language model stay behind, and kills with them: the other figures need neither.
 """
 
 from __future__ import annotations
